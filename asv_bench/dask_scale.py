@@ -25,7 +25,7 @@ from dask.core import flatten
 
 import b2array
 from b2array.array import dask as dask_io
-from b2array.workers import distributed
+from b2array.workers import fork as forks
 
 COUNTS = (100, 10_000, 100_000)
 
@@ -75,16 +75,15 @@ def _committed(count: int, url: Path, options: dict[str, object]) -> float:
     """Put chunks as tasks do, and time the commit alone."""
     values = np.arange(16 * count).reshape(count, 16)
     a = b2array.zeros(16 * count, "i8", url=url, **options)
-    base = a._handle.at_snapshot("r+")
-    job, _ = distributed.Job(base.store, a._layout, (slice(0, 16 * count),), base=base).begun(resume=False)
+    origin = forks.origin_of(a._handle.new_draft(), lasts=True)
     step = 1000
-    entries = [
-        entry
+    changes = [
+        forks.write_part(
+            origin, (slice(16 * first, 16 * min(first + step, count), 1),), values[first : first + step].reshape(-1)
+        )
         for first in range(0, count, step)
-        for part in [slice(16 * first, 16 * min(first + step, count))]
-        for entry in distributed.put(job.without_base, values[first : first + step].reshape(-1), (part,))
     ]
-    return used(lambda: distributed.commit(job, entries))[0]
+    return used(lambda: forks.finish(origin, changes))[0]
 
 
 _OUT_OF_CORE = """

@@ -25,7 +25,6 @@ from clouds import Cloud
 import b2array
 from b2array import codecs, config
 from b2array.store.endings import JOURNAL
-from b2array.workers import distributed as parallel
 
 distributed = pytest.importorskip("distributed")
 
@@ -301,26 +300,6 @@ def test_dask_store_to_s3_loses_nothing(remote: dict[str, object]) -> None:
     assert np.array_equal(b2array.open(**remote)[...], values())
 
 
-def test_an_interrupted_write_to_s3_is_resumed(
-    remote: dict[str, object], s3_calls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("the client went away")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(parallel, "_commit", fail)
-        with pytest.raises(OSError, match="went away"):
-            b2array.from_dask(source(), **remote, scheduler="threads")
-    puts = s3_calls.count("put_object")
-    s3_calls.clear()
-    with pytest.raises(PermissionError, match="listing"):
-        b2array.from_dask(source(), **remote, scheduler="threads", resume=True)
-    assert puts >= 8
-    monkeypatch.undo()
-    a = b2array.from_dask(source(), **remote, scheduler="threads", resume=True)
-    assert np.array_equal(a[...], values())
-
-
 def test_reading_from_s3_asks_once_for_each_chunk(remote: dict[str, object], s3_calls: list[str]) -> None:
     a = b2array.from_dask(source(), **remote, scheduler="threads")
     x = pickle.loads(pickle.dumps(b2array.open(**remote).to_dask()))
@@ -330,28 +309,3 @@ def test_reading_from_s3_asks_once_for_each_chunk(remote: dict[str, object], s3_
     s3_calls.clear()
     assert x.sum().compute(scheduler="threads") == values().sum()
     assert s3_calls == ["get_object"] * a.nchunks
-
-
-def test_chunks_of_another_interrupted_write_are_not_taken_for_those_of_this_one(tmp_path):
-    """Two writes of a new array that begin at the same moment reserve the same numbers."""
-    url = str(tmp_path / "a.b2nd")
-
-    def source(value, fails_from):
-        def block(items, block_info=None):
-            if block_info and block_info[0]["chunk-location"][0] >= fails_from:
-                raise OSError("the node went down")
-            return items + value
-
-        return da.zeros((8, 10), chunks=(1, 10), dtype="i8").map_blocks(block, dtype="i8", name=f"values-{value}")
-
-    def begin(value):
-        # Both have begun before either has put a chunk.
-        return b2array.from_dask(source(value, 3), url, layout="sparse", chunks=(1, 10), compute=False)
-
-    for write in [begin(100), begin(500)]:
-        with pytest.raises(OSError, match="the node went down"):
-            write.compute(scheduler="synchronous")
-    with pytest.raises(ValueError, match="chunks of another interrupted write"):
-        b2array.from_dask(source(500, 99), url, layout="sparse", chunks=(1, 10), resume=True)
-    b2array.from_dask(source(500, 99), url, layout="sparse", chunks=(1, 10))
-    assert (b2array.open(url)[...] == 500).all()

@@ -25,11 +25,11 @@ import xarray as xr
 from servers import RangeServer
 
 import b2array
+from b2array.array import dask as graphs
 from b2array.errors import ConflictError, FormatError
 from b2array.store import cloud, remote, shared_memory
 from b2array.store.endings import JOURNAL
 from b2array.store.local import LocalStore
-from b2array.workers import distributed
 from b2array.xarray_io import Backend, loading, to_b2array
 
 ENGINE = Backend
@@ -711,8 +711,8 @@ def test_dask_variables_are_encoded_by_tasks_when_they_replace_others(
     ds = weather()[["rain"]].drop_vars(["station", "length"]).chunk(time=2)
     to_b2array(ds, tmp_path / "w.b2d")
     parts = []
-    original = distributed.put
-    monkeypatch.setattr(distributed, "put", lambda *args: parts.append(args[2]) or original(*args))
+    original = graphs.write_part
+    monkeypatch.setattr(graphs, "write_part", lambda *args: parts.append(args[1]) or original(*args))
     to_b2array(ds + 1, tmp_path / "w.b2d", mode="w")
     assert len(parts) == 3
     assert np.array_equal(reopened(tmp_path / "w.b2d").rain, ds.rain + 1)

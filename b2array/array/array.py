@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from dask.delayed import Delayed
     from fsspec import AbstractFileSystem
+from b2array.workers import fork as forks
 
 __all__ = ["NDArray", "View", "array_at", "from_bytes"]
 
@@ -246,6 +247,55 @@ class NDArray(Viewable, Indexed):
         where, pending = printable(self.url), ", in a transaction" * self.in_transaction
         return f"<b2array.NDArray {where} shape={self.shape} dtype={self.dtype} chunks={self.chunks}{pending}>"
 
+    def fork(self) -> Self:
+        """Return a handle for a worker, whose writes can become part of the transaction under way.
+
+        It can be pickled, and goes to threads, processes and other machines. It shows the array as the transaction has
+        it now, and its own writes; no other fork sees them. Give it back to `merge` when the worker has finished. One
+        fork may serve many workers: each unpickled copy collects its own writes. It can be forked itself.
+
+        A fork writes items and attributes. It cannot change the shape.
+
+        Raises
+        ------
+        ValueError
+            There is no transaction under way.
+
+        Examples
+        --------
+        >>> import pickle
+        >>> import b2array
+        >>> a = b2array.zeros((4, 6), dtype="i4", chunks=(1, 6))
+        >>> with a.transaction() as changes:
+        ...     fork = changes.fork()
+        ...     worker = pickle.loads(pickle.dumps(fork))
+        ...     worker[2] = 7
+        ...     changes.merge(worker)
+        >>> a[:, 0]
+        array([0, 0, 7, 0], dtype=int32)
+        """
+        return type(self)(forks.fork(self._handle))
+
+    def merge(self, *workers: Self) -> None:
+        """Take what was written through forks into the transaction, or into the fork that they are forks of.
+
+        Equal bytes in one chunk are fine, as of a task that ran twice. A merged fork cannot be used any more.
+
+        Parameters
+        ----------
+        *workers : NDArray
+            Forks of this array, or copies of them that came back from other processes.
+
+        Raises
+        ------
+        ConflictError
+            Two forks have put different items into one chunk, or the transaction has changed it since, or has ended.
+            Nothing was taken then.
+        TypeError
+            One of them is no fork.
+        """
+        forks.merge(self._handle, [worker._handle for worker in workers])
+
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n`, in C order of the grid, as it is stored."""
         return SChunk(self._handle).get_chunk(n)
@@ -256,14 +306,13 @@ class NDArray(Viewable, Indexed):
 
     def store(
         self, x: da.Array, region: tuple[slice, ...] | None = None, *, compute: bool = True,
-        return_stored: bool = False, resume: bool = False, progress: bool = False, scheduler: Any = None,
+        return_stored: bool = False, progress: bool = False, scheduler: Any = None,
     ) -> da.Array | Delayed | None:  # fmt: skip
         """Write a dask array, in parallel and as one commit.
 
         Each task encodes a piece of `x` and puts its chunks where no reader looks; when all are there, they are
         committed. Nothing is visible before that, and a task that fails or is repeated does no harm. Inside a
-        `transaction`, pieces are written in turn: if one fails, let the error leave the transaction, which would
-        otherwise commit the pieces before it.
+        `transaction` they become part of its commit.
 
         ``dask.array.store(x, a)`` works as well, but makes every task a commit of its own; with threads, inside a
         `transaction`, it makes one.
@@ -279,8 +328,6 @@ class NDArray(Viewable, Indexed):
             too; call `refresh` after it.
         return_stored : bool, default False
             Whether to return a dask array that reads what was stored.
-        resume : bool, default False
-            Finish an interrupted write of the same values to the same place, and keep the chunks that are there.
         progress : bool, default False
             Show the progress on stderr.
         scheduler : str, callable or distributed.Client, optional
@@ -310,8 +357,7 @@ class NDArray(Viewable, Indexed):
         [[0, 1, 2, 3, 0, 0], [4, 5, 6, 7, 0, 0]]
         """
         return dask.store(
-            self, x, region, compute=compute, return_stored=return_stored, resume=resume, progress=progress,
-            scheduler=scheduler,
+            self, x, region, compute=compute, return_stored=return_stored, progress=progress, scheduler=scheduler,
         )  # fmt: skip
 
     def resize(self, shape: SupportsIndex | Sequence[SupportsIndex]) -> None:

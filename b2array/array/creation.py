@@ -450,7 +450,6 @@ def from_dask(
     *,
     dtype: npt.DTypeLike | None = None,
     compute: bool = True,
-    resume: bool = False,
     progress: bool = False,
     scheduler: Any = None,
     **options: Unpack[NewKeywords],
@@ -472,8 +471,6 @@ def from_dask(
         Type to convert to.
     compute : bool, default True
         Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does everything, the commit too.
-    resume : bool, default False
-        Finish an interrupted write of the same values to the same place, and keep the chunks that are there.
     progress : bool, default False
         Show the progress on stderr.
     scheduler : str, callable or distributed.Client, optional
@@ -488,8 +485,8 @@ def from_dask(
     Raises
     ------
     TypeError, ValueError
-        `x` is no dask array, has chunks of unknown sizes or a type that cannot be stored, or the write that was
-        interrupted was one of other values. Nothing has been computed then.
+        `x` is no dask array, has chunks of unknown sizes or a type that cannot be stored. Nothing has been computed
+        then.
     FileExistsError
         There is something already.
 
@@ -505,7 +502,7 @@ def from_dask(
     >>> a[1].tolist()
     [16, 25, 36, 49]
     """
-    write = dask.from_dask(x, url, dtype, ArrayOptions(**options), resume=resume)
+    write = dask.from_dask(x, url, dtype, ArrayOptions(**options))
     done: NDArray | Delayed = write.run(NDArray, compute, progress, scheduler)
     return done
 

@@ -9,9 +9,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
-from itertools import accumulate, takewhile
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
@@ -19,18 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array import dask_chunks
-from b2array.array.drafts import ArrayOptions, Url, new_draft
+from b2array.array.drafts import ArrayOptions, Url, aborting, new_draft
 from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.compute.readable import Readable
-from b2array.engine.draft import Draft
+from b2array.engine.changes import ChangeSet
+from b2array.engine.commit import commit
 from b2array.engine.handle import Handle
-from b2array.engine.source import Source
 from b2array.errors import ReadOnlyError, warn
 from b2array.grid import assignment
+from b2array.grid.layout import Layout
 from b2array.progress import track
-from b2array.workers import distributed
-from b2array.workers.distributed import Entry, Job
+from b2array.workers.fork import Origin, finish, merge_changes, origin_of, write_part
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -100,7 +99,7 @@ def _brief(cut: dask_chunks.Cut) -> tuple[int, ...]:
 
 
 def from_dask(
-    x: da.Array, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions, *, resume: bool
+    x: da.Array, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions
 ) -> Write:  # fmt: skip
     """Return the graph that stores a dask array as a new one; see `b2array.from_dask`."""
     check_source(x)
@@ -109,20 +108,16 @@ def from_dask(
     if options.blocks is None and options.chunks in (None, "auto"):
         options = replace(options, chunks=dask_chunks.dividing(x.chunks, x.dtype.itemsize))
     draft = new_draft(url, x.shape, x.dtype, options)
-    layout = draft.state.require_layout()
-    draft.abort()
-    if draft.aside:
-        raise FileExistsError(f"{draft.url} has the other layout, which tasks cannot replace; remove it first")
-    whole = tuple(slice(0, n) for n in x.shape)
-    if layout.shape != x.shape:
-        raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")
-    job = Job(draft.store, layout, whole, new=draft.state, overwrite=options.overwrite, token=x.name)
-    return Write(x, job, resume=resume)
+    with aborting(draft):
+        layout = draft.state.require_layout()
+        if layout.shape != x.shape:
+            raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")
+        return Write(x, origin_of(draft, lasts=True), layout, tuple(slice(0, n) for n in x.shape))
 
 
 def store(
     a: Indexed, x: da.Array, region: Region | None = None, *, compute: bool = True, return_stored: bool = False,
-    resume: bool = False, progress: bool = False, scheduler: Any = None,
+    progress: bool = False, scheduler: Any = None,
 ) -> da.Array | Delayed | None:  # fmt: skip
     """Write a dask array into a region of `a`; see `NDArray.store`."""
     check_source(x)
@@ -135,14 +130,12 @@ def store(
     if not np.can_cast(x.dtype, a.dtype, "same_kind"):
         raise TypeError(f"{x.dtype} cannot be cast to {a.dtype} without loss of kind; convert with astype()")
     if a._handle.in_transaction:
-        if not compute or return_stored or resume:
+        if not compute or return_stored:
             raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
         join([(a, x, inside)], progress, scheduler)
         return None
     a._handle.announce_commit()
-    base = a._handle.at_snapshot("r+")
-    job = Job(base.store, a._layout, inside, base=base, token=x.name)
-    write = Write(x, job, resume=resume)
+    write = Write(x, origin_of(a._handle.new_draft(), lasts=True), a._layout, inside)
     if return_stored and not compute:
         return write.reading(type(a))
     done = write.run(type(a), compute, progress, scheduler)
@@ -153,65 +146,24 @@ def store(
 
 
 def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, scheduler: Any) -> None:
-    """Write arrays into regions of others, as part of the transactions that these are in.
-
-    Tasks encode the values for new arrays, wherever they run. Values for other arrays are computed piece by piece, and
-    encoded in this process.
-    """
-    fresh, others = [], []
-    for a, x, region in parts:
-        draft: Source = a._handle.source
-        job: Job | None = None
-        if not isinstance(draft, Draft):  # no reader sees the array before the transaction of its group ends
-            base = a._handle.at_snapshot("r+")
-            job = Job(base.store, a._layout, region, base=base, token=x.name)
-        elif draft.base is None and x.shape == a.shape:
-            job = Job(draft.store, a._layout, region, new=draft.state, overwrite=True, token=x.name)
-        if job is None:
-            others.append((a, _aligned(x, a._layout.chunks, region), region))
-        else:
-            fresh.append((a, draft, Write(x, job)))
-    if fresh:
-        try:
-            found = computed([write for *_, write in fresh], progress, scheduler)
-        except BaseException:
-            for *_, write in fresh:  # a write that is part of a transaction cannot be resumed
-                distributed.tidy(write.job)
-            raise
-        for (a, draft, write), entries in zip(fresh, found, strict=True):
-            if isinstance(draft, Draft):
-                distributed.join(write.job, entries, draft)
-            else:
-                a._handle.replace_state(distributed.commit(write.job, entries))
-    if others:
-        _put_in_turn(others, progress, scheduler)
-
-
-def _put_in_turn(
-    parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, scheduler: Any
-) -> None:  # fmt: skip
-    """Compute some pieces at a time, those that are equally far in their arrays together, and put them."""
-    from dask.base import compute
-
-    options = {} if scheduler is None else {"scheduler": scheduler}
-    queue = []
-    for (a, _, region), x in zip(parts, _in_one_graph([x for _, x, _ in parts]), strict=True):
-        pieces = zip(x.to_delayed(optimize_graph=False).ravel().tolist(), _pieces(x), strict=True)
-        for n, (task, inside) in enumerate(pieces):
-            nbytes = math.prod(part.stop - part.start for part in inside) * x.dtype.itemsize
-            queue.append((n / x.npartitions, nbytes, a, region, inside, task))
-    queue.sort(key=itemgetter(0))
-    with track(len(queue), "storing", progress, unit="items") as shown:
-        while queue:
-            fitting = takewhile(_JOINING_NBYTES.__ge__, accumulate(nbytes for _, nbytes, *_ in queue))
-            count = max(1, len(list(fitting)))
-            batch, queue = queue[:count], queue[count:]
-            tasks = [task for *_, task in batch]
-            for (*_, a, region, inside, _), values in zip(batch, compute(*tasks, **options), strict=True):
-                _check_piece(values, inside)
-                whole = zip(region, inside, strict=True)
-                a[tuple(slice(r.start + i.start, r.start + i.stop) for r, i in whole)] = values
-                shown.advance()
+    """Write arrays into regions of others, as part of the transactions that these are in."""
+    # A new member of a local group has commits of its own; nobody sees it before the transaction of its group ends.
+    drafts = [a._handle.draft or a._handle.new_draft() for a, *_ in parts]
+    try:
+        writes = [
+            Write(x, origin_of(draft), a._layout, region) for (a, x, region), draft in zip(parts, drafts, strict=True)
+        ]
+        found = computed(writes, progress, scheduler)
+    except BaseException:
+        for (a, *_), draft in zip(parts, drafts, strict=True):
+            if a._handle.draft is None:
+                draft.abort()
+        raise
+    for (a, *_), draft, changes in zip(parts, drafts, found, strict=True):
+        with a._handle.mutex.held:
+            merge_changes(draft, changes)
+        if a._handle.draft is None:
+            a._handle.replace_state(commit(draft))
 
 
 def check_source(x: Any) -> None:
@@ -245,58 +197,50 @@ def _region(region: Any, shape: tuple[int, ...]) -> Region:
 
 
 class Write:
-    """The graph that writes the values `x` as `job` says."""
+    """The graph that writes the values `x` to a region, by forks of a transaction."""
 
-    def __init__(self, x: da.Array, job: Job, *, resume: bool = False) -> None:
-        self.x = _aligned(x, job.layout.chunks, job.region)
-        self.job, self.there = job.begun(resume=resume)
-        self.shared = Shared(f"job {self.job.id.hex()}", self.job)
-        self.light = Shared(f"light job {self.job.id.hex()}", self.job.without_base)
+    def __init__(self, x: da.Array, origin: Origin, layout: Layout, region: Region) -> None:
+        self.x = _aligned(x, layout.chunks, region)
+        self.origin, self.dtype, self.region = origin, layout.dtype, region
+        self._id = uuid4().hex
+        self.shared = Shared(f"write {self._id}", (origin, region))
+        self.nchunks = math.prod(
+            max(0, -(-part.stop // max(1, size)) - part.start // max(1, size))
+            for part, size in zip(region, layout.chunks, strict=True)
+        )
 
     def name(self, verb: str) -> str:
         """Return a name for tasks of this write."""
-        return f"b2array-{verb}-{self.job.id.hex()}"
+        return f"b2array-{verb}-{self._id}"
 
-    def entries(self) -> da.Array | list[Delayed]:
-        """Return an array with an item for each piece: the entries to commit, once its task has put the chunks.
+    def changes(self) -> da.Array:
+        """Return an array with an item for each piece: the change of the fork that has put its chunks.
 
         The layer is made of dask's own parts, so that dask makes one task of it and of what computes the values. With
-        10,000 pieces that is half as many tasks as a layer of tasks of our own, and a pickle of half the size. A write
-        that is resumed has such tasks all the same, because pieces that are there already must not be computed again.
+        10,000 pieces that is half as many tasks as a layer of tasks of our own, and a pickle of half the size. One more
+        task has the transaction, whose index may be large.
         """
         import dask.array as da
         from dask.delayed import Delayed
         from dask.layers import ArraySliceDep
 
-        x, axes, name = self.x, tuple(range(self.x.ndim)), self.name("put")
-        job: Any = self.light
-        if self.there or not all(map(self.job.covers, _pieces(x))):
-            # This takes the index of the array, which is too large to be part of each task.
-            key = self.name("job")
-            job = Delayed(key, {key: self.shared})
-        if self.there:
-            pieces = zip(x.to_delayed().ravel().tolist(), _pieces(x), strict=True)
-            return [self._resumed(piece, inside, job, (name, n)) for n, (piece, inside) in enumerate(pieces)]
+        x, axes, key = self.x, tuple(range(self.x.ndim)), self.name("origin")
         return da.blockwise(
-            _put, axes, x, axes, ArraySliceDep(x.chunks), axes, shared=job, name=name, dtype=object,
-            meta=np.empty((0,) * x.ndim, object), adjust_chunks=dict.fromkeys(axes, lambda _: 1), align_arrays=False,
+            _put, axes, x, axes, ArraySliceDep(x.chunks), axes, shared=Delayed(key, {key: self.shared}),
+            name=self.name("put"), dtype=object, meta=np.empty((0,) * x.ndim, object),
+            adjust_chunks=dict.fromkeys(axes, lambda _: 1), align_arrays=False,
         )  # fmt: skip
-
-    def _resumed(self, piece: Delayed, inside: Region, job: Any, key: tuple[str, int]) -> Any:
-        from dask.delayed import delayed
-
-        numbers = frozenset(self.job.numbers(self.job.part(inside)))
-        there = numbers & self.there
-        if there == numbers:
-            return delayed(_keep)(self.light, inside, dask_key_name=key)
-        return delayed(_put)(piece, inside, shared=job, there=there, dask_key_name=key)
 
     def run(self, make: Callable[[Handle], Any], compute: bool, progress: bool, scheduler: Any) -> Any:
         """Compute and commit, and make the result of a handle; or return a delayed that does."""
         if not compute:
             return self._committing(make, frozen=False)
-        (entries,) = computed([self], progress, scheduler)
-        return make(Handle(distributed.commit(self.job, entries), "r+"))
+        try:
+            (changes,) = computed([self], progress, scheduler)
+        except BaseException:
+            self.origin.discard()
+            raise
+        return make(Handle(finish(self.origin, changes), "r+"))
 
     def _committing(self, make: Callable[[Handle], Any], *, frozen: bool) -> Delayed:
         return final([self], self.name("commit"), _commit, self.shared, make, frozen)
@@ -309,56 +253,79 @@ class Write:
         x, axes = self.x, tuple(range(self.x.ndim))
         return da.blockwise(
             _read, axes, ArraySliceDep(x.chunks), axes, frozen=self._committing(make, frozen=True),
-            region=self.job.region, name=self.name("stored"), dtype=self.job.layout.dtype, align_arrays=False,
-            meta=np.empty((0,) * x.ndim, self.job.layout.dtype),
+            region=self.region, name=self.name("stored"), dtype=self.dtype, align_arrays=False,
+            meta=np.empty((0,) * x.ndim, self.dtype),
         )  # fmt: skip
 
 
-def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[Entry]]:
-    """Compute the entries of several writes in one graph, which does what they share once."""
+def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[ChangeSet]]:
+    """Compute the changes of several writes in one graph, which does what they share once."""
     from dask.callbacks import Callback
 
     names, options = {write.name("put") for write in writes}, {} if scheduler is None else {"scheduler": scheduler}
-    with track(sum(write.job.nchunks for write in writes), "storing", progress, unit="chunks") as shown:
+    with track(sum(write.nchunks for write in writes), "storing", progress, unit="chunks") as shown:
         if progress and (client := _client(scheduler)) is not None:
             return _watched(writes, client, shown.advance)
 
         def done(key: Any, put: Any, *_: Any) -> None:
             if isinstance(key, tuple) and key[0] in names:
-                shown.advance(sum(map(len, put.flat)))
+                shown.advance(sum(change.numbers.size for change in put.flat))
 
         with Callback(posttask=done) if progress else nullcontext():
             graph = final(writes, f"b2array-gather-{uuid4().hex}", gathered)
-            return cast(list[list[Entry]], graph.compute(**options))
+            return cast(list[list[ChangeSet]], graph.compute(**options))
 
 
-def _watched(writes: Sequence[Write], client: Any, advance: Callable[[int], None]) -> list[list[Entry]]:
+def _watched(writes: Sequence[Write], client: Any, advance: Callable[[int], None]) -> list[list[ChangeSet]]:
     """Do the same on a cluster, which does not call the callbacks of dask; tell `advance` how many chunks are done."""
     from distributed import as_completed, futures_of
 
-    found: dict[str, list[Entry]] = {write.name("put"): [] for write in writes}
-    futures = futures_of(
-        client.persist([each for put in _joined(writes) for each in (put if isinstance(put, list) else [put])])
-    )
+    found: dict[str, list[ChangeSet]] = {write.name("put"): [] for write in writes}
+    futures = futures_of(client.persist(_joined(writes)))
     for future, put in as_completed(futures, with_results=True):
-        (entries,) = gathered([put])
-        found[future.key[0]] += entries
-        advance(len(entries))
+        (changes,) = gathered([[put]])
+        found[future.key[0]] += changes
+        advance(sum(change.numbers.size for change in changes))
     return [*found.values()]
 
 
 def final(writes: Sequence[Write], name: str, function: Callable[..., Any], *args: Any) -> Delayed:
-    """Return a delayed that at the end calls a function with the `Write.entries` of each write, and more arguments."""
-    from dask.delayed import delayed
+    """Return a delayed that at the end calls a function with the `Write.changes` of each write, and more arguments.
 
-    return cast("Delayed", delayed(function, pure=False)(_joined(writes), *args, dask_key_name=name))
+    Several of these that are computed together are optimised together, so that they do once what they share.
+    """
+    from dask.core import flatten
+    from dask.highlevelgraph import HighLevelGraph
+
+    changes = [write.changes() for write in writes]
+    keys = [list(flatten(each.__dask_keys__())) for each in changes]
+    graph = HighLevelGraph.from_collections(name, {name: (function, keys, *args)}, dependencies=cast(Any, changes))
+    return cast("Delayed", _pending()(name, graph))
 
 
-def _joined(writes: Sequence[Write]) -> list[da.Array | list[Delayed]]:
-    """Return the entries of several writes in one graph, which does what they share once."""
-    put = [write.entries() for write in writes]
-    arrays = iter(_in_one_graph([each for each in put if not isinstance(each, list)]))
-    return [each if isinstance(each, list) else next(arrays) for each in put]
+@cache
+def _pending() -> Any:
+    """Return the class of delayed objects that are optimised as arrays."""
+    import dask.array as da
+    from dask.delayed import Delayed
+
+    class Pending(Delayed):
+        __slots__ = ()
+        __dask_optimize__ = staticmethod(da.Array.__dask_optimize__)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _restored, (self.key, self.dask)
+
+    return Pending
+
+
+def _restored(key: str, graph: Any) -> Any:
+    return _pending()(key, graph)
+
+
+def _joined(writes: Sequence[Write]) -> list[da.Array]:
+    """Return the changes of several writes in one graph, which does what they share once."""
+    return _in_one_graph([write.changes() for write in writes])
 
 
 def _in_one_graph(arrays: Sequence[da.Array]) -> list[da.Array]:
@@ -409,23 +376,16 @@ def _client(scheduler: Any) -> Any:
 # Tasks.
 
 
-def _put(
-    values: Any, inside: Region, shared: Shared[Job], there: frozenset[int] = frozenset()
-) -> npt.NDArray[Any]:  # fmt: skip
+def _put(values: Any, inside: Region, shared: Shared[tuple[Origin, Region]]) -> npt.NDArray[Any]:
     inside = _plain(inside)
     _check_piece(values, inside)
+    origin, region = shared.value
+    part = tuple(
+        slice(whole.start + own.start, whole.start + own.stop, 1) for whole, own in zip(region, inside, strict=True)
+    )
+    item = np.empty((1,) * len(inside), object)
     with one_thread():
-        return _as_item(distributed.put(shared.value, np.asarray(values), inside, there), len(inside))
-
-
-def _keep(shared: Shared[Job], inside: Region) -> npt.NDArray[Any]:
-    job = shared.value
-    return _as_item(distributed.keep(job, job.numbers(job.part(inside))), len(inside))
-
-
-def _as_item(entries: list[Entry], ndim: int) -> npt.NDArray[Any]:
-    item = np.empty((1,) * ndim, object)
-    item[(0,) * ndim] = entries
+        item[(0,) * len(inside)] = write_part(origin, part, np.asarray(values))
     return item
 
 
@@ -442,17 +402,15 @@ def _check_piece(values: Any, inside: Region) -> None:
         raise ValueError(f"expected a piece of shape {lengths} from dask, found {np.shape(values)}")
 
 
-def gathered(put: Sequence[Any]) -> list[list[Entry]]:
-    """Return the entries to commit of each write, given those of its tasks."""
-    return [
-        [entry for piece in (each if isinstance(each, list) else [each]) for entries in piece.flat for entry in entries]
-        for each in put
-    ]
+def gathered(put: Sequence[Sequence[npt.NDArray[Any]]]) -> list[list[ChangeSet]]:
+    """Return the changes to commit of each write, given those of its tasks."""
+    return [[change for item in items for change in item.flat] for items in put]
 
 
 def _commit(
-    put: Sequence[Any], shared: Shared[Job], make: Callable[[Handle], Any], frozen: bool
+    put: Sequence[Any], shared: Shared[tuple[Origin, Region]], make: Callable[[Handle], Any], frozen: bool
 ) -> Any:  # fmt: skip
-    (entries,) = gathered(put)
-    array = make(Handle(distributed.commit(shared.value, entries), "r+"))
+    (changes,) = gathered(put)
+    origin, _ = shared.value
+    array = make(Handle(finish(origin, changes), "r+"))
     return Frozen(array) if frozen else array

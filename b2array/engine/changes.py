@@ -11,8 +11,9 @@ index.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +26,30 @@ from b2array.format import annotations as notes
 from b2array.format import index
 from b2array.format.annotations import Annotations, Records, Sizes
 from b2array.format.frame import Frame
-from b2array.format.state import State, changed_chunks, sized_blocks
+from b2array.format.state import State, changed_chunks, sized_blocks, with_index
 from b2array.store.base import identity
+from b2array.store.spool import Part, Segment
 
-__all__ = ["LOWEST_CODE", "ChangeSet", "New", "applied", "changeable", "rebased", "reindexed"]
+__all__ = [
+    "DIGEST_NBYTES",
+    "LOWEST_CODE",
+    "SEGMENT",
+    "ChangeSet",
+    "New",
+    "applied",
+    "changeable",
+    "rebased",
+    "reindexed",
+]
 
 Int64Array = npt.NDArray[np.int64]
 
 LOWEST_CODE = -(2**32)
 """Smaller entries of an index stand for special values."""
+SEGMENT = 2**48
+"""The addresses of segment k of the spooled chunks begin at k times this."""
+DIGEST_NBYTES = 16
+"""How long digests of chunks are."""
 
 _NO_NUMBERS = np.zeros(0, np.int64)
 
@@ -48,6 +64,41 @@ class New:
     state: State
     overwrite: bool = False
     replaces: str | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _new, (*self.state.without_index(0), self.state.annotations, self.overwrite, self.replaces)
+
+
+def _new(thin: Frame, index: bytes, annotations: Annotations, overwrite: bool, replaces: str | None) -> New:
+    return New(with_index(thin, index, annotations), overwrite, replaces)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfFork:
+    """What the change of a fork is compared with when it is merged.
+
+    Parameters
+    ----------
+    origin : bytes
+        The identity of the transaction that was forked.
+    epoch : int
+        How often the transaction had changed the order of the chunks by then.
+    forks : frozenset of bytes
+        The identities of the forks whose changes these are.
+    seen : array of int64
+        The codes that the chunks had in the transaction when it was forked.
+    digests : array of uint8, shape (n, 16)
+        Digests of the chunks; zeros for special values.
+    attrs : mapping of str to (bytes or None)
+        The values that the changed attributes had in the transaction when it was forked.
+    """
+
+    origin: bytes
+    epoch: int
+    forks: frozenset[bytes]
+    seen: Int64Array
+    digests: npt.NDArray[np.uint8]
+    attrs: Mapping[str, bytes | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,8 +115,10 @@ class ChangeSet:
         The chunks that it puts, in ascending order.
     codes, sizes, records : arrays
         Where these chunks are, and their rows in the tables of the index.
-    extents : array of int64, shape (n, 2)
-        For each chunk that waits in the spool, where it starts, and where the record behind it stops, in bytes.
+    extents : array of int64, shape (n, 3)
+        For each spooled chunk, where it starts and stops, and where the record behind it stops: addresses in segments.
+    segments : tuple of Segment
+        Where the bytes of spooled chunks are.
     reads : array of int64
         Chunks of the base that it has read.
     order : array of int64, optional
@@ -82,6 +135,8 @@ class ChangeSet:
         Whether the frame is to be written again without dead space.
     filters : (int, FilterSlots), optional
         The first chunk with data, and its filters.
+    of_fork : OfFork, optional
+        What else is known of the change of a fork.
     """
 
     base: str
@@ -90,7 +145,8 @@ class ChangeSet:
     codes: Int64Array = field(default_factory=lambda: _NO_NUMBERS)
     sizes: Sizes = field(default_factory=lambda: np.zeros((0, 1), np.uint32))
     records: Records = field(default_factory=lambda: np.zeros(0, np.uint32))
-    extents: Int64Array = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    extents: Int64Array = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    segments: tuple[Segment, ...] = ()
     reads: Int64Array = field(default_factory=lambda: _NO_NUMBERS)
     order: Int64Array | None = None
     geometry: Frame | None = None
@@ -100,6 +156,7 @@ class ChangeSet:
     next: int = 0
     compacts: bool = False
     filters: tuple[int, FilterSlots] | None = None
+    of_fork: OfFork | None = None
 
     @property
     def is_structural(self) -> bool:
@@ -179,3 +236,86 @@ def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
     conflicts = sorted(theirs.intersection(ours.tolist()))
     if conflicts:
         raise ConflictError(f"{current.url}: chunks {conflicts} were changed by another writer as well")
+
+
+# Changes of forks.
+
+
+def merged(changes: Sequence[ChangeSet], url: str = "") -> ChangeSet:
+    """Join the changes of forks of one transaction.
+
+    ConflictError: two of them have put different bytes into one chunk, or different values into one attribute.
+    """
+    joined = list(changes)
+    while len(joined) > 1:  # in pairs, so that each row is copied a few times only
+        pairs = [_joined(a, b, url) for a, b in zip(joined[::2], joined[1::2], strict=False)]
+        joined = pairs + joined[len(joined) & ~1 :]
+    return joined[0]
+
+
+def _joined(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
+    ours, theirs = a.of_fork, b.of_fork
+    if ours is None or theirs is None or (ours.origin, ours.epoch, a.base) != (theirs.origin, theirs.epoch, b.base):
+        raise ConflictError(f"{url}: expected forks of one state of a transaction, found those of different ones")
+    _, of_a, of_b = np.intersect1d(a.numbers, b.numbers, assume_unique=True, return_indices=True)
+    differ = ~_are_equal(a, of_a, b, of_b)
+    if differ.any():
+        raise clash(url, a.numbers[of_a[differ]].tolist())
+    names = [name for name in a.attrs.keys() & b.attrs.keys() if a.attrs[name] != b.attrs[name]]
+    if names:
+        raise ConflictError(f"{url}: two forks have set the attributes {sorted(names)} to different values")
+    more = np.setdiff1d(np.arange(b.numbers.size), of_b)
+    # Where a fork serves many workers, each of their copies brings the segments that it had before.
+    places = {id(segment): k for k, segment in enumerate(a.segments)} | {
+        segment: k for k, segment in enumerate(a.segments) if isinstance(segment, Part)
+    }
+    segments, moves = list(a.segments), []
+    for segment in b.segments:
+        found = places.get(segment) if isinstance(segment, Part) else places.get(id(segment))
+        if found is None:
+            found = len(segments)
+            segments.append(segment)
+        moves.append(found)
+    moved = np.array(moves, np.int64)
+    rows = b.extents
+    if rows.size:
+        old = rows[:, :1] // SEGMENT
+        rows = rows + (moved[old] - old) * SEGMENT
+    codes = b.codes[more]
+    codes = np.where(is_spooled(codes), codes - len(a.extents), codes)
+    order = np.argsort(np.concatenate([a.numbers, b.numbers[more]]), kind="stable")
+
+    def both(first: Any, second: Any) -> Any:
+        return np.concatenate([first, second])[order]
+
+    return replace(
+        a, numbers=both(a.numbers, b.numbers[more]), codes=both(a.codes, codes),
+        sizes=both(a.sizes, b.sizes[more]), records=both(a.records, b.records[more]),
+        extents=np.concatenate([a.extents, rows]), segments=tuple(segments), reads=np.union1d(a.reads, b.reads),
+        attrs={**a.attrs, **b.attrs}, after=notes.merged(b.before, b.after, a.after), next=max(a.next, b.next),
+        filters=min(filter(None, (a.filters, b.filters)), default=None),
+        of_fork=replace(
+            ours, forks=ours.forks | theirs.forks, seen=both(ours.seen, theirs.seen[more]),
+            digests=both(ours.digests, theirs.digests[more]), attrs={**theirs.attrs, **ours.attrs},
+        ),
+    )  # fmt: skip
+
+
+def _are_equal(a: ChangeSet, of_a: Int64Array, b: ChangeSet, of_b: Int64Array) -> npt.NDArray[np.bool_]:
+    """Whether two forks have put the same bytes into chunks, given by their rows."""
+    if a.of_fork is None or b.of_fork is None:
+        return np.zeros(len(of_a), bool)
+    same = (a.of_fork.digests[of_a] == b.of_fork.digests[of_b]).all(axis=1)
+    special = (a.codes[of_a] < LOWEST_CODE) | (b.codes[of_b] < LOWEST_CODE)
+    found: npt.NDArray[np.bool_] = np.where(special, a.codes[of_a] == b.codes[of_b], same)
+    return found
+
+
+def is_spooled(codes: Int64Array) -> npt.NDArray[np.bool_]:
+    """Which codes stand for chunks in a spool."""
+    return (codes < 0) & (codes >= LOWEST_CODE)
+
+
+def clash(url: str, numbers: list[int]) -> ConflictError:
+    """Make the error for chunks into which two forks have put different bytes."""
+    return ConflictError(f"{url}: chunks {numbers} were written by two forks, or by a fork and after it was made")

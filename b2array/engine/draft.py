@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +18,28 @@ import numpy.typing as npt
 from b2array import threads
 from b2array.codec import chunk
 from b2array.codec.chunk import ChunkHead
-from b2array.codec.header import Special
-from b2array.engine.changes import ChangeSet, New, applied, changeable, rebased, reindexed
+from b2array.codec.header import ChunkHeader, Special
+from b2array.engine.changes import (
+    DIGEST_NBYTES,
+    LOWEST_CODE,
+    ChangeSet,
+    New,
+    OfFork,
+    applied,
+    changeable,
+    clash,
+    is_spooled,
+    rebased,
+    reindexed,
+)
 from b2array.engine.fetch import chunk_number
 from b2array.engine.open_chunk import OpenChunk, WriteBuffer
 from b2array.engine.redo import writers_lock
 from b2array.engine.snapshot import Snapshot, frame_in, load, reload
 from b2array.engine.source import FRAME_NAME, SPOOL, FilterSlots, Location, Staged, Target
-from b2array.engine.staging import Staging
+from b2array.engine.staging import Staging, digest_of
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
+from b2array.format import annotations as notes
 from b2array.format import frame, index
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
@@ -36,13 +49,26 @@ from b2array.store.base import Store, join_views_at
 from b2array.store.spans import Span
 from b2array.store.spool import Spool
 
-__all__ = ["Draft", "discard", "is_part"]
+__all__ = ["Draft", "ForkOf", "discard", "is_part"]
 
 Mask = npt.NDArray[np.bool_]
 T = TypeVar("T")
 
 _LEAST_IN_MEMORY = 8 * 2**20
 _MOST_IN_MEMORY = 64 * 2**20
+
+
+class ForkOf(NamedTuple):
+    """The transaction that a draft is a fork of.
+
+    `origin` is the identity of the transaction, `id` that of the fork. `change` is everything that the transaction had
+    changed by then, and `epoch` how often the order of the chunks.
+    """
+
+    origin: bytes
+    id: bytes
+    epoch: int
+    change: ChangeSet
 
 
 class Draft(Target):
@@ -86,7 +112,7 @@ class Draft(Target):
             start = start.with_annotations(start.annotations.with_new_identity())
         self.base = base
         self.new = New(start, overwrite or is_same, replaces) if base is None else None
-        self.state = start
+        self.state = self._seen = start
         self.sparse = start.frame.frame_type == FrameType.SPARSE
         self.locked = locked
         self.place = store
@@ -105,7 +131,35 @@ class Draft(Target):
         self._order: npt.NDArray[np.int64] | None = None
         self._attrs: dict[str, bytes | None] = {}
         self._filters: tuple[int, FilterSlots] | None = None
+        self.epoch = 0
+        """How often the order of the chunks has changed."""
+        self.fork: ForkOf | None = None
+        """The transaction that this is a fork of."""
+        self.fork_id = b""
+        """Names this transaction to its forks, if it has any."""
+        self.shared: tuple[int, str] = 0, ""
+        """Where forks put chunks: the number of the first file, or a directory."""
+        self.bases: dict[str, Snapshot] = {}
+        """The states that forks were made on, by generation."""
+        self.forks: dict[bytes, bool] = {}
+        """The forks by name, and whether they were merged."""
+        self.at_end = ExitStack()
+        """Calls for the end of this draft."""
+        self._digests: dict[int, bytes] = {}
         self.staging = self._new_staging()
+
+    @classmethod
+    def of_fork(cls, store: Store, base: Snapshot | None, fork: ForkOf, staging: Staging) -> Self:
+        """Return the draft of a fork, which begins with the changes of the transaction so far."""
+        change = fork.change
+        draft = cls(store, base, None if change.new is None else change.new.state, is_same=True)
+        draft.staging, draft.fork = staging, fork
+        draft.staging.inherit(change.segments, change.extents)
+        draft.state = draft._seen = applied(change, draft.state)
+        draft._before = draft.state.annotations
+        draft._touched = np.zeros(draft.state.frame.nchunks, bool)
+        draft._read = draft._touched.copy()
+        return draft
 
     def _new_staging(self) -> Staging:
         if self.sparse:
@@ -188,19 +242,19 @@ class Draft(Target):
 
     def put(self, n: int, buf: bytes) -> None:
         """Make `buf` (a chunk) chunk number `n`; one of zeros or NaN takes no room."""
-        self.set_chunk(n, self.store_chunk(buf))
+        self.set_chunk(n, self.store_chunk(n, buf))
 
-    def store_chunk(self, buf: bytes) -> Staged:
-        """Stage a chunk; nothing is stored for zeros."""
+    def store_chunk(self, n: int, buf: bytes) -> Staged:
+        """Stage a chunk that will be chunk `n`; nothing is stored for zeros."""
         head = chunk.unpack_head(buf)
         special = head.header.special
         if special in index.SPECIAL_OFFSETS and not self.state.frame.variable_chunks:
             return Staged(index.special_offset(special))
-        return self.store_stored(buf, head)
+        return self.store_stored(n, buf, head)
 
-    def store_stored(self, buf: bytes, head: ChunkHead) -> Staged:
-        """Stage a chunk, even one of zeros."""
-        return self.staging.put(buf, self.state.sizes.shape[1] - 1, head)
+    def store_stored(self, n: int, buf: bytes, head: ChunkHead | None = None) -> Staged:
+        """Stage a chunk that will be chunk `n`, even one of zeros."""
+        return self.staging.put(n, buf, self.state.sizes.shape[1] - 1, head)
 
     def set_chunk(self, n: int, staged: Staged) -> None:
         """Let chunk `n` be one that was staged."""
@@ -208,16 +262,24 @@ class Draft(Target):
             self.state, self._own_tables = changeable(self.state), True
         state = self.state
         if self.undo is not None:
-            before = Staged(int(state.frame.offsets[n]), state.sizes[n].copy(), int(state.records[n]))
-            self.undo.append(partial(_set, state, n, before))
+            code, record = int(state.frame.offsets[n]), int(state.records[n])
+            was = Staged(code, state.sizes[n].copy(), record, None, self._digests.get(n, b""))
+            self.undo.append(partial(self._undo_set, state, self._touched, n, was, touched=bool(self._touched[n])))
         if self.buffer is not None:
             self.buffer.drop(n)
         _set(state, n, staged)
         self._touched[n] = True
+        if staged.digest:
+            self._digests[n] = staged.digest
         if staged.filters is not None and (self._filters is None or n <= self._filters[0]):
             self._filters = n, staged.filters
         if n in state.annotations.lost:
             self._set_lost(set(state.annotations.lost) - {n})
+
+    def _undo_set(self, state: State, mask: Mask, n: int, was: Staged, *, touched: bool) -> None:
+        _set(state, n, was)
+        mask[n] = touched
+        self._digests[n] = was.digest
 
     def set_special(self, numbers: npt.NDArray[np.int64], special: Special) -> None:
         """Let chunks consist of zeros or NaN."""
@@ -258,13 +320,14 @@ class Draft(Target):
             chunks = self.buffer.chunks
             chosen = [(n, chunks[n]) for n in (list(chunks) if numbers is None else numbers) if n in chunks]
 
-            def store(chunk: OpenChunk) -> bytes | Staged:
+            def store(numbered: tuple[int, OpenChunk]) -> bytes | Staged:
+                n, chunk = numbered
                 buf = chunk.encoded()
-                return self.store_chunk(buf) if self.sparse else buf
+                return self.store_chunk(n, buf) if self.sparse else buf
 
-            with closing(threads.spread(store, (chunk for _, chunk in chosen))) as made:
+            with closing(threads.spread(store, chosen)) as made:
                 for (n, _), each in zip(chosen, made, strict=True):
-                    self.set_chunk(n, self.store_chunk(each) if isinstance(each, bytes) else each)
+                    self.set_chunk(n, self.store_chunk(n, each) if isinstance(each, bytes) else each)
 
     # Geometry and metadata.
 
@@ -294,6 +357,8 @@ class Draft(Target):
         self._restructure(np.asarray(order, np.int64).reshape(-1), geometry)
 
     def _restructure(self, order: npt.NDArray[np.int64], geometry: Frame) -> None:
+        self._refuse_in_fork()
+        self.epoch += 1
         if self.buffer is not None and self.buffer.chunks:
             open_chunks = self.buffer.chunks
             moved = np.flatnonzero(np.isin(order, list(open_chunks))).tolist()
@@ -304,7 +369,12 @@ class Draft(Target):
 
     def compact(self, progress: Progress | None = None) -> None:
         """Let the commit write the whole frame again, without dead space; `progress` counts the chunks."""
+        self._refuse_in_fork()
         self._compacts, self.progress = True, progress
+
+    def _refuse_in_fork(self) -> None:
+        if self.fork is not None:
+            raise ValueError("a fork cannot change the shape, or the order of the chunks: resize before you fork")
 
     def attempt(self, task: Callable[[Self], T]) -> T:
         """Call a task with this, and return its result; if it raises, undo what it changed."""
@@ -343,19 +413,116 @@ class Draft(Target):
 
     def freeze(self) -> ChangeSet:
         """Return all changes as a value. Chunks that are still open count as read, because nothing shows them yet."""
-        numbers = np.flatnonzero(self._touched)
+        numbers, state = np.flatnonzero(self._touched), self.state
+        codes = state.frame.offsets[numbers]
+        of_fork = None
+        if self.fork is not None:
+            # The rows of its own begin behind those of the transaction.
+            codes = np.where(is_spooled(codes), codes + self.staging.inherited, codes)
+            of_fork = self._of_fork(self.fork, numbers)
         reads = self._read.copy()
         if self.buffer is not None:
             reads[list(self.buffer.chunks)] = True
-        state = self.state
+        segments, extents = self.staging.own()
         return ChangeSet(
-            base="" if self.base is None else self.base.generation, new=self.new,
-            numbers=numbers, codes=state.frame.offsets[numbers], sizes=state.sizes[numbers],
-            records=state.records[numbers], extents=self.staging.extents(), reads=np.flatnonzero(reads),
-            order=self._order, geometry=None if self._order is None else state.frame,
+            base="" if self.base is None else self.base.generation, new=None if self.fork else self.new,
+            numbers=numbers, codes=codes, sizes=state.sizes[numbers], records=state.records[numbers],
+            extents=extents, segments=tuple(segments), reads=np.flatnonzero(reads), of_fork=of_fork,
+            order=self._order, geometry=self._geometry(),
             attrs=dict(self._attrs), before=self._before, after=state.annotations,
             next=self.staging.next, compacts=self._compacts, filters=self._filters,
         )  # fmt: skip
+
+    def _geometry(self) -> Frame | None:
+        return None if self._order is None else replace(self.frame, offsets=index.NO_OFFSETS, vlmetalayers=())
+
+    def freeze_whole(self) -> ChangeSet:
+        """Return all changes since the base. Those of a fork include the changes of its transaction."""
+        change = self.freeze()
+        if self.fork is None:
+            return change
+        before, state = self.fork.change, self.state
+        numbers = np.union1d(before.numbers, change.numbers)
+        segments, extents = self.staging.all()
+        return replace(
+            before, numbers=numbers, codes=state.frame.offsets[numbers], sizes=state.sizes[numbers],
+            records=state.records[numbers], extents=extents, segments=tuple(segments),
+            attrs={**before.attrs, **change.attrs}, after=change.after,
+        )  # fmt: skip
+
+    def _of_fork(self, fork: ForkOf, numbers: npt.NDArray[np.int64]) -> OfFork:
+        seen, digests = self._seen, np.zeros((len(numbers), DIGEST_NBYTES), np.uint8)
+        for row, n in enumerate(numbers.tolist()):
+            if digest := self._digests.get(n):
+                digests[row] = np.frombuffer(digest, np.uint8)
+        return OfFork(
+            origin=fork.origin, epoch=fork.epoch, forks=frozenset((fork.id,)), seen=seen.frame.offsets[numbers],
+            digests=digests, attrs={name: seen.attr(name) for name in self._attrs},
+        )  # fmt: skip
+
+    # Changes of forks.
+
+    def merge(self, change: ChangeSet, base: Snapshot | None) -> None:
+        """Take over the merged changes of forks, which were made of this transaction when `base` was its base.
+
+        ConflictError: this transaction has since changed the same chunks or attributes in another way, or their order.
+        """
+        self.staging.require_open()
+        self.flush()
+        ours = change.of_fork
+        if ours is None or ours.epoch != self.epoch:
+            raise ConflictError(f"{self.url}: the order of the chunks has changed since the fork")
+        if base is not None and self.base is not None:
+            change = rebased(change, base, self.base)
+        now = self.frame.offsets[change.numbers]
+        others = np.flatnonzero(now != ours.seen)
+        differ = [row for row in others.tolist() if not self._has(change, row)]
+        if differ:
+            raise clash(self.url, change.numbers[differ].tolist())
+        names = [
+            name for name, value in change.attrs.items()
+            if self.state.attr(name) not in (value, ours.attrs.get(name))
+        ]  # fmt: skip
+        if names:
+            raise ConflictError(f"{self.url}: attributes {names} were changed since the fork, too")
+        same = set(others.tolist())
+        self.take(change, [row for row in range(change.numbers.size) if row not in same])
+
+    def _has(self, change: ChangeSet, row: int) -> bool:
+        """Whether a chunk of a fork is here already, because a task ran twice."""
+        n, code = int(change.numbers[row]), int(change.codes[row])
+        location = self.locate(n)
+        if isinstance(location, Special) or code < LOWEST_CODE:
+            return location == index.SPECIALS.get(code)
+        name, start, stop = location
+        stop = self.store.stamp(name).size if stop < 0 else stop
+        (stored,) = self.read([Span(name, start, stop)])
+        if change.of_fork is None:
+            return False
+        wanted: bytes = change.of_fork.digests[row].tobytes()
+        return digest_of(stored[: ChunkHeader.unpack(stored).cbytes]) == wanted
+
+    def take(self, change: ChangeSet, rows: Iterable[int]) -> None:
+        """Take over the changes of a fork, with these rows of its chunks."""
+        behind = self.staging.attach(change.segments, change.extents)
+        for row in rows:
+            n, code = int(change.numbers[row]), int(change.codes[row])
+            digest = b"" if change.of_fork is None else change.of_fork.digests[row].tobytes()
+            staged = Staged(code, change.sizes[row], int(change.records[row]), None, digest)
+            if code < LOWEST_CODE:
+                staged = Staged(code)
+            elif code >= 0:
+                self.staging.adopt(code)
+            elif self.staging.spools:
+                staged = staged._replace(code=code - behind)
+            else:
+                start, stop = self.staging.extent(code - behind) or (0, 0)
+                staged = self.store_stored(n, bytes(self.staging.read(start, stop)))
+            self.set_chunk(n, staged)
+        for name, content in change.attrs.items():
+            self.set_attr(name, content)
+        self.state = self.state.with_annotations(notes.merged(change.before, change.after, self.state.annotations))
+        self._read[change.reads[~self._touched[change.reads]]] = True
 
     # On top of what other writers committed.
 
@@ -376,7 +543,7 @@ class Draft(Target):
 
     def catch_up(self) -> bool:
         """Go on from the state of another writer whose commit removed the bytes of the base; say whether one did."""
-        if self.base is None or self.sparse or self.store.appendable or self.undo is not None:
+        if self.base is None or self.sparse or self.store.appendable or self.undo is not None or self.fork:
             return False
         try:
             current = reload(self.base)
@@ -392,12 +559,15 @@ class Draft(Target):
     def settle(self, committed: Frame) -> None:
         """Clean up after a commit."""
         self.staging.close()
+        self.at_end.close()
         with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
             self.store.withdraw(self.staging.unused(committed.offsets))
 
     def abort(self) -> None:
         """Forget the changes, as long as no index refers to them."""
         self.staging.close()
+        if self.staging.ours:
+            self.at_end.close()
         if self.aside and self.staging.ours:
             discard(self.store)
             return

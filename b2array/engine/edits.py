@@ -105,7 +105,7 @@ def _reindex(
         special = np.flatnonzero(draft.frame.offsets < 0).tolist()
         numbers = [n for n in special if not isinstance(draft.locate(n), Location)]
         for n, stored in zip(numbers, each_chunk(draft, numbers), strict=True):
-            draft.set_chunk(n, draft.store_stored(bytes(stored.region), stored.head))
+            draft.set_chunk(n, draft.store_stored(n, bytes(stored.region), stored.head))
     draft.reindex(order, nbytes=nbytes, chunksize=chunksize, **fields)
 
 

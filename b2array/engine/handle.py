@@ -131,6 +131,11 @@ class Handle:
         return self._draft is not None
 
     @property
+    def draft(self) -> Draft | None:
+        """The changes of the transaction that is under way."""
+        return self._draft
+
+    @property
     def generation(self) -> str:
         """Names the committed state that this handle shows; changes with every commit."""
         return self._snapshot.generation

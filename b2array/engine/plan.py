@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from b2array.codec.cparams import AUTO
 from b2array.codec.header import FilterId
-from b2array.engine.changes import LOWEST_CODE, ChangeSet, applied
+from b2array.engine.changes import ChangeSet, applied, is_spooled
 from b2array.engine.snapshot import Snapshot
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import CHAIN, LAYER, pack_records, packed_sizes
@@ -106,8 +106,8 @@ class Plan:
     state : State, optional
         The next state.
     pieces : array of int64, shape (n, 2)
-        The ranges of the spool that lie between header and tail, in this order. For `APPEND`, these and the tail follow
-        the end of the frame.
+        The ranges of the spooled chunks that lie between header and tail, in this order. For `APPEND`, these and the
+        tail follow the end of the frame.
     finishes_spool : bool
         Whether the spool's file, which has them already, becomes the frame.
     otherwise : Plan, optional
@@ -221,10 +221,10 @@ class _Placed(NamedTuple):
 def _placed(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
     """Place the chunks that an index refers to one behind the other, in the order in which they were spooled."""
     offsets = np.array(codes, np.int64)
-    spooled = _is_spooled(offsets)
+    spooled = is_spooled(offsets)
     rows = -1 - offsets[spooled]
     kept = np.unique(rows)
-    pieces = change.extents[kept]
+    pieces = change.extents[kept][:, ::2]
     stops = data_start + np.cumsum(pieces[:, 1] - pieces[:, 0])
     starts = stops - (pieces[:, 1] - pieces[:, 0])
     offsets[spooled] = starts[np.searchsorted(kept, rows)]
@@ -234,13 +234,9 @@ def _placed(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
 def _in_spool(change: ChangeSet, codes: Int64Array) -> _Placed:
     """Leave everything in its place, for a file that becomes the frame."""
     offsets = np.array(codes, np.int64)
-    spooled = _is_spooled(offsets)
+    spooled = is_spooled(offsets)
     offsets[spooled] = change.extents[-1 - offsets[spooled], 0]
-    return _Placed(offsets, change.extents, int(change.extents[-1, 1]))
-
-
-def _is_spooled(codes: Int64Array) -> npt.NDArray[np.bool_]:
-    return (codes < 0) & (codes >= LOWEST_CODE)
+    return _Placed(offsets, change.extents[:, ::2], int(change.extents[-1, 2]))
 
 
 def _with_filters(change: ChangeSet, state: State) -> Frame:

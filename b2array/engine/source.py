@@ -70,13 +70,14 @@ FilterSlots = tuple[tuple[int, ...], tuple[int, ...]]
 class Staged(NamedTuple):
     """A new chunk: its code, the row of its sizes, the checksum of its record, and its filters if it has data.
 
-    Chunks that are not stored have no sizes.
+    Chunks that are not stored have no sizes. The `digest` of the bytes is only known of chunks that forks write.
     """
 
     code: int
     sizes: Sizes | None = None
     record: int = 0
     filters: FilterSlots | None = None
+    digest: bytes = b""
 
 
 class Source(ABC):
@@ -157,8 +158,8 @@ class Target(Source):
     """Takes calls that undo changes to open chunks; None if nothing will have to be undone."""
 
     @abstractmethod
-    def store_chunk(self, buf: bytes) -> Staged:
-        """Keep a chunk where no index refers to it."""
+    def store_chunk(self, n: int, buf: bytes) -> Staged:
+        """Keep a chunk where no index refers to it, to become chunk `n`."""
 
     @abstractmethod
     def set_chunk(self, n: int, staged: Staged) -> None:

@@ -3,6 +3,9 @@
 In a sparse frame a new chunk goes into a file of its own at once. In a contiguous one it waits in a spool, until the
 commit appends it or, for a new file, gives the spool's file its name. Every chunk is followed by a record of its
 checksums.
+
+The chunks that the forks of a transaction have spooled wait in segments of their own. The addresses of segment k begin
+at ``k * SEGMENT``; the spool is a segment like the others.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +24,16 @@ from b2array.codec import chunk, encode
 from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import Special
 from b2array.config import HEADER_LEN
-from b2array.engine.changes import LOWEST_CODE
+from b2array.engine.changes import DIGEST_NBYTES, LOWEST_CODE, SEGMENT
 from b2array.engine.source import Staged
 from b2array.errors import ConflictError
 from b2array.format import index
 from b2array.format.annotations import sizes_row
 from b2array.format.checksums import pack_record, record_crc
-from b2array.store.base import Mutex, Stamp, Store
-from b2array.store.spool import Spool
+from b2array.store.base import Head, Mutex, Stamp, Store
+from b2array.store.spool import Segment, Spool
 
-__all__ = ["CHECKED_AFTER", "Staging"]
+__all__ = ["CHECKED_AFTER", "Staging", "digest_of"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -44,15 +48,23 @@ class Staging:
 
     The code of a chunk in a file of its own is the file's number, from `first` on. The code of a spooled chunk is
     negative. Without a spool, all chunks go into files of their own. Threads may put chunks at the same time.
+
+    With a `stride`, other processes put chunks from `first` on, too. Chunk n gets the number ``first + n``, or one that
+    is some strides higher; equal chunks of two processes share a file.
     """
 
-    def __init__(self, store: Store, spool: Spool | None, first: int) -> None:
+    def __init__(self, store: Store, spool: Spool | None, first: int, *, stride: int = 0) -> None:
         self.next = first
         self._store = store
         self._spool = spool
+        self._stride = stride
+        self._segments: list[Segment] = [] if spool is None else [spool]
+        self._own = 0
         # For each spooled chunk: where it starts and stops, and where its record stops.
         self._extents = array("q")
+        self._inherited = 0
         self._made: dict[int, Stamp] = {}
+        self._adopted: list[int] = []
         self._closed = False
         self._since = time.monotonic()
         self._owner = os.getpid()
@@ -72,8 +84,8 @@ class Staging:
 
     # Taking chunks.
 
-    def put(self, buf: bytes, nblocks: int, head: ChunkHead | None = None) -> Staged:
-        """Put a chunk into its file, or into the spool.
+    def put(self, n: int, buf: bytes, nblocks: int, head: ChunkHead | None = None) -> Staged:
+        """Put a chunk, which will be chunk `n`, into its file, or into the spool.
 
         The row of sizes has a column for each of `nblocks`. A chunk of zeros or NaN gets blocks or a repeated value, so
         that other readers can read it in parts.
@@ -85,13 +97,13 @@ class Staging:
             head = chunk.unpack_head(buf)
         row = sizes_row(head, nblocks)
         if self._spool is None:
-            code, record = self._file(buf, head)
+            code, record = self._shared_file(n, buf, head) if self._stride else self._file(buf, head)
         else:
             record = pack_record(buf, head)
             code = self._enqueue(self._spool, buf, record)
         has_data = head.header.special == Special.NONE
         filters = (head.header.filters, head.header.filters_meta) if has_data else None
-        return Staged(code, row, record_crc(record), filters)
+        return Staged(code, row, record_crc(record), filters, digest_of(buf) if self.is_shared else b"")
 
     def tombstone(self) -> int:
         """Return a code for a chunk that is lost, where no software will read anything: no file, or no chunk."""
@@ -104,12 +116,20 @@ class Staging:
             self.next += count
             return first
 
+    def adopt(self, number: int) -> None:
+        """Note that a fork has put a chunk into a file. If the commit fails, the file stays."""
+        with self._mutex.held_once("new chunks that wait for a commit"):
+            self._adopted.append(number)
+            if not self._stride:
+                self.next = max(self.next, number + 1)
+
     def _enqueue(self, spool: Spool, buf: bytes, record: bytes = b"") -> int:
         with self._mutex.held_once("new chunks that wait for a commit"):
             start, count = spool.length, len(self._extents)
             stop = start + len(buf)
+            base = self._own * SEGMENT
             try:
-                self._extents.extend((start, stop, stop + len(record)))
+                self._extents.extend((base + start, base + stop, base + stop + len(record)))
                 spool.write(buf, record)
             except BaseException:
                 if spool.length == start:  # Ctrl-C can come after the writing, too
@@ -129,6 +149,57 @@ class Staging:
                 self._made[number] = stamp
             return number, record
 
+    def _shared_file(self, n: int, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
+        number = self.next + n
+        while True:
+            name, record = index.chunk_name(number), pack_record(buf, head, number=number)
+            try:
+                self._store.create(name, (buf, record))
+            except FileExistsError:
+                (found,) = self._store.head([name], len(buf) + len(record) + 1)
+                if not isinstance(found, Head) or found.data != buf + record:
+                    number += self._stride
+                    continue
+            return number, record
+
+    # Segments of forks.
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether this is for a fork, whose chunks are compared with those of other forks."""
+        return bool(self._stride)
+
+    def inherit(self, segments: Sequence[Segment], extents: Int64Array) -> None:
+        """Begin with the segments of the transaction that was forked, under the same codes."""
+        self._segments = [*segments, *self._segments]
+        self._own = len(segments)
+        self._extents = array("q", extents.reshape(-1).tolist())
+        self._inherited = len(extents)
+
+    def attach(self, segments: Sequence[Segment], extents: Int64Array) -> int:
+        """Take over the segments of a fork; return the number that its codes are lower by than its rows here."""
+        with self._mutex.held_once("new chunks that wait for a commit"):
+            rows, base = len(self._extents) // 3, len(self._segments) * SEGMENT
+            self._segments += segments
+            self._extents.extend((extents + base).reshape(-1).tolist())
+        return rows
+
+    def own(self) -> tuple[list[Segment], Int64Array]:
+        """Return the segments and extents that were not inherited, with addresses from 0 on."""
+        with self._mutex.held_once("new chunks that wait for a commit"):
+            extents = np.array(self._extents[3 * self._inherited :], np.int64).reshape(-1, 3)
+            return self._segments[self._own :], extents - self._own * SEGMENT
+
+    def all(self) -> tuple[list[Segment], Int64Array]:
+        """Return all segments and extents."""
+        with self._mutex.held_once("new chunks that wait for a commit"):
+            return list(self._segments), np.array(self._extents, np.int64).reshape(-1, 3)
+
+    @property
+    def inherited(self) -> int:
+        """How many spooled chunks are those of the transaction that was forked."""
+        return self._inherited
+
     # Reading them again.
 
     def extent(self, code: int) -> tuple[int, int] | None:
@@ -138,24 +209,22 @@ class Staging:
         at = 3 * (-1 - code)
         return self._extents[at], self._extents[at + 1]
 
-    def extents(self) -> Int64Array:
-        """Return where each spooled chunk starts, and where its record stops."""
-        with self._mutex.held_once("new chunks that wait for a commit"):
-            return np.array(self._extents, np.int64).reshape(-1, 3)[:, ::2]
-
     def read(self, start: int, stop: int) -> memoryview:
         """Return bytes of a spooled chunk."""
-        return self._require_spool().read(start, stop)
+        segment, base = self._segment_at(start)
+        return segment.read(start - base, stop - base)
 
     def pieces(self, ranges: Int64Array) -> Iterator[Buffer]:
-        """Yield the bytes of ranges of the spool."""
+        """Yield the bytes of ranges of spooled chunks."""
         for start, stop in ranges.tolist():
-            yield from self._require_spool().pieces(start, stop)
+            segment, base = self._segment_at(start)
+            yield from segment.pieces(start - base, stop - base)
 
-    def _require_spool(self) -> Spool:
-        if self._spool is None:
+    def _segment_at(self, address: int) -> tuple[Segment, int]:
+        k = address // SEGMENT
+        if k >= len(self._segments):
             raise ValueError("chunks in files of their own are not spooled")
-        return self._spool
+        return self._segments[k], k * SEGMENT
 
     # The end.
 
@@ -163,15 +232,20 @@ class Staging:
     def header_room(self) -> int | None:
         """How many bytes the spool's file has for a header, in front of the chunks; None if it cannot be a frame."""
         spool = self._spool
-        return spool.reserved if spool is not None and spool.on_disk and spool.path is not None else None
+        is_file = spool is not None and spool.on_disk and spool.path is not None and len(self._segments) == 1
+        return spool.reserved if spool is not None and is_file else None
 
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> str:
         """Complete the spool's file, and return its path."""
-        spool = self._require_spool()
-        if spool.path is None:
+        spool = self._spool
+        if spool is None or spool.path is None:
             raise ValueError("the spool has no file to give away")
         spool.finish(header, tail, durable=durable)
         return spool.path
+
+    def began_before(self, seconds: float) -> None:
+        """Note that the first chunks were put this long ago, by forks."""
+        self._since -= max(0.0, seconds)
 
     def missing(self, offsets: Int64Array) -> list[str]:
         """Return the names of the files made here that an index refers to and that are gone.
@@ -180,7 +254,7 @@ class Staging:
         """
         if time.monotonic() - self._since < CHECKED_AFTER:
             return []
-        made = np.array([*self._made], np.int64)
+        made = np.array([*self._made, *self._adopted], np.int64)
         names = [index.chunk_name(number) for number in made[np.isin(made, offsets)].tolist()]
         heads = self._store.head(names, 1) if names else []
         return [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
@@ -193,6 +267,11 @@ class Staging:
         return {index.chunk_name(n): self._made[n] for n in numbers[~np.isin(numbers, offsets)].tolist()}
 
     @property
+    def spools(self) -> bool:
+        """Whether chunks wait in a spool, and not in files of their own."""
+        return self._spool is not None
+
+    @property
     def made_files(self) -> bool:
         """Whether chunks have got files of their own."""
         return bool(self._made)
@@ -200,5 +279,10 @@ class Staging:
     def close(self) -> None:
         """Take no more chunks, and let go of the spool."""
         self._closed = True
-        if self._spool is not None:
-            self._spool.close()
+        for segment in self._segments[self._own :]:
+            segment.close()
+
+
+def digest_of(buf: Buffer) -> bytes:
+    """Return a digest of a chunk, which tells chunks of two forks apart."""
+    return blake2b(buf, digest_size=DIGEST_NBYTES).digest()

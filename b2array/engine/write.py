@@ -114,7 +114,7 @@ def _set_chunks(target: Target, chunks: Generator[Made], made: Callable[[], obje
                 if target.buffer is not None:
                     target.buffer.keep(number, chunk)
             else:
-                stored.append((number, target.store_chunk(chunk) if isinstance(chunk, bytes) else chunk))
+                stored.append((number, target.store_chunk(number, chunk) if isinstance(chunk, bytes) else chunk))
             made()
     for number, staged in stored:
         target.set_chunk(number, staged)
@@ -159,7 +159,7 @@ class _Writer:
         if stays_open:
             return number, chunk
         buf = chunk.encoded()
-        return number, target.store_chunk(buf) if target.sparse else buf
+        return number, target.store_chunk(number, buf) if target.sparse else buf
 
     def _stored(self, number: int, *, private: bool) -> Stored:
         (stored,) = fetch(self.target, [ChunkRequest(number, None)])

@@ -53,7 +53,7 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
 def home_in_file(file: BinaryFile) -> Archive:
     """Return the archive that an open file holds. Raises FormatError for anything else."""
     store = open_store(file)
-    if not _is_archive(store):
+    if not is_archive(store):
         (head,) = store.head([""], 16)
         found = "nothing" if isinstance(head, Exception) else foreign.described(head.data)
         raise FormatError(f"{store.url}: expected a zip archive, found {found}")

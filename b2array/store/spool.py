@@ -7,20 +7,94 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from io import BufferedRandom
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Self, cast
+from typing import IO, Protocol, Self, cast
 
 from b2array.buffers import Buffer
 from b2array.errors import ConflictError
 from b2array.store.base import Mutex
 from b2array.store.disk import make_directories
 
-__all__ = ["Spool"]
+__all__ = ["Content", "Part", "Segment", "Spool"]
 
 _IN_MEMORY = 32 * 2**20
 _STEP = 8 * 2**20
+
+
+class Segment(Protocol):
+    """New bytes that wait for their commit, written by this process or by another one."""
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return bytes of one piece."""
+
+    def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
+        """Yield the bytes of a range that begins and ends at borders of pieces."""
+
+    def portable(self) -> Segment:
+        """Return the same bytes as a value that can be pickled."""
+
+    def close(self) -> None:
+        """Remove what is only needed until the commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A segment in memory, which pickles take along."""
+
+    data: bytes
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return a range of the bytes."""
+        return memoryview(self.data)[start:stop]
+
+    def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
+        """Yield a range of the bytes."""
+        yield self.read(start, stop)
+
+    def portable(self) -> Content:
+        """Return the segment itself."""
+        return self
+
+    def close(self) -> None:
+        """Do nothing: memory needs no removal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment in a file, from byte `reserved` on. Its writer may go on to append to the file."""
+
+    path: str
+    reserved: int = 0
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Read a range; ConflictError if somebody has removed the file."""
+        data = bytearray(stop - start)
+        try:
+            with Path(self.path).open("rb", buffering=0) as file:
+                file.seek(self.reserved + start)
+                found = file.readinto(data)
+        except FileNotFoundError:
+            raise ConflictError(f"somebody removed {self.path} before the commit that needs it") from None
+        if found != len(data):
+            raise ConflictError(f"expected {len(data)} bytes at {start} of {self.path}, found {found}")
+        return memoryview(data)
+
+    def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
+        """Yield a range, some megabytes at a time."""
+        for position in range(start, stop, _STEP):
+            yield self.read(position, min(position + _STEP, stop))
+
+    def portable(self) -> Part:
+        """Return the segment itself."""
+        return self
+
+    def close(self) -> None:
+        """Remove the file."""
+        with suppress(OSError):
+            Path(self.path).unlink()
 
 
 class Spool:
@@ -50,6 +124,7 @@ class Spool:
         self._starts: list[int] = []
         self._pieces: list[Buffer] = []
         self._file: IO[bytes] | None = None
+        self._released = False
         self._closed = False
         self._owner = os.getpid()
         self._mutex = Mutex()
@@ -57,7 +132,7 @@ class Spool:
     @property
     def on_disk(self) -> bool:
         """Whether the pieces are in a file."""
-        return self._file is not None
+        return self._file is not None or self._released
 
     def write(self, *pieces: Buffer) -> int:
         """Add pieces; return where the first one starts, in bytes."""
@@ -70,7 +145,7 @@ class Spool:
                 self._starts += starts
                 self._pieces += pieces
                 self.length = stop
-                if self._file is not None or self.length > self._limit:
+                if self.on_disk or self.length > self._limit:
                     self._flush()
             except BaseException:  # such as that of a full disk: the caller may go on without these pieces
                 self.length = start
@@ -84,53 +159,68 @@ class Spool:
         """Copy bytes of one piece; ConflictError if the spool is closed."""
         with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
-            if self._file is not None:
-                return memoryview(self._from_file(self._file, start, stop))
+            if self.on_disk:
+                return memoryview(self._from_file(self._opened(), start, stop))
             number = bisect_right(self._starts, start) - 1
             base = self._starts[number]
             return memoryview(bytearray(memoryview(self._pieces[number])[start - base : stop - base]))
 
     def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
         """Yield the bytes of a range that begins and ends at borders of pieces, when nobody writes any more."""
-        if self._file is not None:
+        if self.on_disk:
             for position in range(start, stop, _STEP):
-                yield self._from_file(self._file, position, min(position + _STEP, stop))
+                yield self._from_file(self._opened(), position, min(position + _STEP, stop))
             return
         number = max(0, bisect_right(self._starts, start) - 1)
         while number < len(self._starts) and self._starts[number] < stop:
             yield self._pieces[number]
             number += 1
 
+    def portable(self) -> Segment:
+        """Return the pieces so far as a value that can be pickled: a part of the file, or a copy of the bytes."""
+        with self._mutex.held_once("new bytes that wait for a commit"):
+            if self.path is not None and self.length:
+                self._flush()
+                if self._file is not None:  # the process that unpickles the value needs it, this one perhaps not
+                    self._file.close()
+                self._file, self._released = None, True
+                return Part(self.path, self.reserved)
+        return Content(b"".join(self.pieces(0, self.length)))
+
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> None:
         """Complete the file: `header` into the reserved room, `tail` behind the pieces."""
         with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
-            if self._file is None or len(header) != self.reserved:
+            if not self.on_disk or len(header) != self.reserved:
                 raise ValueError(f"expected a file and a header of {self.reserved} bytes, found {len(header)}")
-            self._file.seek(0)
-            self._file.write(header)
-            self._file.seek(self.reserved + self.length)
-            self._file.write(tail)
-            self._file.truncate()
-            self._file.flush()
+            file = self._opened()
+            file.seek(0)
+            file.write(header)
+            file.seek(self.reserved + self.length)
+            file.write(tail)
+            file.truncate()
+            file.flush()
             if durable:
-                os.fsync(self._file.fileno())
+                os.fsync(file.fileno())
 
     def _flush(self) -> None:
-        if self._file is None:
-            self._file = self._new_file()
+        file = self._opened()
         if self._pieces:
-            self._file.seek(self.reserved + self._starts[0])
-            self._file.writelines(self._pieces)
-            self._file.flush()  # otherwise a forked process would write the same bytes again
+            file.seek(self.reserved + self._starts[0])
+            file.writelines(self._pieces)
+            file.flush()  # otherwise a forked process would write the same bytes again
         self._starts, self._pieces = [], []  # both at once, whatever interrupts
 
-    def _new_file(self) -> IO[bytes]:
-        if self.path is None:
-            return tempfile.TemporaryFile()
-        path = Path(self.path)
-        make_directories(str(path.parent))
-        return path.open("x+b")
+    def _opened(self) -> IO[bytes]:
+        """Return the file; make it, or open it again, where that is necessary."""
+        if self._file is None and self.path is None:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open until the end
+        elif self._file is None and self.path is not None:
+            path = Path(self.path)
+            if not self._released:
+                make_directories(str(path.parent))
+            self._file = path.open("r+b" if self._released else "x+b")
+        return cast(IO[bytes], self._file)
 
     def _from_file(self, file: IO[bytes], start: int, stop: int) -> bytearray:
         file.seek(self.reserved + start)
@@ -155,15 +245,16 @@ class Spool:
             self._closed = True
             self._starts.clear()
             self._pieces.clear()
-            if self._file is not None:
+            if self.on_disk:
                 self._remove()
 
     def _remove(self) -> None:
-        file, self._file = self._file, None
-        if file is None or self._owner != os.getpid():
+        file, self._file, self._released = self._file, None, False
+        if self._owner != os.getpid():
             return
         with suppress(OSError):  # the disk may be full; the content is not needed any more
-            file.close()
+            if file is not None:
+                file.close()
         if self.path is not None:
             with suppress(OSError):
                 Path(self.path).unlink()

@@ -68,7 +68,7 @@ def vacuum(
     """Remove old files that no commit refers to: of writers that were killed, or of earlier states.
 
     It removes all files of a parallel write together, when the youngest of them is old enough, even if the array was
-    never created. Until then `from_dask` and `NDArray.store` can finish the write with ``resume=True``.
+    never created. The process of a transaction with forks keeps them young.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
 """One commit by many workers: each puts chunks where nothing refers to them yet, and one process commits all.
 
-A `Job` says where the chunks of a region go, and is sent to the workers. A journal beside the chunks notes what they
-have put. With it an interrupted write can go on, and others can tell what the files are.
+A transaction is forked. Its forks are handles that can be pickled; workers write through them. What they have put comes
+back as changes, which are merged into the transaction. A journal beside the chunks tells others that somebody still
+needs them.
 
-distributed  a job; workers put its chunks, and one process commits them
-pending      files that no commit refers to yet, or ever will
+fork     handles for workers, and the merging of their changes
+pending  files that no commit refers to yet, or ever will
 """

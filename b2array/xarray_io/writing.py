@@ -20,15 +20,13 @@ from b2array.array.dask import Region, Write
 from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
 from b2array.codec.cparams import given_or_default
-from b2array.engine.draft import Draft
 from b2array.errors import ConflictError, warn
 from b2array.group import group, whole
 from b2array.group.directory import Directory
 from b2array.group.group import Group
 from b2array.group.unpacked import Unpacked, is_place
 from b2array.store.open import address_of
-from b2array.workers import distributed
-from b2array.workers.distributed import Job
+from b2array.workers.fork import Origin, merge_changes, origin_of
 from b2array.xarray_io.backend import Url, arrays_of
 from b2array.xarray_io.encoding import as_stored, attributes, detected, encoded, is_dask, marked, place
 
@@ -476,30 +474,29 @@ def _later(parts: Iterable[_Part], url: str, options: Mapping[str, Any]) -> Dela
     home = group.open_group(url, "r+", storage_options=options)
     writes, names = [], []
     for part in _aligned(parts):
-        base = home[part.path]._handle.at_snapshot("r+")
-        layout = NDArray(base)._layout
-        writes.append(Write(part.values, Job(base.store, layout, part.region, base=base, token=part.values.name)))
+        handle = home[part.path]._handle
+        writes.append(
+            Write(part.values, origin_of(handle.new_draft(), lasts=True), NDArray(handle)._layout, part.region)
+        )
         names.append(part.path)
     name = f"b2array-commit-{uuid4().hex}"
     place = cast(Directory, home._writable()).address("")  # absolute: tasks may run in another working directory
-    shared = Shared(name, (place, dict(options), names, [write.job for write in writes]))
+    shared = Shared(name, (place, dict(options), names, [write.origin for write in writes]))
     return dask.final(writes, name, _commit, shared)
 
 
-def _commit(put: Sequence[Any], shared: Shared[tuple[str, dict[str, Any], list[str], list[Job]]]) -> None:
-    url, options, names, jobs = shared.value
+def _commit(put: Sequence[Any], shared: Shared[tuple[str, dict[str, Any], list[str], list[Origin]]]) -> None:
+    url, options, names, origins = shared.value
     home = group.open_group(url, "r+", storage_options=options)
     with home.transaction() as changes:
-        for name, job, entries in zip(names, jobs, dask.gathered(put), strict=True):
-            array = changes[name]
-            whole = tuple(slice(0, part.stop - part.start) for part in job.region)
-            moved = job.base is None or array.generation != job.base.generation
-            if array._layout != job.layout or (moved and not job.covers(whole)):
-                raise ConflictError(f"{array.url} has changed since this write to a part of it began")
-            draft = array._handle.source
-            if not isinstance(draft, Draft):
-                raise ConflictError(f"{array.url}: expected a transaction under way, found that it has ended")
-            distributed.join(job, entries, draft)
+        for name, origin, of_array in zip(names, origins, dask.gathered(put), strict=True):
+            draft = changes[name]._handle.draft
+            if draft is None:
+                raise ConflictError(f"{url}: expected a transaction under way, found that it has ended")
+            origin.lead_to(draft)
+            merge_changes(draft, of_array)
+    for origin in origins:
+        origin.tidy()
 
 
 def _aligned(parts: Iterable[_Part]) -> list[_Part]:

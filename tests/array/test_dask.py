@@ -28,7 +28,7 @@ from b2array.array import dask_chunks
 from b2array.array.frozen import Frozen
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.endings import JOURNAL
-from b2array.workers import distributed
+from b2array.workers.fork import finish, origin_of, write_part
 
 LAYOUTS = ["contiguous", "sparse"]
 
@@ -441,24 +441,6 @@ class Failing:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_interrupted_write_is_resumed(tmp_path: Path, layout: str) -> None:
-    source = Failing(numbers(40, 30), tmp_path / "mended")
-    target = tmp_path / "a.b2nd"
-    with dask.config.set(scheduler="sync"):
-        with pytest.raises(RuntimeError, match="out of order"):
-            b2array.from_dask(source.dask(), target, layout=layout)
-        with pytest.raises(FileNotFoundError):
-            b2array.open(target)
-        assert leftovers(tmp_path) != []
-        source.marker.touch()
-        source.calls = 0
-        a = b2array.from_dask(source.dask(), target, layout=layout, resume=True)
-    assert source.calls == 1
-    assert np.array_equal(a[...], numbers(40, 30))
-    assert leftovers(tmp_path) == []
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_interrupted_write_can_begin_anew(tmp_path: Path, layout: str) -> None:
     source = Failing(numbers(40, 30), tmp_path / "mended")
     target = tmp_path / "a.b2nd"
@@ -468,80 +450,6 @@ def test_an_interrupted_write_can_begin_anew(tmp_path: Path, layout: str) -> Non
     source.values = -source.values
     assert np.array_equal(b2array.from_dask(source.dask(), target, layout=layout)[...], -numbers(40, 30))
     assert np.array_equal(b2array.open(target)[...], -numbers(40, 30))
-
-
-def test_an_interrupted_region_is_resumed(stored: b2array.NDArray, tmp_path: Path) -> None:
-    source = Failing(-numbers(40, 30), tmp_path / "mended")
-    region = (slice(2, 42),)
-    warnings.simplefilter("ignore", PerformanceWarning)
-    with pytest.raises(RuntimeError):
-        stored.store(source.dask(), region, scheduler="sync")
-    assert np.array_equal(b2array.open(stored.url)[...], numbers(43, 30))
-    source.marker.touch()
-    again = b2array.open(stored.url, mode="r+")
-    again.store(source.dask(), region, resume=True, scheduler="sync")
-    expected = numbers(43, 30)
-    expected[region] = source.values
-    assert np.array_equal(again[...], expected)
-    assert leftovers(tmp_path) == []
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("start", [0, 3])
-def test_resuming_a_piece_of_many_chunks_writes_those_that_lack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, start: int
-) -> None:
-    target = b2array.zeros((44, 30), "i8", url=tmp_path / "a.b2nd", layout=layout, chunks=(5, 10), blocks=(5, 5))
-    region = (slice(start, start + 40),)
-    x = da.from_array(-numbers(40, 30), chunks=((20 - start, 20 + start), 30), name=f"source{start}")
-    written: list[int] = []
-    original = distributed.WorkerTarget._file
-
-    def limited(self: object, store: object, n: int, buf: bytes) -> distributed.Entry:
-        if len(written) == 17:
-            raise OSError("the disk is full")
-        written.append(n)
-        return original(self, store, n, buf)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(distributed.WorkerTarget, "_file", limited)
-        with pytest.raises(OSError, match="full"):
-            target.store(x, region, scheduler="sync")
-    first, count = written, -(-(start + 40) // 5) * 3
-    monkeypatch.setattr(distributed.WorkerTarget, "_file", lambda *args: written.append(args[2]) or original(*args))
-    written = []
-    target = b2array.open(tmp_path / "a.b2nd", mode="r+")
-    target.store(x, region, scheduler="sync", resume=True)
-    assert (len(first), len(written)) == (17, count - 17)
-    assert set(first).isdisjoint(written)
-    assert np.array_equal(target[region], -numbers(40, 30))
-    assert not target[:start].any()
-    assert not target[start + 40 :].any()
-    assert leftovers(tmp_path) == []
-
-
-def test_resuming_on_another_state_is_refused(stored: b2array.NDArray, tmp_path: Path) -> None:
-    source = Failing(-numbers(40, 30), tmp_path / "mended")
-    region = (slice(0, 40),)
-    with pytest.raises(RuntimeError):
-        stored.store(source.dask(), region)
-    stored[0, 0] = 5
-    with pytest.raises(ValueError, match="has changed"):
-        stored.store(source.dask(), region, resume=True)
-
-
-def test_a_damaged_leftover_is_not_taken(tmp_path: Path) -> None:
-    source = Failing(numbers(40, 30), tmp_path / "mended")
-    target = tmp_path / "a.b2nd"
-    with pytest.raises(RuntimeError):
-        b2array.from_dask(source.dask(), target, layout="sparse", scheduler="sync")
-    source.marker.touch()
-    victim = min(target.glob("*.chunk"))
-    content = bytearray(victim.read_bytes())
-    content[40] ^= 1
-    victim.write_bytes(content)
-    with pytest.raises(b2array.errors.FormatError, match="checksums"):
-        b2array.from_dask(source.dask(), target, layout="sparse", resume=True)
 
 
 def test_a_changed_chunk_is_a_conflict(stored: b2array.NDArray) -> None:
@@ -563,29 +471,36 @@ def test_changes_elsewhere_are_merged(stored: b2array.NDArray) -> None:
 
 
 def test_a_repeated_task_does_no_harm(stored: b2array.NDArray) -> None:
-    base = stored._handle.at_snapshot("r+")
-    whole = (slice(0, 43), slice(0, 30))
-    job, _ = distributed.Job(base.store, stored._layout, whole, base=base, token="x").begun(resume=False)
-    values = numbers(43, 30) * 3
-    first = distributed.put(job, values, whole)
-    again = distributed.put(job, values, whole)
-    assert again == first
-    other = distributed.put(job, values + 1, whole)
-    assert {entry.code for entry in other}.isdisjoint(entry.code for entry in first)
-    copy = pickle.loads(pickle.dumps(job))
-    done = distributed.commit(copy, [*first, *other])
-    assert distributed.commit(job, first).generation == done.generation
+    origin = origin_of(stored._handle.new_draft(), lasts=True)
+    whole, values = (slice(0, 43, 1), slice(0, 30, 1)), numbers(43, 30) * 3
+    first, again = write_part(origin, whole, values), write_part(origin, whole, values)
+    if (np.asarray(first.codes) >= 0).all():
+        assert first.codes.tolist() == again.codes.tolist()
+    other = write_part(origin, (slice(0, 10, 1), slice(0, 30, 1)), values[:10] + 1)
+    with pytest.raises(ConflictError, match=r"chunks \[0, 1, 2, 3\]"):
+        finish(origin, [first, other])
+    copy = pickle.loads(pickle.dumps(origin))
+    done = finish(copy, [first, again])
+    assert finish(origin, [first]).generation == done.generation
     stored.refresh()
-    assert np.array_equal(stored[...], values + 1)
+    assert np.array_equal(stored[...], values)
 
 
-def test_missing_parts_are_noticed(stored: b2array.NDArray) -> None:
-    base = stored._handle.at_snapshot("r+")
-    whole = (slice(0, 43), slice(0, 30))
-    job, _ = distributed.Job(base.store, stored._layout, whole, base=base).begun(resume=False)
-    entries = distributed.put(job, numbers(43, 30), whole)
-    with pytest.raises(ValueError, match="expected 20 chunks to commit, found 19"):
-        distributed.commit(job, entries[1:])
+def test_writes_that_are_computed_together_compute_what_they_share_once(tmp_path: Path) -> None:
+    calls = []
+
+    def noted(block: np.ndarray) -> np.ndarray:
+        calls.append(block.shape)
+        return block
+
+    x = da.from_array(numbers(40, 30), chunks=(10, 30)).map_blocks(noted, dtype="i8", meta=np.empty((0, 0), "i8"))
+    one = b2array.from_dask(x + 1, tmp_path / "one.b2nd", compute=False)
+    two = b2array.from_dask(x * 2, tmp_path / "two.b2nd", compute=False)
+    calls.clear()
+    dask.compute(one, two, scheduler="sync")
+    assert len(calls) == 4
+    assert np.array_equal(b2array.open(tmp_path / "one.b2nd"), numbers(40, 30) + 1)
+    assert np.array_equal(b2array.open(tmp_path / "two.b2nd"), numbers(40, 30) * 2)
 
 
 def test_concurrent_jobs_take_different_numbers(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def spooled(**options):
 
 def test_a_chunk_gets_a_file_of_its_own_with_its_checksums_behind_it():
     store, shelf = in_files(first=7)
-    made = [shelf.put(packed(n), 5) for n in range(2)]
+    made = [shelf.put(0, packed(n), 5) for n in range(2)]
     assert [each.code for each in made] == [7, 8]
     stored = bytes(store._objects["00000007.chunk"].data)
     assert stored.startswith(packed(0))
@@ -43,13 +43,13 @@ def test_a_chunk_gets_a_file_of_its_own_with_its_checksums_behind_it():
 
 def test_files_that_exist_are_never_overwritten():
     store, shelf = in_files({"00000000.chunk": b"theirs", "00000001.chunk": b"theirs"})
-    assert shelf.put(packed(0), 5).code == 2
+    assert shelf.put(0, packed(0), 5).code == 2
     assert bytes(store._objects["00000000.chunk"].data) == b"theirs"
 
 
 def test_spooled_chunks_are_read_back():
     shelf = spooled()
-    codes = [shelf.put(packed(n), 5).code for n in range(3)]
+    codes = [shelf.put(0, packed(n), 5).code for n in range(3)]
     assert all(code < 0 for code in codes)
     assert [bytes(shelf.read(*shelf.extent(code))) for code in codes] == [packed(n) for n in range(3)]
 
@@ -62,23 +62,23 @@ def test_other_codes_have_no_extent(code):
 @pytest.mark.parametrize("limit", [0, 2**20])
 def test_ranges_of_the_spool_are_the_chunks_with_their_records(limit):
     shelf = spooled(limit=limit)
-    codes = [shelf.put(packed(n), 5).code for n in range(4)]
-    extents = shelf.extents()
+    codes = [shelf.put(0, packed(n), 5).code for n in range(4)]
+    _, extents = shelf.own()
     for n, code in enumerate(codes):
-        found = b"".join(map(bytes, shelf.pieces(extents[[-1 - code]])))
+        found = b"".join(map(bytes, shelf.pieces(extents[[-1 - code], ::2])))
         assert found == packed(n) + checksums.pack_record(packed(n))
     shelf.close()
 
 
 def test_a_file_that_only_lacks_its_ends_can_be_completed(tmp_path):
     shelf = spooled(path=str(tmp_path / "spool"), reserved=8, limit=0)
-    codes = [shelf.put(packed(n), 5).code for n in range(3)]
+    codes = [shelf.put(0, packed(n), 5).code for n in range(3)]
     assert shelf.header_room == 8
     path = shelf.finish(b"8 bytes.", b"tail", durable=False)
     raw = (tmp_path / "spool").read_bytes()
     assert path == str(tmp_path / "spool")
-    extents = shelf.extents()
-    assert raw[:8] + raw[8 + extents[-1, 1] :] == b"8 bytes.tail"
+    _, extents = shelf.own()
+    assert raw[:8] + raw[8 + extents[-1, 2] :] == b"8 bytes.tail"
     for n, code in enumerate(codes):
         assert raw[8 + extents[-1 - code, 0] :].startswith(packed(n))
     shelf.close()
@@ -86,7 +86,7 @@ def test_a_file_that_only_lacks_its_ends_can_be_completed(tmp_path):
 
 def test_bytes_in_memory_have_no_file_to_give_away():
     shelf = spooled()
-    shelf.put(packed(0), 5)
+    shelf.put(0, packed(0), 5)
     assert shelf.header_room is None
     with pytest.raises(ValueError, match="no file"):
         shelf.finish(b"", b"", durable=False)
@@ -96,7 +96,7 @@ def test_chunks_of_zeros_and_nan_are_stored_so_that_others_can_read_them():
     shelf = spooled()
     kinds = ((Special.ZEROS, bytes(4), Special.NONE), (Special.NAN, NAN_BYTES[4], Special.VALUE))
     for special, item, stored in kinds:
-        code = shelf.put(encode.special_chunk(special, 400, typesize=4), 5).code
+        code = shelf.put(0, encode.special_chunk(special, 400, typesize=4), 5).code
         buf = bytes(shelf.read(*shelf.extent(code)))
         assert chunk.unpack_head(buf).header.special == stored
         assert bytes(decode.decode(buf)) == item * 100
@@ -105,7 +105,7 @@ def test_chunks_of_zeros_and_nan_are_stored_so_that_others_can_read_them():
 def test_unused_files_are_those_made_here():
     _, shelf = in_files({"00000001.chunk": b"theirs"})
     for n in range(3):
-        shelf.put(packed(n), 5)
+        shelf.put(0, packed(n), 5)
     assert [*shelf.unused(np.array([2, -1, 9]))] == ["00000000.chunk", "00000003.chunk"]
 
 
@@ -113,14 +113,14 @@ def test_a_closed_shelf_takes_nothing():
     store, shelf = in_files()
     shelf.close()
     with pytest.raises(ConflictError, match="ended"):
-        shelf.put(packed(0), 5)
+        shelf.put(0, packed(0), 5)
     assert store.listing() == {}
 
 
 def test_what_is_no_chunk_is_not_taken():
     store, shelf = in_files()
     with pytest.raises(FormatError):
-        shelf.put(b"no chunk at all, but long enough to be one", 5)
+        shelf.put(0, b"no chunk at all, but long enough to be one", 5)
     assert store.listing() == {}
 
 
@@ -137,7 +137,7 @@ def test_threads_put_chunks_at_the_same_time(make):
 
     def put(me):
         for n in range(10):
-            codes[me, n] = shelf.put(packed(100 * me + n), 5).code
+            codes[me, n] = shelf.put(0, packed(100 * me + n), 5).code
 
     threads = [threading.Thread(target=put, args=(me,)) for me in range(4)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""What killed writes by many workers leave is finished by `resume=True` or removed by `vacuum`, and nothing else is."""
+"""What killed writes by many workers leave is removed by `vacuum`, and nothing else is."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import b2array
+from b2array.array import dask as graphs
+from b2array.engine import staging
 from b2array.errors import ConflictError, FormatError
 from b2array.store.endings import JOURNAL
-from b2array.workers import distributed
 from b2array.workers.pending import Journal
 
 pytestmark = pytest.mark.crossed
@@ -50,16 +51,16 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
 import b2array, dask
-from b2array.workers import distributed
+from b2array.array import dask as graphs
 from test_pending import place, source
-original, count = distributed.WorkerTarget._file, 0
+original, count = graphs.write_part, 0
 def limited(*args):
     global count
     count += 1
-    if count > 5:
+    if count > 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return original(*args)
-distributed.WorkerTarget._file = limited
+graphs.write_part = limited
 url, layout, region = Path(sys.argv[2]), sys.argv[3], sys.argv[4] == "region"
 with dask.config.set(scheduler="sync"):
     if region:
@@ -86,42 +87,19 @@ def test_a_killed_write_of_a_new_array_is_removed_when_it_is_old(tmp_path: Path,
     url = tmp_path / "a.b2nd"
     killed(url, layout, "new")
     before = sorted(tmp_path.rglob("*"))
-    assert len([path for path in before if path.suffix == ".chunk"]) == 5
+    waiting = [path for path in before if path.suffix in (".chunk", ".b2tmp")]
+    assert len(waiting) == (4 if layout == "sparse" else 2)
     assert b2array.vacuum(url).removed == ()
     age(tmp_path, 3700)
     assert b2array.vacuum(url).removed == ()
-    assert len(b2array.vacuum(url, grace="1h", dry_run=True).removed) == (6 if layout == "sparse" else 1)
+    assert len(b2array.vacuum(url, grace="1h", dry_run=True).removed) == (5 if layout == "sparse" else 1)
     assert sorted(tmp_path.rglob("*")) == before
     cleanup = b2array.vacuum(url, grace="1h")
-    assert cleanup.nbytes > 5 * 100
+    assert cleanup.nbytes > 4 * 100
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     with pytest.raises(FileNotFoundError):
         b2array.vacuum(url)
-    assert np.array_equal(b2array.from_dask(source(), **place(url, layout), resume=True)[...], values())
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("what", ["new", "region"])
-def test_a_killed_write_is_finished_after_a_vacuum_that_came_too_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, what: str
-) -> None:
-    url = tmp_path / "a.b2nd"
-    if what == "region":
-        b2array.asarray(values(), **place(url, layout))
-    killed(url, layout, what)
-    age(tmp_path, 3700)
-    b2array.vacuum(url)
-    written = []
-    original = distributed.WorkerTarget._file
-    monkeypatch.setattr(distributed.WorkerTarget, "_file", lambda *args: written.append(args[2]) or original(*args))
-    if what == "region":
-        b2array.open(url, mode="r+").store(source(-1), resume=True)
-    else:
-        b2array.from_dask(source(), **place(url, layout), resume=True)
-    assert len(written) == 3
-    assert np.array_equal(b2array.open(url)[...], -values() if what == "region" else values())
-    assert not list(tmp_path.rglob(f"*{JOURNAL}*"))
+    assert np.array_equal(b2array.from_dask(source(), **place(url, layout))[...], values())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
@@ -175,16 +153,16 @@ def test_a_slow_write_notices_that_its_chunks_are_gone(
 ) -> None:
     url = tmp_path / "a.b2nd"
     a = b2array.asarray(values(), **place(url, layout))
-    monkeypatch.setattr(distributed, "CHECKED_AFTER", 0.0)
-    original = distributed.commit
+    monkeypatch.setattr(staging, "CHECKED_AFTER", 0.0)
+    original = graphs.finish
 
-    def commit(*args: object) -> object:
+    def finish(*args: object) -> object:
         assert b2array.vacuum(url, grace=0).removed
         return original(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(distributed, "commit", commit)
-        with pytest.raises(ConflictError, match="somebody removed 8 chunks"):
+        patched.setattr(graphs, "finish", finish)
+        with pytest.raises(ConflictError, match="somebody removed"):
             a.store(source(-1))
     assert np.array_equal(b2array.open(url)[...], values())
     a.store(source(-1))
@@ -213,35 +191,29 @@ def test_where_nothing_is_there_is_nothing_to_remove(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_leftovers_on_s3_are_removed_or_used(
+def test_leftovers_on_s3_are_removed(
     bucket: str, s3_options: dict[str, object], monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
     where = {"url": f"s3://{bucket}/a.b2nd", "storage_options": s3_options}
     layout = {"chunks": (10, 15), "blocks": (5, 15)}
 
-    def write(**options: object) -> None:
+    def write() -> None:
         if there:
-            b2array.open(**where, mode="r+").store(source(-1), **options)
+            b2array.open(**where, mode="r+").store(source(-1))
         else:
-            b2array.from_dask(source(-1), **where, **layout, **options)
-
-    def interrupted() -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr(distributed, "_commit", lambda *_: (_ for _ in ()).throw(OSError("the client went away")))
-            with pytest.raises(OSError, match="went away"):
-                write()
+            b2array.from_dask(source(-1), **where, **layout)
 
     if there:
         b2array.asarray(values(), **where, **layout)
-    interrupted()
+    with monkeypatch.context() as patched:
+        patched.setattr(graphs, "finish", lambda *_: (_ for _ in ()).throw(OSError("the client went away")))
+        with pytest.raises(OSError, match="went away"):
+            write()
     assert b2array.vacuum(**where, grace="1h").removed == ()
     assert len(b2array.vacuum(**where, grace=0).removed) == 9
     if there:
         assert np.array_equal(b2array.open(**where)[...], values())
-    interrupted()
-    assert b2array.vacuum(**where).removed == ()
-    monkeypatch.setattr(distributed.WorkerTarget, "_file", lambda *_: pytest.fail("a chunk was written again"))
-    write(resume=True)
+    write()
     assert np.array_equal(b2array.open(**where)[...], -values())
     assert len(b2array.vacuum(**where, grace=0).removed) == (8 if there else 0)  # what was there before
 
@@ -255,11 +227,9 @@ def test_any_bytes_are_notes_or_refused(content: bytes) -> None:
     assert Journal.unpack(notes.pack()) == notes
 
 
-def test_notes_that_are_none_are_named(tmp_path: Path) -> None:
+def test_notes_that_are_none_are_removed(tmp_path: Path) -> None:
     a = b2array.asarray(values(), **place(tmp_path / "a.b2nd", "sparse"))
     a.store(source(), compute=False)
     (notes,) = (tmp_path / "a.b2nd").glob(f"*{JOURNAL}")
     notes.write_bytes(b"nothing")
-    with pytest.raises(FormatError, match=notes.name):
-        a.store(source(), resume=True)
     assert b2array.vacuum(a.url, grace=0).removed == (notes.name,)
