@@ -5,15 +5,20 @@ from __future__ import annotations
 import doctest
 import inspect
 import json
+import os
 import re
 import runpy
+import shutil
+import sys
 import textwrap
 import tomllib
 from dataclasses import fields, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from clouds import skip
 
 import b2array
 
@@ -35,6 +40,7 @@ def examples(page: str) -> list[doctest.Example]:
 
 ALL_PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.rst"))
 PAGES = [page for page in ALL_PAGES if examples(page)]
+WITH_MPI = [page for page in PAGES if "mpiexec" in text(page)]
 ON_S3 = [page for page in PAGES if "s3://" in "".join(example.source for example in examples(page))]
 
 
@@ -51,8 +57,17 @@ def run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed == 0
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in ON_S3])
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in [*ON_S3, *WITH_MPI]])
 def test_the_examples_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(page, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("page", WITH_MPI)
+def test_the_examples_run_with_the_ranks_of_mpi(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The package mpich puts the command beside the interpreter.
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    if find_spec("mpi4py") is None or shutil.which("mpiexec") is None:
+        skip("needs mpi4py and mpich")
     run(page, tmp_path, monkeypatch)
 
 

@@ -3,14 +3,27 @@
 To read `a[1:3]`, `read` asks the `cache` for the blocks of each chunk. `fetch` gets the others from the `Snapshot`, and
 compares them with their checksums. `read` decodes them, leaves them in the cache, and copies the items.
 
-To write `a[1:3] = x`, the array hands `write.assign` to `Handle.change`, which calls it with a new `Transaction`. It
-puts the values into an `OpenChunk`, on top of the old chunk if it is written in part, encodes it, and gives it to
-`Overlay.store_chunk`, which calls `Staging.put`; `Overlay.set_code` refers to it. Inside ``with a.transaction()``, a
-chunk that is written in part, or is the only one of its write, stays open until `Overlay.flush` encodes it.
-`Transaction.commit` puts the changes on top of what others committed meanwhile, packs the next `State`, and swaps the
-index. Where others changed the same chunks, `Handle.change` makes the change again.
+To write `a[1:3] = x`, the array hands `write.assign` to `Handle.change`, which calls it with a new `Draft`. It puts the
+values into an `OpenChunk`, on top of the old chunk if it is written in part, encodes it, and gives it to
+`Draft.store_chunk`, which calls `Staging.put`. `Draft.set_chunk` lets the draft's index refer to it. Inside ``with
+a.transaction()``, a chunk that is written in part, or is the only one of its write, stays open until `Draft.flush`
+encodes it.
 
-source       `Source`: what `read` and `fetch` read from, a snapshot or an overlay; `Target`: what `write` writes to
+`commit.commit` makes the draft visible. `Draft.freeze` turns it into a value, a `ChangeSet`, and `changes.rebased` puts
+that on top of what other writers committed meanwhile. `plan.plan` decides how the frame gets its next state: it packs
+header, index and trailer, and does no I/O. `commit.publish` carries the plan out. If another writer was faster,
+`commit` does all of this again; if that writer changed the same chunks, `Handle.change` makes the change again.
+
+A transaction of a group calls `commit.stage` for each member: the same, up to the last write. The group then writes its
+manifest once, with an entry for each member in its redo log. `redo.carry_out` takes the last step of each member, now
+or, if the writer was killed, when the next one comes.
+
+For a parallel write, `b2array.workers.fork.fork` makes handles whose drafts begin with everything that the transaction
+has changed. `Draft.of_fork` makes such a draft. What comes back is again a `ChangeSet`. `changes.merged` joins those of
+several forks, and `Draft.merge` compares them with the transaction and takes their chunks over. The commit is the same
+as that of any draft.
+
+source       `Source`: what `read` and `fetch` read from, a snapshot or a draft; `Target`: what `write` writes to
 snapshot     `Snapshot`: one committed state in a store; `load`, `reload`
 fetch        chunks and blocks wanted -> bytes, compared with their checksums
 cache        decoded blocks that the process keeps
@@ -18,8 +31,10 @@ read         blocks -> the items of a selection
 open_chunk   `OpenChunk`: a chunk that is being changed; encoded at the end
 write        the values of a selection -> new chunks
 staging      new chunks, where no index refers to them yet
-overlay      changes on top of a snapshot: chunks, index, metadata
-transaction  `Transaction`: an overlay, and its commit on top of what other writers committed
+draft        `Draft`: changes on top of a snapshot, as they collect: chunks, index, metadata
+changes      `ChangeSet`: the same as a value; `applied`, `rebased`, `merged` (no I/O)
+plan         `plan`: every decision of a commit (no I/O)
+commit       `commit`, `publish`, `stage`: the only code that writes a commit
 manifest     `Manifest`, `Entry`: what a group's manifest says (no I/O)
 redo         reads members of a group through the redo log in its manifest, and carries it out; `writers_lock`
 handle       `Handle`: shows a state, begins transactions, tries again after conflicts

@@ -264,6 +264,10 @@ def _joined(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     names = [name for name in a.attrs.keys() & b.attrs.keys() if a.attrs[name] != b.attrs[name]]
     if names:
         raise ConflictError(f"{url}: two forks have set the attributes {sorted(names)} to different values")
+    # Each is compared with the state that its fork began with: the transaction may have changed in between.
+    contradictory = notes.contradictions(a.before, a.after, notes.merged(b.before, b.after, a.before))
+    if contradictory:
+        raise ConflictError(f"{url}: two forks have set {contradictory} to different values")
     more = np.setdiff1d(np.arange(b.numbers.size), of_b)
     # Where a fork serves many workers, each of their copies brings the segments that it had before.
     places = {id(segment): k for k, segment in enumerate(a.segments)} | {

@@ -55,11 +55,7 @@ def commit(draft: Draft) -> Snapshot:
         draft.abort()
         raise
     draft.settle(snapshot.frame)
-    forgotten = sum(not is_merged for is_merged in draft.forks.values())
-    if forgotten:
-        warn(
-            f"{draft.url}: {forgotten} of {len(draft.forks)} forks were never merged; the commit has no change of them"
-        )
+    draft.warn_of_forgotten()
     return snapshot
 
 

@@ -38,7 +38,7 @@ from b2array.engine.redo import writers_lock
 from b2array.engine.snapshot import Snapshot, frame_in, load, reload
 from b2array.engine.source import FRAME_NAME, SPOOL, FilterSlots, Location, Staged, Target
 from b2array.engine.staging import Staging, digest_of
-from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
+from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, warn
 from b2array.format import annotations as notes
 from b2array.format import frame, index
 from b2array.format.frame import Frame
@@ -139,6 +139,8 @@ class Draft(Target):
         """Names this transaction to its forks, if it has any."""
         self.shared: tuple[int, str] = 0, ""
         """Where forks put chunks: the number of the first file, or a directory."""
+        self.reserved = 0
+        """How many numbers of files, from the first on, only the forks of this transaction use."""
         self.bases: dict[str, Snapshot] = {}
         """The states that forks were made on, by generation."""
         self.forks: dict[bytes, bool] = {}
@@ -485,6 +487,9 @@ class Draft(Target):
         ]  # fmt: skip
         if names:
             raise ConflictError(f"{self.url}: attributes {names} were changed since the fork, too")
+        contradictory = notes.contradictions(change.before, change.after, self.state.annotations)
+        if contradictory:
+            raise ConflictError(f"{self.url}: {contradictory} were changed since the fork, too")
         same = set(others.tolist())
         self.take(change, [row for row in range(change.numbers.size) if row not in same])
 
@@ -512,7 +517,8 @@ class Draft(Target):
             if code < LOWEST_CODE:
                 staged = Staged(code)
             elif code >= 0:
-                self.staging.adopt(code)
+                first, _ = self.shared
+                self.staging.adopt(code, is_reserved=first <= code < first + self.frame.nchunks)
             elif self.staging.spools:
                 staged = staged._replace(code=code - behind)
             else:
@@ -563,6 +569,15 @@ class Draft(Target):
         with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
             self.store.withdraw(self.staging.unused(committed.offsets))
 
+    def warn_of_forgotten(self) -> None:
+        """After the commit, warn of forks that were never merged."""
+        forgotten = sum(not is_merged for is_merged in self.forks.values())
+        if forgotten:
+            warn(
+                f"{self.url}: {forgotten} of {len(self.forks)} forks were never merged; "
+                "the commit has no change of them"
+            )
+
     def abort(self) -> None:
         """Forget the changes, as long as no index refers to them."""
         self.staging.close()
@@ -571,14 +586,27 @@ class Draft(Target):
         if self.aside and self.staging.ours:
             discard(self.store)
             return
-        if not self.staging.made_files or not self.staging.ours or self.is_unknown:
+        if not (self.staging.made_files or self.reserved) or not self.staging.ours or self.is_unknown:
             return
         with suppress(OSError, B2ArrayError), self.lock() if self.base is not None else nullcontext():
             try:
                 offsets = load(self.store).frame.offsets
             except FileNotFoundError:
                 offsets = self.state.frame.offsets[:0]
+            self.store.delete(self._left_by_forks(offsets))
             self.store.withdraw(self.staging.unused(offsets))
+
+    def _left_by_forks(self, offsets: npt.NDArray[np.int64]) -> list[str]:
+        """Return the files of forks, merged or not. Files beyond the reserved numbers are left to `vacuum`."""
+        if not self.reserved:
+            return []
+        first, _ = self.shared
+        used = set(offsets.tolist())
+        numbers = ((name, chunk_number(name)) for name in self.store.listing())
+        return [
+            name for name, number in numbers
+            if number is not None and first <= number < first + self.reserved and number not in used
+        ]  # fmt: skip
 
 
 def _set(state: State, n: int, staged: Staged) -> None:

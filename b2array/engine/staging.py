@@ -65,6 +65,7 @@ class Staging:
         self._inherited = 0
         self._made: dict[int, Stamp] = {}
         self._adopted: list[int] = []
+        self._unreserved: list[int] = []
         self._closed = False
         self._since = time.monotonic()
         self._owner = os.getpid()
@@ -116,10 +117,10 @@ class Staging:
             self.next += count
             return first
 
-    def adopt(self, number: int) -> None:
-        """Note that a fork has put a chunk into a file. If the commit fails, the file stays."""
+    def adopt(self, number: int, *, is_reserved: bool) -> None:
+        """Note that a fork has put a chunk into a file, with a number that is reserved for forks or not."""
         with self._mutex.held_once("new chunks that wait for a commit"):
-            self._adopted.append(number)
+            (self._adopted if is_reserved else self._unreserved).append(number)
             if not self._stride:
                 self.next = max(self.next, number + 1)
 
@@ -250,11 +251,11 @@ class Staging:
     def missing(self, offsets: Int64Array) -> list[str]:
         """Return the names of the files made here that an index refers to and that are gone.
 
-        Only a commit that took long looks for them: `vacuum` leaves younger files alone.
+        Only a commit that took long looks for all of them: `vacuum` leaves younger files alone. Another transaction may
+        have reserved the numbers of the `_unreserved` ones for its forks, and removes these files if it fails.
         """
-        if time.monotonic() - self._since < CHECKED_AFTER:
-            return []
-        made = np.array([*self._made, *self._adopted], np.int64)
+        took_long = time.monotonic() - self._since >= CHECKED_AFTER
+        made = np.array([*self._unreserved, *((*self._made, *self._adopted) if took_long else ())], np.int64)
         names = [index.chunk_name(number) for number in made[np.isin(made, offsets)].tolist()]
         heads = self._store.head(names, 1) if names else []
         return [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
@@ -279,7 +280,9 @@ class Staging:
     def close(self) -> None:
         """Take no more chunks, and let go of the spool."""
         self._closed = True
-        for segment in self._segments[self._own :]:
+        # A forked process must not remove the files that the other one needs.
+        own = self._segments[self._own :] if self.ours else [self._spool] if self._spool is not None else []
+        for segment in own:
             segment.close()
 
 

@@ -198,6 +198,21 @@ def merged(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotat
     return replace(theirs, **changed, lost=tuple(sorted(set(theirs.lost) - written | lost)))
 
 
+def contradictions(base: Annotations, ours: Annotations, theirs: Annotations) -> list[str]:
+    """Name the entries that two writers have changed to different values.
+
+    Examples
+    --------
+    >>> a, b = (Annotations(dims=dims) for dims in (("x",), ("y",)))
+    >>> contradictions(Annotations(), a, b), contradictions(a, a, b), contradictions(Annotations(), a, a)
+    (['dims'], [], [])
+    """
+    return [
+        name for name in _MERGED
+        if getattr(base, name) != getattr(ours, name) != getattr(theirs, name) != getattr(base, name)
+    ]  # fmt: skip
+
+
 def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:
     """Return the size of a chunk, then the size of each of its `nblocks` blocks, in bytes, in block order.
 

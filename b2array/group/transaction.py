@@ -265,6 +265,9 @@ class Transaction:
         self._ended = True
         for path, member in unchanged.items():
             self._leave(path, member)
+        for member in self._touched.values():
+            if member.draft is not None:
+                member.draft.warn_of_forgotten()
 
     def _commit(self, touched: Mapping[str, _Member]) -> None:
         view = self._view

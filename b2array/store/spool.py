@@ -179,6 +179,7 @@ class Spool:
     def portable(self) -> Segment:
         """Return the pieces so far as a value that can be pickled: a part of the file, or a copy of the bytes."""
         with self._mutex.held_once("new bytes that wait for a commit"):
+            self._require_open()
             if self.path is not None and self.length:
                 self._flush()
                 if self._file is not None:  # the process that unpickles the value needs it, this one perhaps not

@@ -96,13 +96,14 @@ class Origin:
         return draft
 
     def _staging(self) -> Staging:
-        if self._uses_files:
+        if self.uses_files:
             return Staging(self.store, None, self.first, stride=self.count)
         path = str(Path(self.place, os.urandom(8).hex() + TEMPORARY)) if self.place else None
         return Staging(self.store, Spool(path, limit=_IN_MEMORY if path else math.inf), 0, stride=self.count)
 
     @property
-    def _uses_files(self) -> bool:
+    def uses_files(self) -> bool:
+        """Whether each chunk of a fork gets a file of its own."""
         return self.state.frame.frame_type == FrameType.SPARSE and not self.store.in_process
 
     def transaction(self) -> Draft:
@@ -120,6 +121,7 @@ class Origin:
     def lead_to(self, draft: Draft) -> None:
         """Let a draft take the changes of these forks."""
         draft.fork_id, draft.epoch = self.id, self.epoch
+        draft.shared = self.first, self.place
         draft.staging.began_before(time.time() - self.since)
         if self.base is not None:
             draft.bases[self.base.generation] = self.base
@@ -127,7 +129,7 @@ class Origin:
     @property
     def journal_store(self) -> Store | None:
         """Where the journal is; None if pickles take all chunks along."""
-        if self._uses_files:
+        if self.uses_files:
             return self.store
         return LocalStore(self.place, within=Path(self.store.url).parent) if self.place else None
 
@@ -209,7 +211,8 @@ def origin_of(draft: Draft, *, lasts: bool = False) -> Origin:
     if is_first and draft.fork is None:
         _write_journal(origin)
         if not lasts:
-            draft.at_end.callback(origin.discard)
+            draft.reserved = origin.count if origin.uses_files else 0
+            draft.at_end.callback(origin.tidy)
             draft.at_end.callback(_kept_young(origin))
     return origin
 
@@ -245,7 +248,10 @@ def _write_journal(origin: Origin) -> None:
     store = origin.journal_store
     if store is not None:
         generation = "" if origin.base is None else origin.base.generation
-        store.replace(origin.journal_name, Journal(origin.first, origin.count, origin.id, generation).pack())
+        # The chunks that the transaction put into files before it was forked belong to the write as well.
+        codes = origin.change.codes
+        first = min([origin.first, *codes[codes >= 0].tolist()])
+        store.replace(origin.journal_name, Journal(first, origin.count, origin.id, generation).pack())
 
 
 def _kept_young(origin: Origin) -> Callable[[], object]:
@@ -257,9 +263,16 @@ def _kept_young(origin: Origin) -> Callable[[], object]:
             with suppress(OSError, B2ArrayError):
                 _write_journal(origin)
 
+    thread = threading.Thread(target=keep, name="b2array-journal", daemon=True)
     if origin.journal_store is not None:
-        threading.Thread(target=keep, name="b2array-journal", daemon=True).start()
-    return ended.set
+        thread.start()
+
+    def end() -> None:
+        ended.set()
+        if thread.ident is not None:
+            thread.join()  # otherwise it might write the journal again after its removal
+
+    return end
 
 
 class Fork(Handle):
@@ -276,10 +289,21 @@ class Fork(Handle):
         self.enter(draft)
 
     @property
-    def source(self) -> Source:
-        """What chunks are read from; ValueError if the fork was merged."""
+    def draft(self) -> Draft | None:
+        """What was written through the fork; ValueError if the fork was merged."""
         if self._is_merged:
             raise ValueError("this fork was merged; use the transaction that has its changes now")
+        return super().draft
+
+    @property
+    def generation(self) -> str:
+        """Names the committed state that the fork builds on; ValueError if the fork was merged."""
+        _ = self.draft
+        return super().generation
+
+    @property
+    def source(self) -> Source:
+        """What chunks are read from: the draft."""
         return self.draft or self.snapshot
 
     @source.setter

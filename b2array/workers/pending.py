@@ -136,10 +136,15 @@ def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
     young as the youngest file in it.
     """
     found = {name: each for name, each in files.items() if name.endswith(TEMPORARY)}
+    beside = {}
     for name, path in _beside(store).items():
         with suppress(FileNotFoundError):
-            found[name] = _whole(path)
-    return found
+            beside[name] = _whole(path)
+    if any(name.rstrip("/").endswith(JOURNAL) for name in beside):
+        # The writer that keeps the journal young may still need the other files, which it wrote long ago.
+        age = youngest(beside.values())
+        beside = {name: Listed(each.size, age) for name, each in beside.items()}
+    return found | beside
 
 
 def _beside(store: Store) -> dict[str, Path]:

@@ -1,0 +1,721 @@
+"""Forks of a transaction: handles for workers, whose writes become part of one commit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import TypeVar
+
+import blosc2
+import clouds
+import dask
+import numpy as np
+import pytest
+from writers import add_row
+
+import b2array
+from b2array.codec import encode
+from b2array.errors import ConflictError, FormatError
+from b2array.store.endings import JOURNAL
+
+T = TypeVar("T")
+
+SHAPE, CHUNKS = (8, 6), (1, 6)
+PLACES = ["file", "directory", "memory", "sparse memory"]
+LOCAL = PLACES[:2]
+
+Make = Callable[..., b2array.NDArray]
+
+
+def layout_of(place: str) -> str:
+    return "sparse" if place in ("directory", "sparse memory") else "contiguous"
+
+
+def where(place: str, folder: Path, name: str = "a") -> dict[str, object]:
+    url = {} if "memory" in place else {"url": folder / f"{name}.b2nd"}
+    return {**url, "layout": layout_of(place), "chunks": CHUNKS, "blocks": CHUNKS}
+
+
+@pytest.fixture(params=PLACES)
+def a(request: pytest.FixtureRequest, tmp_path: Path) -> b2array.NDArray:
+    return b2array.zeros(SHAPE, "i4", **where(request.param, tmp_path))
+
+
+@pytest.fixture(params=LOCAL)
+def local(request: pytest.FixtureRequest, tmp_path: Path) -> b2array.NDArray:
+    return b2array.zeros(SHAPE, "i4", **where(request.param, tmp_path))
+
+
+def sent(value: T) -> T:
+    """Return what another process would receive."""
+    received: T = pickle.loads(pickle.dumps(value))
+    return received
+
+
+def rows(a: b2array.NDArray) -> list[int]:
+    """Return one number for each row, in which all items are equal."""
+    items = a[...]
+    assert (items == items[:, :1]).all()
+    first: list[int] = items[:, 0].tolist()
+    return first
+
+
+def again(a: b2array.NDArray) -> b2array.NDArray:
+    """Return what another program reads."""
+    if a.url == "memory":
+        return a
+    return b2array.open(a.url)
+
+
+def files_at(folder: Path) -> list[str]:
+    """Return what is in a folder, without locks."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.name.endswith("b2lock"))
+
+
+def fill(fork: b2array.NDArray, row: int, value: int) -> b2array.NDArray:
+    fork[row] = value
+    return fork
+
+
+# What forks read and write.
+
+
+def test_a_fork_reads_the_base_the_changes_so_far_and_its_own_writes_and_no_siblings(a: b2array.NDArray) -> None:
+    a[0] = 1
+    with a.transaction() as changes:
+        changes[1] = 2
+        one, two = sent(changes.fork()), sent(changes.fork())
+        one[2] = 3
+        changes[3] = 4  # after the fork
+        assert rows(one) == [1, 2, 3, 0, 0, 0, 0, 0]
+        assert rows(two) == [1, 2, 0, 0, 0, 0, 0, 0]
+        assert rows(sent(one)) == rows(one)
+        assert rows(changes) == [1, 2, 0, 4, 0, 0, 0, 0]
+        changes.merge(sent(one))
+        assert rows(changes) == [1, 2, 3, 4, 0, 0, 0, 0]
+        two[4] = 5
+        changes.merge(two)
+    assert rows(again(a)) == [1, 2, 3, 4, 5, 0, 0, 0]
+
+
+def test_parts_of_chunks_are_written_on_top_of_what_the_fork_shows(a: b2array.NDArray) -> None:
+    a[...] = 1
+    with a.transaction() as changes:
+        changes[1, 1] = 2
+        fork = sent(changes.fork())
+        fork[1, 2] = 3
+        fork[2, 3:] += 4
+        changes.merge(sent(fork))
+    assert again(a)[1].tolist() == [1, 2, 3, 1, 1, 1]
+    assert again(a)[2].tolist() == [1, 1, 1, 5, 5, 5]
+
+
+def test_one_fork_serves_many_workers(a: b2array.NDArray) -> None:
+    with a.transaction() as changes:
+        fork = changes.fork()
+        workers = [fill(sent(fork), row, row + 1) for row in range(8)]
+        assert rows(fork) == [0] * 8
+        changes.merge(*map(sent, workers))
+    assert rows(again(a)) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_threads_share_a_fork(a: b2array.NDArray) -> None:
+    with a.transaction() as changes, ThreadPoolExecutor(4) as pool:
+        fork = changes.fork()
+        list(pool.map(lambda row: fill(fork, row, row + 1), range(8)))
+        changes.merge(fork)
+    assert rows(again(a)) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_zeros_nan_and_whole_arrays_are_written(a: b2array.NDArray) -> None:
+    a[...] = 1
+    with a.transaction() as changes:
+        fork, other = sent(changes.fork()), sent(changes.fork())
+        fork[:4] = 0
+        other[4:] = 2
+        changes.merge(sent(fork), sent(other))
+    assert rows(again(a)) == [0, 0, 0, 0, 2, 2, 2, 2]
+
+
+def test_attributes_and_dims_of_forks_become_part_of_the_commit(a: b2array.NDArray) -> None:
+    a.attrs.update(kept=1, gone=2)
+    with a.transaction() as changes:
+        changes.attrs["before"] = 3
+        one, two = sent(changes.fork()), sent(changes.fork())
+        assert dict(one.attrs) == {"kept": 1, "gone": 2, "before": 3}
+        one.attrs["new"] = [4]
+        del one.attrs["gone"]
+        one.dims = ("y", "x")
+        two[0] = 1
+        two.attrs["new"] = [4]
+        changes.merge(sent(two), sent(one))
+    assert dict(again(a).attrs) == {"kept": 1, "before": 3, "new": [4]}
+    assert again(a).dims == ("y", "x")
+
+
+def test_forks_of_forks_make_a_tree(a: b2array.NDArray) -> None:
+    with a.transaction() as changes:
+        changes[0] = 1
+        fork = fill(sent(changes.fork()), 1, 2)
+        leaves = [sent(fork.fork()) for _ in range(2)]
+        assert rows(leaves[0])[:2] == [1, 2]
+        fill(leaves[0], 2, 3)
+        fill(leaves[1], 1, 4)
+        fork.merge(*map(sent, leaves))
+        assert rows(fork)[:4] == [1, 4, 3, 0]
+        changes.merge(sent(fork))
+    assert rows(again(a))[:4] == [1, 4, 3, 0]
+
+
+def test_a_fork_of_a_transaction_that_was_resized_has_the_new_shape(a: b2array.NDArray) -> None:
+    a[7] = 7
+    with a.transaction() as changes:
+        changes.resize((10, 6))
+        changes[8] = 8
+        fork = sent(changes.fork())
+        assert rows(fork) == [0] * 7 + [7, 8, 0]
+        fork[9] = 9
+        fork[0] = 1
+        changes.merge(sent(fork))
+    assert rows(again(a)) == [1, 0, 0, 0, 0, 0, 0, 7, 8, 9]
+
+
+def resize(fork: b2array.NDArray) -> None:
+    fork.resize((9, 6))
+
+
+def append(fork: b2array.NDArray) -> None:
+    fork.append(np.zeros((1, 6), "i4"))
+
+
+def insert(fork: b2array.NDArray) -> None:
+    fork.insert(np.zeros((1, 6), "i4"), 0)
+
+
+def delete(fork: b2array.NDArray) -> None:
+    fork.delete(slice(0, 1))
+
+
+@pytest.mark.parametrize("change", [resize, append, insert, delete])
+def test_a_fork_cannot_change_the_shape(a: b2array.NDArray, change: Callable[[b2array.NDArray], None]) -> None:
+    with a.transaction() as changes:
+        fork = fill(sent(changes.fork()), 1, 1)
+        with pytest.raises(ValueError, match="resize before you fork"):
+            change(fork)
+        fork[2] = 2
+        changes.merge(fork)
+    assert rows(again(a)) == [0, 1, 2, 0, 0, 0, 0, 0]
+
+
+def test_an_array_without_items_can_be_forked(tmp_path: Path) -> None:
+    a = b2array.zeros((0, 6), "i4", url=tmp_path / "a.b2nd")
+    with a.transaction() as changes:
+        fork = sent(changes.fork())
+        fork.attrs["empty"] = True
+        changes.merge(sent(fork))
+    assert again(a).attrs["empty"] is True
+
+
+# Conflicts.
+
+
+def test_equal_bytes_of_two_forks_are_fine(a: b2array.NDArray) -> None:
+    with a.transaction() as changes:
+        fork = changes.fork()
+        twice = [fill(fill(sent(fork), 1, 5), 2, 0) for _ in range(3)]
+        changes.merge(*map(sent, twice[:2]))
+        changes.merge(sent(twice[2]))
+    assert rows(again(a)) == [0, 5, 0, 0, 0, 0, 0, 0]
+
+
+def test_different_bytes_of_two_forks_are_a_conflict_that_names_the_chunks_and_changes_nothing(
+    a: b2array.NDArray,
+) -> None:
+    with a.transaction() as changes:
+        fork = changes.fork()
+        one, two = fill(fill(sent(fork), 1, 5), 4, 4), fill(fill(sent(fork), 1, 6), 2, 2)
+        with pytest.raises(ConflictError, match=r"chunks \[1\] were written by two forks"):
+            changes.merge(one, two)
+        assert rows(changes) == [0] * 8
+        changes.merge(one)  # it was not merged before
+        with pytest.raises(ConflictError, match=r"chunks \[1\]"):
+            changes.merge(two)
+        assert rows(changes) == [0, 5, 0, 0, 4, 0, 0, 0]
+        changes.merge(fork)  # it has no change
+    assert rows(again(a)) == [0, 5, 0, 0, 4, 0, 0, 0]
+
+
+def test_a_chunk_that_the_transaction_changed_after_the_fork_is_a_conflict(a: b2array.NDArray) -> None:
+    with a.transaction() as changes:
+        fork = fill(sent(changes.fork()), 1, 5)
+        changes[1] = 6
+        with pytest.raises(ConflictError, match=r"chunks \[1\]"):
+            changes.merge(fork)
+        changes[1] = 5
+        changes.merge(fork)
+    assert rows(again(a))[1] == 5
+
+
+@pytest.mark.filterwarnings("ignore:.*were never merged:UserWarning")
+def test_forks_that_set_an_attribute_or_dims_to_different_values_conflict(a: b2array.NDArray) -> None:
+    with a.transaction() as changes:
+        one, two = sent(changes.fork()), sent(changes.fork())
+        one.attrs["x"], two.attrs["x"] = 1, 2
+        with pytest.raises(ConflictError, match="'x'"):
+            changes.merge(one, two)
+        one, two = sent(changes.fork()), sent(changes.fork())
+        one.dims, two.dims = ("y", "x"), ("x", "y")
+        with pytest.raises(ConflictError, match="dims"):
+            changes.merge(one, two)
+        changes.merge(one)
+        with pytest.raises(ConflictError, match="dims"):
+            changes.merge(two)
+        changes.attrs["x"] = 3
+        three = sent(changes.fork())
+        three.attrs["x"] = 4
+        changes.attrs["x"] = 5
+        with pytest.raises(ConflictError, match="'x'"):
+            changes.merge(three)
+    assert (dict(a.attrs), a.dims) == ({"x": 5}, ("y", "x"))
+
+
+def test_a_resize_after_the_fork_is_a_conflict(a: b2array.NDArray) -> None:
+    with pytest.raises(ConflictError, match="order of the chunks"), a.transaction() as changes:
+        fork = fill(sent(changes.fork()), 1, 5)
+        changes.resize((9, 6))
+        changes.merge(fork)
+    assert a.shape == (8, 6)
+
+
+def test_commits_of_others_to_other_chunks_are_kept(local: b2array.NDArray) -> None:
+    with local.transaction() as changes:
+        changes[0] = 1
+        b2array.open(local.url, mode="r+")[6] = 6
+        fork = fill(sent(changes.fork()), 1, 2)
+        b2array.open(local.url, mode="r+")[7] = 7
+        changes.merge(sent(fork))
+    assert rows(again(local)) == [1, 2, 0, 0, 0, 0, 6, 7]
+
+
+@pytest.mark.parametrize("moment", ["before the fork", "after the fork", "after the merge"])
+@pytest.mark.parametrize("theirs", ["written", "read"])
+def test_commits_of_others_to_the_same_chunks_are_a_conflict(local: b2array.NDArray, moment: str, theirs: str) -> None:
+    def other() -> None:
+        b2array.open(local.url, mode="r+")[1] = 7
+
+    def work() -> None:
+        with local.transaction() as changes:
+            changes[0] = 1
+            if moment == "before the fork":
+                other()
+            fork = sent(changes.fork())
+            fork[2] = 1 + (fork[1] if theirs == "read" else 0)
+            if theirs == "written":
+                fork[1, 1] = 1
+            if moment == "after the fork":
+                other()
+            changes.merge(sent(fork))
+            if moment == "after the merge":
+                other()
+
+    if moment == "before the fork" and layout_is_sparse(local):
+        work()  # the fork reserved its files on top of the other commit, and has seen it
+        assert again(local)[1, 0] == 7
+        return
+    with pytest.raises(ConflictError, match=r"chunks \[1\] were changed by another writer"):
+        work()
+    assert again(local)[:3, 0].tolist() == [0, 7, 0]
+
+
+def layout_is_sparse(a: b2array.NDArray) -> bool:
+    return Path(a.url).is_dir()
+
+
+# The end of forks and of transactions.
+
+
+USES: dict[str, Callable[[b2array.NDArray], object]] = {
+    "read": lambda a: a[0],
+    "write": lambda a: fill(a, 0, 1),
+    "shape": lambda a: a.shape,
+    "attrs": lambda a: dict(a.attrs),
+    "set attrs": lambda a: a.attrs.update(x=1),
+    "dims": lambda a: a.dims,
+    "view": lambda a: a.view[1:],
+    "copy": lambda a: a.copy(),
+    "resize": lambda a: a.resize((9, 6)),
+    "fork": lambda a: a.fork(),
+    "merge nothing": lambda a: a.merge(),
+    "pickle": pickle.dumps,
+    "bytes": lambda a: a.to_bytes(),
+    "generation": lambda a: a.generation,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_merged_fork_raises_at_every_use(use: str) -> None:
+    a = b2array.zeros(SHAPE, "i4", chunks=CHUNKS)
+    with a.transaction() as changes:
+        fork = fill(changes.fork(), 1, 1)
+        changes.merge(fork)
+        with pytest.raises(ValueError, match="was merged"):
+            USES[use](fork)
+        with pytest.raises(ValueError, match="was merged"):
+            changes.merge(fork)
+
+
+def test_merging_after_the_commit_or_into_another_transaction_is_a_conflict(a: b2array.NDArray) -> None:
+    with a.transaction() as changes:
+        fork = changes.fork()
+        late = fill(sent(fork), 1, 1)
+        changes.merge(fork)
+    with pytest.raises(ConflictError, match="ended"):
+        a.merge(late)
+    with a.transaction() as changes, pytest.raises(ConflictError, match="another transaction"):
+        changes.merge(late)
+    with a.transaction() as changes:
+        other = changes.fork()
+        with pytest.raises(ConflictError, match="another transaction"):
+            changes.merge(late)
+        changes.merge(other)
+    assert rows(a) == [0] * 8
+
+
+def test_only_forks_can_be_merged_and_only_transactions_forked(a: b2array.NDArray) -> None:
+    with pytest.raises(ValueError, match="needs a transaction"):
+        a.fork()
+    with a.transaction() as changes, pytest.raises(TypeError, match="forks of this transaction"):
+        changes.merge(b2array.zeros(3))
+
+
+@pytest.mark.parametrize("place", LOCAL)
+def test_forks_that_were_never_merged_are_named_and_vacuum_removes_what_they_left(tmp_path: Path, place: str) -> None:
+    a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
+    before = files_at(tmp_path)
+    with pytest.warns(UserWarning, match="2 of 3 forks were never merged"), a.transaction() as changes:
+        forks = [fill(sent(changes.fork()), row, row + 1) for row in range(3)]
+        sent(forks[0])
+        changes.merge(sent(forks[1]))
+    assert rows(again(a)) == [0, 2, 0, 0, 0, 0, 0, 0]
+    fill(forks[2], 5, 9)  # it does not know yet
+    pickle.dumps(forks[2])
+    assert rows(again(a)) == [0, 2, 0, 0, 0, 0, 0, 0]
+    b2array.vacuum(a.url, grace=0)
+    assert [name for name in files_at(tmp_path) if name not in before] == ["a.b2nd/00000001.chunk"] * (
+        place == "directory"
+    )
+
+
+@pytest.mark.parametrize("place", LOCAL)
+def test_vacuum_keeps_what_a_transaction_of_thirty_hours_needs(tmp_path: Path, place: str) -> None:
+    a = b2array.zeros((8, 60000), "i4", **{**where(place, tmp_path), "chunks": (1, 60000), "blocks": (1, 6000)})
+    noise = np.random.default_rng(0).integers(0, 2**30, (8, 60000), "i4")
+    with a.transaction() as changes:
+        changes[0] = noise[0]  # before the fork
+        fork = changes.fork()
+        one = sent(fork)
+        one[1] = noise[1]
+        one = sent(one)
+        then = time.time() - 30 * 3600
+        journals = [path for path in tmp_path.rglob(f"*{JOURNAL}*") if path.is_file() and path.suffix != ".b2tmp"]
+        assert len(journals) == 1
+        for path in tmp_path.rglob("*"):
+            if path not in journals:
+                os.utime(path, (then, then))
+        assert b2array.vacuum(a.url).removed == ()
+        two = sent(fork)
+        two[2] = noise[2]
+        assert (two[0] == noise[0]).all()
+        changes.merge(one, sent(two))
+    assert (again(a)[:3] == noise[:3]).all()
+
+
+@pytest.mark.parametrize("place", LOCAL)
+def test_an_exception_leaves_nothing_behind(tmp_path: Path, place: str) -> None:
+    a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
+    before = files_at(tmp_path)
+    for error in (ZeroDivisionError, KeyboardInterrupt):
+        with pytest.raises(error), a.transaction() as changes:
+            changes[0] = 1
+            fork = changes.fork()
+            one, two = fill(sent(fork), 1, 1), fill(sent(fork), 2, 2)
+            changes.merge(sent(one))
+            sent(two)  # it came back, and was not merged
+            raise error
+        assert files_at(tmp_path) == before
+    assert rows(again(a)) == [0] * 8
+    assert [thread.name for thread in threading.enumerate() if thread.name == "b2array-journal"] == []
+
+
+@pytest.mark.parametrize("place", LOCAL)
+def test_a_conflict_at_the_commit_leaves_nothing_behind(tmp_path: Path, place: str) -> None:
+    a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
+    with pytest.raises(ConflictError), a.transaction() as changes:
+        changes.merge(sent(fill(sent(changes.fork()), 1, 1)))
+        b2array.open(a.url, mode="r+")[1] = 7
+    assert rows(again(a)) == [0, 7, 0, 0, 0, 0, 0, 0]
+    assert b2array.vacuum(a.url, grace=0).removed == ()
+
+
+@pytest.mark.parametrize("place", LOCAL)
+def test_a_commit_leaves_no_files_but_its_own(tmp_path: Path, place: str) -> None:
+    a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
+    with a.transaction() as changes:
+        fork = changes.fork()
+        changes.merge(*(sent(fill(sent(fork), row, row + 1)) for row in range(8)))
+    assert b2array.vacuum(a.url, grace=0).removed == ()
+    assert len(files_at(tmp_path)) == (10 if place == "directory" else 1)
+    assert b2array.verify(a.url, deep=True).ok
+    theirs = blosc2.open(a.url, mode="r")
+    assert theirs[:, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("place", LOCAL)
+def test_a_lost_chunk_that_a_fork_writes_is_there_again(tmp_path: Path, place: str) -> None:
+    a = b2array.ones(SHAPE, "i4", **where(place, tmp_path))
+    a._handle.change(lambda draft: [draft.mark_lost(n) for n in (1, 2, 3)])
+    with a.transaction() as changes:
+        one, two = fill(sent(changes.fork()), 1, 5), fill(sent(changes.fork()), 2, 6)
+        changes.merge(sent(one), sent(two))
+    assert again(a)[:3, 0].tolist() == [1, 5, 6]
+    with pytest.raises(FormatError, match="lost"):
+        again(a)[3]
+
+
+@pytest.mark.parametrize("place", ["file", pytest.param("memory", marks=pytest.mark.slow)])
+def test_a_fork_of_many_chunks_takes_little_room(tmp_path: Path, place: str) -> None:
+    layout = {**where(place, tmp_path), "chunks": (8,), "blocks": (8,)}
+    a = b2array.zeros(20_000 * 8, "f8", **layout)
+    # Chunks of different lengths make the longest index and sizes.
+    draws = np.random.default_rng(0)
+    contents = [encode.encode(draws.integers(0, 1 + k, 8).tobytes(), typesize=8) for k in range(64)]
+    a._handle.change(lambda draft: [draft.put(n, contents[k]) for n, k in enumerate(draws.integers(0, 64, 20_000))])
+    with a.transaction() as changes:
+        changes[:80] = draws.random(80)
+        fork = changes.fork()
+        room = len(pickle.dumps(fork)) - (0 if place == "file" else a.cbytes)
+        assert room < 300_000
+        changes.merge(fork)
+
+
+# Groups.
+
+
+@pytest.mark.parametrize("place", LOCAL)
+def test_members_of_a_group_are_forked_and_committed_together(tmp_path: Path, place: str) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", mode="a")
+    layout = {"layout": layout_of(place), "chunks": CHUNKS, "blocks": CHUNKS}
+    for name in ("one", "two"):
+        group.create(name, SHAPE, "i4", **layout)
+    with group.transaction() as changes:
+        for number, name in enumerate(("one", "two")):
+            fork = fill(sent(changes[name].fork()), number, 5)
+            changes[name].merge(sent(fork))
+        assert rows(group["one"]) == [0] * 8
+    shown = b2array.open_group(tmp_path / "g.b2d")
+    assert (rows(shown["one"])[:2], rows(shown["two"])[:2]) == ([5, 0], [0, 5])
+    assert [name for name in files_at(tmp_path) if JOURNAL in name] == []
+
+
+@pytest.mark.parametrize("place", LOCAL)
+def test_a_new_member_is_written_by_forks_of_a_transaction_of_its_own(tmp_path: Path, place: str) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", mode="a")
+    with group.transaction() as changes:
+        new = changes.create("new", SHAPE, "i4", layout=layout_of(place), chunks=CHUNKS, blocks=CHUNKS)
+        if not new.in_transaction:
+            with new.transaction():
+                new.merge(sent(fill(sent(new.fork()), 3, 4)))
+        else:
+            new.merge(sent(fill(sent(new.fork()), 3, 4)))
+        assert "new" not in b2array.open_group(tmp_path / "g.b2d")
+    assert rows(b2array.open_group(tmp_path / "g.b2d")["new"]) == [0, 0, 0, 4, 0, 0, 0, 0]
+    assert [name for name in files_at(tmp_path) if JOURNAL in name] == []
+
+
+@pytest.mark.parametrize("place", LOCAL)
+def test_a_group_names_forks_that_were_never_merged(tmp_path: Path, place: str) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", mode="a")
+    group.create("one", SHAPE, "i4", layout=layout_of(place), chunks=CHUNKS, blocks=CHUNKS)
+    with pytest.warns(UserWarning, match="1 of 1 forks were never merged"), group.transaction() as changes:
+        changes["one"][0] = 1
+        fill(sent(changes["one"].fork()), 1, 1)
+    assert rows(group["one"]) == [1, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_chunk_in_a_file_that_another_transaction_removed_is_a_conflict(tmp_path: Path) -> None:
+    a = b2array.zeros(SHAPE, "i4", **where("directory", tmp_path))
+    with pytest.raises(ConflictError, match="somebody removed"), a.transaction() as changes:
+        fork = sent(changes.fork())
+        sent(fill(fork, 1, 1))
+        again_written = sent(fill(fork, 1, 2))  # beyond the numbers that are reserved
+        changes.merge(again_written)
+        other = b2array.open(a.url, mode="r+")
+        with pytest.raises(ZeroDivisionError), other.transaction() as theirs:
+            theirs.fork()
+            raise ZeroDivisionError
+    assert rows(again(a)) == [0] * 8
+    assert b2array.vacuum(a.url, grace=0).removed == ()
+
+
+# Processes.
+
+
+def executor(kind: str) -> Executor:
+    if kind == "threads":
+        return ThreadPoolExecutor(2)
+    return ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(kind))
+
+
+KINDS = ["threads", *(kind for kind in ("fork", "spawn") if kind in multiprocessing.get_all_start_methods())]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_executor_writes_through_forks(tmp_path: Path, kind: str) -> None:
+    with executor(kind) as pool:
+        for place in PLACES:
+            a = b2array.ones(SHAPE, "i4", **where(place, tmp_path, place))
+            with a.transaction() as changes:
+                changes[0] = 10
+                forks = [changes.fork() for _ in range(1, 8)]
+                changes.merge(*pool.map(add_row, forks, range(1, 8)))
+            assert rows(again(a)) == [10, 11, 12, 13, 14, 15, 16, 17]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_delayed_tasks_of_dask_write_through_forks(tmp_path: Path, place: str) -> None:
+    a = b2array.ones(SHAPE, "i4", **where(place, tmp_path))
+    with a.transaction() as changes:
+        fork = changes.fork()
+        tasks = [dask.delayed(lambda row: fill(sent(fork), row, row + 1))(row) for row in range(8)]
+        changes.merge(*dask.compute(*tasks, scheduler="threads"))
+    assert rows(again(a)) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_joblib_writes_through_forks(tmp_path: Path, place: str) -> None:
+    joblib = pytest.importorskip("joblib")
+    a = b2array.ones(SHAPE, "i4", **where(place, tmp_path))
+    with a.transaction() as changes:
+        tasks = (joblib.delayed(add_row)(changes.fork(), row) for row in range(1, 8))
+        changes.merge(*joblib.Parallel(n_jobs=2)(tasks))
+    assert rows(again(a)) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def fill_or_die(fork: b2array.NDArray, row: int) -> b2array.NDArray:
+    fork[row] = row + 1
+    if row == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return fork
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("place", LOCAL)
+def test_a_killed_worker_loses_its_own_part_only(tmp_path: Path, place: str) -> None:
+    a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
+    lost = 0
+    with pytest.warns(UserWarning, match="1 of 4 forks were never merged"), a.transaction() as changes:
+        for row in range(4):
+            with executor("fork") as pool:  # a pool with a killed process does no more work
+                try:
+                    changes.merge(pool.submit(fill_or_die, changes.fork(), row).result())
+                except BrokenProcessPool:
+                    lost += 1
+    assert lost == 1
+    assert rows(again(a)) == [1, 2, 0, 4, 0, 0, 0, 0]
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+
+
+def in_child(task: Callable[[], object]) -> int:
+    """Call a task in a forked process, and return its status: 0, or 3 for a ConflictError."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            task()
+            status = 0
+        except ConflictError:
+            status = 3
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@needs_fork
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("place", LOCAL)
+def test_an_inherited_fork_refuses_to_be_written_in_a_forked_process(tmp_path: Path, place: str) -> None:
+    a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
+    with a.transaction() as changes:
+        fork = fill(changes.fork(), 1, 1)
+        assert in_child(lambda: fill(fork, 2, 2)) == 3
+        assert in_child(lambda: fill(sent(fork), 2, 2)) in (0, 3)
+        assert in_child(lambda: changes.merge(fork)) == 3
+        changes.merge(sent(fork))
+    assert rows(again(a)) == [0, 1, 0, 0, 0, 0, 0, 0]
+
+
+@needs_fork
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("place", LOCAL)
+def test_a_forked_process_that_leaves_the_block_takes_nothing_away(tmp_path: Path, place: str) -> None:
+    a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
+    with a.transaction() as changes:
+        changes.merge(sent(fill(sent(changes.fork()), 1, 1)))
+        before = files_at(tmp_path)
+        assert in_child(changes._handle.draft.abort) == 0
+        assert files_at(tmp_path) == before
+    assert rows(again(a)) == [0, 1, 0, 0, 0, 0, 0, 0]
+
+
+# Object stores.
+
+
+OFTEN = {("s3", "sparse"), ("gcs", "contiguous"), ("azure", "sparse")}
+CLOUDS = [
+    pytest.param(kind, layout, marks=() if (kind, layout) in OFTEN else pytest.mark.slow)
+    for kind in clouds.KINDS
+    for layout in ("contiguous", "sparse")
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*is rewritten with every change:UserWarning")
+@pytest.mark.parametrize(("kind", "layout"), CLOUDS)
+def test_forks_write_to_object_stores(
+    kind: str, layout: str, cloud_of: Callable[[str], clouds.Cloud], tmp_path: Path
+) -> None:
+    cloud = cloud_of(kind)
+    url = f"{cloud.make_bucket(f'forks-{layout}-{kind}'.replace(' ', '-'))}/a.b2nd"
+    options = {"storage_options": cloud.options}
+    a = b2array.zeros(SHAPE, "i4", url=url, layout=layout, chunks=CHUNKS, blocks=CHUNKS, **options)
+    with a.transaction() as changes:
+        changes[0] = 1
+        fork = changes.fork()
+        one, two, three = (sent(fork) for _ in range(3))
+        one[1], two[2], two[1], three[1] = 2, 3, 2, 4
+        b2array.open(url, mode="r+", **options)[7] = 8
+        with pytest.raises(ConflictError, match=r"chunks \[1\]"):
+            changes.merge(sent(one), sent(three))
+        changes.merge(sent(one), sent(two))
+        changes.merge(fork)
+    assert rows(b2array.open(url, **options)) == [1, 2, 3, 0, 0, 0, 0, 8]
+    with pytest.raises(ConflictError, match="another writer"), a.transaction() as changes:
+        changes.merge(sent(fill(sent(changes.fork()), 1, 1)))
+        b2array.open(url, mode="r+", **options)[1] = 9
+    assert b2array.open(url, **options)[:2, 0].tolist() == [1, 9]
+    b2array.vacuum(url, grace=0, **options)
+    assert b2array.open(url, **options)[:3, 0].tolist() == [1, 9, 3]
+    assert [name for name in cloud.fs.find(url) if JOURNAL in name] == []
