@@ -55,7 +55,6 @@ def commit(draft: Draft) -> Snapshot:
         draft.abort()
         raise
     draft.settle(snapshot.frame)
-    draft.warn_of_forgotten()
     return snapshot
 
 

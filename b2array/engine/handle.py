@@ -241,6 +241,7 @@ class Handle:
             # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
             if committed is not draft.base:
                 self._show(committed, self._draft)
+            draft.warn_of_forgotten()
         except (FormatError, NotADirectoryError) as error:
             _explain(draft, error)
             raise

@@ -106,18 +106,16 @@ Made = tuple[int, OpenChunk | bytes | Staged]
 
 
 def _set_chunks(target: Target, chunks: Generator[Made], made: Callable[[], object] = lambda: None) -> None:
-    """Store chunks, and refer to them when all are stored: a transaction may go on without a write that failed."""
-    stored = []
+    """Store chunks, and refer to them. If one fails, the draft is given up, or `Draft.attempt` undoes the others."""
     with closing(chunks):  # before the transaction undoes what threads have done
         for number, chunk in chunks:
             if isinstance(chunk, OpenChunk):
                 if target.buffer is not None:
                     target.buffer.keep(number, chunk)
             else:
-                stored.append((number, target.store_chunk(number, chunk) if isinstance(chunk, bytes) else chunk))
+                staged = target.store_chunk(number, chunk) if isinstance(chunk, bytes) else chunk
+                target.set_chunk(number, staged)
             made()
-    for number, staged in stored:
-        target.set_chunk(number, staged)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -415,6 +415,7 @@ def finish(origin: Origin, changes: Sequence[ChangeSet]) -> Snapshot:
     except (ConflictError, FileExistsError, FileNotFoundError):
         draft.abort()
         if (done := _finished(origin)) is None:  # another process was asked to commit at the same time
+            origin.discard()
             raise
         return done
     except BaseException:

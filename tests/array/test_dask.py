@@ -456,9 +456,12 @@ def test_a_changed_chunk_is_a_conflict(stored: b2array.NDArray) -> None:
     writing = stored.store(da.zeros((43, 30), chunks=(10, 30), dtype="i8"), compute=False)
     other = b2array.open(stored.url, mode="r+")
     other[0, 0] = 77
+    before = sorted(Path(stored.url).parent.rglob("*[0-9A-Z].chunk"))
     with pytest.raises(ConflictError):
         writing.compute()
     assert b2array.open(stored.url)[0, 0] == 77
+    assert sorted(Path(stored.url).parent.rglob("*[0-9A-Z].chunk")) == before
+    assert leftovers(Path(stored.url).parent) == []
 
 
 def test_changes_elsewhere_are_merged(stored: b2array.NDArray) -> None:
@@ -476,14 +479,21 @@ def test_a_repeated_task_does_no_harm(stored: b2array.NDArray) -> None:
     first, again = write_part(origin, whole, values), write_part(origin, whole, values)
     if (np.asarray(first.codes) >= 0).all():
         assert first.codes.tolist() == again.codes.tolist()
-    other = write_part(origin, (slice(0, 10, 1), slice(0, 30, 1)), values[:10] + 1)
-    with pytest.raises(ConflictError, match=r"chunks \[0, 1, 2, 3\]"):
-        finish(origin, [first, other])
     copy = pickle.loads(pickle.dumps(origin))
     done = finish(copy, [first, again])
     assert finish(origin, [first]).generation == done.generation
     stored.refresh()
     assert np.array_equal(stored[...], values)
+
+
+def test_tasks_that_put_different_items_into_a_chunk_are_a_conflict(stored: b2array.NDArray) -> None:
+    origin = origin_of(stored._handle.new_draft(), lasts=True)
+    first = write_part(origin, (slice(0, 43, 1), slice(0, 30, 1)), numbers(43, 30) * 3)
+    other = write_part(origin, (slice(0, 10, 1), slice(0, 30, 1)), numbers(10, 30) * 3 + 1)
+    with pytest.raises(ConflictError, match=r"chunks \[0, 1, 2, 3\]"):
+        finish(origin, [first, other])
+    assert np.array_equal(b2array.open(stored.url), stored[...])
+    assert leftovers(Path(stored.url).parent) == []
 
 
 def test_writes_that_are_computed_together_compute_what_they_share_once(tmp_path: Path) -> None:
