@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import Counter
 from contextlib import suppress
 
@@ -108,7 +109,13 @@ def left_behind(operation, threads=1):
         try:
             before = ours()
             operation()
-            return ours() - before
+            # Other threads may need a moment to let go. What only the collector removes stays.
+            for _ in range(40):
+                found = ours() - before
+                if not found:
+                    break
+                time.sleep(0.05)
+            return found
         finally:
             gc.enable()
 

@@ -52,7 +52,7 @@ class _Lazy(BackendArray):
         return self._array
 
     @property
-    def array(self) -> NDArray:
+    def handle(self) -> NDArray:
         """The handle that reads."""
         return cast(NDArray, self.frozen.array)
 

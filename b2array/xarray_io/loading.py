@@ -37,7 +37,7 @@ class Lazy(Protocol):
     """An array of xarray's that is read when needed."""
 
     @property
-    def array(self) -> NDArray:
+    def handle(self) -> NDArray:
         """The array; it may be opened now."""
 
 
@@ -83,7 +83,7 @@ def read(lazy: Lazy, key: indexing.ExplicitIndexer) -> Any:
 
 
 def _read_alone(question: _Question) -> Any:
-    array, key = question.lazy.array, question.key
+    array, key = question.lazy.handle, question.key
     if isinstance(key, indexing.VectorizedIndexer):
         return np.asarray(array.vindex[key.tuple])
     if isinstance(key, indexing.OuterIndexer):
@@ -115,7 +115,7 @@ def _read_with_others(question: _Question) -> Any:
 
 
 def _opened(question: _Question) -> NDArray:
-    return question.lazy.array
+    return question.lazy.handle
 
 
 def _others_to_load() -> list[tuple[xr.Variable, _Question]]:
