@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from b2array.array import appender, copying, dask
+from b2array.array import appender, copying, dask, snapshots
 from b2array.array.appender import Appender
 from b2array.array.drafts import ArrayOptions, Casting, CopyKeywords, Url, known_dtype, takes
 from b2array.array.items import Indexed
@@ -295,6 +295,38 @@ class NDArray(Viewable, Indexed):
             One of them is no fork.
         """
         forks.merge(self._handle, [worker._handle for worker in workers])
+
+    def diff(self, at: str, then: str | None = None) -> list[tuple[slice, ...]]:
+        """Return where items may differ from those of a snapshot. Only indexes are read.
+
+        Parameters
+        ----------
+        at : str
+            A snapshot.
+        then : str, optional
+            Another one to compare it with; by default what this handle shows.
+
+        Returns
+        -------
+        list of tuple of slice
+            Boxes that do not overlap, of whole chunks that were written in between. Where the shapes differ, the boxes
+            lie in the larger one.
+
+        Raises
+        ------
+        KeyError
+            There is no such snapshot.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.zeros((4, 6), chunks=(2, 3))
+        >>> a.snapshot("start")
+        >>> a[3, :2] = 1
+        >>> a.diff("start")
+        [(slice(2, 4, None), slice(0, 3, None))]
+        """
+        return snapshots.differences(self._handle, at, then)
 
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n`, in C order of the grid, as it is stored."""

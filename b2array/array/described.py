@@ -9,7 +9,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from b2array.array import snapshots
 from b2array.array.drafts import checked_dims
+from b2array.array.snapshots import SnapshotInfo
 from b2array.codec.cparams import CParams
 from b2array.compute.operators import free_nbytes
 from b2array.compute.readable import Readable
@@ -142,6 +144,71 @@ class Opened:
     def refresh(self) -> None:
         """Show what others have committed since this handle was opened or last changed something."""
         self._handle.refresh()
+
+    def snapshot(
+        self, name: str, message: str = "", attrs: Mapping[str, Any] | None = None, *, replace: bool = False
+    ) -> None:
+        """Keep the committed state under a name; in a transaction, the state that its commit makes.
+
+        A snapshot takes an index, and no chunk: later commits leave its chunks alone. ``b2array.open(url, at=name)``
+        opens it.
+
+        Parameters
+        ----------
+        name : str
+            At most 255 bytes.
+        message : str, optional
+            A remark.
+        attrs : mapping, optional
+            What else is to be known of it, as for attributes of arrays.
+        replace : bool, default False
+            Whether a snapshot of this name may be replaced.
+
+        Raises
+        ------
+        FileExistsError
+            There is a snapshot of this name.
+        ConflictError
+            Another writer has changed what this handle shows. Nothing has happened then.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.zeros(3, "i4", url="memory://kept.b2nd")
+        >>> a.snapshot("start", "before the first step")
+        >>> a[:] = 7
+        >>> b2array.open("memory://kept.b2nd", at="start")[...].tolist()
+        [0, 0, 0]
+        >>> a.restore("start")
+        >>> a[...].tolist(), [each.name for each in a.snapshots]
+        ([0, 0, 0], ['start'])
+        """
+        snapshots.keep(self._handle, name, message, attrs, replace=replace)
+
+    @property
+    def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        """The snapshots, the oldest first. Their indexes are read to see which bytes each of them holds alone."""
+        return snapshots.listed(self._handle)
+
+    def restore(self, name: str) -> None:
+        """Go back to a snapshot, in one commit: items, shape, attributes. All snapshots stay.
+
+        Raises
+        ------
+        KeyError
+            There is no snapshot of this name.
+        """
+        snapshots.restore(self._handle, name)
+
+    def drop_snapshot(self, name: str) -> None:
+        """Forget a snapshot. `b2array.vacuum` or `b2array.repack` then free what it held alone.
+
+        Raises
+        ------
+        KeyError
+            There is no snapshot of this name.
+        """
+        snapshots.drop(self._handle, name)
 
     def close(self) -> None:
         """Close files. The handle opens them again when it needs them."""

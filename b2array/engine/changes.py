@@ -26,6 +26,7 @@ from b2array.format import annotations as notes
 from b2array.format import index
 from b2array.format.annotations import Annotations, Records, Sizes
 from b2array.format.frame import Frame
+from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import State, changed_chunks, sized_blocks, with_index
 from b2array.store.base import identity
 from b2array.store.spool import Part, Segment
@@ -35,6 +36,7 @@ __all__ = [
     "LOWEST_CODE",
     "SEGMENT",
     "ChangeSet",
+    "Keep",
     "New",
     "applied",
     "changeable",
@@ -71,6 +73,18 @@ class New:
 
 def _new(thin: Frame, index: bytes, annotations: Annotations, overwrite: bool, replaces: str | None) -> New:
     return New(with_index(thin, index, annotations), overwrite, replaces)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keep:
+    """A state that a commit keeps under a name: the one that it makes; in a copy of a frame also an earlier `state`.
+
+    The index of an earlier state has codes for the chunks that were copied. `entry` is what the ledger will say; the
+    plan adds where the state is.
+    """
+
+    entry: Kept
+    state: State | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,6 +149,10 @@ class ChangeSet:
         Whether the frame is to be written again without dead space.
     filters : (int, FilterSlots), optional
         The first chunk with data, and its filters.
+    keeps : tuple of Keep
+        The states that it keeps under names.
+    drops : tuple of str
+        The names of the kept states that it lets go.
     of_fork : OfFork, optional
         What else is known of the change of a fork.
     """
@@ -156,6 +174,8 @@ class ChangeSet:
     next: int = 0
     compacts: bool = False
     filters: tuple[int, FilterSlots] | None = None
+    keeps: tuple[Keep, ...] = ()
+    drops: tuple[str, ...] = ()
     of_fork: OfFork | None = None
 
     @property
@@ -166,6 +186,11 @@ class ChangeSet:
     @property
     def is_empty(self) -> bool:
         """Whether it changes nothing."""
+        return self._leaves_state and not self.keeps and not self.drops
+
+    @property
+    def _leaves_state(self) -> bool:
+        """Whether the state stays as it is, apart from the names under which states are kept."""
         touched = self.numbers.size or self.attrs or self.is_structural or self.compacts
         return not touched and self.before == self.after
 
@@ -222,7 +247,24 @@ def rebased(change: ChangeSet, base: Snapshot, current: Snapshot) -> ChangeSet:
     conflicts = [name for name in change.attrs if base.state.attr(name) != current.state.attr(name)]
     if conflicts:
         raise ConflictError(f"{current.url}: attributes {conflicts} were changed by another writer as well")
+    _check_kept(change, base, current)
     return replace(change, base=current.generation, next=max(change.next, current.state.annotations.next or 0))
+
+
+def _check_kept(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
+    if change.keeps and change._leaves_state:
+        # Who keeps a state without changing it means the state that he has seen.
+        raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the snapshot")
+    before, now = ledger_of(base.state), ledger_of(current.state)
+    names = {keep.entry.name for keep in change.keeps}.union(change.drops)
+    conflicts = sorted(name for name in names if _same(before.find(name)) != _same(now.find(name)))
+    if conflicts:
+        raise ConflictError(f"{current.url}: the snapshots {conflicts} were made or dropped by another writer as well")
+
+
+def _same(entry: Kept | None) -> object:
+    """Tell a kept state from others, wherever it is by now."""
+    return None if entry is None else (entry.time, entry.generation)
 
 
 def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:

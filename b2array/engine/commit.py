@@ -9,28 +9,31 @@ the answer of a server is lost; then nothing is cleaned up, because the store ma
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from b2array.buffers import Buffer
-from b2array.codec.header import ChunkHeader
+from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
-from b2array.engine.changes import LOWEST_CODE, ChangeSet
+from b2array.engine.changes import LOWEST_CODE, ChangeSet, Keep
 from b2array.engine.draft import Draft, discard
 from b2array.engine.fetch import each_chunk
 from b2array.engine.plan import Facts, Plan, Step, plan, unnoted
-from b2array.engine.snapshot import Snapshot, load, reload
+from b2array.engine.snapshot import Snapshot, kept_states, load, reload
 from b2array.engine.source import Location, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, located, warn
 from b2array.format import index
 from b2array.format.annotations import LAYER, Annotations
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
+from b2array.format.kept import ledger_of
+from b2array.format.state import State
 from b2array.progress import Progress
 from b2array.store.base import Store, attempts, durability, may_still_happen, too_many_conflicts
 
@@ -128,6 +131,7 @@ def stage(
         try:
             if made.step == Step.COMPACT and current is not None:
                 return _stage_compacted(draft, current, put)
+            _make_objects(made, draft)
             if made.step == Step.APPEND and current is not None:
                 _append(made, draft, current)
                 return made.require_state().frame, made.header
@@ -162,8 +166,16 @@ def observe(change: ChangeSet, current: Snapshot | None, draft: Draft) -> Facts:
     return Facts(
         url=draft.url, appendable=store.appendable, locks=store.guarantee == "lock", aside=draft.aside,
         header_room=draft.staging.header_room, unnoted=_file_sizes(store, unnoted(change, current)),
-        salt=os.urandom(_SALT_NBYTES),
+        kept=_staying(change, current), salt=os.urandom(_SALT_NBYTES),
     )  # fmt: skip
+
+
+def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...]:
+    """Return the kept states of a contiguous frame that stay when a change lets others go."""
+    if current is None or current.sparse or not change.drops:
+        return ()
+    stay = ledger_of(current.state).without(change.drops).entries
+    return tuple(each.state for each in kept_states(current, stay))
 
 
 def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
@@ -191,6 +203,7 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
     if gone:
         raise ConflictError(f"{draft.url}: somebody removed {', '.join(gone)} before the commit that needs them")
     generation = state.frame.fingerprint.hex()
+    _make_objects(made, draft)
     if draft.sparse:
         draft.store.force()
     try:
@@ -210,6 +223,12 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
                 return found
         raise
     return Snapshot(draft.store, state, 0, version, generation, header=made.header)
+
+
+def _make_objects(made: Plan, draft: Draft) -> None:
+    """Make the objects that the new state refers to. If the commit fails, `vacuum` removes them."""
+    for name, content in made.objects.items():
+        draft.store.create(name, content)
 
 
 def _write(made: Plan, draft: Draft, current: Snapshot | None) -> str:
@@ -279,24 +298,28 @@ def _stage_compacted(draft: Draft, current: Snapshot, put: Callable[[Iterable[Bu
 
 def _whole(draft: Draft, current: Snapshot) -> Draft:
     """Copy all chunks for a new file in the place of the old one; it is the same frame."""
-    return copied(
+    stay = ledger_of(current.state).without(draft.drops).entries
+    whole = copied(
         draft.as_source(), draft.store, FrameType.CONTIGUOUS, progress=draft.progress, replaces=current.version,
-        is_same=True,
+        is_same=True, kept=kept_states(current, stay),
     )  # fmt: skip
+    for keep in draft.keeps:
+        whole.keep(keep)
+    return whole
 
 
 def copied(
     source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False,
     progress: Progress | None = None, lost: Collection[int] = (),
-    locked: bool = False, replaces: str | None = None, is_same: bool = False,
+    locked: bool = False, replaces: str | None = None, is_same: bool = False, kept: Sequence[Snapshot] = (),
 ) -> Draft:  # fmt: skip
     """Return a draft of a new frame with the chunks of `source`, as they are stored, but for the `lost` ones.
 
-    With `is_same`, it is the same frame in another file.
+    With `is_same`, it is the same frame in another file. It keeps the `kept` states of the old one.
     """
     old = source.state
     annotations = (
-        Annotations() if old.annotations.foreign else replace(old.annotations, next=None, sizes=None, records=None)
+        Annotations() if old.annotations.foreign else replace(old.annotations, next=None, sizes=None, records=None, kept=None)
     )
     layers = tuple(layer for layer in old.frame.vlmetalayers if layer[0] != LAYER)
     state = (
@@ -306,8 +329,10 @@ def copied(
     lost = {*lost, *annotations.lost}
     try:
         # A draft notes all that is read; elsewhere only chunks that the index refers to are looked at.
-        kept = range(old.frame.nchunks) if source.buffer else np.flatnonzero(old.frame.offsets >= LOWEST_CODE).tolist()
-        stored = [n for n in kept if n not in lost and isinstance(source.locate(n), Location)]
+        present = (
+            range(old.frame.nchunks) if source.buffer else np.flatnonzero(old.frame.offsets >= LOWEST_CODE).tolist()
+        )
+        stored = [n for n in present if n not in lost and isinstance(source.locate(n), Location)]
         shown = progress or Progress(None)
         shown.advance(old.frame.nchunks - len(stored))
         for n, each in zip(stored, each_chunk(source, stored), strict=True):
@@ -315,7 +340,29 @@ def copied(
             shown.advance()
         for n in lost:
             new.mark_lost(n)
+        _copy_kept(new, old.frame.offsets, kept)
     except BaseException:
         new.abort()
         raise
     return new
+
+
+def _copy_kept(new: Draft, old_index: npt.NDArray[np.int64], kept: Sequence[Snapshot]) -> None:
+    """Let a copy of a frame keep states, too. Chunks that are in several states are copied once."""
+    index_now, records_now = new.state.frame.offsets, new.state.records
+    stored = np.flatnonzero(old_index >= 0).tolist()
+    copies = {int(old_index[n]): (int(index_now[n]), int(records_now[n])) for n in stored}
+    for held in kept:
+        offsets, records = np.array(held.frame.offsets, np.int64), held.state.records.copy()
+        lost = held.state.annotations.lost
+        offsets[list(lost)] = index.special_offset(Special.ZEROS)  # nobody reads them
+        wanted = np.flatnonzero(offsets >= 0).tolist()
+        missing = [n for n in wanted if int(offsets[n]) not in copies]
+        for n, each in zip(missing, each_chunk(held, missing), strict=True):
+            staged = new.store_stored(n, bytes(each.region))
+            copies[int(offsets[n])] = staged.code, staged.record
+        for n in wanted:
+            offsets[n], records[n] = copies[int(offsets[n])]
+        state = held.state.with_frame(offsets=offsets, frame_type=new.state.frame.frame_type)
+        if held.at is not None:
+            new.keep(Keep(held.at, state.with_tables(held.state.sizes, records)))

@@ -23,6 +23,7 @@ from b2array.engine.changes import (
     DIGEST_NBYTES,
     LOWEST_CODE,
     ChangeSet,
+    Keep,
     New,
     OfFork,
     applied,
@@ -43,6 +44,7 @@ from b2array.format import annotations as notes
 from b2array.format import frame, index
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
+from b2array.format.kept import KEPT
 from b2array.format.state import State
 from b2array.progress import Progress
 from b2array.store.base import Store, join_views_at
@@ -131,6 +133,10 @@ class Draft(Target):
         self._order: npt.NDArray[np.int64] | None = None
         self._attrs: dict[str, bytes | None] = {}
         self._filters: tuple[int, FilterSlots] | None = None
+        self.keeps: tuple[Keep, ...] = ()
+        """The states that the commit keeps under names."""
+        self.drops: tuple[str, ...] = ()
+        """The names of the kept states that the commit lets go."""
         self.epoch = 0
         """How often the order of the chunks has changed."""
         self.fork: ForkOf | None = None
@@ -378,11 +384,37 @@ class Draft(Target):
         if self.fork is not None:
             raise ValueError("a fork cannot change the shape, or the order of the chunks: resize before you fork")
 
+    # Kept states.
+
+    def keep(self, keep: Keep) -> None:
+        """Let the commit keep a state under a name, which is free."""
+        self.keeps = (*self.keeps, keep)
+
+    def drop(self, name: str) -> None:
+        """Let the commit forget a kept state of the base."""
+        self.drops = (*self.drops, name)
+
+    def go_back(self, state: State) -> None:
+        """Become what a kept state of the base says, but for the names under which states are kept."""
+        if self.buffer is not None:
+            self.buffer.replace({})
+        self._restructure(np.full(state.frame.nchunks, -1), state.frame)
+        index_now, sizes, records = self.state.frame.offsets, self.state.sizes, self.state.records
+        index_now[:] = state.frame.offsets
+        sizes[:] = state.sizes
+        records[:] = state.records
+        self._touched[:] = True
+        for name in {*self.state.attr_names} | {*state.attr_names}:
+            self.set_attr(name, state.attr(name))
+        then = state.annotations
+        self.annotate(fill=then.fill, dims=then.dims, dtype=then.dtype, lost=then.lost)
+
     def attempt(self, task: Callable[[Self], T]) -> T:
         """Call a task with this, and return its result; if it raises, undo what it changed."""
         self.staging.require_open()
         # Changes of single chunks are undone by the log, those of the whole by going back to these.
         before = self.state, self._own_tables, self._touched, self._read, self._order, dict(self._attrs)
+        names = self.keeps, self.drops
         open_chunks = {} if self.buffer is None else dict(self.buffer.chunks)
         outer, self.undo = self.undo, []
         log = self.undo
@@ -394,6 +426,7 @@ class Draft(Target):
             for undo in reversed(log):
                 undo()
             self.state, self._own_tables, self._touched, self._read, self._order, self._attrs = before
+            self.keeps, self.drops = names
             if self.buffer is not None:
                 self.buffer.replace(open_chunks)
             raise
@@ -433,6 +466,7 @@ class Draft(Target):
             order=self._order, geometry=self._geometry(),
             attrs=dict(self._attrs), before=self._before, after=state.annotations,
             next=self.staging.next, compacts=self._compacts, filters=self._filters,
+            keeps=self.keeps, drops=self.drops,
         )  # fmt: skip
 
     def _geometry(self) -> Frame | None:
@@ -624,4 +658,4 @@ def discard(store: Store) -> None:
 
 def is_part(name: str) -> bool:
     """Whether a file in the directory of a sparse frame belongs to it."""
-    return name in (FRAME_NAME, ".b2lock") or chunk_number(name) is not None
+    return name in (FRAME_NAME, ".b2lock") or name.endswith(KEPT) or chunk_number(name) is not None

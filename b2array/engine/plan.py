@@ -15,12 +15,16 @@ contiguous     the file is written again with all its chunks (`COMPACT`): where 
                would be dead space, and where the user asks for it
 =============  ======================================================================================
 
+A state that is kept under a name is one more input. Its chunks are no dead space, and a file that has some is never
+replaced by another one without them. The packed index of a kept state lies between the chunks and the index, or in an
+object of its own.
+
 Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format" of the Blosc2 documentation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from hashlib import blake2b
@@ -31,13 +35,14 @@ import numpy.typing as npt
 
 from b2array.codec.cparams import AUTO
 from b2array.codec.header import FilterId
-from b2array.engine.changes import ChangeSet, applied, is_spooled
+from b2array.engine.changes import ChangeSet, Keep, applied, is_spooled
 from b2array.engine.snapshot import Snapshot
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import CHAIN, LAYER, pack_records, packed_sizes
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
+from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, ledger_of, object_name, pack_state
 from b2array.format.state import State, layers_with, parse
 
 __all__ = ["Facts", "Plan", "Step", "plan", "unnoted"]
@@ -79,6 +84,8 @@ class Facts:
         How many bytes the spool's file has for a header; None if there is no such file.
     unnoted : mapping of int to int
         Sizes of chunks' files in bytes, by number, that neither index nor change note. A missing file has none.
+    kept : tuple of State
+        The kept states that stay, if the change lets some go: they tell how much becomes dead space.
     salt : bytes
         Random bytes, which tell this commit from an equal one.
     """
@@ -89,6 +96,7 @@ class Facts:
     aside: bool = False
     header_room: int | None = None
     unnoted: Mapping[int, int] = field(default_factory=dict)
+    kept: tuple[State, ...] = ()
     salt: bytes = b""
 
 
@@ -110,6 +118,8 @@ class Plan:
         tail follow the end of the frame.
     finishes_spool : bool
         Whether the spool's file, which has them already, becomes the frame.
+    objects : mapping of str to bytes
+        Objects to make first, which the new state refers to.
     otherwise : Plan, optional
         What to do if the frame cannot be compacted, because a chunk cannot be read.
     """
@@ -120,6 +130,7 @@ class Plan:
     state: State | None = None
     pieces: Int64Array = field(default_factory=lambda: np.zeros((0, 2), np.int64))
     finishes_spool: bool = False
+    objects: Mapping[str, bytes] = field(default_factory=dict)
     otherwise: Self | None = None
 
     def require_state(self) -> State:
@@ -139,7 +150,8 @@ def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
         return Plan(Step.COMPACT)
     # If all chunks are new, write them once, and not a second time behind the old ones.
     all_new = change.numbers.size == current.frame.nchunks and not change.is_structural
-    if all_new and facts.header_room == len(current.header):
+    keeps_others = bool(current.state.annotations.kept)
+    if all_new and not keeps_others and facts.header_room == len(current.header):
         made = _packed(change, current, facts, Step.REPLACE_FILE)
     else:
         made = _packed(change, current, facts, Step.APPEND)
@@ -156,11 +168,21 @@ def _fits(current: Snapshot, made: Plan) -> bool:
 
 
 def _is_mostly_dead(state: State) -> bool:
-    described, sizes = state.frame, state.sizes
-    stored, known = described.offsets >= 0, sizes[:, 0]
-    live = int(known.sum(dtype=np.int64)) + int(stored.sum()) * record_nbytes(sizes.shape[1] - 1)
-    dead = described.cbytes - live
-    return bool(known[stored].all()) and dead > max(described.frame_len // 2, _DEAD_LIMIT)
+    dead = _dead_nbytes(state, ledger_of(state))
+    return dead is not None and dead > max(state.frame.frame_len // 2, _DEAD_LIMIT)
+
+
+def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
+    """Return how many bytes of a contiguous file nothing needs; None if sizes of chunks are not noted.
+
+    Up to the ledger's floor, kept states need all but the bytes that the ledger says.
+    """
+    offsets, known = state.frame.offsets, state.sizes[:, 0]
+    above = offsets >= ledger.floor
+    if not known[offsets >= 0].all():
+        return None
+    live = int(known[above].sum(dtype=np.int64)) + int(above.sum()) * record_nbytes(state.sizes.shape[1] - 1)
+    return ledger.dead + max(0, state.frame.cbytes - ledger.floor) - live
 
 
 # The next state, and its bytes.
@@ -173,22 +195,23 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Ste
     if step == Step.APPEND and current is not None:
         placed = _placed(change, state.frame.offsets, current.frame.frame_len - current.frame.header_len)
     elif facts.header_room and change.extents.size:
-        placed = _in_spool(change, state.frame.offsets)
+        placed = _in_spool(change)
     else:
         placed = _placed(change, state.frame.offsets, 0)
-    cbytes = placed.end
-    if is_sparse:
-        cbytes = index.sparse_cbytes(_stored_nbytes(change, current, facts), placed.offsets)
+    offsets = placed.resolved(state.frame.offsets)
+    cbytes = index.sparse_cbytes(_stored_nbytes(change, current, facts), offsets) if is_sparse else placed.end
+    kept = _keep(change, current, facts, state.with_frame(offsets=offsets, cbytes=cbytes), placed)
+    cbytes += len(kept.inside)
     had_data = current is not None and bool((current.frame.offsets >= 0).any())
     described = replace(
         state.frame if had_data else _with_filters(change, state),
-        offsets=placed.offsets, cbytes=cbytes, frame_len=0, nthreads_decompress=fingerprint.MARK,
+        offsets=offsets, cbytes=cbytes, frame_len=0, nthreads_decompress=fingerprint.MARK,
         vlmetalayers=(*(layer for layer in state.frame.vlmetalayers if layer[0] != LAYER), (LAYER, b"")),
     )  # fmt: skip
     header = frame.pack_header(described)
     annotations = replace(
         state.annotations.with_entries(**{CHAIN: _chain(change, facts), fingerprint.HEADER: header}),
-        next=change.next if is_sparse else None,
+        next=change.next if is_sparse else None, kept=kept.ledger,
     )
     if current is None or not current.frame.is_ours or change.numbers.size or change.is_structural:
         annotations = replace(annotations, sizes=packed_sizes(state.sizes), records=pack_records(state.records))
@@ -199,7 +222,7 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Ste
     has_room = packed.frame.vlmetalayer(LAYER) is not None
     next_state = replace(state, frame=packed.frame).with_annotations(annotations) if has_room else parse(packed.frame)
     finishes = bool(facts.header_room) and facts.header_room == len(packed.header) and step != Step.APPEND
-    return Plan(step, packed.header, packed.tail, next_state, placed.pieces, finishes)
+    return Plan(step, packed.header, kept.inside + packed.tail, next_state, placed.pieces, finishes, kept.objects)
 
 
 def _start(change: ChangeSet, current: Snapshot | None) -> State:
@@ -211,32 +234,109 @@ def _start(change: ChangeSet, current: Snapshot | None) -> State:
 
 
 class _Placed(NamedTuple):
-    """An index with places instead of codes, in bytes from the end of the header; the pieces, and where they end."""
+    """Where the spooled chunks get their places: the start of each, by its row, and the pieces, and where they end.
 
-    offsets: Int64Array
+    Places are in bytes from the end of the header.
+    """
+
+    starts: Int64Array
     pieces: Int64Array
     end: int
 
+    def resolved(self, codes: Int64Array) -> Int64Array:
+        """Return an index with places instead of codes."""
+        offsets = np.array(codes, np.int64)
+        spooled = is_spooled(offsets)
+        offsets[spooled] = self.starts[-1 - offsets[spooled]]
+        return offsets
+
 
 def _placed(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
-    """Place the chunks that an index refers to one behind the other, in the order in which they were spooled."""
-    offsets = np.array(codes, np.int64)
-    spooled = is_spooled(offsets)
-    rows = -1 - offsets[spooled]
-    kept = np.unique(rows)
+    """Place the chunks that the indexes refer to one behind the other, in the order in which they were spooled."""
+    indexes = [codes, *(keep.state.frame.offsets for keep in change.keeps if keep.state is not None)]
+    kept = np.unique(np.concatenate([-1 - each[is_spooled(each)] for each in indexes]))
     pieces = change.extents[kept][:, ::2]
     stops = data_start + np.cumsum(pieces[:, 1] - pieces[:, 0])
-    starts = stops - (pieces[:, 1] - pieces[:, 0])
-    offsets[spooled] = starts[np.searchsorted(kept, rows)]
-    return _Placed(offsets, pieces, int(stops[-1]) if stops.size else data_start)
+    starts = np.zeros(len(change.extents), np.int64)
+    starts[kept] = stops - (pieces[:, 1] - pieces[:, 0])
+    return _Placed(starts, pieces, int(stops[-1]) if stops.size else data_start)
 
 
-def _in_spool(change: ChangeSet, codes: Int64Array) -> _Placed:
+def _in_spool(change: ChangeSet) -> _Placed:
     """Leave everything in its place, for a file that becomes the frame."""
-    offsets = np.array(codes, np.int64)
-    spooled = is_spooled(offsets)
-    offsets[spooled] = change.extents[-1 - offsets[spooled], 0]
-    return _Placed(offsets, change.extents[:, ::2], int(change.extents[-1, 2]))
+    return _Placed(change.extents[:, 0], change.extents[:, ::2], int(change.extents[-1, 2]))
+
+
+# Kept states.
+
+
+class _Keeping(NamedTuple):
+    """The ledger of the next state, packed; and packed states: those in front of the index, and those in objects."""
+
+    ledger: bytes | None
+    inside: bytes = b""
+    objects: Mapping[str, bytes] = {}
+
+
+def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State, placed: _Placed) -> _Keeping:
+    """Pack the states that a change keeps, and list them. `made` is the state that it makes."""
+    is_ours = current is None or current.frame.is_ours
+    if is_ours and not change.keeps and not change.drops:
+        return _Keeping(made.annotations.kept)
+    ledger = Ledger() if current is None else ledger_of(current.state)
+    if not is_ours:
+        ledger = ledger.suspected()
+    if not change.keeps and not change.drops:
+        return _Keeping(ledger.pack())
+    is_sparse, salt = made.frame.frame_type == FrameType.SPARSE, int.from_bytes(facts.salt[:8], "big")
+    inside, objects, entries, stay = b"", {}, [*ledger.without(change.drops).entries], [made, *facts.kept]
+    for number, keep in enumerate(change.keeps, salt):
+        kept = _with_places(keep, made, placed)
+        packed = pack_state(kept, frame.pack_header(kept.frame))
+        place = placed.end + len(inside)
+        if is_sparse:
+            place = number % 2**63
+            objects[object_name(place)] = packed
+        else:
+            inside += packed
+        generation = keep.entry.generation or _chain(change, facts)
+        entries.append(_entry(keep, kept, generation, place, packed))
+        stay.append(kept)
+    floor = dead = 0
+    if not is_sparse:
+        floor = placed.end + len(inside)
+        if change.drops or current is None:
+            dead = floor - sum(entry.nbytes for entry in entries) - _needed_nbytes(stay)
+        else:
+            # Everything that was needed before still is, and so are the new bytes.
+            before = _dead_nbytes(made, ledger)
+            dead = ledger.dead if before is None else before
+    return _Keeping(Ledger(tuple(entries), floor, max(0, dead)).pack(), inside, objects)
+
+
+def _with_places(keep: Keep, made: State, placed: _Placed) -> State:
+    if keep.state is None:
+        return made
+    return keep.state.with_frame(offsets=placed.resolved(keep.state.frame.offsets), cbytes=placed.end)
+
+
+def _entry(keep: Keep, state: State, generation: bytes, place: int, packed: bytes) -> Kept:
+    shape = None if state.layout is None else state.layout.shape
+    return replace(
+        keep.entry, generation=generation, shape=shape, place=place, nbytes=len(packed),
+        digest=packed[-DIGEST_NBYTES:],
+    )  # fmt: skip
+
+
+def _needed_nbytes(states: Iterable[State]) -> int:
+    """Return how many bytes the chunks of states take together in a contiguous file, their records included."""
+    places, sizes = [], []
+    for state in states:
+        stored = state.frame.offsets >= 0
+        places.append(state.frame.offsets[stored])
+        sizes.append(state.sizes[stored, 0].astype(np.int64) + record_nbytes(state.sizes.shape[1] - 1))
+    _, first = np.unique(np.concatenate(places), return_index=True)
+    return int(np.concatenate(sizes)[first].sum())
 
 
 def _with_filters(change: ChangeSet, state: State) -> Frame:

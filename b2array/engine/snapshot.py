@@ -20,6 +20,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, Unsupported
 from b2array.format import foreign, frame, index
 from b2array.format.frame import FINGERPRINT_NBYTES, Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
+from b2array.format.kept import Kept, ledger_of, object_name, unpack_state
 from b2array.format.state import State, parse
 from b2array.store.base import (
     Head,
@@ -34,7 +35,7 @@ from b2array.store.base import (
 )
 from b2array.store.spans import Span
 
-__all__ = ["DELETED_KEY", "Snapshot", "frame_in", "load", "reload", "restore", "unchanged"]
+__all__ = ["DELETED_KEY", "Snapshot", "frame_in", "kept_state", "kept_states", "load", "reload", "restore", "unchanged"]
 
 DELETED_KEY = "deleted"
 """Key of an entry that only the frame in the place of a deleted member has."""
@@ -49,7 +50,8 @@ class Snapshot(Source):
 
     It begins at `start` in its file. `version` is the store's version of the file, and `generation` changes with every
     commit. `unique` identifies the file; see `b2array.store.base.Head`. `header` has the stored bytes; a snapshot out
-    of a pickle has none, and may lack sizes of blocks.
+    of a pickle has none, and may lack sizes of blocks. A state that was kept under a name is `at` an entry of the
+    frame's ledger, and has no stored header.
     """
 
     store: Store
@@ -59,6 +61,7 @@ class Snapshot(Source):
     generation: str
     unique: str = ""
     header: bytes = b""
+    at: Kept | None = None
     frame: Frame = field(init=False)
     sparse: bool = field(init=False)
     is_local: bool = field(init=False)
@@ -72,8 +75,7 @@ class Snapshot(Source):
         described = self.state.frame
         expected = None if described.frame_type == FrameType.SPARSE else self.version
         if expected is not None and self.store.appendable and described.is_ours:
-            # The last bytes of this frame, and of no other.
-            expected = with_known_bytes(expected, KnownBytes(self.start + described.frame_len, described.fingerprint))
+            expected = with_known_bytes(expected, self._last_bytes())
         object.__setattr__(self, "frame", described)
         object.__setattr__(self, "sparse", described.frame_type == FrameType.SPARSE)
         object.__setattr__(self, "is_local", self.store.appendable)
@@ -82,6 +84,13 @@ class Snapshot(Source):
         unchecked = self.is_local and not self.store.in_process and self.version is not None and not described.is_ours
         object.__setattr__(self, "_is_unchecked", unchecked)
         object.__setattr__(self, "cache_key", self._new_cache_key())
+
+    def _last_bytes(self) -> KnownBytes:
+        """Return the last bytes of this state, which no other file has."""
+        described, at = self.state.frame, self.at
+        if at is None:
+            return KnownBytes(self.start + described.frame_len, described.fingerprint)
+        return KnownBytes(self.start + described.header_len + at.place + at.nbytes, at.digest)
 
     def _new_cache_key(self) -> object | None:
         """Return the key of this frame's blocks in the cache; None if they must not be cached.
@@ -112,7 +121,8 @@ class Snapshot(Source):
             return error
         except (OSError, B2ArrayError):
             return None
-        return None if current.generation == self.generation else stale_reader(self.url)
+        same = (current.generation, current.at) == (self.generation, self.at)
+        return None if same else stale_reader(self.url)
 
     def alike(self, other: Snapshot) -> bool:
         """Whether a chunk's number means the same in another state: metalayers and sizes are equal."""
@@ -169,8 +179,8 @@ class Snapshot(Source):
             raise stale_reader(self.url)
 
 
-def load(store: Store, *, start: int = 0, marks: bool = False) -> Snapshot:
-    """Read the frame that a store holds now.
+def load(store: Store, *, start: int = 0, marks: bool = False, at: str | None = None) -> Snapshot:
+    """Read the frame that a store holds now; or the state that it keeps `at` a name.
 
     An empty frame that marks the place of a deleted one is none, FileNotFoundError, unless the caller asks for `marks`.
 
@@ -189,7 +199,7 @@ def load(store: Store, *, start: int = 0, marks: bool = False) -> Snapshot:
     held = held or _load(store, start)
     if not marks and held.state.annotations.entry(DELETED_KEY):
         raise FileNotFoundError(f"{store.url} was deleted")
-    return held
+    return held if at is None else kept_state(held, at)
 
 
 def _load(store: Store, start: int, *, in_one_wave: bool = True) -> Snapshot:
@@ -234,11 +244,53 @@ def reload(held: Snapshot, *, even_new: bool = False) -> Snapshot:
         if head is not None:
             return replace(held, version=head.stamp.version if head.stamp else None, unique=head.unique)
     current = load(held.store, start=held.start)
+    if held.at is not None:
+        return kept_state(current, held.at.name, held.at.generation)
     if current.state.annotations.identity != held.state.annotations.identity and not even_new:
         raise ConflictError(
             f"{held.url} was deleted and made again since it was opened; open it again, or call refresh()"
         )
     return current
+
+
+def kept_state(held: Snapshot, name: str, generation: bytes | None = None) -> Snapshot:
+    """Return a state that the frame of a snapshot keeps under a name.
+
+    KeyError: there is none of this name. ConflictError: there is no longer the one of this `generation`. FormatError:
+    its index is damaged.
+    """
+    ledger = ledger_of(held.state)
+    entry = ledger.find(name)
+    if generation is not None and (entry is None or entry.generation != generation):
+        raise ConflictError(f"{held.url}: the snapshot {name!r} was dropped since it was opened")
+    if entry is None:
+        listed = ", ".join(map(repr, ledger.names))
+        raise KeyError(f"{held.url} has no snapshot {name!r}; it has {listed or 'none'}")
+    return kept_states(held, [entry])[0]
+
+
+def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
+    """Return states that the frame of a snapshot keeps, with one wave of requests."""
+    spans = []
+    for entry in entries:
+        base = 0 if held.sparse else held.start + held.frame.header_len + entry.place
+        spans.append(Span(object_name(entry.place) if held.sparse else "", base, base + entry.nbytes))
+    try:
+        views = held.read(spans) if spans else []
+    except FileNotFoundError as error:
+        raise FormatError(f"{held.url}: expected the index of a snapshot, found no {error.filename}") from error
+    found = []
+    for entry, view in zip(entries, views, strict=True):
+        try:
+            state = unpack_state(view, entry)
+        except (FormatError, UnsupportedError) as error:
+            raise located_error(f"{held.url}: snapshot {entry.name!r}", error) from error
+        if state.frame.frame_type != held.frame.frame_type:
+            raise located_error(f"{held.url}: snapshot {entry.name!r}", _wrong_kind(state.frame.frame_type))
+        found.append(
+            Snapshot(held.store, state, held.start, held.version, entry.generation.hex(), held.unique, at=entry)
+        )
+    return found
 
 
 def unchanged(store: Store, described: Frame, header: bytes, start: int = 0) -> Head | None:

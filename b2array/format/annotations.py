@@ -43,7 +43,7 @@ MAX_SIZES_NBYTES = 2**20
 
 _VERSION = 1
 _IDENTITY_NBYTES = 16
-_KEYS = ("id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes", "cparams", "records")
+_KEYS = ("id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes", "cparams", "records", "kept")
 _FIELDS = ("identity", *_KEYS[1:])
 _MERGED = ("fill", "dims", "dtype", "unknown")
 _SIZES_CPARAMS = CParams("zstd")
@@ -79,6 +79,8 @@ class Annotations:
         Entries that this class does not interpret, such as those of later versions. They are kept.
     identity : bytes, optional
         Names the frame, from its making on: one that is deleted and made again has another. Every commit keeps it.
+    kept : bytes, optional
+        The ledger of kept states, as `b2array.format.kept` packs it.
     foreign : bool
         The metalayer has a later major version: nothing was read from it, and the frame must not be written.
 
@@ -101,6 +103,7 @@ class Annotations:
     unknown: tuple[tuple[Any, Any], ...] = ()
     foreign: bool = False
     identity: bytes | None = None
+    kept: bytes | None = None
 
     @classmethod
     def unpack(cls, buf: Buffer, *, itemsize: int, ndim: int, nchunks: int) -> Self:
@@ -117,7 +120,9 @@ class Annotations:
             return cls()
         if layer["v"] > _VERSION:
             return cls(foreign=True)
-        identity, fill, dims, dtype, number, attrs, lost, sizes, cparams, records = map(layer.get, _KEYS)
+        identity, fill, dims, dtype, number, attrs, lost, sizes, cparams, records, kept = map(
+            layer.get, _KEYS
+        )
         return cls(
             fill=fill if isinstance(fill, bytes) and len(fill) == itemsize else None,
             dims=tuple(dims) if isinstance(dims, list) and _are_dims(dims, ndim) else None,
@@ -130,6 +135,7 @@ class Annotations:
             records=records if isinstance(records, bytes) else None,
             unknown=tuple([(key, value) for key, value in layer.items() if key != "v" and key not in _KEYS]),
             identity=identity if isinstance(identity, bytes) and identity else None,
+            kept=kept if isinstance(kept, bytes) and kept else None,
         )
 
     def pack(self) -> bytes:

@@ -1,0 +1,265 @@
+"""Snapshots, as users see them: states of an array or super-chunk that keep their names."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from b2array.display.tables import size
+from b2array.engine.changes import Keep
+from b2array.engine.draft import Draft
+from b2array.engine.fetch import each_chunk
+from b2array.engine.handle import Handle
+from b2array.engine.snapshot import kept_state, kept_states
+from b2array.errors import ConflictError
+from b2array.format.attributes import decode_attr, encode_attr
+from b2array.format.checksums import record_nbytes
+from b2array.format.kept import Kept, ledger_of
+from b2array.format.state import State
+from b2array.grid.layout import Layout
+
+__all__ = ["SnapshotInfo", "check_snapshot_name", "differences", "differing", "drop", "keep", "listed", "restore"]
+
+_NAME_NBYTES = 255
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """A snapshot of an array, as `NDArray.snapshots` lists it, or of a group.
+
+    Parameters
+    ----------
+    name : str
+    time : datetime.datetime
+        When it was made, in UTC.
+    message : str
+    attrs : dict
+        What the caller of `snapshot` has given.
+    generation : str
+        Names the state: ``b2array.open(url, at=name).generation``.
+    shape : tuple of int, optional
+        The shape of the array then; None for super-chunks and groups.
+    nbytes : int
+        Bytes that only this snapshot holds. They are free when it was dropped, and the frame was packed again or
+        vacuumed.
+    """
+
+    name: str
+    time: datetime
+    message: str = ""
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    generation: str = ""
+    shape: tuple[int, ...] | None = None
+    nbytes: int = 0
+
+    def __str__(self) -> str:
+        shape = "" if self.shape is None else f", shape {self.shape}"
+        remark = f": {self.message}" if self.message else ""
+        when = self.time.isoformat(" ", "seconds")
+        return f"{self.name} ({when}{shape}, {size(self.nbytes)} of its own){remark}"
+
+
+def check_snapshot_name(name: str) -> str:
+    """Check the name of a snapshot, and return it; ValueError or TypeError say why it is refused."""
+    if not isinstance(name, str):
+        raise TypeError(f"names of snapshots are str, not {type(name).__name__}")
+    if not name or len(name.encode(errors="replace")) > _NAME_NBYTES or _FORBIDDEN.search(name):
+        raise ValueError(f"{name!r} cannot name a snapshot: expected 1 to {_NAME_NBYTES} bytes of printable text")
+    return name
+
+
+def keep(
+    handle: Handle, name: str, message: str, attrs: Mapping[str, Any] | None, *, replace: bool, group: bytes = b"",
+    when: float | None = None,
+) -> None:  # fmt: skip
+    """Keep the state that a handle shows, or that its transaction makes, under a name."""
+    check_snapshot_name(name)
+    if not isinstance(message, str):
+        raise TypeError(f"the message of a snapshot is str, not {type(message).__name__}")
+    packed = encode_attr(dict(attrs), "attrs") if attrs else b""
+    entry = Kept(name, time.time() if when is None else when, message, packed, group=group)
+    handle.require_writable()
+    shown = handle.generation
+
+    def task(draft: Draft) -> None:
+        if draft.base is not None and not handle.in_transaction and draft.base.generation != shown:
+            raise ConflictError(f"{handle.url} was changed by another writer; call refresh() and repeat the snapshot")
+        _free_name(draft, name, replace=replace, group=group)
+        _give_checksums(draft)
+        draft.keep(Keep(entry))
+
+    handle.change(task)
+
+
+def _free_name(draft: Draft, name: str, *, replace: bool, group: bytes) -> None:
+    found = _entries(draft).get(name)
+    if found is not None:
+        if not replace:
+            raise FileExistsError(f"{draft.url} has a snapshot {name!r}; replace=True replaces it")
+        _refuse_of_group(draft, found, group)
+        draft.drop(name)
+    if name in (each.entry.name for each in draft.keeps):
+        raise FileExistsError(f"{draft.url}: the transaction makes a snapshot {name!r} already")
+
+
+def _entries(draft: Draft) -> dict[str, Kept]:
+    """Return the snapshots of the base by their names, but for those that the draft drops."""
+    ledger = ledger_of(draft.state)
+    return {entry.name: entry for entry in ledger.entries if entry.name not in draft.drops}
+
+
+def _refuse_of_group(draft: Draft, entry: Kept, group: bytes) -> None:
+    if entry.group and entry.group != group:
+        raise ValueError(f"{draft.url}: {entry.name!r} is a snapshot of the group; drop it there")
+
+
+def _give_checksums(draft: Draft) -> None:
+    """Write chunks again that have no checksums: otherwise nobody sees if other software writes over them."""
+    draft.flush()
+    state = draft.state
+    bare = np.flatnonzero((state.frame.offsets >= 0) & (state.records == 0)).tolist()
+    source = draft.as_source()
+    for n, stored in zip(bare, each_chunk(source, bare), strict=True):
+        draft.set_chunk(n, draft.store_stored(n, bytes(stored.region)))
+
+
+def drop(handle: Handle, name: str, *, group: bytes = b"") -> None:
+    """Let a snapshot go."""
+
+    def task(draft: Draft) -> None:
+        found = _entries(draft).get(name)
+        if found is None:
+            raise KeyError(_unknown(draft.url, name, _entries(draft)))
+        _refuse_of_group(draft, found, group)
+        draft.drop(name)
+
+    handle.change(task, anywhere=True)
+
+
+def _unknown(url: str, name: str, names: Mapping[str, object]) -> str:
+    return f"{url} has no snapshot {name!r}; it has {', '.join(map(repr, names)) or 'none'}"
+
+
+def restore(handle: Handle, name: str) -> None:
+    """Go back to a snapshot, in one commit."""
+
+    def task(draft: Draft) -> None:
+        if draft.base is None:
+            raise KeyError(_unknown(draft.url, name, {}))
+        draft.go_back(kept_state(draft.base, name).state)
+
+    handle.change(task, anywhere=True)
+
+
+def listed(handle: Handle) -> tuple[SnapshotInfo, ...]:
+    """List the snapshots, the oldest first."""
+
+    def task(_: object) -> tuple[SnapshotInfo, ...]:
+        held = handle.snapshot
+        entries = ledger_of(held.state).entries
+        states = [each.state for each in kept_states(held, entries)]
+        own = _own_nbytes([*states, held.state])
+        return tuple(_info(entry, nbytes + entry.nbytes) for entry, nbytes in zip(entries, own, strict=False))
+
+    return handle.reading(task)
+
+
+def _info(entry: Kept, nbytes: int) -> SnapshotInfo:
+    attrs = decode_attr(entry.attrs) if entry.attrs else {}
+    when = datetime.fromtimestamp(entry.time, UTC)
+    return SnapshotInfo(entry.name, when, entry.message, attrs, entry.generation.hex(), entry.shape, nbytes)
+
+
+def _own_nbytes(states: Sequence[State]) -> list[int]:
+    """Return for each state how many bytes of its chunks no other one has."""
+    places = [np.unique(state.frame.offsets[state.frame.offsets >= 0]) for state in states]
+    found, counts = np.unique(np.concatenate(places), return_counts=True)
+    alone = found[counts == 1]
+    own = []
+    for state in states:
+        mine = np.isin(state.frame.offsets, alone)
+        sizes = state.sizes[mine, 0].astype(np.int64) + record_nbytes(state.sizes.shape[1] - 1)
+        own.append(int(sizes.sum()))
+    return own
+
+
+# Differences.
+
+Box = tuple[slice, ...]
+
+
+def differences(handle: Handle, at: str, then: str | None) -> list[Box]:
+    """Return the boxes in which two states of an array may differ; see `differing`."""
+
+    def task(_: object) -> list[Box]:
+        held = handle.snapshot
+        now = held if then is None else kept_state(held, then)
+        return differing(kept_state(held, at).state, now.state)
+
+    return handle.reading(task)
+
+
+def differing(before: State, after: State) -> list[Box]:
+    """Return the boxes of items in which two states of an array may differ; their indexes are compared, not the items.
+
+    The boxes are whole chunks, cut off where the larger of both shapes ends, and do not overlap.
+    """
+    old, new = before.require_layout(), after.require_layout()
+    shape = tuple(map(max, old.shape, new.shape))
+    if (old.chunks, old.dtype) != (new.chunks, new.dtype):
+        return [tuple(slice(0, extent) for extent in shape)] if 0 not in shape else []
+    grid = tuple(-(-extent // chunk) if chunk else 0 for extent, chunk in zip(shape, old.chunks, strict=True))
+    changed = _cells(before, old, grid) != _cells(after, new, grid)
+    # An edge that moves inside a chunk changes items, even if the chunk is the same.
+    for axis, (was, now, chunk) in enumerate(zip(old.shape, new.shape, old.chunks, strict=True)):
+        if was != now and chunk:
+            first = min(was, now) // chunk
+            changed[(slice(None),) * axis + (slice(first, None),)] = True
+    return [
+        tuple(
+            slice(start * chunk, min(stop * chunk, extent))
+            for (start, stop), chunk, extent in zip(cells, old.chunks, shape, strict=True)
+        )
+        for cells in _joined(changed)
+    ]
+
+
+def _cells(state: State, layout: Layout, grid: tuple[int, ...]) -> Any:
+    """Return what tells the chunks of a state from others, in a grid that may be larger than the state's."""
+    cells = np.full(grid, np.iinfo(np.int64).max)
+    own = tuple(map(slice, layout.grid_shape))
+    cells[own] = state.frame.offsets.reshape(layout.grid_shape)
+    return cells
+
+
+def _joined(changed: Any) -> list[tuple[tuple[int, int], ...]]:
+    """Join cells of a grid to boxes: first along the last axis, then equal runs along the axis before it, and so on."""
+    if not changed.ndim:
+        return [()] if changed.any() else []
+    boxes: list[tuple[tuple[int, int], ...]] = []
+    for n, row in enumerate(changed):
+        inner = [((n, n + 1), *rest) for rest in _joined(row)]
+        boxes += inner
+    return _merged(boxes)
+
+
+def _merged(boxes: list[tuple[tuple[int, int], ...]]) -> list[tuple[tuple[int, int], ...]]:
+    """Join boxes that follow each other along the first axis, and are equal along the others."""
+    last: dict[tuple[tuple[int, int], ...], int] = {}
+    merged: list[tuple[tuple[int, int], ...]] = []
+    for (start, stop), *others in boxes:
+        rest = tuple(others)
+        at = last.get(rest)
+        if at is not None and merged[at][0][1] == start:
+            merged[at] = ((merged[at][0][0], stop), *rest)
+        else:
+            last[rest] = len(merged)
+            merged.append(((start, stop), *rest))
+    return merged

@@ -1,0 +1,292 @@
+"""Kept states: states of a frame that stay readable under a name, and the ledger that lists them.
+
+A commit overwrites no data, so an earlier state needs nothing but its own index. That is packed with the header and the
+metalayers of the state: `pack_state`. In a contiguous frame these bytes lie in front of the frame's index, where other
+software sees dead space; in a sparse frame they have an object of their own beside ``chunks.b2frame``. The ledger is an
+entry of b2array's metalayer; other software keeps it as it is. This module does no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, Self
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from b2array import config
+from b2array.buffers import Buffer
+from b2array.codec import decode, encode
+from b2array.codec.cparams import CParams
+from b2array.codec.header import ChunkHeader
+from b2array.errors import FormatError, UnsupportedError
+from b2array.format import fingerprint, frame, index
+from b2array.format.annotations import LAYER, Sizes, pack_records, pack_sizes
+from b2array.format.attributes import UNREADABLE
+from b2array.format.checksums import record_nbytes
+from b2array.format.frame import FINGERPRINT_128, Frame
+from b2array.format.header import FrameType, unpack_header
+from b2array.format.state import State, parse
+
+__all__ = ["DIGEST_NBYTES", "KEPT", "Kept", "Ledger", "ledger_of", "object_name", "pack_state", "unpack_state"]
+
+KEPT = ".b2kept"
+"""Ending of the objects that hold kept states of a sparse frame."""
+DIGEST_NBYTES = 16
+"""A packed state ends with a digest of this many bytes."""
+
+_VERSION = 1
+_PLACES_CPARAMS = CParams("zstd")
+_NO_FRAME_LEN = 2**62
+"""The noted header says nothing about the length of the frame. Checks of a header want one."""
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An entry of the ledger: a kept state.
+
+    Parameters
+    ----------
+    name : str
+        The name that the user has given.
+    time : float
+        When it was made, in seconds since 1970 (UTC).
+    message : str
+        The user's remark.
+    attrs : bytes
+        The user's attributes, as `b2array.format.attributes` encodes them.
+    generation : bytes
+        Names the state: the digest of the commit that made it.
+    shape : tuple of int, optional
+        The shape of the array; None for a frame without one.
+    place : int
+        Where the packed state begins, in bytes from the end of the header (contiguous), or the number that names its
+        object (sparse).
+    nbytes : int
+        How many bytes the packed state takes.
+    digest : bytes
+        The last bytes of the packed state, which are a digest of the others.
+    suspect : bool
+        Whether other software has changed the frame since: it may have written over chunks of this state.
+    group : bytes
+        The identity of the group whose snapshot it is part of; empty if it belongs to the frame alone.
+    """
+
+    name: str
+    time: float
+    message: str = ""
+    attrs: bytes = b""
+    generation: bytes = b""
+    shape: tuple[int, ...] | None = None
+    place: int = 0
+    nbytes: int = 0
+    digest: bytes = b""
+    suspect: bool = False
+    group: bytes = b""
+
+    def pack(self) -> list[Any]:
+        """Return the entry as msgpack takes it."""
+        return [
+            self.name, self.time, self.message, self.attrs, self.generation,
+            None if self.shape is None else list(self.shape),
+            self.place, self.nbytes, self.digest, self.suspect, self.group,
+        ]  # fmt: skip
+
+    @classmethod
+    def unpack(cls, content: Any) -> Self:
+        """Read an entry; FormatError if it is none."""
+        if not isinstance(content, list) or [*map(type, content[:5]), *map(type, content[6:11])] != _KINDS:
+            raise FormatError("expected an entry of the ledger of kept states, found something else")
+        name, time, message, attrs, generation, shape, place, nbytes, digest, suspect, group = content[:11]
+        is_shape = isinstance(shape, list) and all(type(extent) is int and extent >= 0 for extent in shape)
+        if not (is_shape or shape is None) or place < 0 or nbytes < DIGEST_NBYTES:
+            raise FormatError(f"expected place, size and shape of a kept state, found {place}, {nbytes} and {shape}")
+        found = None if shape is None else tuple(shape)
+        return cls(name, time, message, attrs, generation, found, place, nbytes, digest, suspect, group)
+
+
+_KINDS = [str, float, str, bytes, bytes, int, int, bytes, bool, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The kept states of a frame, the oldest first.
+
+    `floor` and `dead` tell how much of a contiguous file is dead space, without a look at the kept states: up to the
+    place `floor`, in bytes from the end of the header, all but `dead` bytes are needed.
+
+    Examples
+    --------
+    >>> ledger = Ledger((Kept("spin-up", 0.0, nbytes=16),), floor=100)
+    >>> Ledger.unpack(ledger.pack()) == ledger, Ledger.unpack(None)
+    (True, Ledger(entries=(), floor=0, dead=0))
+    """
+
+    entries: tuple[Kept, ...] = field(default=())
+    floor: int = 0
+    dead: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the kept states."""
+        return [entry.name for entry in self.entries]
+
+    def find(self, name: str) -> Kept | None:
+        """Return the entry of this name, or None."""
+        return next((entry for entry in self.entries if entry.name == name), None)
+
+    def without(self, names: tuple[str, ...]) -> Self:
+        """Return a ledger without the entries of these names."""
+        return replace(self, entries=tuple(entry for entry in self.entries if entry.name not in names))
+
+    def suspected(self) -> Self:
+        """Return a ledger that notes of each state that other software has changed the frame since."""
+        return replace(self, entries=tuple(replace(entry, suspect=True) for entry in self.entries))
+
+    def pack(self) -> bytes | None:
+        """Return the ledger as bytes; None if it has no entries."""
+        if not self.entries:
+            return None
+        content = [_VERSION, self.floor, self.dead, [entry.pack() for entry in self.entries]]
+        packed: bytes = msgpack.packb(content, use_bin_type=True)
+        return packed
+
+    @classmethod
+    def unpack(cls, buf: Buffer | None) -> Self:
+        """Read a ledger. None, or nothing, is an empty one.
+
+        FormatError: the bytes are no ledger. UnsupportedError: a later version wrote it.
+        """
+        if not buf:
+            return cls()
+        try:
+            content = msgpack.unpackb(buf, strict_map_key=False)
+        except UNREADABLE:
+            content = None
+        if not isinstance(content, list) or len(content) < 4 or type(content[0]) is not int:
+            raise FormatError("expected a ledger of kept states, found other bytes")
+        version, floor, dead, entries = content[:4]
+        if version != _VERSION:
+            raise UnsupportedError(f"expected a ledger of kept states of version {_VERSION}, found version {version}")
+        if type(floor) is not int or type(dead) is not int or not isinstance(entries, list) or min(floor, dead) < 0:
+            raise FormatError("expected two sizes and a list of kept states in the ledger, found something else")
+        return cls(tuple(map(Kept.unpack, entries)), floor, dead)
+
+
+def ledger_of(state: State) -> Ledger:
+    """Return the ledger of a frame."""
+    return Ledger.unpack(state.annotations.kept)
+
+
+def object_name(number: int) -> str:
+    """Return the name of the object that holds a kept state of a sparse frame.
+
+    Examples
+    --------
+    >>> object_name(255)
+    '00000000000000ff.b2kept'
+    """
+    return f"{number:016x}{KEPT}"
+
+
+# One state.
+
+
+def pack_state(state: State, header: bytes) -> bytes:
+    """Return a state as bytes: its header, its metalayers and its index. `state` has no codes in its index.
+
+    The sizes of blocks are left out: they would take most of the room, and only save a request.
+    """
+    annotations = replace(
+        state.annotations, sizes=pack_sizes(state.sizes[:, :1]) if state.sizes.any() else None,
+        records=pack_records(state.records), kept=None,
+    )  # fmt: skip
+    layers = [
+        *([name, raw] for name, raw in state.frame.vlmetalayers if name != LAYER),
+        [LAYER, frame.pack_vlmeta(annotations.pack())],
+    ]
+    offsets = state.frame.offsets
+    places = _relative(offsets, _steps(state.frame, state.sizes))
+    packed_places = encode.encode(places.astype("<i8").tobytes(), typesize=8, cparams=_PLACES_CPARAMS)
+    content = {
+        "v": _VERSION, "header": fingerprint.with_frame_len(header, 0), "layers": layers,
+        "nchunks": offsets.size, "places": packed_places if offsets.size else b"",
+    }  # fmt: skip
+    packed: bytes = msgpack.packb(content, use_bin_type=True, unicode_errors="surrogateescape")
+    return packed + _digest(packed)
+
+
+def unpack_state(buf: Buffer, entry: Kept) -> State:
+    """Read what `pack_state` packed.
+
+    FormatError: the bytes are damaged, or those of another state. UnsupportedError: a later version wrote them.
+    """
+    packed, digest = bytes(buf[:-DIGEST_NBYTES]), bytes(buf[-DIGEST_NBYTES:])
+    if digest != entry.digest or _digest(packed) != digest:
+        raise FormatError(f"expected the state {entry.name!r} with the digest {entry.digest.hex()}, found other bytes")
+    content = msgpack.unpackb(packed, unicode_errors="surrogateescape")
+    version = content.get("v") if isinstance(content, dict) else None
+    if version != _VERSION:
+        raise UnsupportedError(f"expected a kept state of version {_VERSION}, found version {version!r}")
+    header = unpack_header(fingerprint.with_frame_len(content["header"], _NO_FRAME_LEN))
+    bare = frame.with_tail(
+        header, offsets=index.NO_OFFSETS, vlmetalayers=tuple((name, raw) for name, raw in content["layers"]),
+        fingerprint_type=FINGERPRINT_128, fingerprint=entry.generation,
+    )  # fmt: skip
+    relative = _unpack_places(content["places"], content["nchunks"])
+    described = replace(bare, offsets=relative, frame_len=0)
+    offsets = _absolute(relative, _steps(described, parse(described).sizes))
+    index.check(offsets, None if header.frame_type == FrameType.SPARSE else header.cbytes)
+    offsets.flags.writeable = False
+    return parse(replace(described, offsets=offsets))
+
+
+def _digest(packed: bytes) -> bytes:
+    return blake2b(packed, digest_size=DIGEST_NBYTES).digest()
+
+
+def _unpack_places(buf: bytes, nchunks: int) -> Int64Array:
+    nbytes, limit = 8 * nchunks, config.limits.index_nbytes
+    if nbytes > limit:
+        raise FormatError(f"expected an index of at most {limit} bytes (config.limits.index_nbytes), found {nbytes}")
+    if not nchunks:
+        return index.NO_OFFSETS
+    found = ChunkHeader.unpack(buf)
+    if found.nbytes != nbytes or found.cbytes != len(buf):
+        raise FormatError(f"expected an index of {nbytes} bytes, found one of {found.nbytes}")
+    return np.frombuffer(decode.decode(buf), "<i8").astype(np.int64)
+
+
+# Mostly a chunk follows the one before it. So the places are noted as distances from where that is, which are zeros.
+
+
+def _steps(described: Frame, sizes: Sizes) -> Int64Array:
+    """Return for each chunk how far behind it the next one is expected."""
+    if described.frame_type == FrameType.SPARSE:
+        return np.ones(described.nchunks, np.int64)
+    nblocks = -(-described.chunksize // described.blocksize) if described.chunksize > 0 < described.blocksize else 0
+    return sizes[:, 0].astype(np.int64) + record_nbytes(nblocks)
+
+
+def _relative(offsets: Int64Array, steps: Int64Array) -> Int64Array:
+    stored = offsets >= 0
+    places = offsets[stored]
+    expected = np.zeros(places.size, np.int64)
+    expected[1:] = (places + steps[stored])[:-1]
+    relative = np.array(offsets, np.int64)
+    relative[stored] = places - expected
+    return relative
+
+
+def _absolute(relative: Int64Array, steps: Int64Array) -> Int64Array:
+    # Places are far smaller than the values that stand for chunks which are not stored.
+    stored = ~np.isin(relative, [*index.SPECIALS])
+    offsets = np.array(relative, np.int64)
+    before = np.zeros(int(stored.sum()), np.int64)
+    before[1:] = steps[stored][:-1]
+    offsets[stored] = np.cumsum(relative[stored] + before)
+    return offsets
