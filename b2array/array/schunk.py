@@ -23,7 +23,7 @@ from b2array.codec.header import Special
 from b2array.codec.rounding import check_dtype
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.display.tables import counted
-from b2array.engine import edits
+from b2array.engine import edits, kept
 from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk, fetch
@@ -297,6 +297,7 @@ def open_schunk(
     mode: Mode = "r",
     *,
     offset: int = 0,
+    at: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> SChunk:
@@ -310,6 +311,8 @@ def open_schunk(
         For reading, or for reading and changing.
     offset : int, default 0
         Where the frame begins in the file, in bytes.
+    at : str, optional
+        The name of a snapshot, which can only be read.
     storage_options : mapping, optional
         For fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -322,7 +325,8 @@ def open_schunk(
     FormatError, UnsupportedError
         It is no frame, or one of an unknown kind.
     """
-    return SChunk(Handle(load(open_store(url, storage_options=storage_options, fs=fs), start=offset), mode))
+    held = load(open_store(url, storage_options=storage_options, fs=fs), start=offset)
+    return SChunk(Handle(held if at is None else kept.opened(held, at), mode))
 
 
 @spelled_out()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from b2array.display.tables import size
+from b2array.engine import kept
 from b2array.engine.changes import Keep
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk
@@ -153,7 +154,7 @@ def restore(handle: Handle, name: str) -> None:
     def task(draft: Draft) -> None:
         if draft.base is None:
             raise KeyError(_unknown(draft.url, name, {}))
-        draft.go_back(kept_state(draft.base, name).state)
+        draft.go_back(kept.opened(draft.base, name).state)
 
     handle.change(task, anywhere=True)
 

@@ -25,6 +25,7 @@ as that of any draft.
 
 source       `Source`: what `read` and `fetch` read from, a snapshot or a draft; `Target`: what `write` writes to
 snapshot     `Snapshot`: one committed state in a store; `load`, `reload`
+kept         a state that has kept its name, and is still there
 fetch        chunks and blocks wanted -> bytes, compared with their checksums
 cache        decoded blocks that the process keeps
 read         blocks -> the items of a selection

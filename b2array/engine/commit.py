@@ -319,7 +319,9 @@ def copied(
     """
     old = source.state
     annotations = (
-        Annotations() if old.annotations.foreign else replace(old.annotations, next=None, sizes=None, records=None, kept=None)
+        Annotations()
+        if old.annotations.foreign
+        else replace(old.annotations, next=None, sizes=None, records=None, kept=None)
     )
     layers = tuple(layer for layer in old.frame.vlmetalayers if layer[0] != LAYER)
     state = (

@@ -97,6 +97,11 @@ class Draft(Target):
         Whether the new frame is the same as an old one, in another file: it keeps the identity.
     """
 
+    keeps: tuple[Keep, ...] = ()
+    """The states that the commit keeps under names."""
+    drops: tuple[str, ...] = ()
+    """The names of the kept states that the commit lets go."""
+
     def __init__(
         self, store: Store, base: Snapshot | None, new: State | None = None, *,
         overwrite: bool = False, locked: bool = False, replaces: str | None = None, is_same: bool = False,
@@ -133,10 +138,6 @@ class Draft(Target):
         self._order: npt.NDArray[np.int64] | None = None
         self._attrs: dict[str, bytes | None] = {}
         self._filters: tuple[int, FilterSlots] | None = None
-        self.keeps: tuple[Keep, ...] = ()
-        """The states that the commit keeps under names."""
-        self.drops: tuple[str, ...] = ()
-        """The names of the kept states that the commit lets go."""
         self.epoch = 0
         """How often the order of the chunks has changed."""
         self.fork: ForkOf | None = None

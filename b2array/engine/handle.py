@@ -19,6 +19,7 @@ from b2array.engine.snapshot import Snapshot, reload
 from b2array.engine.source import Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format.frame import Frame
+from b2array.format.kept import Kept
 from b2array.format.state import with_index
 from b2array.format.summary import Summary
 from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts
@@ -91,6 +92,8 @@ class Handle:
             raise ValueError(f"mode must be 'r' or 'r+', not {mode!r}")
         if mode == "r+" and snapshot.start:
             raise ReadOnlyError("a frame inside a larger file can only be read")
+        if mode == "r+" and snapshot.at is not None:
+            raise ReadOnlyError(f"{snapshot.url}: a snapshot can only be read; restore() goes back to it")
         if mode == "r+" and snapshot.store.guarantee == "read only":
             raise ReadOnlyError(f"{snapshot.url} can only be read; open it with mode='r'")
         self._mode: Mode = mode
@@ -331,7 +334,17 @@ class Handle:
             raise ValueError("a handle with a transaction under way cannot be pickled")
         held = self._snapshot
         thin, index = held.state.without_index(_PICKLED_NBYTES)
-        return _restored, (type(self), held.store, thin, index, held.start, held.version, held.generation, self._mode)
+        return _restored, (
+            type(self),
+            held.store,
+            thin,
+            index,
+            held.start,
+            held.version,
+            held.generation,
+            self._mode,
+            held.at,
+        )
 
 
 class Follower(Handle):
@@ -401,6 +414,6 @@ def _explain(source: Source, error: B2ArrayError | OSError) -> None:
 
 def _restored(
     kind: type[Handle], store: Store, thin: Frame, index: bytes, start: int, version: str | None, generation: str,
-    mode: Mode,
+    mode: Mode, at: Kept | None,
 ) -> Handle:  # fmt: skip
-    return kind(Snapshot(store, with_index(thin, index), start, version, generation), mode)
+    return kind(Snapshot(store, with_index(thin, index), start, version, generation, at=at), mode)

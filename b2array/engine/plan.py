@@ -211,7 +211,8 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Ste
     header = frame.pack_header(described)
     annotations = replace(
         state.annotations.with_entries(**{CHAIN: _chain(change, facts), fingerprint.HEADER: header}),
-        next=change.next if is_sparse else None, kept=kept.ledger,
+        next=change.next if is_sparse else None,
+        kept=kept.ledger,
     )
     if current is None or not current.frame.is_ours or change.numbers.size or change.is_structural:
         annotations = replace(annotations, sizes=packed_sizes(state.sizes), records=pack_records(state.records))

@@ -179,8 +179,8 @@ class Snapshot(Source):
             raise stale_reader(self.url)
 
 
-def load(store: Store, *, start: int = 0, marks: bool = False, at: str | None = None) -> Snapshot:
-    """Read the frame that a store holds now; or the state that it keeps `at` a name.
+def load(store: Store, *, start: int = 0, marks: bool = False) -> Snapshot:
+    """Read the frame that a store holds now.
 
     An empty frame that marks the place of a deleted one is none, FileNotFoundError, unless the caller asks for `marks`.
 
@@ -199,7 +199,7 @@ def load(store: Store, *, start: int = 0, marks: bool = False, at: str | None = 
     held = held or _load(store, start)
     if not marks and held.state.annotations.entry(DELETED_KEY):
         raise FileNotFoundError(f"{store.url} was deleted")
-    return held if at is None else kept_state(held, at)
+    return held
 
 
 def _load(store: Store, start: int, *, in_one_wave: bool = True) -> Snapshot:

@@ -120,9 +120,7 @@ class Annotations:
             return cls()
         if layer["v"] > _VERSION:
             return cls(foreign=True)
-        identity, fill, dims, dtype, number, attrs, lost, sizes, cparams, records, kept = map(
-            layer.get, _KEYS
-        )
+        identity, fill, dims, dtype, number, attrs, lost, sizes, cparams, records, kept = map(layer.get, _KEYS)
         return cls(
             fill=fill if isinstance(fill, bytes) and len(fill) == itemsize else None,
             dims=tuple(dims) if isinstance(dims, list) and _are_dims(dims, ndim) else None,

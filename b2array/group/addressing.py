@@ -16,7 +16,7 @@ from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.drafts import MemberKeywords, Shape, Url, takes
 from b2array.array.schunk import SChunk
-from b2array.engine import snapshot
+from b2array.engine import kept, snapshot
 from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.engine.snapshot import Snapshot
@@ -51,6 +51,7 @@ def open(
     *,
     offset: int = 0,
     follow: bool = False,
+    at: str | None = None,
     shape: Shape,
     dtype: npt.DTypeLike = float,
     storage_options: Storage = None,
@@ -66,6 +67,7 @@ def open(
     *,
     offset: int = 0,
     follow: bool = False,
+    at: str | None = None,
     shape: Shape | None = None,
     dtype: npt.DTypeLike = float,
     storage_options: Storage = None,
@@ -81,6 +83,7 @@ def open(
     *,
     offset: int = 0,
     follow: bool = False,
+    at: str | None = None,
     shape: Shape | None = None,
     dtype: npt.DTypeLike = float,
     storage_options: Storage = None,
@@ -105,6 +108,8 @@ def open(
     follow : bool, default False
         Whether the array or group shows what others commit, without `refresh`. Then each use of it looks at the store
         first.
+    at : str, optional
+        The name of a snapshot, which can only be read; see `NDArray.snapshot` and `Group.snapshot`.
     shape, dtype, chunks, ..., meta
         Of a new array; see `create`.
     storage_options : mapping, optional
@@ -123,6 +128,8 @@ def open(
         There is nothing.
     FileExistsError
         There is something already.
+    KeyError
+        There is no such snapshot.
     FormatError
         It is of an unknown kind.
     UnsupportedError
@@ -142,8 +149,11 @@ def open(
         raise TypeError(f"open() takes {', '.join(sorted(options))} for new arrays only, which have a shape")
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
+    if at is not None and (mode != "r" or follow):
+        raise ValueError(f"a snapshot is opened for reading, and never changes: at={at!r} goes with mode 'r' alone")
     if is_open_file(url):
-        return _in_file(url, mode, offset, open_store(url, storage_options=storage_options, fs=fs), follow=follow)
+        store = open_store(url, storage_options=storage_options, fs=fs)
+        return _in_file(url, mode, offset, store, follow=follow, at=at)
     url, storage_options = address_of(cast(Url, url), storage_options, fs)
     if mode in ("w", "w-", "x"):
         return _made(url, mode, shape, dtype, storage_options, options)
@@ -163,10 +173,12 @@ def open(
         if found is None:
             raise
         return found
-    return _shown(held, existing, follow=follow)
+    return _shown(held, existing, follow=follow, at=at)
 
 
-def _in_file(file: BinaryFile, mode: AnyMode, offset: int, store: Store, *, follow: bool) -> NDArray | SChunk | Group:
+def _in_file(
+    file: BinaryFile, mode: AnyMode, offset: int, store: Store, *, follow: bool, at: str | None
+) -> NDArray | SChunk | Group:
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
     try:
@@ -176,10 +188,11 @@ def _in_file(file: BinaryFile, mode: AnyMode, offset: int, store: Store, *, foll
         if offset or isinstance(head, Exception) or bytes(head.data[:4]) not in MAGIC:
             raise
         return open_group(file, follow=follow)
-    return _shown(held, mode, follow=follow)
+    return _shown(held, mode, follow=follow, at=at)
 
 
-def _shown(held: Snapshot, mode: Mode, *, follow: bool) -> NDArray | SChunk:
+def _shown(held: Snapshot, mode: Mode, *, follow: bool, at: str | None) -> NDArray | SChunk:
+    held = held if at is None else kept.opened(held, at)
     handle = Follower(held, mode) if follow else Handle(held, mode)
     return NDArray(handle) if held.state.layout is not None else face(handle)
 
@@ -191,6 +204,7 @@ def open_array(
     *,
     offset: int = 0,
     follow: bool = False,
+    at: str | None = None,
     shape: Shape | None = None,
     dtype: npt.DTypeLike = float,
     storage_options: Storage = None,
@@ -221,6 +235,7 @@ def open_array(
         mode,
         offset=offset,
         follow=follow,
+        at=at,
         shape=shape,
         dtype=dtype,
         storage_options=storage_options,
