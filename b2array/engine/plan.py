@@ -34,7 +34,7 @@ from b2array.codec.header import FilterId
 from b2array.engine.changes import ChangeSet, applied, is_spooled
 from b2array.engine.snapshot import Snapshot
 from b2array.format import fingerprint, frame, index
-from b2array.format.annotations import CHAIN, LAYER, pack_records, packed_sizes
+from b2array.format.annotations import LAYER, pack_records, packed_sizes
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
@@ -187,7 +187,9 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Ste
     )  # fmt: skip
     header = frame.pack_header(described)
     annotations = replace(
-        state.annotations.with_entries(**{CHAIN: _chain(change, facts), fingerprint.HEADER: header}),
+        state.annotations,
+        commit=_digest(change, facts),
+        header=header,
         next=change.next if is_sparse else None,
     )
     if current is None or not current.frame.is_ours or change.numbers.size or change.is_structural:
@@ -255,7 +257,7 @@ def _with_filters(change: ChangeSet, state: State) -> Frame:
     return replace(described, filters=filters, filters_meta=metas)
 
 
-def _chain(change: ChangeSet, facts: Facts) -> bytes:
+def _digest(change: ChangeSet, facts: Facts) -> bytes:
     """Return a digest of the base and the chunks that are put on top of it.
 
     Without it two frames of equal metadata and unequal data could be taken for the same generation. The salt tells this
