@@ -115,18 +115,19 @@ def _change(draft: Draft) -> Snapshot:
 
 
 def stage(
-    draft: Draft, put: Callable[[Iterable[Buffer]], object], entry: tuple[str, object] | None = None
+    draft: Draft, put: Callable[[Iterable[Buffer]], object], group_commit: tuple[str, int] | None = None
 ) -> tuple[Frame, bytes]:
     """Write everything but the last step, for a commit of several frames. The caller holds the lock.
 
     Return the new frame, and the bytes that publish it when the caller writes them over the beginning of the object.
-    They are empty if a new object replaces the old one: then `put` got its pieces. `entry` goes among the annotations.
+    They are empty if a new object replaces the old one: then `put` got its pieces. `group_commit` names the commit in
+    the annotations.
     """
     draft.flush()
     for _ in attempts(draft.store):
         current = None if draft.base is None else _newest(draft)
-        if entry is not None:
-            draft.annotate_entry(*entry)
+        if group_commit is not None:
+            draft.annotate(group_commit=group_commit)
         made = _planned(draft, current)
         try:
             if made.step == Step.COMPACT and current is not None:

@@ -344,10 +344,6 @@ class Draft(Target):
         """Set fields of the annotations."""
         self.state = self.state.with_annotations(replace(self.state.annotations, **fields))
 
-    def annotate_entry(self, key: str, value: object) -> None:
-        """Set an entry that `Annotations` does not interpret."""
-        self.state = self.state.with_annotations(self.state.annotations.with_entries(**{key: value}))
-
     def set_attr(self, name: str, content: bytes | None) -> None:
         """Set an attribute (or remove it): in a metalayer of its own if there is room, else in b2array's."""
         self._attrs[name] = content

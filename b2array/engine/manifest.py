@@ -165,7 +165,8 @@ class Manifest:
     `members` has the path of each by its name; None where the files themselves are the list. `identity` tells this
     group from others: a member may be a copy from there. `number` is that of the last commit. `redo` is the redo log:
     how members get the states that commits have given them, by path. `summaries` are packed by
-    `b2array.format.summary`. `unknown` are entries of later versions; they are kept.
+    `b2array.format.summary`. `recent` lists the last commits, as `b2array.format.recent` does. `unknown` are entries of
+    later versions; they are kept.
 
     Examples
     --------
@@ -179,6 +180,7 @@ class Manifest:
     number: int = 0
     redo: Mapping[str, Entry] = field(default_factory=dict)
     summaries: bytes = b""
+    recent: bytes = b""
     unknown: tuple[tuple[Any, Any], ...] = ()
 
     @property
@@ -201,11 +203,11 @@ class Manifest:
 
     def with_commit(self, token: str) -> Self:
         """Return the manifest with the token of its commit before those of the last ones."""
-        return replace(self, unknown=recent.with_commit(self.unknown, bytes.fromhex(token)))
+        return replace(self, recent=recent.with_commit(self.recent, bytes.fromhex(token)))
 
     def follows(self, other: Self) -> bool:
         """Whether commits on top of the other manifest's have led to this one."""
-        return recent.has_commit(self.unknown, recent.last_commit(other.unknown))
+        return recent.has_commit(self.recent, other.recent)
 
     def pack(self) -> bytes:
         """Return the manifest as bytes."""
@@ -213,6 +215,8 @@ class Manifest:
         known["redo"] = {path: entry.pack() for path, entry in self.redo.items()}
         if self.summaries:
             known["summaries"] = self.summaries
+        if self.recent:
+            known["recent"] = self.recent
         packed: bytes = msgpack.packb({"format": _MAGIC, "version": _VERSION, **known, **dict(self.unknown)})
         return packed
 
@@ -248,6 +252,7 @@ class Manifest:
             _checked("number", content.pop("number", None), int),
             {path: Entry.unpack(path, entry) for path, entry in log.items()},
             _checked("summaries", content.pop("summaries", b""), bytes),
+            _checked("recent", content.pop("recent", b""), bytes),
             tuple(content.items()),
         )
 

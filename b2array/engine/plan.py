@@ -38,7 +38,7 @@ from b2array.codec.header import FilterId
 from b2array.engine.changes import ChangeSet, Keep, applied, is_spooled
 from b2array.engine.snapshot import Snapshot
 from b2array.format import fingerprint, frame, index
-from b2array.format.annotations import CHAIN, LAYER, pack_records, packed_sizes
+from b2array.format.annotations import LAYER, pack_records, packed_sizes
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
@@ -210,7 +210,9 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Ste
     )  # fmt: skip
     header = frame.pack_header(described)
     annotations = replace(
-        state.annotations.with_entries(**{CHAIN: _chain(change, facts), fingerprint.HEADER: header}),
+        state.annotations,
+        commit=_digest(change, facts),
+        header=header,
         next=change.next if is_sparse else None,
         kept=kept.ledger,
     )
@@ -300,7 +302,7 @@ def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State
             objects[object_name(place)] = packed
         else:
             inside += packed
-        generation = keep.entry.generation or _chain(change, facts)
+        generation = keep.entry.generation or _digest(change, facts)
         entries.append(_entry(keep, kept, generation, place, packed))
         stay.append(kept)
     floor = dead = 0
@@ -356,7 +358,7 @@ def _with_filters(change: ChangeSet, state: State) -> Frame:
     return replace(described, filters=filters, filters_meta=metas)
 
 
-def _chain(change: ChangeSet, facts: Facts) -> bytes:
+def _digest(change: ChangeSet, facts: Facts) -> bytes:
     """Return a digest of the base and the chunks that are put on top of it.
 
     Without it two frames of equal metadata and unequal data could be taken for the same generation. The salt tells this

@@ -24,18 +24,14 @@ from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.format.index import chunk_name
-from b2array.format.state import State
 from b2array.store.base import COMPARE_AND_SWAP, Head, Store, attempts, stale_reader, too_many_conflicts
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.local import LocalStore
 
 __all__ = [
-    "ABSENT", "COMMIT_KEY", "Found", "carry_out", "commit_of", "discard", "is_abandoned", "is_pending",
-    "look", "read_member", "settle", "writers_lock",
+    "ABSENT", "Found", "carry_out", "discard", "is_abandoned", "is_pending", "look", "read_member",
+    "settle", "writers_lock",
 ]  # fmt: skip
-
-COMMIT_KEY = "group"
-"""Key under which a member's frame records the last transaction that changed it: the group's identity, a number."""
 
 _DAMAGED = "damaged "
 
@@ -44,14 +40,6 @@ _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
 StoreOf = Callable[[str], Store]
 """Gives the store of a path in the group."""
-
-
-def commit_of(state: State) -> tuple[str, int]:
-    """Return the last transaction that changed a member, as its frame records it."""
-    found = state.annotations.entry(COMMIT_KEY)
-    if isinstance(found, list | tuple) and len(found) == 2 and isinstance(found[0], str) and type(found[1]) is int:
-        return found[0], found[1]
-    return "", 0
 
 
 class Found(NamedTuple):
@@ -97,7 +85,7 @@ def look(store: Store) -> Found:
         raise
     identity = held.state.annotations.identity
     lasting = f"id {identity.hex()}" if identity else held.generation
-    shown = None if held.state.annotations.entry(snapshot.DELETED_KEY) else held
+    shown = None if held.state.annotations.deleted else held
     return Found(shown, held.generation, lasting, held.name, held.version)
 
 

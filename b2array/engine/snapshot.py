@@ -35,10 +35,7 @@ from b2array.store.base import (
 )
 from b2array.store.spans import Span
 
-__all__ = ["DELETED_KEY", "Snapshot", "frame_in", "kept_state", "kept_states", "load", "reload", "restore", "unchanged"]
-
-DELETED_KEY = "deleted"
-"""Key of an entry that only the frame in the place of a deleted member has."""
+__all__ = ["Snapshot", "frame_in", "kept_state", "kept_states", "load", "reload", "restore", "unchanged"]
 
 _FIRST_READ = 64 * 2**10
 _LAST_READ = 64 * 2**10
@@ -197,7 +194,7 @@ def load(store: Store, *, start: int = 0, marks: bool = False) -> Snapshot:
             held = _load(store, start)
             break
     held = held or _load(store, start)
-    if not marks and held.state.annotations.entry(DELETED_KEY):
+    if not marks and held.state.annotations.deleted:
         raise FileNotFoundError(f"{store.url} was deleted")
     return held
 

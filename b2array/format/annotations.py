@@ -1,13 +1,14 @@
 """What b2array adds to a frame, in a variable-length metalayer that other readers ignore.
 
-Fill value, names of the dimensions, sizes of chunks and blocks, chunks that are lost, and attributes that have no
-metalayer of their own. Every entry may be absent. An entry that this version cannot read counts as absent.
+Fill value, names of the dimensions, sizes of chunks and blocks, chunks that are lost, attributes that have no
+metalayer of their own, and the commit that wrote the frame. Every entry may be absent. An entry that this version
+cannot read counts as absent.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import msgpack
@@ -25,7 +26,7 @@ from b2array.format import recent
 from b2array.format.attributes import UNREADABLE
 
 __all__ = [
-    "CHAIN", "LAYER", "MAX_SIZES_NBYTES", "Annotations", "Records", "Sizes", "block_bounds", "merged", "pack_records",
+    "LAYER", "MAX_SIZES_NBYTES", "Annotations", "Records", "Sizes", "block_bounds", "merged", "pack_records",
     "pack_sizes", "packed_sizes", "sizes_row", "unpack_records", "unpack_sizes",
 ]  # fmt: skip
 
@@ -36,16 +37,22 @@ Records = npt.NDArray[np.uint32]
 
 LAYER = "b2array"
 """Name of the variable-length metalayer."""
-CHAIN = "chain"
-"""The entry with the digest of the commit."""
 MAX_SIZES_NBYTES = 2**20
 """Packed block sizes that are larger are left out of the metalayer."""
 
 _VERSION = 1
 _IDENTITY_NBYTES = 16
-_KEYS = ("id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes", "cparams", "records", "kept")
-_FIELDS = ("identity", *_KEYS[1:])
-_MERGED = ("fill", "dims", "dtype", "unknown")
+_FIELDS = {
+    "id": "identity", "fill": "fill", "dims": "dims", "dtype": "dtype", "next": "next", "attrs": "attrs",
+    "lost": "lost", "sizes": "sizes", "cparams": "cparams", "records": "records", "chain": "commit",
+    "header": "header", "recent": "recent", "group": "group_commit", "job": "forks_of", "deleted": "deleted",
+    "kept": "kept",
+}  # fmt: skip
+"""The fields by their keys in the metalayer."""
+_MAPS = ("attrs", "cparams")
+"""Fields that are maps in the metalayer."""
+_MERGED = ("fill", "dims", "dtype", "group_commit", "forks_of", "deleted", "unknown")
+"""Fields that writers change. `plan` makes those of the commit anew, and some others are merged in their own way."""
 _SIZES_CPARAMS = CParams("zstd")
 _RECORDS_CPARAMS = CParams("lz4", clevel=1, filters=())  # only the zeros among checksums can be compressed
 _MAX_CHUNK_SIZES_NBYTES = 16 * MAX_SIZES_NBYTES
@@ -75,8 +82,20 @@ class Annotations:
         Parameters of `CParams` that a frame's header has no field for.
     records : bytes, optional
         What `pack_records` returned.
+    commit : bytes, optional
+        The digest of the commit that wrote the frame.
+    header : bytes, optional
+        A copy of the frame's header, to find changes by other software.
+    recent : bytes
+        The last commits, as `b2array.format.recent` lists them; in stores without locks.
+    group_commit : (str, int), optional
+        The last commit of a group that changed the frame: the identity of the group, and the number of the commit.
+    forks_of : bytes, optional
+        The identity of the transaction whose forks were committed last without it.
+    deleted : bool
+        Whether this frame only marks the place of a member that was deleted from a group.
     unknown : tuple of (key, value)
-        Entries that this class does not interpret, such as those of later versions. They are kept.
+        Entries of later versions. They are kept.
     identity : bytes, optional
         Names the frame, from its making on: one that is deleted and made again has another. Every commit keeps it.
     kept : bytes, optional
@@ -100,6 +119,12 @@ class Annotations:
     sizes: bytes | None = None
     cparams: tuple[tuple[str, Any], ...] = ()
     records: bytes | None = None
+    commit: bytes | None = None
+    header: bytes | None = None
+    recent: bytes = b""
+    group_commit: tuple[str, int] | None = None
+    forks_of: bytes | None = None
+    deleted: bool = False
     unknown: tuple[tuple[Any, Any], ...] = ()
     foreign: bool = False
     identity: bytes | None = None
@@ -120,7 +145,8 @@ class Annotations:
             return cls()
         if layer["v"] > _VERSION:
             return cls(foreign=True)
-        identity, fill, dims, dtype, number, attrs, lost, sizes, cparams, records, kept = map(layer.get, _KEYS)
+        fill, dims, dtype, number = (layer.get(key) for key in ("fill", "dims", "dtype", "next"))
+        attrs, lost, cparams = (layer.get(key) for key in ("attrs", "lost", "cparams"))
         return cls(
             fill=fill if isinstance(fill, bytes) and len(fill) == itemsize else None,
             dims=tuple(dims) if isinstance(dims, list) and _are_dims(dims, ndim) else None,
@@ -128,12 +154,18 @@ class Annotations:
             next=number if _is_number(number, 0) else None,
             attrs=_attrs(attrs) if isinstance(attrs, dict) else (),
             lost=tuple([n for n in lost if _is_number(n, 0) and n < nchunks]) if isinstance(lost, list) else (),
-            sizes=sizes if isinstance(sizes, bytes) else None,
+            sizes=_bytes(layer.get("sizes")),
             cparams=_cparams(cparams) if isinstance(cparams, dict) else (),
-            records=records if isinstance(records, bytes) else None,
-            unknown=tuple([(key, value) for key, value in layer.items() if key != "v" and key not in _KEYS]),
-            identity=identity if isinstance(identity, bytes) and identity else None,
-            kept=kept if isinstance(kept, bytes) and kept else None,
+            records=_bytes(layer.get("records")),
+            commit=_bytes(layer.get("chain")),
+            header=_bytes(layer.get("header")),
+            recent=_bytes(layer.get("recent")) or b"",
+            group_commit=_group_commit(layer.get("group")),
+            forks_of=_bytes(layer.get("job")),
+            deleted=layer.get("deleted") is True,
+            unknown=tuple([(key, value) for key, value in layer.items() if key != "v" and key not in _FIELDS]),
+            identity=_bytes(layer.get("id")) or None,
+            kept=_bytes(layer.get("kept")) or None,
         )
 
     def pack(self) -> bytes:
@@ -141,10 +173,10 @@ class Annotations:
         if self.foreign:
             raise UnsupportedError("the frame was written by a later version of b2array, which this one cannot follow")
         layer: dict[Any, Any] = {"v": _VERSION}
-        for key, field in zip(_KEYS, _FIELDS, strict=True):
-            value = getattr(self, field)
-            if value is not None and (value != () or key == "dims"):
-                layer[key] = dict(value) if key in ("attrs", "cparams") else value
+        for key, name in _FIELDS.items():
+            value = getattr(self, name)
+            if value != _DEFAULTS[name]:
+                layer[key] = dict(value) if name in _MAPS else value
         packed: bytes = msgpack.packb({**layer, **dict(self.unknown)}, use_bin_type=True)
         return packed
 
@@ -152,29 +184,31 @@ class Annotations:
         """Return the annotations of a frame that is made now."""
         return replace(self, identity=os.urandom(_IDENTITY_NBYTES))
 
-    def entry(self, key: str) -> Any:
-        """Return an entry that this class does not interpret, or None."""
-        return dict(self.unknown).get(key)
-
-    def with_entries(self, **entries: object) -> Self:
-        """Return annotations with more entries that this class does not interpret."""
-        return replace(self, unknown=tuple((dict(self.unknown) | entries).items()))
-
     def with_commit_listed(self) -> Self:
         """Return annotations that list their own commit before those that they list already."""
-        return replace(self, unknown=recent.with_commit(self.unknown, self._commit()))
+        return replace(self, recent=recent.with_commit(self.recent, self.commit or b""))
 
     def lists(self, other: Self) -> bool:
         """Whether a commit is listed: these annotations are its own, or those of a commit on top of it."""
-        return recent.has_commit(self.unknown, other._commit())
+        return recent.has_commit(self.recent, other.commit or b"")
 
-    def _commit(self) -> bytes:
-        chain = self.entry(CHAIN)
-        return chain if isinstance(chain, bytes) else b""
+
+_DEFAULTS = {each.name: each.default for each in fields(Annotations)}
 
 
 def _is_number(value: object, low: int) -> bool:
     return type(value) is int and value >= low
+
+
+def _bytes(value: object) -> bytes | None:
+    return value if isinstance(value, bytes) else None
+
+
+def _group_commit(value: object) -> tuple[str, int] | None:
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    identity, number = value
+    return (identity, number) if isinstance(identity, str) and _is_number(number, 0) else None
 
 
 def _are_dims(dims: list[object], ndim: int) -> bool:

@@ -20,13 +20,11 @@ from b2array.errors import FormatError
 from b2array.format import b2nd, metalayers
 
 __all__ = [
-    "FINGERPRINT_NBYTES", "HEADER", "MARK", "MARK_AT", "fingerprint", "frame_len", "is_changed_by_others",
+    "FINGERPRINT_NBYTES", "MARK", "MARK_AT", "fingerprint", "frame_len", "is_changed_by_others",
     "noted_header", "with_frame_len",
 ]  # fmt: skip
 
 FINGERPRINT_NBYTES = 16
-HEADER = "header"
-"""Key of the copy of the header among b2array's annotations."""
 MARK = 0
 """Number of threads for decompression in a header that b2array wrote."""
 MARK_AT = slice(0x42, 0x44)
@@ -72,7 +70,7 @@ def with_frame_len(header: bytes, nbytes: int) -> bytes:
 def noted_header(layer: Buffer) -> bytes | None:
     """Return the copy of the header in b2array's metalayer, or None if there is none."""
     try:
-        header = msgpack.unpackb(layer, strict_map_key=False)[HEADER]
+        header = msgpack.unpackb(layer, strict_map_key=False)["header"]
     except _UNREADABLE:
         return None
     return header if isinstance(header, bytes) and len(header) > _LAYERS_AT else None

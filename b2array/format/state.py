@@ -281,6 +281,8 @@ def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
         if annotations.attrs:
             names = ", ".join(repr(name) for name, _ in annotations.attrs)
             raise LimitError(f"{url} has {len(others)} variable-length metalayers: no room for {names}")
+        if annotations.kept:
+            raise LimitError(f"{url} has {len(others)} variable-length metalayers: no room for the list of snapshots")
         warn(f"{url} has {len(others)} variable-length metalayers: no room for b2array's own")
         return others
     return (*others, (LAYER, frame.pack_vlmeta(annotations.pack())))

@@ -26,7 +26,7 @@ from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
-from b2array.engine.redo import ABSENT, Found, commit_of
+from b2array.engine.redo import ABSENT, Found
 from b2array.engine.snapshot import Snapshot
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
 from b2array.format import summary
@@ -400,7 +400,7 @@ class Directory:
             if self.is_local or path not in self.members().values() or self._stored()[0] != manifest:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
-        identity, number = commit_of(held.state)
+        identity, number = held.state.annotations.group_commit or ("", 0)
         if identity and (identity != manifest.identity or number > manifest.number):
             now, _ = self._stored()
             if now.identity == identity and now.commit != manifest.commit:
@@ -414,5 +414,5 @@ def _mark_deleted(store: Store, found: Found) -> None:
     Without it, the chunks of a new member could get the names of those that a slow process is still removing.
     """
     mark = empty_frame(store, sparse=bool(found.name), replaces=found.version)
-    mark.annotate_entry(snapshot.DELETED_KEY, True)
+    mark.annotate(deleted=True)
     commit(mark)

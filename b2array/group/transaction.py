@@ -204,7 +204,7 @@ class Transaction:
 
     def _mark(self, draft: Draft, number: int) -> None:
         if self._marked:
-            draft.annotate_entry(redo.COMMIT_KEY, (self._identity, number))
+            draft.annotate(group_commit=(self._identity, number))
 
     def remove(self, members: Mapping[str, str], states: Mapping[str, str] = MappingProxyType({})) -> None:
         """Let the commit delete members; forget new ones at once.
@@ -376,7 +376,8 @@ class Transaction:
         """Write everything but the step that publishes it, and return the entry that does."""
         view, draft = self._view, member.draft
         if draft is None:  # it is complete in its own place
-            if self._marked and redo.commit_of(member.handle.snapshot.state) != (self._identity, number):
+            noted = member.handle.snapshot.state.annotations.group_commit
+            if self._marked and noted != (self._identity, number):
                 member.handle.change(partial(self._mark, number=number))
             held = member.handle.snapshot
             staged = view.store_of(staged_path(path, member.token, sparse=False))
@@ -392,7 +393,7 @@ class Transaction:
             staged.create("", pieces)
             staged.force()
 
-        mark = (redo.COMMIT_KEY, (self._identity, number)) if self._marked else None
+        mark = (self._identity, number) if self._marked else None
         if draft.base is None:
             before = redo.look(view.store_of(path)).lasting
             frame, header = stage(draft, put, mark)

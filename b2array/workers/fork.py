@@ -52,8 +52,6 @@ T = TypeVar("T")
 _YOUNG_SECONDS = 600.0
 """How often the process of a transaction makes the journal young again."""
 _IN_MEMORY = 2**20
-_COMMITTED = "job"
-"""Key of an entry of the annotations: the forks that the last commit of forks has joined."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -410,7 +408,7 @@ def finish(origin: Origin, changes: Sequence[ChangeSet]) -> Snapshot:
     draft = origin.transaction()
     try:
         merge_changes(draft, changes)
-        draft.annotate_entry(_COMMITTED, origin.id)
+        draft.annotate(forks_of=origin.id)
         snapshot = commit(draft)
     except (ConflictError, FileExistsError, FileNotFoundError):
         draft.abort()
@@ -431,4 +429,4 @@ def _finished(origin: Origin) -> Snapshot | None:
         current = load(origin.store)
     except (FileNotFoundError, FormatError):
         return None
-    return current if current.state.annotations.entry(_COMMITTED) == origin.id else None
+    return current if current.state.annotations.forks_of == origin.id else None

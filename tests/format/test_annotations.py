@@ -30,7 +30,10 @@ scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
 )
 plain = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
-known = {"v", "id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes", "records"}
+known = {
+    "v", "id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes", "cparams", "records", "chain", "header",
+    "recent", "group", "job", "deleted",
+}  # fmt: skip
 
 all_annotations = st.builds(
     Annotations,
@@ -42,6 +45,12 @@ all_annotations = st.builds(
     lost=st.lists(st.integers(0, 9), unique=True).map(tuple),
     sizes=st.none() | st.binary(),
     records=st.none() | st.binary(),
+    commit=st.none() | st.binary(),
+    header=st.none() | st.binary(),
+    recent=st.binary(),
+    group_commit=st.none() | st.tuples(st.text(), st.integers(0, 2**32)),
+    forks_of=st.none() | st.binary(),
+    deleted=st.booleans(),
     identity=st.none() | st.binary(min_size=1),
     unknown=st.dictionaries(st.text().filter(lambda key: key not in known) | st.integers(0, 9), plain).map(
         lambda unknown: tuple(unknown.items())
@@ -83,10 +92,29 @@ def test_empty_annotations_say_only_their_version() -> None:
         {"records": [1]},
         {"id": "text"},
         {"id": b""},
+        {"chain": "text"},
+        {"header": 1},
+        {"recent": [b"commit 1"]},
+        {"group": "ab"},
+        {"group": ["identity", "1"]},
+        {"group": ["identity", True]},
+        {"group": ["identity", 1, 2]},
+        {"job": "text"},
+        {"deleted": 1},
     ],
 )
 def test_what_does_not_fit_is_ignored(entry: dict) -> None:
     assert Annotations.unpack(msgpack.packb({"v": 1} | entry), **GEOMETRY) == Annotations()
+
+
+def test_of_two_writers_the_list_of_commits_is_that_of_the_later_state() -> None:
+    base = Annotations(commit=b"commit 1", recent=b"commit 1")
+    ours = replace(base, group_commit=("group", 2))
+    theirs = replace(base, commit=b"commit 2").with_commit_listed()
+    merged = notes.merged(base, ours, theirs)
+    assert merged == replace(theirs, group_commit=("group", 2))
+    assert merged.lists(theirs)
+    assert merged.lists(base)
 
 
 def test_lost_chunks_that_exist_are_kept() -> None:
