@@ -342,7 +342,7 @@ def _inspect_kept(
     for entry in entries:
         name = object_name(entry.place) if held.sparse else ""
         found.objects.add(name)
-        found.live += 0 if held.sparse else entry.nbytes
+        found.live += 0 if held.sparse or entry.packed else entry.nbytes
         try:
             (state,) = kept_states(held, [entry])
         except (FormatError, UnsupportedError) as error:
