@@ -25,6 +25,7 @@ from b2array.array.creation import (
 )
 from b2array.array.schunk import SChunk, create_schunk, open_schunk
 from b2array.array.sequences import arange, eye, fromiter, linspace
+from b2array.array.snapshots import SnapshotInfo
 from b2array.codec import codecs, filters
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decompress
@@ -61,6 +62,7 @@ __all__ = [
     "Group",
     "NDArray",
     "SChunk",
+    "SnapshotInfo",
     "arange",
     "asarray",
     "bloscpack",

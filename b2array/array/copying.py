@@ -40,7 +40,6 @@ from b2array.engine.source import Source
 from b2array.engine.write import rewrite
 from b2array.format import text
 from b2array.format.b2nd import GEOMETRIES
-from b2array.format.kept import ledger_of
 from b2array.format.state import State
 from b2array.grid import assignment
 from b2array.grid.assignment import Sliceable
@@ -76,10 +75,8 @@ def copied(
     def attempt(source: Source) -> Draft:
         old = source.state.require_layout()
         kind = old.dtype if dtype is None else converted(old.dtype, known_dtype(dtype), casting)
-        held = handle.snapshot
         # A snapshot of a group belongs to the group, and not to a copy of one of its members.
-        own = [entry.name for entry in ledger_of(held.state).entries if not entry.group] if snapshots else []
-        states = [kept.opened(held, name) for name in own]
+        states = kept.own(handle.snapshot) if snapshots else []
         if kind != old.dtype or not _keeps_chunks(source, old, new):
             return _recoded(source, states, kind, url, new, progress=progress)
         store, frame_type = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)

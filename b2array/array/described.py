@@ -23,6 +23,7 @@ from b2array.engine.redo import writers_lock
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.header import FrameType
+from b2array.format.kept import ledger_of
 from b2array.store.memory import MemoryStore
 
 __all__ = ["Attributes", "Described", "Opened"]
@@ -340,9 +341,20 @@ class Described(Opened, Readable):
             "metalayers": ", ".join(name for name, _ in frame.metalayers),
             "fingerprint": frame.fingerprint.hex() if frame.fingerprint_type else "none",
             "generation": self.generation,
+            **self._shown_snapshots(),
             "attrs": ", ".join(f"{name}={value!r}" for name, value in attrs.items()) or "none",
         }
         return rows, attrs
+
+    def _shown_snapshots(self) -> dict[str, str]:
+        at = self._handle.snapshot.at
+        if at is not None:
+            return {"snapshot": at.name}
+        try:
+            names = ledger_of(self._handle.snapshot.state).names
+        except (FormatError, UnsupportedError) as error:
+            return {"snapshots": f"cannot be read: {error}"}
+        return {"snapshots": ", ".join(names)} if names else {}
 
     def _shown_attrs(self) -> dict[str, Any]:
         try:

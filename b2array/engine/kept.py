@@ -10,7 +10,7 @@ from b2array.engine.source import ChunkRequest
 from b2array.errors import ConflictError, FormatError
 from b2array.format.kept import ledger_of
 
-__all__ = ["opened"]
+__all__ = ["opened", "own"]
 
 _AT_ONCE = 256
 
@@ -35,6 +35,11 @@ def opened(held: Snapshot, name: str) -> Snapshot:
             f"it: {error}"
         ) from error
     return found
+
+
+def own(held: Snapshot) -> list[Snapshot]:
+    """Return the states that a frame keeps for itself, and not for a snapshot of its group."""
+    return [opened(held, entry.name) for entry in ledger_of(held.state).entries if not entry.group]
 
 
 def _require_intact(held: Snapshot) -> None:

@@ -78,6 +78,7 @@ def convert(
     verify: bool = False,
     progress: bool = False,
     follow_external: bool = False,
+    at: str | None = None,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
     src_fs: AbstractFileSystem | None = None,
@@ -115,6 +116,8 @@ def convert(
     follow_external : bool, default False
         Whether to read what an HDF5 file names in other files: by links, as storage of a dataset, or as parts of a
         virtual one. Otherwise that is an error which names dataset and file, because the file may be anybody's.
+    at : str, optional
+        The name of a snapshot of the source, which is copied instead of the latest state.
     src_options, dst_options : mapping, optional
         Storage options for fsspec.
     src_fs, dst_fs : fsspec.AbstractFileSystem, optional
@@ -128,6 +131,8 @@ def convert(
     ------
     FileExistsError
         The destination exists.
+    KeyError
+        The source has no such snapshot.
     UnsupportedError
         The destination's format cannot hold the type of the items, or a package is missing. Nothing was written. Or
         items are in other files, see `follow_external`.
@@ -154,7 +159,7 @@ def convert(
     dst, dst_options = address_of(dst, dst_options, dst_fs)
     done = converted(
         src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks, cparams=cparams,
-        layout=layout, overwrite=overwrite, verify=verify, progress=progress, follow_external=follow_external,
+        layout=layout, overwrite=overwrite, verify=verify, progress=progress, follow_external=follow_external, at=at,
         src_options=src_options, dst_options=dst_options, **options,
     )  # fmt: skip
     if done.failed:
@@ -209,11 +214,12 @@ def converted(
     src: Url, dst: Url, *, src_format: str | Format | None = None, dst_format: str | Format | None = None,
     chunks: Sequence[int] | None = None, blocks: Sequence[int] | None = None, cparams: AnyCParams = None,
     layout: str = "auto", overwrite: bool = False, verify: bool = False, progress: bool = False,
-    follow_external: bool = False, src_options: Storage = None, dst_options: Storage = None, **options: Any,
+    follow_external: bool = False, at: str | None = None, snapshots: bool = True, src_options: Storage = None,
+    dst_options: Storage = None, **options: Any,
 ) -> Conversion:  # fmt: skip
     """Do what `convert` does, and return the outcome. An array that fails does not stop the others."""
     begun = time.perf_counter()
-    from_format, src_url = find(src, src_format, src_options, exists=True)
+    from_format, src_url = find(src, src_format, src_options, exists=True, at=at)
     if follow_external and from_format is HDF5:
         from_format = FOLLOWING
     to_format, dst_url = find(dst, dst_format, dst_options, exists=False)
@@ -224,7 +230,7 @@ def converted(
         raise TypeError(f"a destination of format {to_format.name} takes no {', '.join(unknown)}")
     wanted = Settings(
         (), None, None if cparams is None else given_or_default(cparams), layout, overwrite, dst_options, options,
-        (None if chunks is None else tuple(chunks), None if blocks is None else tuple(blocks)),
+        (None if chunks is None else tuple(chunks), None if blocks is None else tuple(blocks)), snapshots,
     )  # fmt: skip
     if wanted.cparams is not None and wanted.cparams.is_lossy:
         _check_rounding(to_format, verify=verify)

@@ -123,7 +123,10 @@ class Tree:
 
 
 class Settings(NamedTuple):
-    """How to write an array. `given` are the chunks and blocks that the caller asks for."""
+    """How to write an array. `given` are the chunks and blocks that the caller asks for.
+
+    With `snapshots`, a frame that becomes a frame of a group keeps its own ones.
+    """
 
     chunks: tuple[int, ...]
     blocks: tuple[int, ...] | None
@@ -133,6 +136,7 @@ class Settings(NamedTuple):
     storage_options: Storage
     options: Mapping[str, Any]
     given: tuple[tuple[int, ...] | None, tuple[int, ...] | None] = (None, None)
+    snapshots: bool = True
 
 
 Put = Callable[[str, Source, Iterable[Piece], Settings], None]

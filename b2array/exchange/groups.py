@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from b2array.array import copying, drafts
 from b2array.array.described import Attributes
@@ -21,6 +21,7 @@ from b2array.array.drafts import ArrayOptions, Kind
 from b2array.array.schunk import create_schunk
 from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
+from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, members_among
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
@@ -36,7 +37,14 @@ from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
 
-__all__ = ["B2D", "B2Z", "members_of"]
+__all__ = ["B2D", "B2Z", "members_of", "tree_of"]
+
+
+class Home(Protocol):
+    """Where the members of a group are."""
+
+    def open(self, path: str, mode: Mode, /) -> Handle:
+        """Open the member with a path."""
 
 
 def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive, dict[str, str], B2ArrayError | None]:
@@ -71,7 +79,11 @@ def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive,
 
 @contextmanager
 def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
-    home, paths, error = members_of(url, storage_options)
+    yield tree_of(*members_of(url, storage_options))
+
+
+def tree_of(home: Home, paths: Mapping[str, str], error: Exception | None = None) -> Tree:
+    """Return members of a group, with the attributes of groups, as a source."""
 
     def opened(name: str) -> Source:
         return formats.source_of(home.open(paths[name], "r"))
@@ -80,7 +92,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
         return dict(Attributes(home.open(path, "r")))
 
     groups = {name: path for name, path in paths.items() if name.rpartition("/")[2] == ATTRS}
-    yield Tree(
+    return Tree(
         tuple(name for name in paths if name not in groups), opened,
         {name.removesuffix(ATTRS).rstrip("/"): partial(attrs, path) for name, path in groups.items()}, error,
     )  # fmt: skip
@@ -101,7 +113,7 @@ def _frame(source: Source, pieces: Iterable[Piece], settings: Settings) -> tuple
         return copying.copied(handle, url, ArrayOptions(
             chunks=chunks, blocks=blocks, cparams=settings.cparams, layout=kind, overwrite=overwrite,
             storage_options=storage,
-        ), snapshots=True)  # fmt: skip
+        ), snapshots=settings.snapshots)  # fmt: skip
 
     return ARRAY, new
 

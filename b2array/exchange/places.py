@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.engine.source import FRAME_NAME
-from b2array.exchange.formats import B2ND, BLP, NPY, Format, Storage
-from b2array.exchange.groups import B2D, B2Z
+from b2array.errors import UnsupportedError
+from b2array.exchange.formats import B2ND, BLP, NPY, Format, Storage, Tree, source_of
+from b2array.exchange.groups import B2D, B2Z, tree_of
 from b2array.exchange.hdf5 import HDF5
 from b2array.exchange.zarr import ZARR
-from b2array.group import whole
+from b2array.group import addressing, whole
 from b2array.group.addressing import group_of, split_member
 from b2array.group.directory import Directory
+from b2array.group.group import Group
 from b2array.store.base import Head, Store
 from b2array.store.open import open_store, with_home
 from b2array.store.secrets import redact_url
 
-__all__ = ["FORMATS", "by_ending", "find"]
+__all__ = ["FORMATS", "by_ending", "find", "require_frames"]
 
 FORMATS = {each.name: each for each in (B2ND, B2D, B2Z, NPY, ZARR, HDF5, BLP)}
 
@@ -29,13 +34,26 @@ _FILES = (B2Z, HDF5)
 
 
 def find(
-    url: str | os.PathLike[str], name: str | Format | None, storage_options: Storage, *, exists: bool
+    url: str | os.PathLike[str],
+    name: str | Format | None,
+    storage_options: Storage,
+    *,
+    exists: bool,
+    at: str | None = None,
 ) -> tuple[Format, str]:
     """Return the format of a file, and its URL with a member behind ``#``, as in ``results.h5#run/pressure``.
 
     A given name tells the format, else the ending of the URL, else the contents of the file. A member may be named
-    behind ``#``, or as a path below its group, with or without the ending of its file.
+    behind ``#``, or as a path below its group, with or without the ending of its file. `at` names a snapshot: then the
+    format opens that.
     """
+    found, address = _find(url, name, storage_options, exists=exists)
+    return (found, address) if at is None else (_at_snapshot(found, address, at), address)
+
+
+def _find(
+    url: str | os.PathLike[str], name: str | Format | None, storage_options: Storage, *, exists: bool
+) -> tuple[Format, str]:
     text = with_home(os.fspath(url))
     if isinstance(name, Format):
         return name, text
@@ -55,6 +73,27 @@ def find(
             return member
     suffixes = " ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
     raise ValueError(f"{redact_url(text)} has no ending of a known format; known are {suffixes}")
+
+
+def _at_snapshot(kind: Format, url: str, at: str) -> Format:
+    require_frames(kind, url)
+    return kind._replace(tree=partial(_tree_at, at))
+
+
+def require_frames(kind: Format, url: str) -> None:
+    """Raise UnsupportedError for a format that has no snapshots."""
+    if kind not in (B2ND, B2D, B2Z):
+        raise UnsupportedError(f"{redact_url(url)} is of the format {kind.name}, which has no snapshots")
+
+
+@contextmanager
+def _tree_at(at: str, url: str, storage_options: Storage) -> Iterator[Tree]:
+    with addressing.open(url, at=at, storage_options=storage_options) as held:
+        if isinstance(held, Group):
+            yield tree_of(held._home, held._below())
+        else:
+            source = source_of(held._handle)
+            yield Tree(("",), lambda _: source)
 
 
 def by_ending(url: str) -> tuple[Format | None, str]:

@@ -31,7 +31,6 @@ from b2array.engine.snapshot import Snapshot
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
 from b2array.format import summary
 from b2array.format.header import FrameType
-from b2array.format.kept import ledger_of
 from b2array.format.summary import Record, Summary
 from b2array.group import embedded, summaries
 from b2array.group.members import Members
@@ -64,9 +63,7 @@ def copy_of(source: Handle, storage_options: Mapping[str, Any]) -> NewFrame:
         if layout == "auto" and source.store.appendable == open_store(url, storage_options=storage_options).appendable:
             layout = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
         store, kind = place_new(url, layout, storage_options, overwrite=overwrite)
-        held = source.snapshot
-        states = [kept.opened(held, entry.name) for entry in ledger_of(held.state).entries if not entry.group]
-        return copied(source.source, store, kind, overwrite=overwrite, kept=states)
+        return copied(source.source, store, kind, overwrite=overwrite, kept=kept.own(source.snapshot))
 
     return new
 

@@ -25,13 +25,14 @@ from b2array.codec.header import ChunkHeader, HeaderField, Special
 from b2array.config import HEADER_LEN
 from b2array.display import tables
 from b2array.engine.fetch import fetch
-from b2array.engine.snapshot import Snapshot
+from b2array.engine.snapshot import Snapshot, kept_states
 from b2array.engine.source import ChunkRequest, Location
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange.formats import holds_array
 from b2array.format import b2nd, checksums, frame
 from b2array.format.header import FIXED_LEN, FrameType, Header
 from b2array.format.header import HEADER_FIELDS as FRAME_FIELDS
+from b2array.format.kept import ledger_of
 from b2array.store.base import Listed, Store
 from b2array.store.spans import Span
 
@@ -69,8 +70,8 @@ class ChunkSizes(NamedTuple):
 class Survey:
     """Sizes in bytes of everything in a store, and the grid of its chunks.
 
-    `frame` counts header, index and trailer, `live` chunks with their checksums, and `dead` the rest. `total` and
-    `dead` are None if the frame's files cannot be listed.
+    `frame` counts header, index and trailer, `live` chunks with their checksums, `kept` what only snapshots hold, and
+    `dead` the rest. `total` and `dead` are None if the frame's files cannot be listed.
     """
 
     chunks: tuple[ChunkSizes, ...]
@@ -79,6 +80,7 @@ class Survey:
     frame: int
     live: int
     dead: int | None
+    kept: int = 0
 
     def data(self) -> dict[str, Any]:
         """Return all sizes in types that JSON has."""
@@ -87,6 +89,7 @@ class Survey:
             "total": self.total,
             "frame": self.frame,
             "live": self.live,
+            "kept": self.kept,
             "dead": self.dead,
             "grid": list(self.grid),
             "chunks": [
@@ -114,6 +117,7 @@ class Survey:
             rows["file"] = tables.nbytes(self.total)
         rows["live"] = tables.nbytes(self.live)
         rows["frame"] = tables.nbytes(self.frame)
+        rows |= {"snapshots": tables.nbytes(self.kept)} if self.kept else {}
         rows["dead"] = "not known: the files cannot be listed"
         if self.dead is not None:
             share = f", {self.dead / self.total:.0%}" if self.dead and self.total else ""
@@ -160,9 +164,24 @@ def _survey_of_frame(held: Snapshot) -> Survey:
                 chunks.append(ChunkSizes(n, None, "", head.chunk_nbytes(n) or 0, 0, 0, kind))
     own, nbytes = frame_nbytes(head), sum(live.values())
     total = total_nbytes(held, listed(held.store) if held.sparse else None)
-    dead = None if total is None else max(0, total - own - nbytes)
+    kept = _kept_nbytes(held)
+    dead = None if total is None else max(0, total - own - nbytes - kept)
     grid = held.state.require_layout().grid_shape or (1,) if holds_array(head) else (head.nchunks,)
-    return Survey(tuple(chunks), grid, total, own, nbytes, dead)
+    return Survey(tuple(chunks), grid, total, own, nbytes, dead, kept)
+
+
+def _kept_nbytes(held: Snapshot) -> int:
+    """Return how many bytes only snapshots hold."""
+    entries = ledger_of(held.state).entries
+    found = sum(entry.nbytes for entry in entries if not entry.packed)
+    known = held.frame.offsets
+    for each in kept_states(held, entries):
+        places, first = np.unique(each.frame.offsets, return_index=True)
+        alone = first[(places >= 0) & ~np.isin(places, known)]
+        sizes = each.state.sizes
+        found += int(sizes[alone, 0].astype(np.int64).sum()) + alone.size * checksums.record_nbytes(sizes.shape[1] - 1)
+        known = np.concatenate([known, places])
+    return found
 
 
 def _filters(header: ChunkHeader) -> str:

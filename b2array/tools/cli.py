@@ -9,10 +9,11 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TextIO
+from typing import Annotated, Any, Literal, ParamSpec, TextIO
 
 import numpy as np
 import typer
@@ -21,12 +22,16 @@ from b2array import bloscpack
 from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.drafts import place_new
+from b2array.array.schunk import SChunk
+from b2array.engine import kept
 from b2array.engine.commit import commit, copied
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.convert import converted, is_array, save_intact
 from b2array.exchange.formats import BLP, BLP_BYTES, BYTES, holds_array
-from b2array.exchange.places import by_ending, find
+from b2array.exchange.places import by_ending, find, require_frames
+from b2array.group import addressing
+from b2array.group.group import Group
 from b2array.printable import json_text, printable
 from b2array.progress import track
 from b2array.store.atomic import AtomicFile, require_free
@@ -159,10 +164,13 @@ def info(
     as_json: opts.Json = False,
     chunks: Annotated[bool, typer.Option("--chunks", help="Sizes, ratios, dead space, a map of the chunks.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Every field of header, index and trailer.")] = False,
+    at: opts.At = None,
     storage: opts.Storage = None,
 ) -> int:
     """Say what is at a path: an array or a group."""
     options = opts.storage_options(storage)
+    if at is not None and (raw or chunks):
+        raise typer.BadParameter("--raw and --chunks show the whole file, and not a snapshot", param_hint="--at")
     if raw:
         with describing.opened(url, options) as held:
             fields = list(anatomy.fields(held))
@@ -170,7 +178,7 @@ def info(
         rows += [(f.part, str(f.offset), _hex(f.raw), f.name, str(f.value), f.meaning) for f in fields]
         _print(as_json, [each._asdict() for each in fields], table(rows, "<><<<<"))
         return OK
-    about, failed = describing.describe(url, options)
+    about, failed = describing.describe(url, options, at)
     data, lines = about, describing.lines(about)
     if chunks:
         with describing.opened(url, options) as held:
@@ -193,9 +201,9 @@ def _report(failed: Mapping[str, Exception]) -> int:
 
 
 @_command
-def ls(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> int:
+def ls(url: opts.Url, as_json: opts.Json = False, at: opts.At = None, storage: opts.Storage = None) -> int:
     """List an array, or what is in a group, with sizes and ratios."""
-    found, failed = describing.listed(url, opts.storage_options(storage), deep=False)
+    found, failed = describing.listed(url, opts.storage_options(storage), deep=False, at=at)
     members = {name: member for name, member in found.items() if name}
     rows = [describing.row(name, member) for name, member in members.items()]
     _print(as_json, members, table(rows, "<<<>>") if rows else ())
@@ -203,9 +211,9 @@ def ls(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) 
 
 
 @_command
-def tree(url: opts.Url, storage: opts.Storage = None) -> int:
+def tree(url: opts.Url, at: opts.At = None, storage: opts.Storage = None) -> int:
     """Draw a group with all that is below it."""
-    members, failed = describing.listed(url, opts.storage_options(storage), deep=True)
+    members, failed = describing.listed(url, opts.storage_options(storage), deep=True, at=at)
     _say(*describing.drawn(members))
     return _report(failed)
 
@@ -216,6 +224,7 @@ def cat(
     key: Annotated[str, typer.Argument(help='As between brackets in NumPy: "[0:3, ::-1]".')] = "[...]",
     output: Annotated[str | None, typer.Option("-o", "--output", help="A .npy file to write instead.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Print all items of large results.")] = False,
+    at: opts.At = None,
     overwrite: opts.Overwrite = False,
     storage: opts.Storage = None,
 ) -> None:
@@ -232,7 +241,7 @@ def cat(
     store = None if output is None else open_store(output, storage_options=options)
     if store is not None:
         require_free(store, {"": b""}, "a file", overwrite=overwrite)
-    kind, address = find(url, None, options, exists=True)
+    kind, address = find(url, None, options, exists=True, at=at)
     threshold = sys.maxsize if every else _MOST_ITEMS
     with kind.open(address, options) as source:
         large = source.handle is not None and source.nbytes > _MOST_NBYTES and math.prod(source.shape) > threshold
@@ -269,17 +278,18 @@ def convert(
     follow_external: Annotated[
         bool, typer.Option("--follow-external", help="Read what an HDF5 file names in other files.")
     ] = False,
+    at: opts.At = None,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
 ) -> int:
     """Copy an array or a group to another format."""
     options = opts.storage_options(storage)
     cparams = opts.cparams_of(codec, clevel, filters, absolute_error, relative_error, keepbits)
-    more = {} if zarr_format is None else {"zarr_format": zarr_format}
+    more: dict[str, Any] = {} if zarr_format is None else {"zarr_format": zarr_format}
     done = converted(
         src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks,
         cparams=cparams, layout=layout, overwrite=overwrite, verify=verify,
-        progress=opts.shows(progress), follow_external=follow_external, src_options=options, dst_options=options,
+        progress=opts.shows(progress), follow_external=follow_external, at=at, src_options=options, dst_options=options,
         **more,
     )  # fmt: skip
     _say(f"{redact_url(dst)}: {done.summary()}")
@@ -300,13 +310,15 @@ def copy(
     relative_error: opts.RelativeError = None,
     keepbits: opts.Keepbits = None,
     overwrite: opts.Overwrite = False,
+    at: opts.At = None,
+    snapshots: Annotated[bool, typer.Option(help="Whether the copy has the snapshots of arrays, too.")] = True,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
 ) -> int:
     """Copy an array or a group of Blosc2 frames, chunks as they are."""
     options = opts.storage_options(storage)
     cparams = opts.cparams_of(codec, clevel, filters, absolute_error, relative_error, keepbits)
-    origin, address = find(src, None, options, exists=True)
+    origin, address = find(src, None, options, exists=True, at=at)
     several = False
     if origin.name not in _FRAMES:
         raise UnsupportedError(f"{redact_url(src)} is of the format {origin.name}; see b2array convert")
@@ -319,20 +331,22 @@ def copy(
     if several or (target is not None and target.building is not None):
         done = converted(
             src, dst, dst_format=None if target is not None else "b2d", chunks=chunks, blocks=blocks, cparams=cparams,
-            layout=layout, overwrite=overwrite, progress=opts.shows(progress), src_options=options, dst_options=options,
+            layout=layout, overwrite=overwrite, progress=opts.shows(progress), at=at, snapshots=snapshots,
+            src_options=options, dst_options=options,
         )  # fmt: skip
         return _report(done.failed)
-    held = describing.frame_of(src, options)
+    held = describing.frame_of(src, options, at)
     if not holds_array(held.frame):
         if any(given is not None for given in (chunks, blocks, cparams)):
             raise UnsupportedError(f"{redact_url(src)} is no array: its chunks can only be copied as they are")
         store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
         with track(held.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as shown:
-            commit(copied(held, store, frame_type, overwrite=overwrite, progress=shown))
+            states = kept.own(held) if snapshots else []
+            commit(copied(held, store, frame_type, overwrite=overwrite, progress=shown, kept=states))
         return OK
     creation.copy(
         NDArray(Handle(held, "r")), dst, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
-        overwrite=overwrite, progress=opts.shows(progress), storage_options=options,
+        overwrite=overwrite, progress=opts.shows(progress), snapshots=snapshots, storage_options=options,
     ).close()  # fmt: skip
     return OK
 
@@ -447,13 +461,15 @@ def _show(done: Result, as_json: bool) -> int:
 def verify(
     url: opts.Url,
     deep: Annotated[bool, typer.Option("--deep", help="Read, compare and decode all of each chunk.")] = False,
+    at: opts.At = None,
     as_json: opts.Json = False,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
 ) -> int:
     """Check a frame or a group; exit code 3 if it is damaged."""
     options = opts.storage_options(storage)
-    return _show(verifying.verify(url, deep=deep, storage_options=options, progress=opts.shows(progress)), as_json)
+    done = verifying.verify(url, deep=deep, at=at, storage_options=options, progress=opts.shows(progress))
+    return _show(done, as_json)
 
 
 @_command
@@ -501,6 +517,69 @@ def repack(
     options = opts.storage_options(storage)
     done = vacuuming.repack(url, dry_run=dry_run, storage_options=options, progress=opts.shows(progress))
     return _show(done, as_json)
+
+
+# Snapshots.
+
+
+def _keeper(url: str, options: Mapping[str, Any], mode: Literal["r", "r+"] = "r") -> NDArray | SChunk | Group:
+    """Open an array, a super-chunk or a group, which have snapshots."""
+    require_frames(find(url, None, options, exists=True)[0], url)
+    held: NDArray | SChunk | Group = addressing.open(url, mode, storage_options=options)
+    return held
+
+
+@_command
+def log(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> None:
+    """List the snapshots, the oldest first."""
+    with _keeper(url, opts.storage_options(storage)) as held:
+        found = held.snapshots
+    rows = [("when", "name", "shape", "own bytes", "message"), *map(describing.snapshot_row, found)]
+    lines = table(rows, "<<<><") if found else [f"{redact_url(url)} has no snapshots"]
+    _print(as_json, [asdict(each) for each in found], lines)
+
+
+@_command
+def snapshot(
+    url: opts.Url,
+    name: opts.SnapshotName,
+    message: Annotated[str, typer.Option("-m", "--message", metavar="TEXT", help="A remark.")] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a snapshot of this name.")] = False,
+    storage: opts.Storage = None,
+) -> None:
+    """Keep an array or a group, as it is now, under a name."""
+    with _keeper(url, opts.storage_options(storage), "r+") as held:
+        held.snapshot(name, message, replace=replace)
+
+
+@_command
+def restore(url: opts.Url, name: opts.SnapshotName, storage: opts.Storage = None) -> None:
+    """Go back to a snapshot. All snapshots stay."""
+    with _keeper(url, opts.storage_options(storage), "r+") as held:
+        held.restore(name)
+
+
+@_command
+def drop(url: opts.Url, name: opts.SnapshotName, storage: opts.Storage = None) -> None:
+    """Forget a snapshot. The next repack or vacuum frees what only that held."""
+    with _keeper(url, opts.storage_options(storage), "r+") as held:
+        held.drop_snapshot(name)
+
+
+@_command
+def diff(
+    url: opts.Url,
+    name: opts.SnapshotName,
+    other: Annotated[str | None, typer.Argument(metavar="[OTHER]", help="A later snapshot; by default, now.")] = None,
+    as_json: opts.Json = False,
+    storage: opts.Storage = None,
+) -> None:
+    """Say where an array, or what in a group, may have changed since a snapshot."""
+    with _keeper(url, opts.storage_options(storage)) as held:
+        if isinstance(held, SChunk):
+            raise UnsupportedError(f"{held.url} is a super-chunk: diff compares arrays and groups")
+        found = held.diff(name, other)
+    _print(as_json, describing.difference(found), describing.difference_lines(found))
 
 
 @_command

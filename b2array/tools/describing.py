@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
@@ -13,13 +13,14 @@ import numpy as np
 from b2array import bloscpack
 from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
+from b2array.array.snapshots import SnapshotInfo
 from b2array.bloscpack.header import CHECKSUMS
 from b2array.display import tables
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import Snapshot
 from b2array.errors import FormatError, UnsupportedError
-from b2array.exchange.formats import Source, Storage, Tree, holds_array
+from b2array.exchange.formats import B2ND, Box, Source, Storage, Tree, holds_array
 from b2array.exchange.places import find
 from b2array.group.addressing import split_member
 from b2array.group.tree import branches, nested
@@ -27,20 +28,24 @@ from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
 from b2array.tools.results import table
 
-__all__ = ["describe", "drawn", "frame_of", "lines", "listed", "opened", "plain", "row"]
+__all__ = [
+    "describe", "difference", "difference_lines", "drawn", "frame_of", "lines", "listed", "opened", "plain", "row",
+    "snapshot_row",
+]  # fmt: skip
 
 Members = dict[str, dict[str, Any]]
 """Descriptions of arrays and groups by name."""
 
 
-def describe(url: str, storage_options: Storage) -> tuple[dict[str, Any], dict[str, Exception]]:
-    """Describe an array, a super-chunk, a Bloscpack file or a group; return the errors of members, too."""
-    kind, address = find(url, None, storage_options, exists=True)
+def describe(url: str, storage_options: Storage, at: str | None = None) -> tuple[dict[str, Any], dict[str, Exception]]:
+    """Describe an array, a super-chunk, a Bloscpack file or a group, now or at a snapshot.
+
+    Return the errors of members, too.
+    """
+    kind, address = find(url, None, storage_options, exists=True, at=at)
     if kind.name == "blp":
         with bloscpack.open(address, storage_options=storage_options) as f:
             return _bloscpack(f), {}
-    if kind.name == "b2nd":
-        return _frame(snapshot.load(open_store(address, storage_options=storage_options))), {}
     with kind.tree(address, storage_options) as tree:
         if tree.names == ("",) or (len(tree.names) == 1 and kind.name not in ("b2d", "b2z")):
             source = tree.only(url)
@@ -51,9 +56,11 @@ def describe(url: str, storage_options: Storage) -> tuple[dict[str, Any], dict[s
     return about | _group(members), failed
 
 
-def listed(url: str, storage_options: Storage, *, deep: bool) -> tuple[Members, dict[str, Exception]]:
+def listed(
+    url: str, storage_options: Storage, *, deep: bool, at: str | None = None
+) -> tuple[Members, dict[str, Exception]]:
     """Describe the members of a group, directly in it or all below it, or one array; return errors by name, too."""
-    kind, address = find(url, None, storage_options, exists=True)
+    kind, address = find(url, None, storage_options, exists=True, at=at)
     with kind.tree(address, storage_options) as tree:
         if tree.names == ("",):
             outer, inner = split_member(redact_url(url))
@@ -181,6 +188,30 @@ def _source(source: Source) -> dict[str, Any]:
     }
 
 
+def snapshot_row(found: SnapshotInfo) -> tuple[str, ...]:
+    """Return the cells of a snapshot in a list: time, name, shape, the bytes that only this one holds, and message."""
+    shape = "" if found.shape is None else str(found.shape)
+    when = found.time.isoformat(" ", "seconds").replace("+00:00", " UTC")
+    return when, found.name, shape, tables.size(found.nbytes).replace(" bytes", " B"), found.message
+
+
+def difference(boxes: Sequence[Box]) -> list[list[list[int]]]:
+    """Return boxes as lists: start and stop along each axis."""
+    return [[[part.start, part.stop] for part in box] for box in boxes]
+
+
+def difference_lines(boxes: Sequence[Box]) -> Iterator[str]:
+    """Yield boxes as the keys that select them.
+
+    Examples
+    --------
+    >>> list(difference_lines([(slice(0, 2), slice(10, 20)), ()]))
+    ['[0:2, 10:20]', '[()]']
+    """
+    for box in boxes:
+        yield f"[{', '.join(f'{part.start}:{part.stop}' for part in box) or '()'}]"
+
+
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield a description as text, without its empty fields."""
     rows = {name: value for name, value in found.items() if value is not None and name != "attrs"}
@@ -206,10 +237,10 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
-def frame_of(url: str, storage_options: Storage) -> Snapshot:
-    """Open a frame, which may be a member of a group."""
-    kind, address = find(url, None, storage_options, exists=True)
-    if kind.name == "b2nd":
+def frame_of(url: str, storage_options: Storage, at: str | None = None) -> Snapshot:
+    """Open a frame, which may be a member of a group, as it is now or at a snapshot."""
+    kind, address = find(url, None, storage_options, exists=True, at=at)
+    if kind is B2ND:  # without a look at its layout, which may be damaged
         return snapshot.load(open_store(address, storage_options=storage_options))
     with kind.open(address, storage_options) as source:
         if source.handle is None:
@@ -218,10 +249,10 @@ def frame_of(url: str, storage_options: Storage) -> Snapshot:
 
 
 @contextmanager
-def opened(url: str, storage_options: Storage) -> Iterator[Snapshot | bloscpack.Reader]:
-    """Open a frame, which may be a member of a group, or a Bloscpack file."""
-    if find(url, None, storage_options, exists=True)[0].name == "blp":
+def opened(url: str, storage_options: Storage, at: str | None = None) -> Iterator[Snapshot | bloscpack.Reader]:
+    """Open a frame, which may be a member of a group, or a Bloscpack file; at a snapshot, if one is named."""
+    if find(url, None, storage_options, exists=True, at=at)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
             yield f
     else:
-        yield frame_of(url, storage_options)
+        yield frame_of(url, storage_options, at)

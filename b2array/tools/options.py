@@ -21,9 +21,9 @@ from b2array.exchange.places import FORMATS
 from b2array.tools.vacuum import in_seconds
 
 __all__ = [
-    "AbsoluteError", "Checksum", "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Grace", "Json",
-    "Keepbits", "Layout", "Name", "Overwrite", "Progress", "RelativeError", "Src", "Storage", "Url", "Verify",
-    "cparams_of", "error_text", "key_of", "shows", "storage_options", "with_options",
+    "AbsoluteError", "At", "Checksum", "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Grace", "Json",
+    "Keepbits", "Layout", "Name", "Overwrite", "Progress", "RelativeError", "SnapshotName", "Src", "Storage", "Url",
+    "Verify", "cparams_of", "error_text", "key_of", "shows", "storage_options", "with_options",
 ]  # fmt: skip
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A path, or a URL that fsspec understands.")]
@@ -83,6 +83,8 @@ def age_of(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
+At = Annotated[str | None, typer.Option("--at", metavar="NAME", help="A snapshot, instead of the latest state.")]
+SnapshotName = Annotated[str, typer.Argument(metavar="NAME", help="The name of a snapshot.")]
 Extents = Annotated[Any, typer.Option(metavar="N,N,...", help="Extents in items.", parser=extents)]
 Layout = Annotated[
     Any,
@@ -151,7 +153,7 @@ def shows(progress: bool | None) -> bool:
 
 _TELLING = (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError)
 """The program shows these errors without the name of their type."""
-_GIVEN = re.compile(r"\b(overwrite|trust_order|dry_run|follow_external|grace|layout|zarr_format)=(\w+|'\w+')")
+_GIVEN = re.compile(r"\b(overwrite|replace|trust_order|dry_run|follow_external|grace|layout|zarr_format)=(\w+|'\w+')")
 _NAMED = re.compile(r"\b(src_format|dst_format|storage_options)\b")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
@@ -22,7 +22,7 @@ from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
 from b2array.engine.fetch import chunk_number, fetch
 from b2array.engine.manifest import is_embedded
-from b2array.engine.snapshot import Snapshot, kept_states, load
+from b2array.engine.snapshot import Snapshot, kept_state, kept_states, load
 from b2array.engine.source import FRAME_NAME, ChunkRequest, Location
 from b2array.errors import (
     B2ArrayError,
@@ -38,6 +38,7 @@ from b2array.exchange.formats import Format, Storage, holds_array
 from b2array.format import checksums
 from b2array.format.kept import KEPT, ledger_of, object_name
 from b2array.grid.partition import boxes
+from b2array.group import addressing
 from b2array.group.archive import Archive
 from b2array.group.group import Group
 from b2array.progress import track
@@ -125,6 +126,8 @@ class Report(Result):
         The frame, without secrets. `layout` and `generation` are "" if the frame cannot be read.
     deep : bool
         Whether all chunks were read and decoded.
+    snapshot : str
+        The snapshot that was checked; "" for the latest state.
     nchunks, special : int
         Number of chunks, and how many of them are not stored, because one value fills them.
     checked, unchecked, stale : int
@@ -144,6 +147,7 @@ class Report(Result):
 
     url: str
     deep: bool
+    snapshot: str = ""
     layout: str = ""
     generation: str = ""
     nchunks: int = 0
@@ -169,7 +173,8 @@ class Report(Result):
 
     def shown(self) -> Shown:
         """Return layout, chunks, checksums and dead space, the problems, and the files that nothing needs."""
-        rows: dict[str, Any] = {"layout": self.layout} if self.layout else {}
+        rows: dict[str, Any] = {"snapshot": self.snapshot} if self.snapshot else {}
+        rows |= {"layout": self.layout} if self.layout else {}
         if self.generation:
             rows["chunks"] = f"{self.nchunks}, {self.special} of them not stored" if self.special else self.nchunks
             rows["checksums"] = f"{self.checked} of {counted(self.nchunks - self.special, 'stored chunk')}"
@@ -184,14 +189,14 @@ class Report(Result):
 
 
 def verify(
-    source: str | os.PathLike[str] | NDArray | SChunk | Group, *, deep: bool = False, storage_options: Storage = None,
-    fs: AbstractFileSystem | None = None, progress: bool = False,
+    source: str | os.PathLike[str] | NDArray | SChunk | Group, *, deep: bool = False, at: str | None = None,
+    storage_options: Storage = None, fs: AbstractFileSystem | None = None, progress: bool = False,
 ) -> Report | Results:  # fmt: skip
     """Check whether an array is in order, or all arrays of a group, without changing anything.
 
     Header, index and trailer are compared with their fingerprint. Each chunk's head and its checksum record are
     checked. Where the store can be listed, missing and orphaned files are found too. It checks what is stored now, even
-    if a handle shows an earlier state.
+    if a handle shows an earlier state, and all snapshots; of a handle that shows a snapshot, only that.
 
     Parameters
     ----------
@@ -199,6 +204,8 @@ def verify(
         An array, any other frame, or a group: where it is, or a handle. Files of other formats are read as a whole.
     deep : bool, default False
         Whether to read all of each chunk, compare it with its checksums, and decode it.
+    at : str, optional
+        The name of a snapshot, to check nothing else. It goes with a URL.
     storage_options : mapping, optional
         For fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -213,6 +220,8 @@ def verify(
 
     Raises
     ------
+    KeyError
+        There is no such snapshot.
     FileNotFoundError
         There is nothing: no frame, no chunk and no group.
     ConflictError
@@ -233,8 +242,14 @@ def verify(
       member  result    layout  chunks  checksums
       level   in order  sparse  1       1 of 1 stored chunk
     """
-    if isinstance(source, str | os.PathLike):
-        source, storage_options = address_of(source, storage_options, fs)
+    if isinstance(source, NDArray | SChunk | Group):
+        if at is not None:
+            raise TypeError(f"at={at!r} goes with a URL: open the snapshot, and verify that")
+        return _of_handle(source, deep=deep, progress=progress)
+    source, storage_options = address_of(source, storage_options, fs)
+    if at is not None:
+        with addressing.open(source, at=at, storage_options=storage_options) as held:
+            return _of_handle(held, deep=deep, progress=progress)
 
     def inner(where: str, open_frame: Callable[[], Snapshot]) -> Report:
         return verified(where, open_frame, deep=deep, progress=progress)
@@ -261,16 +276,27 @@ def verify(
     def other(kind: Format, address: str) -> Report | Results:
         return _read(kind, address, storage_options, progress=progress)
 
-    if isinstance(source, NDArray | SChunk):
-        held = source._handle.snapshot
-        return inner(held.url, lambda: load(held.store, start=held.start))
+    return each_frame(source, storage_options, whole, group, other)
+
+
+def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) -> Report | Results:
     if isinstance(source, Group):
         home = source._home
-        return collected(
-            source.url, home.url, source._below(),
-            lambda path: inner(f"{home.url}/{path}", lambda: home.open(path, "r").snapshot),
-        )  # fmt: skip
-    return each_frame(source, storage_options, whole, group, other)
+
+        def member(path: str) -> Report:
+            return verified(
+                f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress
+            )  # fmt: skip
+
+        return collected(source.url, home.url, source._below(), member)
+    shown = source._handle.snapshot
+    return verified(shown.url, lambda: _stored(shown), deep=deep, progress=progress)
+
+
+def _stored(shown: Snapshot) -> Snapshot:
+    """Return what is stored now where a state was, or the snapshot that the state is."""
+    held = load(shown.store, start=shown.start)
+    return held if shown.at is None else kept_state(held, shown.at.name, shown.at.generation)
 
 
 def verified(url: str, open_frame: Callable[[], Snapshot], *, deep: bool, progress: bool) -> Report:
@@ -284,6 +310,9 @@ def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: b
     except (FormatError, UnsupportedError) as error:
         return replace(report, problems=(Problem("frame", None, "", str(error)),))
     store, described, files = held.store, held.frame, listed(held.store)
+    if held.at is not None:
+        found = inspect(held, deep=report.deep, files=files, progress=progress)
+        return _about(replace(report, snapshot=held.at.name), held, found, found.problems)
     found = inspect(held, deep=report.deep, files=files, progress=progress)
     kept = _inspect_kept(held, deep=report.deep, files=files, progress=progress)
     stored = described.offsets >= 0
@@ -299,20 +328,28 @@ def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: b
         dead = (total_nbytes(held, None) or 0) - frame_nbytes(described) - found.live - kept.live
     unfinished = (name for name in files or () if name.endswith(JOURNAL))
     return replace(
-        report,
-        layout=described.frame_type.name.lower(),
-        generation=held.generation,
-        nchunks=described.nchunks,
-        special=described.nchunks - int(np.count_nonzero(stored)),
-        checked=found.count(Verdict.CHECKED),
-        unchecked=found.count(Verdict.UNCHECKED),
-        stale=found.count(Verdict.STALE),
-        lost=held.state.annotations.lost,
+        _about(report, held, found, [*_unreadable(held), *found.problems, *kept.problems]),
         orphans=orphans,
         leftovers=tuple(sorted([*pending.leftovers(store, files or {}), *unfinished])),
         dead_nbytes=max(0, dead),
         snapshots=kept.count,
-        problems=(*_unreadable(held), *found.problems, *kept.problems),
+    )
+
+
+def _about(report: Report, held: Snapshot, found: Findings, problems: Iterable[Problem]) -> Report:
+    """Add to a report what is known of a state and its chunks."""
+    described = held.frame
+    return replace(
+        report,
+        layout=described.frame_type.name.lower(),
+        generation=held.generation,
+        nchunks=described.nchunks,
+        special=described.nchunks - int(np.count_nonzero(described.offsets >= 0)),
+        checked=found.count(Verdict.CHECKED),
+        unchecked=found.count(Verdict.UNCHECKED),
+        stale=found.count(Verdict.STALE),
+        lost=held.state.annotations.lost,
+        problems=tuple(problems),
     )
 
 
