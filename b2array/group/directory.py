@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self
 from b2array import config
 from b2array.array.drafts import Kind, empty_frame, place_new
 from b2array.array.schunk import SChunk
-from b2array.engine import redo, snapshot
+from b2array.engine import kept, redo, snapshot
 from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
@@ -31,6 +31,7 @@ from b2array.engine.snapshot import Snapshot
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
 from b2array.format import summary
 from b2array.format.header import FrameType
+from b2array.format.kept import ledger_of
 from b2array.format.summary import Record, Summary
 from b2array.group import embedded, summaries
 from b2array.group.members import Members
@@ -63,7 +64,9 @@ def copy_of(source: Handle, storage_options: Mapping[str, Any]) -> NewFrame:
         if layout == "auto" and source.store.appendable == open_store(url, storage_options=storage_options).appendable:
             layout = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
         store, kind = place_new(url, layout, storage_options, overwrite=overwrite)
-        return copied(source.source, store, kind, overwrite=overwrite)
+        held = source.snapshot
+        states = [kept.opened(held, entry.name) for entry in ledger_of(held.state).entries if not entry.group]
+        return copied(source.source, store, kind, overwrite=overwrite, kept=states)
 
     return new
 
@@ -272,6 +275,13 @@ class Directory:
         if not self.is_local:
             manifest = replace(manifest, members=self.listed(manifest))
         return manifest, stamp
+
+    def stored(self) -> Manifest:
+        """Read the manifest as it is now."""
+        return self._stored(versioned=False)[0]
+
+    def require_ledger(self) -> None:
+        """Raise UnsupportedError if the group has no place for snapshots."""
 
     def _stored(self, *, versioned: bool = True) -> tuple[Manifest, Stamp | None]:
         limit = config.limits.metadata_nbytes
