@@ -584,11 +584,14 @@ class NDArray(Viewable, Indexed):
         dtype: npt.DTypeLike | None = None,
         casting: Casting = "unsafe",
         progress: bool = False,
+        snapshots: bool = True,
         **options: Unpack[CopyKeywords],
     ) -> NDArray:
         """Copy the array, with another layout if one is given; parameters as for `b2array.copy`."""
         wanted = ArrayOptions(**options)
-        return self._committed(copying.copied(self._handle, url, wanted, dtype, casting, progress=progress))
+        return self._committed(
+            copying.copied(self._handle, url, wanted, dtype, casting, progress=progress, snapshots=snapshots)
+        )
 
     @takes(CopyKeywords)
     def astype(
@@ -624,7 +627,7 @@ class NDArray(Viewable, Indexed):
         >>> b2array.asarray([1.5, 2.5]).astype("i2")[...]
         array([1, 2], dtype=int16)
         """
-        return self.copy(url, dtype=dtype, casting=casting, progress=progress, **options)
+        return self.copy(url, dtype=dtype, casting=casting, progress=progress, snapshots=False, **options)
 
 
 def array_at(

@@ -6,7 +6,7 @@ Array-likes that are not in memory are read a part at a time, so that they may b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -28,21 +28,26 @@ from b2array.array.drafts import (
     place_new,
     put,
 )
+from b2array.array.snapshots import differing
 from b2array.codec.cparams import CParams
 from b2array.codec.rounding import check_dtype
-from b2array.engine import commit, resize
+from b2array.engine import commit, kept, resize
+from b2array.engine.changes import Keep, changeable
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
+from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import Source
 from b2array.engine.write import rewrite
 from b2array.format import text
 from b2array.format.b2nd import GEOMETRIES
+from b2array.format.kept import ledger_of
+from b2array.format.state import State
 from b2array.grid import assignment
 from b2array.grid.assignment import Sliceable
 from b2array.grid.chunking import automatic
 from b2array.grid.layout import Layout
 from b2array.grid.partition import boxes
-from b2array.progress import track
+from b2array.progress import Progress, track
 
 __all__ = [
     "PIECE_NBYTES",
@@ -60,21 +65,26 @@ __all__ = [
 
 def copied(
     handle: Handle, url: Url | None, new: ArrayOptions, dtype: npt.DTypeLike | None = None,
-    casting: Casting = "unsafe", *, progress: bool = False,
+    casting: Casting = "unsafe", *, progress: bool = False, snapshots: bool = False,
 ) -> Draft:  # fmt: skip
     """Return the transaction of a copy of the array that a handle shows, attributes and metalayers included.
 
-    Chunks are copied as they are where that is possible; else they are encoded again, a few at a time.
+    Chunks are copied as they are where that is possible; else they are encoded again, a few at a time. With
+    `snapshots`, the copy has those of the array, too.
     """
 
     def attempt(source: Source) -> Draft:
         old = source.state.require_layout()
         kind = old.dtype if dtype is None else converted(old.dtype, known_dtype(dtype), casting)
+        held = handle.snapshot
+        # A snapshot of a group belongs to the group, and not to a copy of one of its members.
+        own = [entry.name for entry in ledger_of(held.state).entries if not entry.group] if snapshots else []
+        states = [kept.opened(held, name) for name in own]
         if kind != old.dtype or not _keeps_chunks(source, old, new):
-            return _recoded(source, old, kind, url, new, progress=progress)
+            return _recoded(source, states, kind, url, new, progress=progress)
         store, frame_type = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)
         with track(old.nchunks, "chunks copied", progress, unit="items") as shown:
-            return commit.copied(source, store, frame_type, overwrite=new.overwrite, progress=shown)
+            return commit.copied(source, store, frame_type, overwrite=new.overwrite, progress=shown, kept=states)
 
     return handle.reading(attempt)
 
@@ -101,26 +111,59 @@ def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
 
 
 def _recoded(
-    source: Source, old: Layout, dtype: np.dtype[Any], url: Url | None, new: ArrayOptions, *, progress: bool
+    source: Source, states: Sequence[Snapshot], dtype: np.dtype[Any], url: Url | None, new: ArrayOptions, *,
+    progress: bool,
 ) -> Draft:  # fmt: skip
-    annotations = source.state.annotations
-    chunks, blocks = _parts(old, dtype, new)
-    kept = {name: raw for name, raw in source.frame.metalayers if name not in GEOMETRIES}
-    draft = new_draft(url, old.shape, dtype, replace(
+    annotations, old = source.state.annotations, source.state.require_layout()
+    wanted_chunks, wanted_blocks = _parts(old, dtype, new)
+    chunks, blocks = automatic(old.shape, dtype.itemsize, chunks=wanted_chunks, blocks=wanted_blocks)
+    metalayers = {name: raw for name, raw in source.frame.metalayers if name not in GEOMETRIES}
+    first = (*states, source)[0].state.require_layout()
+    draft = new_draft(url, first.shape, dtype, replace(
         new, chunks=chunks, blocks=blocks,
         fill_value=_fill(annotations.fill, old.dtype, dtype) if new.fill_value is UNSET else new.fill_value,
         cparams=_cparams(source.state.cparams, dtype) if new.cparams is None else new.cparams,
         dims=annotations.dims if new.dims is None else new.dims,
-        meta=kept | dict(new.meta or {}),
+        meta=metalayers | dict(new.meta or {}),
     ))  # fmt: skip
-    with aborting(draft):
-        for name, content in source.state.attrs().items():
-            if name not in (new.attrs or {}):
-                draft.set_attr(name, content)
-        layout = draft.state.require_layout()
-        with track(layout.nchunks, "chunks copied", progress, unit="items") as shown:
-            rewrite(draft, layout, range(layout.nchunks), lambda box: resize.read_box(source, old, box), shown.advance)
+    given = {*(new.attrs or {})}
+    with aborting(draft), track(old.nchunks, "chunks copied", progress, unit="items") as shown:
+        # The copy goes through the states that its source has gone through, in one commit.
+        before: State | None = None
+        for held in states:
+            _follow(draft, before, held, given, shown)
+            if held.at is not None:
+                draft.keep(Keep(held.at, changeable(draft.state)))
+            before = held.state
+        _follow(draft, before, source, given, shown)
     return draft
+
+
+def _follow(draft: Draft, before: State | None, source: Source, given: Collection[str], shown: Progress) -> None:
+    """Give a copy the items and attributes of a state, if it has those of the state `before`; None for a new copy."""
+    old = source.state.require_layout()
+    attrs = source.state.attrs()
+    for name in {*draft.state.attr_names} - attrs.keys() - {*given}:
+        draft.set_attr(name, None)
+    for name, content in attrs.items():
+        if name not in given:
+            draft.set_attr(name, content)
+    if before is not None:
+        resize.resize(draft, old.shape)
+        draft.annotate(dims=source.state.annotations.dims)
+    layout = draft.state.require_layout()
+    numbers: Iterable[int] = range(layout.nchunks)
+    if before is not None:
+        numbers = sorted({n for box in differing(before, source.state) for n in _chunks_in(layout, box)})
+    rewrite(draft, layout, numbers, lambda box: resize.read_box(source, old, box), shown.advance)
+
+
+def _chunks_in(layout: Layout, box: tuple[slice, ...]) -> list[int]:
+    """Return the numbers of the chunks that a box touches."""
+    grid = np.arange(layout.nchunks).reshape(layout.grid_shape)
+    cells = tuple(slice(i.start // c, -(-i.stop // c)) for i, c in zip(box, layout.chunks, strict=True))
+    found: list[int] = grid[cells].reshape(-1).tolist()
+    return found
 
 
 def _cparams(old: CParams, dtype: np.dtype[Any]) -> CParams:

@@ -342,6 +342,7 @@ def copy(
     overwrite: bool = False,
     interop: bool = True,
     progress: bool = False,
+    snapshots: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> NDArray:
@@ -370,6 +371,8 @@ def copy(
         As for `create`; the options and the file system are those of `dst`.
     progress : bool, default False
         Show on stderr how many chunks are done.
+    snapshots : bool, default True
+        Whether the copy has the snapshots of `src`, too. Those of views are left out.
 
     Raises
     ------
@@ -395,7 +398,7 @@ def copy(
     if isinstance(src, View):
         return src.copy(dst, dtype=dtype, casting=casting, **given)
     with nullcontext(src) if isinstance(src, NDArray) else array_at(src) as source:
-        return source.copy(dst, dtype=dtype, casting=casting, progress=progress, **given)
+        return source.copy(dst, dtype=dtype, casting=casting, progress=progress, snapshots=snapshots, **given)
 
 
 @takes(NewKeywords)

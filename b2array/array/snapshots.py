@@ -91,6 +91,7 @@ def keep(
     def task(draft: Draft) -> None:
         if draft.base is not None and not handle.in_transaction and draft.base.generation != shown:
             raise ConflictError(f"{handle.url} was changed by another writer; call refresh() and repeat the snapshot")
+        draft.refuse_names_in_fork()
         _free_name(draft, name, replace=replace, group=group)
         _give_checksums(draft)
         draft.keep(Keep(entry))
@@ -145,6 +146,7 @@ def drop(handle: Handle, name: str, *, group: bytes = b"") -> None:
     """Let a snapshot go."""
 
     def task(draft: Draft) -> None:
+        draft.refuse_names_in_fork()
         found = _entries(draft).get(name)
         if found is None:
             raise KeyError(_unknown(draft.url, name, _entries(draft)))
@@ -162,6 +164,7 @@ def restore(handle: Handle, name: str) -> None:
     """Go back to a snapshot, in one commit."""
 
     def task(draft: Draft) -> None:
+        draft.refuse_names_in_fork()
         if draft.base is None:
             raise KeyError(_unknown(draft.url, name, {}))
         draft.go_back(kept.opened(draft.base, name).state)

@@ -383,12 +383,19 @@ class Draft(Target):
 
     # Kept states.
 
+    def refuse_names_in_fork(self) -> None:
+        """Raise ValueError in a fork, whose changes have no order among those of others."""
+        if self.fork is not None:
+            raise ValueError("a fork cannot make or drop snapshots, or go back to one: the transaction can")
+
     def keep(self, keep: Keep) -> None:
         """Let the commit keep a state under a name, which is free."""
+        self.refuse_names_in_fork()
         self.keeps = (*self.keeps, keep)
 
     def drop(self, name: str) -> None:
         """Let the commit forget a kept state of the base."""
+        self.refuse_names_in_fork()
         self.drops = (*self.drops, name)
 
     def go_back(self, state: State) -> None:

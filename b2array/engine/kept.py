@@ -6,8 +6,9 @@ import numpy as np
 
 from b2array.engine.fetch import fetch
 from b2array.engine.snapshot import Snapshot, kept_state
-from b2array.engine.source import ChunkRequest, Location
+from b2array.engine.source import ChunkRequest
 from b2array.errors import ConflictError, FormatError
+from b2array.format.kept import ledger_of
 
 __all__ = ["opened"]
 
@@ -22,23 +23,26 @@ def opened(held: Snapshot, name: str) -> Snapshot:
 
     Raises what `kept_state` raises; ConflictError if a chunk is not there any more.
     """
-    found = kept_state(held, name)
-    if found.at is not None and (found.at.suspect or not held.frame.is_ours):
-        _require_intact(found, name)
-    return found
-
-
-def _require_intact(held: Snapshot, name: str) -> None:
-    stored = [n for n in np.flatnonzero(held.frame.offsets >= 0).tolist() if isinstance(held.locate(n), Location)]
+    entry = ledger_of(held.state).find(name)
+    if entry is None or (held.frame.is_ours and not entry.suspect):
+        return kept_state(held, name)
     try:
-        for first in range(0, len(stored), _AT_ONCE):
-            numbers = stored[first : first + _AT_ONCE]
-            begun = fetch(held, [ChunkRequest(n, (0,)) for n in numbers])
-            # The head of such a chunk is the same whatever its items are.
-            plain = [n for n, each in zip(numbers, begun, strict=True) if each.head.header.memcpyed]
-            fetch(held, [ChunkRequest(n, None) for n in plain])
+        found = kept_state(held, name)
+        _require_intact(found)
     except FormatError as error:
         raise ConflictError(
             f"{held.url}: other software has changed the frame since the snapshot {name!r} was made, and took data of "
             f"it: {error}"
         ) from error
+    return found
+
+
+def _require_intact(held: Snapshot) -> None:
+    """Compare the stored chunks with their checksums, as far as their heads do not tell."""
+    stored = [n for n in np.flatnonzero(held.frame.offsets >= 0).tolist() if n not in held.state.annotations.lost]
+    for first in range(0, len(stored), _AT_ONCE):
+        numbers = stored[first : first + _AT_ONCE]
+        begun = fetch(held, [ChunkRequest(n, (0,)) for n in numbers])
+        # The head of such a chunk is the same whatever its items are.
+        plain = [n for n, each in zip(numbers, begun, strict=True) if each.head.header.memcpyed]
+        fetch(held, [ChunkRequest(n, None) for n in plain])

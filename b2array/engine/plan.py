@@ -37,12 +37,13 @@ from b2array.codec.cparams import AUTO
 from b2array.codec.header import FilterId
 from b2array.engine.changes import ChangeSet, Keep, applied, is_spooled
 from b2array.engine.snapshot import Snapshot
+from b2array.errors import LimitError
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, pack_records, packed_sizes
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
-from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, ledger_of, object_name, pack_state
+from b2array.format.kept import DIGEST_NBYTES, Ledger, ledger_of, object_name, pack_state
 from b2array.format.state import State, layers_with, parse
 
 __all__ = ["Facts", "Plan", "Step", "plan", "unnoted"]
@@ -283,6 +284,7 @@ class _Keeping(NamedTuple):
 
 def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State, placed: _Placed) -> _Keeping:
     """Pack the states that a change keeps, and list them. `made` is the state that it makes."""
+    _require_room(change, current, made, facts)
     is_ours = current is None or current.frame.is_ours
     if is_ours and not change.keeps and not change.drops:
         return _Keeping(made.annotations.kept)
@@ -296,20 +298,26 @@ def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State
     for number, keep in enumerate(change.keeps, salt):
         kept = _with_places(keep, made, placed)
         packed = pack_state(kept, frame.pack_header(kept.frame))
-        place = placed.end + len(inside)
+        entry = replace(
+            keep.entry, generation=keep.entry.generation or _digest(change, facts), place=0, packed=b"",
+            shape=None if kept.layout is None else kept.layout.shape, nbytes=len(packed),
+            digest=packed[-DIGEST_NBYTES:],
+        )  # fmt: skip
         if is_sparse:
-            place = number % 2**63
-            objects[object_name(place)] = packed
-        else:
+            entry = replace(entry, place=number % 2**63)
+            objects[object_name(entry.place)] = packed
+        elif kept.frame.nchunks:
+            entry = replace(entry, place=placed.end + len(inside))
             inside += packed
-        generation = keep.entry.generation or _digest(change, facts)
-        entries.append(_entry(keep, kept, generation, place, packed))
+        else:
+            entry = replace(entry, packed=packed)
+        entries.append(entry)
         stay.append(kept)
     floor = dead = 0
     if not is_sparse:
         floor = placed.end + len(inside)
         if change.drops or current is None:
-            dead = floor - sum(entry.nbytes for entry in entries) - _needed_nbytes(stay)
+            dead = floor - sum(entry.nbytes for entry in entries if not entry.packed) - _needed_nbytes(stay)
         else:
             # Everything that was needed before still is, and so are the new bytes.
             before = _dead_nbytes(made, ledger)
@@ -317,18 +325,24 @@ def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State
     return _Keeping(Ledger(tuple(entries), floor, max(0, dead)).pack(), inside, objects)
 
 
+def _require_room(change: ChangeSet, current: Snapshot | None, made: State, facts: Facts) -> None:
+    """Raise LimitError if a file without chunks would have to hold those of kept states."""
+    if made.frame.frame_type == FrameType.SPARSE or made.frame.nchunks:
+        return
+    entries = () if current is None else ledger_of(current.state).without(change.drops).entries
+    names = [entry.name for entry in entries if not entry.packed]
+    names += [keep.entry.name for keep in change.keeps if keep.state is not None and keep.state.frame.nchunks]
+    if names:
+        raise LimitError(
+            f"{facts.url}: a file without chunks has no room for those of the snapshots {names}; drop them, keep some "
+            "items, or copy the array with layout='sparse'"
+        )
+
+
 def _with_places(keep: Keep, made: State, placed: _Placed) -> State:
     if keep.state is None:
         return made
     return keep.state.with_frame(offsets=placed.resolved(keep.state.frame.offsets), cbytes=placed.end)
-
-
-def _entry(keep: Keep, state: State, generation: bytes, place: int, packed: bytes) -> Kept:
-    shape = None if state.layout is None else state.layout.shape
-    return replace(
-        keep.entry, generation=generation, shape=shape, place=place, nbytes=len(packed),
-        digest=packed[-DIGEST_NBYTES:],
-    )  # fmt: skip
 
 
 def _needed_nbytes(states: Iterable[State]) -> int:

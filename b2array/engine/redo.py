@@ -24,6 +24,7 @@ from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.format.index import chunk_name
+from b2array.format.kept import KEPT, ledger_of, object_name
 from b2array.store.base import COMPARE_AND_SWAP, Head, Store, attempts, stale_reader, too_many_conflicts
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.local import LocalStore
@@ -249,9 +250,12 @@ def _change_object(
 
 
 def _chunks_of(held: Snapshot) -> list[str]:
-    """Return the names of the files of a frame's chunks."""
+    """Return the names of the files of a sparse frame's chunks, and of the indexes of its kept states."""
+    if not held.sparse:
+        return []
     offsets = held.frame.offsets
-    return [chunk_name(number) for number in offsets[offsets >= 0].tolist()] if held.sparse else []
+    chunks = [chunk_name(number) for number in offsets[offsets >= 0].tolist()]
+    return chunks + [object_name(entry.place) for entry in ledger_of(held.state).entries]
 
 
 def discard(store: Store, *, locked: bool = False) -> None:
@@ -277,7 +281,7 @@ def is_abandoned(store: Store) -> bool:
 
 def _belongs(name: str) -> bool:
     """Whether a file in the directory of a frame is part of it, or waits there for a commit."""
-    return name == FRAME_NAME or chunk_number(name) is not None or name.endswith((LOCK, TEMPORARY, JOURNAL))
+    return name == FRAME_NAME or chunk_number(name) is not None or name.endswith((LOCK, TEMPORARY, JOURNAL, KEPT))
 
 
 # Writers who go by a member's own URL.

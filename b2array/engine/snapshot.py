@@ -269,17 +269,17 @@ def kept_state(held: Snapshot, name: str, generation: bytes | None = None) -> Sn
 def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
     """Return states that the frame of a snapshot keeps, with one wave of requests."""
     spans = []
-    for entry in entries:
+    for entry in (entry for entry in entries if not entry.packed):
         base = 0 if held.sparse else held.start + held.frame.header_len + entry.place
         spans.append(Span(object_name(entry.place) if held.sparse else "", base, base + entry.nbytes))
     try:
-        views = held.read(spans) if spans else []
+        read = iter(held.read(spans) if spans else ())
     except FileNotFoundError as error:
         raise FormatError(f"{held.url}: expected the index of a snapshot, found no {error.filename}") from error
     found = []
-    for entry, view in zip(entries, views, strict=True):
+    for entry in entries:
         try:
-            state = unpack_state(view, entry)
+            state = unpack_state(entry.packed or next(read), entry)
         except (FormatError, UnsupportedError) as error:
             raise located_error(f"{held.url}: snapshot {entry.name!r}", error) from error
         if state.frame.frame_type != held.frame.frame_type:

@@ -101,7 +101,7 @@ def _frame(source: Source, pieces: Iterable[Piece], settings: Settings) -> tuple
         return copying.copied(handle, url, ArrayOptions(
             chunks=chunks, blocks=blocks, cparams=settings.cparams, layout=kind, overwrite=overwrite,
             storage_options=storage,
-        ))  # fmt: skip
+        ), snapshots=True)  # fmt: skip
 
     return ARRAY, new
 

@@ -74,6 +74,8 @@ class Kept:
         Whether other software has changed the frame since: it may have written over chunks of this state.
     group : bytes
         The identity of the group whose snapshot it is part of; empty if it belongs to the frame alone.
+    packed : bytes
+        The packed state itself, if that has no chunks: other software finds no room for it in a file without chunks.
     """
 
     name: str
@@ -87,29 +89,30 @@ class Kept:
     digest: bytes = b""
     suspect: bool = False
     group: bytes = b""
+    packed: bytes = b""
 
     def pack(self) -> list[Any]:
         """Return the entry as msgpack takes it."""
         return [
             self.name, self.time, self.message, self.attrs, self.generation,
             None if self.shape is None else list(self.shape),
-            self.place, self.nbytes, self.digest, self.suspect, self.group,
+            self.place, self.nbytes, self.digest, self.suspect, self.group, self.packed,
         ]  # fmt: skip
 
     @classmethod
     def unpack(cls, content: Any) -> Self:
         """Read an entry; FormatError if it is none."""
-        if not isinstance(content, list) or [*map(type, content[:5]), *map(type, content[6:11])] != _KINDS:
+        if not isinstance(content, list) or [*map(type, content[:5]), *map(type, content[6:12])] != _KINDS:
             raise FormatError("expected an entry of the ledger of kept states, found something else")
-        name, time, message, attrs, generation, shape, place, nbytes, digest, suspect, group = content[:11]
+        name, time, message, attrs, generation, shape, place, nbytes, digest, suspect, group, packed = content[:12]
         is_shape = isinstance(shape, list) and all(type(extent) is int and extent >= 0 for extent in shape)
         if not (is_shape or shape is None) or place < 0 or nbytes < DIGEST_NBYTES:
             raise FormatError(f"expected place, size and shape of a kept state, found {place}, {nbytes} and {shape}")
         found = None if shape is None else tuple(shape)
-        return cls(name, time, message, attrs, generation, found, place, nbytes, digest, suspect, group)
+        return cls(name, time, message, attrs, generation, found, place, nbytes, digest, suspect, group, packed)
 
 
-_KINDS = [str, float, str, bytes, bytes, int, int, bytes, bool, bytes]
+_KINDS = [str, float, str, bytes, bytes, int, int, bytes, bool, bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)

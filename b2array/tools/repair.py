@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,13 @@ from b2array.engine.changes import changeable
 from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import chunk_number
-from b2array.engine.snapshot import Snapshot, load
+from b2array.engine.snapshot import Snapshot, kept_states, load
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, located
 from b2array.exchange.formats import Storage
 from b2array.format.annotations import sizes_row
 from b2array.format.header import FrameType
+from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import parse, sized_blocks
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
@@ -218,10 +219,21 @@ def _unused(make: Callable[[str], Any], name: str) -> str:
     raise FileExistsError(f"{redact_url(name)}{BACKUP_SUFFIX} and 999 more backups exist")
 
 
+def _readable(held: Snapshot, entry: Kept) -> Iterator[Snapshot]:
+    """Yield a kept state if all of it can be read."""
+    with suppress(FormatError, UnsupportedError):
+        (state,) = kept_states(held, [entry])
+        if not inspect(state, deep=True).problems:
+            yield kept_states(held, [entry])[0]
+
+
 def _write(held: Snapshot, found: Findings, lost: Collection[int], files: Iterable[str]) -> None:
     store, version = held.store, held.version
     if not held.sparse:
-        commit(copied(held, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version))
+        states = [state for entry in ledger_of(held.state).entries for state in _readable(held, entry)]
+        commit(copied(
+            held, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version, kept=states,
+        ))  # fmt: skip
         return
     annotations = replace(held.state.annotations, next=None, sizes=None, records=None)
     state = changeable(held.state).with_annotations(annotations)

@@ -17,11 +17,11 @@ from b2array.display.tables import counted, size
 from b2array.engine.fetch import chunk_number
 from b2array.engine.manifest import MANIFEST, RETIRED, SUFFIXES, members_among
 from b2array.engine.redo import discard, look, read_member
-from b2array.engine.snapshot import load
+from b2array.engine.snapshot import kept_states, load
 from b2array.errors import B2ArrayError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
-from b2array.format.kept import KEPT
+from b2array.format.kept import KEPT, ledger_of, object_name
 from b2array.group import unpacked
 from b2array.group.directory import Directory
 from b2array.group.kept import remove_frame, unneeded
@@ -178,9 +178,17 @@ def _removable(store: Store) -> dict[str, Listed]:
         if not found or (exists and not unfinished):
             raise
         return found
-    offsets = held.frame.offsets
-    numbers = set(offsets[offsets >= 0].tolist())
-    return {**(pending.orphans(store, files, numbers) if held.name else {}), **pending.leftovers(store, files)}
+    found = pending.leftovers(store, files)
+    if held.name:
+        entries = ledger_of(held.state).entries
+        needed = {object_name(entry.place) for entry in entries}
+        found |= {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
+        numbers: set[int] = set()
+        for state in (held, *kept_states(held, entries)):
+            offsets = state.frame.offsets
+            numbers.update(offsets[offsets >= 0].tolist())
+        found |= pending.orphans(store, files, numbers)
+    return found
 
 
 def _awaited(store: Store, url: str, storage_options: Storage, names: Iterable[str]) -> set[str]:

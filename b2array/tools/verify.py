@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
@@ -22,7 +22,7 @@ from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
 from b2array.engine.fetch import chunk_number, fetch
 from b2array.engine.manifest import is_embedded
-from b2array.engine.snapshot import Snapshot, load
+from b2array.engine.snapshot import Snapshot, kept_states, load
 from b2array.engine.source import FRAME_NAME, ChunkRequest, Location
 from b2array.errors import (
     B2ArrayError,
@@ -36,6 +36,7 @@ from b2array.errors import (
 )
 from b2array.exchange.formats import Format, Storage, holds_array
 from b2array.format import checksums
+from b2array.format.kept import KEPT, ledger_of, object_name
 from b2array.grid.partition import boxes
 from b2array.group.archive import Archive
 from b2array.group.group import Group
@@ -69,8 +70,8 @@ _KINDS: dict[type[B2ArrayError], str] = {
 class Problem(NamedTuple):
     """Something that is wrong.
 
-    `kind` is one of "frame", "metadata", "missing", "checksum", "chunk", "unsupported", "overlap", "truncated" and
-    "lost"; `chunk` the number of the chunk, if it is about one; `file` the file's name in a directory, else "".
+    `kind` is one of "frame", "metadata", "missing", "checksum", "chunk", "unsupported", "overlap", "truncated", "lost"
+    and "snapshot"; `chunk` the number of the chunk, if it is about one; `file` the file's name in a directory, else "".
     """
 
     kind: str
@@ -131,8 +132,10 @@ class Report(Result):
         other software replaced the chunk and left the old checksums behind it.
     lost : tuple of int
         Chunks that an earlier repair could not save.
+    snapshots : int
+        Number of snapshots, whose chunks are looked at, too.
     orphans, leftovers : tuple of str
-        Chunk files that the index does not name, and temporary files of writers that were killed.
+        Chunk files that neither index nor snapshot names, and temporary files of writers that were killed.
     dead_nbytes : int
         Bytes that `repack` or `vacuum` would free, as far as known.
     problems : tuple of Problem
@@ -149,6 +152,7 @@ class Report(Result):
     unchecked: int = 0
     stale: int = 0
     lost: tuple[int, ...] = ()
+    snapshots: int = 0
     orphans: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
     dead_nbytes: int = 0
@@ -169,6 +173,7 @@ class Report(Result):
         if self.generation:
             rows["chunks"] = f"{self.nchunks}, {self.special} of them not stored" if self.special else self.nchunks
             rows["checksums"] = f"{self.checked} of {counted(self.nchunks - self.special, 'stored chunk')}"
+            rows |= {"snapshots": self.snapshots} if self.snapshots else {}
             rows |= {"dead space": shown_nbytes(self.dead_nbytes)} if self.dead_nbytes else {}
         lines = [f"{counted(self.stale, 'chunk')} with the checksums of an earlier one"] if self.stale else []
         for names, what in ((self.orphans, "orphaned chunk file"), (self.leftovers, "leftover file")):
@@ -280,14 +285,18 @@ def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: b
         return replace(report, problems=(Problem("frame", None, "", str(error)),))
     store, described, files = held.store, held.frame, listed(held.store)
     found = inspect(held, deep=report.deep, files=files, progress=progress)
+    kept = _inspect_kept(held, deep=report.deep, files=files, progress=progress)
     stored = described.offsets >= 0
     orphans: tuple[str, ...] = ()
     if held.sparse:
-        numbers = set(described.offsets[stored].tolist())
-        orphans = tuple(name for name in sorted(files or ()) if pending.is_orphan(name, numbers))
+        numbers = {*described.offsets[stored].tolist(), *kept.places}
+        orphans = tuple(
+            name for name in sorted(files or ())
+            if pending.is_orphan(name, numbers) or (name.endswith(KEPT) and name not in kept.objects)
+        )  # fmt: skip
         dead = sum((files or {})[name].size for name in orphans)
     else:
-        dead = (total_nbytes(held, None) or 0) - frame_nbytes(described) - found.live
+        dead = (total_nbytes(held, None) or 0) - frame_nbytes(described) - found.live - kept.live
     unfinished = (name for name in files or () if name.endswith(JOURNAL))
     return replace(
         report,
@@ -302,8 +311,54 @@ def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: b
         orphans=orphans,
         leftovers=tuple(sorted([*pending.leftovers(store, files or {}), *unfinished])),
         dead_nbytes=max(0, dead),
-        problems=(*_unreadable(held), *found.problems),
+        snapshots=kept.count,
+        problems=(*_unreadable(held), *found.problems, *kept.problems),
     )
+
+
+@dataclass(slots=True)
+class _KeptFindings:
+    """The result of looking at the chunks that only kept states have: their places, and the bytes that these take."""
+
+    count: int = 0
+    places: set[int] = field(default_factory=set)
+    objects: set[str] = field(default_factory=set)
+    live: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+
+def _inspect_kept(
+    held: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None, progress: bool
+) -> _KeptFindings:  # fmt: skip
+    """Look at the kept states, and at each chunk that the frame's own index does not name."""
+    found = _KeptFindings()
+    try:
+        entries = ledger_of(held.state).entries
+    except (FormatError, UnsupportedError) as error:
+        found.problems.append(Problem("snapshot", None, held.name, f"{held.url}: {error}"))
+        return found
+    found.count = len(entries)
+    known = set(held.frame.offsets.tolist())
+    for entry in entries:
+        name = object_name(entry.place) if held.sparse else ""
+        found.objects.add(name)
+        found.live += 0 if held.sparse or entry.packed else entry.nbytes
+        try:
+            (state,) = kept_states(held, [entry])
+        except (FormatError, UnsupportedError) as error:
+            found.problems.append(Problem("snapshot", None, name, str(error)))
+            continue
+        offsets = state.frame.offsets
+        lost = state.state.annotations.lost
+        numbers = [n for n in np.flatnonzero(offsets >= 0).tolist() if int(offsets[n]) not in known and n not in lost]
+        looked = inspect(state, deep=deep, files=files, progress=progress, numbers=numbers)
+        found.live += looked.live
+        found.places.update(offsets[offsets >= 0].tolist())
+        known |= found.places
+        for problem in looked.problems:
+            text = f"snapshot {entry.name!r}: {problem.text}"
+            found.problems.append(Problem("snapshot", problem.chunk, problem.file, text))
+    return found
 
 
 def _unreadable(held: Snapshot) -> Iterator[Problem]:
@@ -323,14 +378,15 @@ def _unreadable(held: Snapshot) -> Iterator[Problem]:
 
 def inspect(
     held: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None = None, progress: bool = False,
-    keep_heads: bool = False,
+    keep_heads: bool = False, numbers: Sequence[int] | None = None,
 ) -> Findings:  # fmt: skip
     """Look at every chunk: at its head, its checksum record and one block, or with `deep` at everything.
 
-    The snapshot must not have been read from before. `files` are the store's objects, if it can list them.
+    The snapshot must not have been read from before. `files` are the store's objects, if it can list them. `numbers`
+    are the chunks to look at, if these are not all.
     """
     inspector = _Inspector(held, deep, files, keep_heads)
-    stored = np.flatnonzero(held.frame.offsets >= 0)
+    stored = np.flatnonzero(held.frame.offsets >= 0) if numbers is None else np.array(numbers, np.int64)
     step = min(max(1, _BATCH_NBYTES // max(1, held.frame.chunksize)), _BATCH_CHUNKS) if deep else _BATCH_CHUNKS
     with config.using(verify="always"), track(len(stored), "verifying", progress, unit="items") as shown:
         for first in range(0, len(stored), step):

@@ -1,0 +1,784 @@
+"""Snapshots of arrays: states that keep their names while the array goes on."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import blosc2
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from lengths import examples
+
+import b2array
+from b2array import config
+from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError
+from b2array.format.kept import KEPT, Kept, Ledger
+
+LAYOUTS = ["contiguous", "sparse"]
+X = np.random.default_rng(1).integers(0, 9999, (40, 50))
+pytestmark = pytest.mark.filterwarnings("ignore:.*rewritten with every change")
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request):
+    return request.param
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request, tmp_path, layout):
+    if request.param == "file":
+        yield str(tmp_path / "a.b2nd")
+    else:
+        yield f"memory://{tmp_path.name}/a.b2nd"
+        fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture
+def a(url, layout):
+    return b2array.asarray(X, url=url, chunks=(10, 10), blocks=(5, 5), layout=layout, attrs={"t": 1}, dims=("y", "x"))
+
+
+def at(url, name, **options):
+    """Open a snapshot by its name."""
+    return b2array.open(url, at=name, **options)
+
+
+# What a snapshot shows.
+
+
+def test_a_snapshot_shows_the_state_that_it_was_made_of(a, url):
+    a.snapshot("one", "the first", {"who": "me"})
+    a[3:15, :20] = 7
+    a.resize((60, 30))
+    a.attrs["t"], a.attrs["u"] = 2, [1]
+    a.dims = None
+    kept = at(url, "one")
+    assert (kept[...] == X).all()
+    assert (kept.shape, dict(kept.attrs), kept.dims, kept.mode) == (X.shape, {"t": 1}, ("y", "x"), "r")
+    assert (kept[12, 5:31:2] == X[12, 5:31:2]).all()
+    assert kept.sum() == X.sum()
+
+
+def test_snapshots_are_listed_with_what_is_known_of_them(a, url):
+    before = datetime.now(UTC)
+    a.snapshot("one", "the first", {"who": "me", "n": [1, 2]})
+    a[0] = 1
+    a.append(np.zeros((3, 50), int))
+    a.snapshot("two")
+    one, two = b2array.open(url).snapshots
+    assert (one.name, one.message, one.attrs, one.shape) == ("one", "the first", {"who": "me", "n": [1, 2]}, (40, 50))
+    assert (two.name, two.message, two.attrs, two.shape) == ("two", "", {}, (43, 50))
+    assert before - timedelta(seconds=1) <= one.time <= two.time
+    assert at(url, "one").generation == one.generation != two.generation == at(url, "two").generation
+    assert "the first" in str(one)
+
+
+def test_a_snapshot_in_a_transaction_is_the_state_that_its_commit_makes(a, url):
+    with a.transaction():
+        a[0] = 5
+        a.snapshot("half")
+        a[1] = 6
+    assert (at(url, "half")[:2] == [[5], [6]]).all()
+    assert [each.name for each in a.snapshots] == ["half"]
+
+
+def test_a_transaction_that_fails_makes_no_snapshot(a, url):
+    with pytest.raises(ZeroDivisionError), a.transaction():
+        a.snapshot("never")
+        a[0] = 1 / 0
+    assert a.snapshots == b2array.open(url).snapshots == ()
+
+
+def test_a_change_that_fails_in_a_transaction_takes_only_its_own_snapshot_along(a, url):
+    with a.transaction():
+        a.snapshot("one")
+        with pytest.raises(FileExistsError):
+            a.snapshot("one")
+        a[0] = 1
+    assert [each.name for each in b2array.open(url).snapshots] == ["one"]
+
+
+def test_a_snapshot_of_zeros_nan_and_nothing(url, layout):
+    a = b2array.full((0, 4), np.nan, url=url, chunks=(2, 4), layout=layout)
+    a.snapshot("empty")
+    a.resize((6, 4))
+    a.snapshot("holes")
+    a[...] = 1
+    assert at(url, "empty").shape == (0, 4)
+    assert np.isnan(at(url, "holes")[...]).all()
+    a.restore("holes")
+    assert np.isnan(a[...]).all()
+    if layout == "contiguous":
+        with pytest.raises(LimitError, match=r"no room for those of the snapshots \['holes'\]"):
+            a.restore("empty")
+        assert np.isnan(a[...]).all()
+        a.drop_snapshot("holes")
+    a.restore("empty")
+    assert a.shape == (0, 4)
+
+
+def test_a_snapshot_of_a_single_item(url, layout):
+    a = b2array.asarray(5, url=url, layout=layout)
+    a.snapshot("five")
+    a[()] = 6
+    assert at(url, "five")[()] == 5
+    assert a.diff("five") == [()]
+
+
+def test_super_chunks_have_snapshots(url, layout):
+    s = b2array.create_schunk(url, chunksize=80, typesize=8, layout=layout)
+    s.append_data(bytes(range(80)))
+    s.snapshot("one")
+    s.delete_chunk(0)
+    kept = b2array.open_schunk(url, at="one")
+    assert kept.decompress_chunk(0) == bytes(range(80))
+    assert s.snapshots[0].shape is None
+    s.restore("one")
+    assert s.nchunks == 1
+
+
+def test_chunks_with_sizes_of_their_own_have_snapshots(url, layout):
+    s = b2array.create_schunk(url, chunksize=0, typesize=1, layout=layout)
+    s.append_data(b"abc")
+    s.append_data(b"defgh")
+    s.snapshot("two")
+    s.update_data(0, b"x" * 9)
+    assert [*b2array.open_schunk(url, at="two")] == [b"abc", b"defgh"]
+
+
+# Opening.
+
+
+def test_unknown_names_say_which_there_are(a, url):
+    a.snapshot("spin-up")
+    with pytest.raises(KeyError, match=r"no snapshot 'spinup'; it has 'spin-up'"):
+        at(url, "spinup")
+    with pytest.raises(KeyError, match="spin-up"):
+        a.restore("spinup")
+    with pytest.raises(KeyError, match="spin-up"):
+        a.drop_snapshot("spinup")
+    with pytest.raises(KeyError, match="spin-up"):
+        a.diff("spinup")
+
+
+def test_a_second_snapshot_of_a_name_says_how_to_replace_the_first(a, url):
+    a.snapshot("one")
+    a[0] = 3
+    with pytest.raises(FileExistsError, match="replace=True"):
+        a.snapshot("one")
+    a.snapshot("one", replace=True)
+    assert (at(url, "one")[0] == 3).all()
+    assert len(a.snapshots) == 1
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "x" * 256, "\udc80"])
+def test_names_that_nobody_could_type_are_refused(a, name):
+    with pytest.raises(ValueError, match="cannot name a snapshot"):
+        a.snapshot(name)
+    assert a.snapshots == ()
+
+
+def test_arguments_of_wrong_types_are_refused(a):
+    with pytest.raises(TypeError, match="names of snapshots are str"):
+        a.snapshot(3)
+    with pytest.raises(TypeError, match="message of a snapshot is str"):
+        a.snapshot("x", 3)
+    with pytest.raises(TypeError):
+        a.snapshot("x", attrs={"a": object()})
+    assert a.snapshots == ()
+
+
+def test_a_snapshot_can_only_be_read(a, url):
+    a.snapshot("one")
+    for mode in "r+", "a", "w":
+        with pytest.raises(ValueError, match="at='one' goes with mode 'r' alone"):
+            at(url, "one", mode=mode)
+    kept = at(url, "one")
+    with pytest.raises(ReadOnlyError):
+        kept[0] = 1
+    with pytest.raises(ReadOnlyError):
+        b2array.open_schunk(url, "r+", at="one")
+
+
+def test_a_snapshot_pickles_with_its_checksums(a, url):
+    a.snapshot("one")
+    a[...] = 0
+    restored = pickle.loads(pickle.dumps(at(url, "one")))
+    assert (restored[...] == X).all()
+    assert restored._handle.snapshot.state.records.any()
+
+
+def test_dask_reads_a_snapshot(a, url):
+    a.snapshot("one")
+    a[...] = 0
+    kept = at(url, "one").to_dask()
+    assert int(kept.sum().compute()) == X.sum()
+    assert kept.name != b2array.open(url).to_dask().name
+
+
+def test_an_open_snapshot_stays_readable_while_the_array_goes_on(a, url, layout):
+    a.snapshot("one")
+    kept = at(url, "one")
+    for n in range(30):
+        a[n % 40] = n
+    if url.startswith("memory:") and layout == "contiguous":  # the object is another one now
+        with pytest.raises(ConflictError, match="refresh"), config.using(cache_bytes=0):
+            kept[...]
+        kept.refresh()
+    assert (kept[...] == X).all()
+    kept.refresh()
+    assert (kept[...] == X).all()
+
+
+def test_an_open_snapshot_that_was_dropped_is_a_conflict(a, url):
+    a.snapshot("one")
+    kept = at(url, "one")
+    a.drop_snapshot("one")
+    with pytest.raises(ConflictError, match="was dropped"):
+        kept.refresh()
+
+
+def test_an_open_snapshot_finds_its_chunks_in_a_file_that_was_packed_again(tmp_path):
+    url = str(tmp_path / "a.b2nd")
+    a = b2array.asarray(X, url=url, chunks=(10, 10))
+    a.snapshot("one")
+    a[...] = 0
+    kept = at(url, "one")
+    b2array.repack(url)
+    # The old file is still open, and a new one has other places.
+    assert (kept[...] == X).all()
+    kept.close()
+    with pytest.raises(ConflictError, match="refresh"), config.using(cache_bytes=0):
+        kept[...]
+    kept.refresh()
+    assert (kept[...] == X).all()
+
+
+# Going back.
+
+
+def test_going_back_is_a_commit_and_keeps_all_snapshots(a, url):
+    a.snapshot("one")
+    a[...] = 1
+    a.resize((7, 50))
+    a.attrs.clear()
+    a.snapshot("two")
+    generation = a.generation
+    a.restore("one")
+    assert a.generation != generation
+    other = b2array.open(url)
+    assert (other[...] == X).all()
+    assert (dict(other.attrs), other.dims) == ({"t": 1}, ("y", "x"))
+    assert [each.name for each in other.snapshots] == ["one", "two"]
+    a.restore("two")
+    assert (a[...] == np.ones((7, 50))).all()
+    assert b2array.verify(url, deep=True).ok
+
+
+def test_going_back_joins_a_transaction(a, url):
+    a.snapshot("one")
+    a[...] = 1
+    with a.transaction():
+        a[5] = 9
+        a.restore("one")
+        assert (a[5] == X[5]).all()
+        a[6] = 4
+        assert (b2array.open(url)[...] == 1).all()
+    expected = X.copy()
+    expected[6] = 4
+    assert (b2array.open(url)[...] == expected).all()
+
+
+def test_going_back_copies_no_chunk(tmp_path):
+    url = tmp_path / "a.b2nd"
+    a = b2array.asarray(np.random.default_rng(0).random((200, 500)), url=url, chunks=(20, 500))
+    a.snapshot("one")
+    a[...] = 0
+    before = url.stat().st_size
+    a.restore("one")
+    assert url.stat().st_size - before < 20_000 < before // 20
+
+
+# Two writers.
+
+
+def test_a_snapshot_keeps_the_state_that_its_maker_has_seen(a, url):
+    other = b2array.open(url, "r+")
+    other[0] = 3
+    with pytest.raises(ConflictError, match="call refresh"):
+        a.snapshot("seen")
+    assert b2array.open(url).snapshots == ()
+    a.refresh()
+    a.snapshot("seen")
+    assert (at(url, "seen")[0] == 3).all()
+
+
+def test_two_snapshots_of_one_name_cannot_both_happen(a, url):
+    other = b2array.open(url, "r+")
+    with pytest.raises((ConflictError, FileExistsError)), other.transaction():
+        other[39] = 1
+        other.snapshot("one")
+        a.snapshot("one")
+    assert [each.name for each in b2array.open(url).snapshots] == ["one"]
+    assert (b2array.open(url)[...] == X).all()
+
+
+def test_changes_of_others_and_snapshots_merge(a, url):
+    other = b2array.open(url, "r+")
+    a.snapshot("one")
+    other[0] = 3  # on top of the snapshot, which it has not seen
+    a.refresh()
+    a.drop_snapshot("one")
+    other[1] = 4
+    assert (b2array.open(url)[:2] == [[3], [4]]).all()
+    assert b2array.open(url).snapshots == ()
+
+
+def test_forks_make_no_snapshots(a):
+    with a.transaction() as changes:
+        fork = changes.fork()
+        for act in (lambda: fork.snapshot("x"), lambda: fork.restore("x"), lambda: fork.drop_snapshot("x")):
+            with pytest.raises(ValueError, match="fork"):
+                act()
+
+
+# Differences.
+
+
+def test_differences_are_the_boxes_that_were_written(a):
+    a.snapshot("one")
+    assert a.diff("one") == []
+    a[15, 25] = 0
+    a[35:, :] = 0
+    assert a.diff("one") == [(slice(10, 20), slice(20, 30)), (slice(30, 40), slice(0, 50))]
+    a.snapshot("two")
+    a[0, 0] = 1
+    assert a.diff("one", "two") == [(slice(10, 20), slice(20, 30)), (slice(30, 40), slice(0, 50))]
+    assert a.diff("two") == [(slice(0, 10), slice(0, 10))]
+
+
+def test_differences_of_shapes_lie_in_the_larger_one(a):
+    a.snapshot("one")
+    a.resize((45, 48))
+    boxes = a.diff("one")
+    covered = np.zeros((45, 50), bool)
+    for box in boxes:
+        assert not covered[box].any()
+        covered[box] = True
+    assert covered[40:].all()
+    assert covered[:, 48:].all()
+    assert not covered[:40, :40].any()
+
+
+# What stays, and what goes.
+
+
+def test_a_commit_leaves_the_chunks_of_snapshots_when_it_writes_the_file_again(tmp_path):
+    url = str(tmp_path / "a.b2nd")
+    noise = np.random.default_rng(0).random((100, 1000))
+    a = b2array.asarray(noise, url=url, chunks=(10, 1000))
+    a.snapshot("noise")
+    for n in range(12):
+        a[...] = np.random.default_rng(n + 1).random((100, 1000))
+    assert os.path.getsize(url) < 6 * noise.nbytes
+    assert (at(url, "noise")[...] == noise).all()
+    a.drop_snapshot("noise")
+    a[...] = 0
+    b2array.repack(url)
+    assert os.path.getsize(url) < 10_000
+
+
+def test_a_file_is_not_written_again_because_of_what_snapshots_need(tmp_path):
+    url = tmp_path / "a.b2nd"
+    a = b2array.asarray(np.random.default_rng(0).random((100, 1000)), url=url, chunks=(10, 1000))
+    a.snapshot("noise")
+    a[...] = 0
+    inode = url.stat().st_ino
+    for n in range(20):
+        a[n] = n
+    assert url.stat().st_ino == inode
+
+
+def test_vacuum_removes_what_no_snapshot_needs(tmp_path):
+    url = str(tmp_path / "a.b2nd")
+    a = b2array.asarray(X, url=url, chunks=(10, 10), layout="sparse")
+    a.snapshot("one")
+    a[:10] = 1
+    a[:10] = 2
+    removed = b2array.vacuum(url, grace=0).removed
+    assert len(removed) == 5
+    assert (at(url, "one")[...] == X).all()
+    a.drop_snapshot("one")
+    removed = b2array.vacuum(url, grace=0).removed
+    assert len(removed) == 6
+    assert sum(name.endswith(KEPT) for name in removed) == 1
+    assert b2array.verify(url, deep=True).ok
+
+
+def test_repack_frees_what_a_dropped_snapshot_held(tmp_path):
+    url = tmp_path / "a.b2nd"
+    a = b2array.asarray(np.random.default_rng(0).random((100, 100)), url=url, chunks=(10, 100))
+    a.snapshot("noise")
+    a[...] = 0
+    (info,) = a.snapshots
+    assert 0.8 * 80_000 < info.nbytes < 1.2 * 80_000
+    b2array.repack(url)
+    assert url.stat().st_size > 60_000
+    a.refresh()
+    a.drop_snapshot("noise")
+    b2array.repack(url)
+    assert url.stat().st_size < 5_000
+
+
+@pytest.mark.parametrize("change", [{}, {"chunks": (7, 9)}, {"cparams": "lz4"}, {"dtype": "f4"}])
+def test_copies_have_the_snapshots(a, tmp_path, layout, change):
+    a.snapshot("one", "the first", {"n": 1})
+    a[...] = 1
+    a.resize((50, 20))
+    a.attrs["t"] = 2
+    a.snapshot("two")
+    second = a[...]
+    a[3] = 5
+    a.attrs["new"] = 1
+    for n, kind in enumerate(LAYOUTS):
+        url = str(tmp_path / f"copy{n}.b2nd")
+        b2array.copy(a, url, layout=kind, **change)
+        copy = b2array.open(url)
+        assert (copy[...] == a[...]).all()
+        assert dict(copy.attrs) == {"t": 2, "new": 1}
+        assert [(each.name, each.message, each.attrs, each.shape) for each in copy.snapshots] == [
+            ("one", "the first", {"n": 1}, (40, 50)), ("two", "", {}, (50, 20)),
+        ]  # fmt: skip
+        one, two = at(url, "one"), at(url, "two")
+        assert (one[...] == X).all()
+        assert (dict(one.attrs), one.dims) == ({"t": 1}, ("y", "x"))
+        assert (two[...] == second).all()
+        assert [each.time for each in copy.snapshots] == [each.time for each in a.snapshots]
+        assert b2array.verify(url, deep=True).ok
+        assert b2array.copy(a, str(tmp_path / f"bare{n}.b2nd"), snapshots=False, layout=kind, **change).snapshots == ()
+
+
+def test_a_new_array_of_an_old_one_has_no_snapshots(a):
+    a.snapshot("one")
+    assert b2array.asarray(a, dtype=a.dtype).snapshots == a.astype("f4").snapshots == ()
+    assert at_copy(a).snapshots == ()
+
+
+def at_copy(a):
+    """Copy a snapshot: the copy is an array like others."""
+    return at(a.url, "one").copy()
+
+
+# Bytes.
+
+
+def test_snapshots_of_many_chunks_are_small(tmp_path, layout):
+    url = str(tmp_path / "a.b2nd")
+    rng = np.random.default_rng(0)
+    a = b2array.zeros((10_000, 64), url=url, chunks=(1, 64), blocks=(1, 32), layout="contiguous")
+    with a.transaction():
+        a[...] = rng.integers(0, 2 ** rng.integers(1, 40, (10_000, 1)), (10_000, 64))
+    for n in range(3):
+        a[rng.integers(0, 10_000, 50)] = n
+        a.snapshot(f"s{n}")
+    for entry in Ledger.unpack(a._handle.snapshot.state.annotations.kept).entries:
+        assert entry.nbytes < 100_000
+
+
+def test_a_ledger_that_cannot_be_read_is_an_error_of_snapshots_alone(a, url):
+    a.snapshot("one")
+    for wrong in (b"\xc1", b"\x90", Ledger((Kept("x", 0.0, nbytes=16),)).pack()[:-1]):
+        with pytest.raises(FormatError, match="ledger"):
+            Ledger.unpack(wrong)
+
+
+@pytest.mark.parametrize("where", [0, 40, -20, -1])
+def test_a_damaged_index_of_a_snapshot_is_found(tmp_path, layout, where):
+    url = str(tmp_path / "a.b2nd")
+    a = b2array.asarray(X, url=url, chunks=(10, 10), layout=layout)
+    a.snapshot("one")
+    a[0] = 1
+    (entry,) = Ledger.unpack(a._handle.snapshot.state.annotations.kept).entries
+    file, start = Path(url), a._handle.frame.header_len + entry.place
+    if layout == "sparse":
+        (file,) = Path(url).glob(f"*{KEPT}")
+        start = 0
+    content = bytearray(file.read_bytes())
+    content[start + where % entry.nbytes] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(FormatError, match="snapshot 'one'"):
+        at(url, "one")
+    report = b2array.verify(url)
+    assert [problem.kind for problem in report.problems] == ["snapshot"]
+    assert (b2array.open(url)[1:] == X[1:]).all()
+
+
+def test_a_damaged_chunk_of_a_snapshot_is_found(tmp_path, layout):
+    url = str(tmp_path / "a.b2nd")
+    a = b2array.asarray(X, url=url, chunks=(10, 10), layout=layout)
+    a.snapshot("one")
+    place = a._handle.snapshot.locate(0)
+    a[...] = 0
+    file = Path(url) / place.name if place.name else Path(url)
+    content = bytearray(file.read_bytes())
+    content[place.start + 100] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ChecksumError):
+        at(url, "one")[...]
+    report = b2array.verify(url, deep=True)
+    assert [(problem.kind, problem.chunk) for problem in report.problems] == [("snapshot", 0)]
+    assert (b2array.open(url)[...] == 0).all()
+    if layout == "contiguous":
+        assert (b2array.open(url, "r+")[...] == 0).all()
+
+
+def test_a_file_without_room_for_another_metalayer_refuses_snapshots(tmp_path):
+    url = str(tmp_path / "full.b2nd")
+    full = blosc2.asarray(np.arange(100), urlpath=url)
+    for n in range(16):
+        full.schunk.vlmeta[f"m{n}"] = n
+    with pytest.raises(LimitError, match="no room"):
+        b2array.open(url, "r+").snapshot("one")
+    assert (blosc2.open(url)[...] == np.arange(100)).all()
+
+
+# Beside other software.
+
+
+def stock(url, mode="a"):
+    return blosc2.open(url, mode=mode)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_stock_reads_the_latest_state_and_keeps_the_list(tmp_path, kind):
+    url = str(tmp_path / "a.b2nd")
+    a = b2array.asarray(X, url=url, chunks=(10, 10), layout=kind)
+    a.snapshot("one")
+    a[0] = 7
+    assert (stock(url, "r")[0] == 7).all()
+    held = stock(url)
+    held.schunk.vlmeta["unit"] = "K"
+    assert (at(url, "one")[...] == X).all()
+    a.refresh()
+    a[1] = 8
+    assert [each.name for each in b2array.open(url).snapshots] == ["one"]
+    assert (at(url, "one")[...] == X).all()
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("values", ["noise", "zeros"])
+def test_a_snapshot_whose_chunks_stock_took_says_so(tmp_path, kind, values):
+    url = str(tmp_path / "a.b2nd")
+    noise = np.random.default_rng(0).integers(0, 2**62, (40, 50))
+    a = b2array.asarray(noise, url=url, chunks=(10, 50), layout=kind, cparams=b2array.CParams(filters=()))
+    a.snapshot("one")
+    held = stock(url)
+    held[:10] = np.random.default_rng(1).integers(0, 2**62, (10, 50)) if values == "noise" else 0
+    del held
+    try:
+        kept = at(url, "one")
+    except ConflictError as error:
+        assert "other software" in str(error)
+        with pytest.raises(ConflictError):
+            b2array.open(url, "r+").restore("one")
+    else:  # it was faster to put the new chunk elsewhere
+        assert (kept[...] == noise).all()
+    # After a commit of ours, nobody takes the snapshot for intact because ours was the last.
+    b2array.open(url, "r+").attrs["x"] = 1
+    try:
+        kept = at(url, "one")
+    except ConflictError as error:
+        assert "other software" in str(error)
+    else:
+        assert (kept[...] == noise).all()
+
+
+def test_an_array_of_stock_gets_checksums_with_its_first_snapshot(tmp_path):
+    url = str(tmp_path / "a.b2nd")
+    blosc2.asarray(X, urlpath=url, chunks=(10, 10), blocks=(5, 5))
+    a = b2array.open(url, "r+")
+    a.snapshot("one")
+    assert a._handle.snapshot.state.records.all()
+    stock(url)[:20] = 3
+    try:
+        assert (at(url, "one")[...] == X).all()
+    except ConflictError as error:
+        assert "other software" in str(error)
+    assert (stock(url, "r")[:20] == 3).all()
+
+
+# Histories.
+
+
+class Histories(RuleBasedStateMachine):
+    """Random histories of an array with snapshots, against copies in NumPy."""
+
+    layout = "contiguous"
+    place = "file"
+
+    @initialize()
+    def begin(self):
+        self.directory = tempfile.mkdtemp()
+        name = Path(self.directory).name
+        self.url = str(Path(self.directory, "x.b2nd")) if self.place == "file" else f"memory://{name}/x.b2nd"
+        self.model = np.zeros((6, 5), "i4")
+        self.attrs = {}
+        self.kept = {}
+        self.a = b2array.asarray(self.model, url=self.url, chunks=(2, 3), layout=self.layout)
+        self.random = np.random.default_rng(0)
+
+    def noted(self):
+        return self.model.copy(), dict(self.attrs)
+
+    @rule(start=st.integers(0, 8), count=st.integers(1, 4), value=st.integers(-9, 9))
+    def write(self, start, count, value):
+        values = self.random.integers(0, 2**30, (count, self.model.shape[1])) if value else 0
+        part = slice(start, start + count)
+        self.a[part] = values if not value else values[: self.model[part].shape[0]]
+        self.model[part] = values if not value else values[: self.model[part].shape[0]]
+
+    @rule()
+    def write_all(self):
+        self.model = self.random.integers(0, 2**30, self.model.shape, dtype="i4")
+        self.a[...] = self.model
+
+    @rule(rows=st.integers(1, 9), columns=st.integers(1, 7))
+    def resize(self, rows, columns):
+        self.a.resize((rows, columns))
+        grown = np.zeros((rows, columns), "i4")
+        common = tuple(slice(0, min(n, m)) for n, m in zip(self.model.shape, grown.shape, strict=True))
+        grown[common] = self.model[common]
+        self.model = grown
+
+    @rule(value=st.integers(0, 9))
+    def annotate(self, value):
+        self.a.attrs["n"] = self.attrs["n"] = value
+
+    @rule(name=st.sampled_from("abcd"))
+    def snapshot(self, name):
+        if name in self.kept:
+            with pytest.raises(FileExistsError):
+                self.a.snapshot(name)
+        self.a.snapshot(name, replace=True)
+        self.kept.pop(name, None)
+        self.kept[name] = self.noted()
+
+    @rule(name=st.sampled_from("abcd"))
+    def snapshot_in_a_transaction(self, name):
+        with self.a.transaction():
+            self.a.snapshot(name, replace=True)
+            self.a[0:1] = 77
+            self.model[0:1] = 77
+        self.kept.pop(name, None)
+        self.kept[name] = self.noted()
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def restore(self, data):
+        name = data.draw(st.sampled_from(sorted(self.kept)))
+        self.a.restore(name)
+        model, attrs = self.kept[name]
+        self.model, self.attrs = model.copy(), dict(attrs)
+
+    @precondition(lambda self: self.kept)
+    @rule(data=st.data())
+    def drop(self, data):
+        name = data.draw(st.sampled_from(sorted(self.kept)))
+        self.a.drop_snapshot(name)
+        del self.kept[name]
+
+    @rule()
+    def clean(self):
+        b2array.repack(self.url)
+        b2array.vacuum(self.url, grace=0)
+        self.a.refresh()
+
+    @rule(kind=st.sampled_from(LAYOUTS), chunks=st.sampled_from([None, (3, 2)]))
+    def copy(self, kind, chunks):
+        copy = b2array.copy(self.a, chunks=chunks, layout="contiguous")
+        assert (copy[...] == self.model).all()
+        assert [each.name for each in copy.snapshots] == list(self.kept)
+        if self.place == "file":
+            url = f"{self.directory}/copy.b2nd"
+            b2array.copy(self.a, url, layout=kind, chunks=chunks, overwrite=True)
+            self.compare(url)
+
+    @precondition(lambda self: self.place == "file")
+    @rule(value=st.integers(0, 5))
+    def change_by_stock(self, value):
+        held = stock(self.url)
+        held.schunk.vlmeta["n"] = value
+        self.attrs["n"] = value
+        self.a.refresh()
+
+    @precondition(lambda self: len(self.kept) > 1)
+    @rule(data=st.data())
+    def diff(self, data):
+        names = data.draw(st.permutations(sorted(self.kept)))[:2]
+        one, two = (self.kept[name][0] for name in names)
+        whole = tuple(map(max, one.shape, two.shape))
+        differ = np.ones(whole, bool)
+        common = tuple(slice(0, min(n, m)) for n, m in zip(one.shape, two.shape, strict=True))
+        differ[common] = one[common] != two[common]
+        for box in self.a.diff(*names):
+            differ[box] = False
+        assert not differ[common].any()
+
+    def compare(self, url):
+        a = b2array.open(url)
+        assert a.shape == self.model.shape
+        assert (a[...] == self.model).all()
+        assert dict(a.attrs) == self.attrs
+        assert [each.name for each in a.snapshots] == list(self.kept)
+        for name, (model, attrs) in self.kept.items():
+            kept = at(url, name)
+            assert kept.shape == model.shape
+            assert (kept[...] == model).all()
+            assert dict(kept.attrs) == attrs
+        report = b2array.verify(url, deep=True)
+        assert report.ok, report.problems
+
+    @invariant()
+    def is_as_the_model(self):
+        with config.using(cache_bytes=0):
+            self.compare(self.url)
+
+    def teardown(self):
+        if self.place == "file":
+            with config.using(cache_bytes=0):
+                assert (blosc2.open(self.url)[...] == self.model).all()
+        else:
+            fsspec.filesystem("memory").store.clear()
+        shutil.rmtree(self.directory)
+
+
+class SparseHistories(Histories):
+    """The same in a directory."""
+
+    layout = "sparse"
+
+
+class MemoryHistories(Histories):
+    """The same in memory."""
+
+    place = "memory"
+
+
+for machine in (Histories, SparseHistories, MemoryHistories):
+    machine.TestCase.settings = settings(
+        max_examples=examples(12), stateful_step_count=15, deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )  # fmt: skip
+
+TestContiguous = Histories.TestCase
+TestSparse = SparseHistories.TestCase
+TestMemory = MemoryHistories.TestCase
