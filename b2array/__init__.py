@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from b2array.exchange.convert import convert
     from b2array.group.addressing import open, open_array
     from b2array.group.group import Group, open_group
+    from b2array.tools.expire import expire
     from b2array.tools.repair import repair
     from b2array.tools.vacuum import repack, vacuum
     from b2array.tools.verify import verify
@@ -77,6 +78,7 @@ __all__ = [
     "empty",
     "empty_like",
     "errors",
+    "expire",
     "eye",
     "filters",
     "from_blocks",
@@ -120,6 +122,7 @@ _LAZY = {
     "Group": "group.group",
     "bloscpack": "bloscpack",
     "convert": "exchange.convert",
+    "expire": "tools.expire",
     "open": "group.addressing",
     "open_array": "group.addressing",
     "open_group": "group.group",

@@ -25,7 +25,10 @@ from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import State
 from b2array.grid.layout import Layout
 
-__all__ = ["SnapshotInfo", "check_snapshot_name", "differences", "differing", "drop", "keep", "listed", "restore"]
+__all__ = [
+    "Box", "SnapshotInfo", "check_snapshot_name", "checked_entry", "differences", "differing", "drop", "keep", "listed",
+    "restore", "snapshot_info",
+]  # fmt: skip
 
 _NAME_NBYTES = 255
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -81,11 +84,7 @@ def keep(
     when: float | None = None,
 ) -> None:  # fmt: skip
     """Keep the state that a handle shows, or that its transaction makes, under a name."""
-    check_snapshot_name(name)
-    if not isinstance(message, str):
-        raise TypeError(f"the message of a snapshot is str, not {type(message).__name__}")
-    packed = encode_attr(dict(attrs), "attrs") if attrs else b""
-    entry = Kept(name, time.time() if when is None else when, message, packed, group=group)
+    entry = checked_entry(name, message, attrs, group=group, when=when)
     handle.require_writable()
     shown = handle.generation
 
@@ -98,6 +97,17 @@ def keep(
         draft.keep(Keep(entry))
 
     handle.change(task)
+
+
+def checked_entry(
+    name: str, message: str, attrs: Mapping[str, Any] | None, *, group: bytes = b"", when: float | None = None
+) -> Kept:
+    """Return the entry of a new snapshot; ValueError or TypeError say what is wrong with it."""
+    check_snapshot_name(name)
+    if not isinstance(message, str):
+        raise TypeError(f"the message of a snapshot is str, not {type(message).__name__}")
+    packed = encode_attr(dict(attrs), "attrs") if attrs else b""
+    return Kept(name, time.time() if when is None else when, message, packed, group=group)
 
 
 def _free_name(draft: Draft, name: str, *, replace: bool, group: bytes) -> None:
@@ -162,20 +172,21 @@ def restore(handle: Handle, name: str) -> None:
     handle.change(task, anywhere=True)
 
 
-def listed(handle: Handle) -> tuple[SnapshotInfo, ...]:
-    """List the snapshots, the oldest first."""
+def listed(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
+    """List the snapshots, the oldest first. If they are `alone`, the present state of the frame counts for nothing."""
 
     def task(_: object) -> tuple[SnapshotInfo, ...]:
         held = handle.snapshot
         entries = ledger_of(held.state).entries
         states = [each.state for each in kept_states(held, entries)]
-        own = _own_nbytes([*states, held.state])
-        return tuple(_info(entry, nbytes + entry.nbytes) for entry, nbytes in zip(entries, own, strict=False))
+        own = _own_nbytes(states if alone else [*states, held.state])
+        return tuple(snapshot_info(entry, nbytes + entry.nbytes) for entry, nbytes in zip(entries, own, strict=False))
 
     return handle.reading(task)
 
 
-def _info(entry: Kept, nbytes: int) -> SnapshotInfo:
+def snapshot_info(entry: Kept, nbytes: int) -> SnapshotInfo:
+    """Return what users see of an entry, with the bytes that it holds alone."""
     attrs = decode_attr(entry.attrs) if entry.attrs else {}
     when = datetime.fromtimestamp(entry.time, UTC)
     return SnapshotInfo(entry.name, when, entry.message, attrs, entry.generation.hex(), entry.shape, nbytes)
@@ -183,6 +194,8 @@ def _info(entry: Kept, nbytes: int) -> SnapshotInfo:
 
 def _own_nbytes(states: Sequence[State]) -> list[int]:
     """Return for each state how many bytes of its chunks no other one has."""
+    if not states:
+        return []
     places = [np.unique(state.frame.offsets[state.frame.offsets >= 0]) for state in states]
     found, counts = np.unique(np.concatenate(places), return_counts=True)
     alone = found[counts == 1]

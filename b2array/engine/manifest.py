@@ -21,8 +21,8 @@ from b2array.format.summary import Record
 from b2array.store.endings import TEMPORARY
 
 __all__ = [
-    "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "SUFFIXES", "Entry", "Kind", "Manifest", "check_name",
-    "check_path", "is_embedded", "is_member_name", "members_among", "staged_path",
+    "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "RETIRED", "SUFFIXES", "Entry", "Kind", "Manifest", "Retired",
+    "check_name", "check_path", "is_embedded", "is_member_name", "members_among", "retired_path", "staged_path",
 ]  # fmt: skip
 
 MANIFEST = ".b2group"
@@ -33,6 +33,8 @@ ARRAY = ".b2nd"
 OTHER = ".b2f"
 """Suffix of super-chunks; also of an array if a frame of another kind has the usual path."""
 SUFFIXES = (ARRAY, OTHER, ".b2b")
+RETIRED = ".b2retired"
+"""The directory or prefix with what snapshots of the group need of members that are not there any more."""
 
 _MAGIC = "b2array group"
 _VERSION = 2
@@ -158,6 +160,15 @@ class Entry:
         return cls(number, before, after, kind, payload)
 
 
+def retired_path(token: str) -> str:
+    """Return the path of a frame that keeps states of a member that is not there any more."""
+    return f"{RETIRED}/{token}"
+
+
+Retired = Mapping[str, tuple[tuple[str, bytes], ...]]
+"""Which states the retired frames keep for the group's snapshots: names of these and generations, by token."""
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What a group records about its members.
@@ -165,8 +176,9 @@ class Manifest:
     `members` has the path of each by its name; None where the files themselves are the list. `identity` tells this
     group from others: a member may be a copy from there. `number` is that of the last commit. `redo` is the redo log:
     how members get the states that commits have given them, by path. `summaries` are packed by
-    `b2array.format.summary`. `recent` lists the last commits, as `b2array.format.recent` does. `unknown` are entries of
-    later versions; they are kept.
+    `b2array.format.summary`. `recent` lists the last commits, as `b2array.format.recent` does. `kept` is the ledger of
+    the group's snapshots, packed as `b2array.format.kept` does, and `retired` says which frames keep states for them of
+    members that are not there any more. `unknown` are entries of later versions; they stay.
 
     Examples
     --------
@@ -181,6 +193,8 @@ class Manifest:
     redo: Mapping[str, Entry] = field(default_factory=dict)
     summaries: bytes = b""
     recent: bytes = b""
+    kept: bytes = b""
+    retired: Retired = field(default_factory=dict)
     unknown: tuple[tuple[Any, Any], ...] = ()
 
     @property
@@ -217,6 +231,10 @@ class Manifest:
             known["summaries"] = self.summaries
         if self.recent:
             known["recent"] = self.recent
+        if self.kept:
+            known["kept"] = self.kept
+        if self.retired:
+            known["retired"] = {token: [list(state) for state in states] for token, states in self.retired.items()}
         packed: bytes = msgpack.packb({"format": _MAGIC, "version": _VERSION, **known, **dict(self.unknown)})
         return packed
 
@@ -253,6 +271,8 @@ class Manifest:
             {path: Entry.unpack(path, entry) for path, entry in log.items()},
             _checked("summaries", content.pop("summaries", b""), bytes),
             _checked("recent", content.pop("recent", b""), bytes),
+            _checked("kept", content.pop("kept", b""), bytes),
+            _retired(_checked("retired", content.pop("retired", {}), dict)),
             tuple(content.items()),
         )
 
@@ -261,6 +281,18 @@ def _checked(key: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise FormatError(f"expected {key!r} of type {kind.__name__} in the manifest, found {type(value).__name__}")
     return value
+
+
+def _retired(content: Mapping[Any, Any]) -> Retired:
+    for token, states in content.items():
+        listed = states if isinstance(states, list) else [None]
+        if not _is_token(token) or not all(map(_is_state, listed)):
+            raise FormatError(f"expected a token and kept states in the manifest, found {token!r} and {states!r}")
+    return {token: tuple(map(tuple, states)) for token, states in content.items()}
+
+
+def _is_state(content: Any) -> bool:
+    return isinstance(content, list) and [*map(type, content)] == [str, bytes]
 
 
 def _belong(name: str, path: str) -> bool:

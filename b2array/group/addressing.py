@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast, overload
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,24 +18,23 @@ from b2array.array.drafts import MemberKeywords, Shape, Url, takes
 from b2array.array.schunk import SChunk
 from b2array.engine import kept, snapshot
 from b2array.engine.handle import Follower, Handle, Mode
-from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES
+from b2array.engine.manifest import SUFFIXES
 from b2array.engine.snapshot import Snapshot
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format import dtypes
+from b2array.format.kept import ledger_of
 from b2array.group.archive import MAGIC
-from b2array.group.group import MODES, AnyMode, Group, open_group
+from b2array.group.group import AnyMode, Group, check_mode, open_group
+from b2array.group.place import Place, Storage, cut_path, group_of
 from b2array.group.unpacked import is_place
-from b2array.store.base import Head, Store
-from b2array.store.local import LocalStore
-from b2array.store.open import address_of, cut, open_store
+from b2array.store.base import Store
+from b2array.store.open import address_of, open_store
 from b2array.store.open_file import BinaryFile, is_open_file
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Place", "face", "group_of", "open", "open_array", "split_member"]
-
-Storage = Mapping[str, Any] | None
+__all__ = ["face", "open", "open_array", "split_member"]
 
 _TENSOR = "__pack_tensor__"
 """The attribute in which python-blosc2's `save_array` and `save_tensor` keep shape and type."""
@@ -143,14 +142,11 @@ def open(
     >>> open("memory://opened.b2d/x").shape
     (3,)
     """
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
+    check_mode(mode, at, follow=follow)
     if options and shape is None:
         raise TypeError(f"open() takes {', '.join(sorted(options))} for new arrays only, which have a shape")
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
-    if at is not None and (mode != "r" or follow):
-        raise ValueError(f"a snapshot is opened for reading, and never changes: at={at!r} goes with mode 'r' alone")
     if is_open_file(url):
         store = open_store(url, storage_options=storage_options, fs=fs)
         return _in_file(url, mode, offset, store, follow=follow, at=at)
@@ -163,7 +159,7 @@ def open(
     except (FileNotFoundError, FormatError) as error:
         foreign = isinstance(error, FormatError)
         try:
-            found = None if offset else _in_group(url, existing, storage_options, foreign=foreign, follow=follow)
+            found = None if offset else _in_group(url, existing, storage_options, foreign=foreign, follow=follow, at=at)
         except FileNotFoundError:
             if mode != "a":
                 raise
@@ -173,7 +169,8 @@ def open(
         if found is None:
             raise
         return found
-    return _shown(held, existing, follow=follow, at=at)
+    found = None if at is None or offset else _of_group(url, held, storage_options, at)
+    return _shown(held, existing, follow=follow, at=at) if found is None else found
 
 
 def _in_file(
@@ -187,7 +184,7 @@ def _in_file(
         (head,) = store.head([""], 16)
         if offset or isinstance(head, Exception) or bytes(head.data[:4]) not in MAGIC:
             raise
-        return open_group(file, follow=follow)
+        return open_group(file, follow=follow, at=at)
     return _shown(held, mode, follow=follow, at=at)
 
 
@@ -303,45 +300,6 @@ def _tensor(held: SChunk) -> NDArray:
 # Groups.
 
 
-class Place(NamedTuple):
-    """The URL of a group, and a name in it; the group itself has the empty name."""
-
-    group: str
-    name: str
-
-
-def group_of(url: Url, storage_options: Storage = None, magics: tuple[bytes, ...] = MAGIC) -> Place | None:
-    """Return the innermost group or archive that a URL names or leads through; None if there is none.
-
-    It finds only what is marked as a group: a directory or prefix with a manifest or an embedding frame, a zip archive,
-    or another file that begins with one of `magics`. One wave of requests asks for all places. The name is without the
-    ending of its file, and need not exist.
-
-    Examples
-    --------
-    >>> _ = open_group("memory://outer/run.b2d", "w")
-    >>> group_of("memory://outer/run.b2d/air/temperature.b2nd")
-    Place(group='memory://outer/run.b2d', name='air/temperature')
-    """
-    outer, mark, fragment = os.fsdecode(url).rpartition("#")
-    is_path = os.path.lexists(f"{outer}#{fragment.partition('/')[0]}")
-    if mark and not is_path and (place := group_of(outer, storage_options, magics)) is not None:
-        return Place(place.group, _plain(f"{place.name}/{fragment}".strip("/")))
-    front, parts, back = _cut(url, storage_options)
-    if not parts:
-        return None
-    lengths = range(len(parts), 0, -1)
-    signs = ("", MANIFEST, EMBEDDED)
-    names = ["/".join(filter(None, (*parts[1:n], sign))) for n in lengths for sign in signs]
-    heads = open_store(f"{front}{parts[0]}/{back}", storage_options=storage_options).head(names, 16)
-    for n, *found in zip(lengths, *(heads[i :: len(signs)] for i in range(len(signs))), strict=True):
-        archive, *marks = found
-        is_archive = isinstance(archive, Head) and bytes(archive.data).startswith(magics)
-        if is_archive or any(isinstance(each, Head) for each in marks):
-            return Place(f"{front}{'/'.join(parts[:n])}{back}", _plain("/".join(parts[n:])))
-    return None
-
-
 def split_member(url: str) -> tuple[str, str]:
     """Split a URL into that of a file or directory, and the name of a member behind ``#``, or an empty one.
 
@@ -358,40 +316,55 @@ def split_member(url: str) -> tuple[str, str]:
     return url[:there] + address, name.strip("/")
 
 
-def _plain(name: str) -> str:
-    """Return the name of a member without the ending of its file."""
-    ending = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
-    return name.removesuffix(ending)
+def _of_group(url: Url, held: Snapshot, storage_options: Storage, at: str) -> Any:
+    """Open what was in the place of a frame at a snapshot of its group; None if the frame has that snapshot itself."""
+    place = None if ledger_of(held.state).find(at) is not None else group_of(url, storage_options)
+    if place is not None and place.name:
+        with suppress(KeyError):
+            return open_group(place.group, at=at, storage_options=storage_options)[place.name]
+    return None
 
 
-def _cut(url: Url, storage_options: Storage) -> tuple[str, list[str], str]:
-    """Cut a URL into what comes before its path, the parts of the path, and what comes behind."""
-    store = open_store(url, storage_options=storage_options)
-    if isinstance(store, LocalStore):
-        drive, path = os.path.splitdrive(store.url)
-        return f"{drive}{os.sep}", path.replace(os.sep, "/").strip("/").split("/"), ""
-    front, path, back = cut(os.fsdecode(url))
-    return front, [part for part in path.split("/") if part], back
+def _part_at(place: Place, storage_options: Storage, at: str) -> Any:
+    """Open a member of a group at a snapshot of the group, or at one of its own."""
+    missing: KeyError | None = None
+    try:
+        then = open_group(place.group, at=at, storage_options=storage_options)
+    except KeyError as error:
+        missing = error
+    else:
+        if place.name in then:
+            return then[place.name]
+    found = _member(open_group(place.group, storage_options=storage_options), place.name)
+    if not isinstance(found, Group):
+        return face(Handle(kept.opened(found._handle.snapshot, at), "r"))
+    raise missing or FileNotFoundError(f"{place.group} had no group {place.name!r} at the snapshot {at!r}")
 
 
-def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool, follow: bool) -> Any:
+def _member(group: Group, name: str) -> Any:
+    try:
+        return group[name]
+    except KeyError:
+        names = [*group]
+        listed = ", ".join(names[:_LISTED]) + ", ..." * (len(names) > _LISTED)
+        raise FileNotFoundError(f"{group.url} has no member {name!r}; it has {listed or 'no members'}") from None
+
+
+def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool, follow: bool, at: str | None) -> Any:
     """Open a group or a member of one; None if the URL leads to neither. A `foreign` file may be an archive."""
     place = group_of(url, storage_options)
     if place is None:
-        return None if foreign else _unmarked(url, mode, storage_options, follow=follow)
+        return None if foreign else _unmarked(url, mode, storage_options, follow=follow, at=at)
     if foreign and place.name and "#" not in os.fsdecode(url):
         return None
     if place.name and mode != "r":
         _refuse_part(place, storage_options)
-    group = open_group(place.group, mode, follow=follow, storage_options=storage_options)
+    if at is not None and place.name:
+        return _part_at(place, storage_options, at)
+    group = open_group(place.group, mode, follow=follow, at=at, storage_options=storage_options)
     if foreign and not len(group) and not group.url.endswith(".b2z"):
         return None  # other programs make zip archives, too
-    try:
-        return group[place.name] if place.name else group
-    except KeyError:
-        names = [*group]
-        listed = ", ".join(names[:_LISTED]) + ", ..." * (len(names) > _LISTED)
-        raise FileNotFoundError(f"{group.url} has no member {place.name!r}; it has {listed or 'no members'}") from None
+    return _member(group, place.name) if place.name else group
 
 
 def _refuse_part(place: Place, storage_options: Storage) -> None:
@@ -403,19 +376,19 @@ def _refuse_part(place: Place, storage_options: Storage) -> None:
         )
 
 
-def _unmarked(url: Url, mode: Mode, storage_options: Storage, *, follow: bool) -> Any:
+def _unmarked(url: Url, mode: Mode, storage_options: Storage, *, follow: bool, at: str | None) -> Any:
     """Open a frame that is named without the ending of its file, or a directory of arrays that nothing marks."""
-    front, parts, back = _cut(url, storage_options)
+    front, parts, back = cut_path(url, storage_options)
     is_bucket = len(parts) < 2 and _OF_BUCKETS.fullmatch(front) is not None
     for suffix in () if is_bucket else SUFFIXES:
         store = open_store(f"{front}{'/'.join(parts)}{suffix}{back}", storage_options=storage_options)
         try:
             held = snapshot.load(store)
-            return face(Follower(held, mode) if follow else Handle(held, mode))
+            return _shown(held, mode, follow=follow, at=at)
         except (FileNotFoundError, PermissionError):
             continue
     try:
-        group = open_group(url, mode, follow=follow, storage_options=storage_options)
+        group = open_group(url, mode, follow=follow, at=at, storage_options=storage_options)
     except (FileNotFoundError, FormatError, UnsupportedError, PermissionError, ReadOnlyError) as error:
         if is_bucket and isinstance(error, FileNotFoundError):
             raise

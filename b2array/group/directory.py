@@ -273,6 +273,13 @@ class Directory:
             manifest = replace(manifest, members=self.listed(manifest))
         return manifest, stamp
 
+    def stored(self) -> Manifest:
+        """Read the manifest as it is now."""
+        return self._stored(versioned=False)[0]
+
+    def require_ledger(self) -> None:
+        """Raise UnsupportedError if the group has no place for snapshots."""
+
     def _stored(self, *, versioned: bool = True) -> tuple[Manifest, Stamp | None]:
         limit = config.limits.metadata_nbytes
         (head,) = self.store.head([MANIFEST], limit)

@@ -6,33 +6,38 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeVar, Unpack, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from b2array import threads
+from b2array import config, threads
 from b2array.array import copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.described import Attributes
 from b2array.array.drafts import ArrayOptions, Kind, MemberKeywords, Shape, takes
 from b2array.array.many import read_many
 from b2array.array.schunk import SChunk
+from b2array.array.snapshots import SnapshotInfo, checked_entry
 from b2array.display.tables import Block, counted
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.manifest import ARRAY, ATTRS, OTHER, check_name, is_embedded
-from b2array.errors import ReadOnlyError
+from b2array.errors import ConflictError, ReadOnlyError
 from b2array.format.foreign import check_ending
-from b2array.group import unpacked, whole
+from b2array.group import snapshots, unpacked, whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, NewFrame, copy_of
+from b2array.group.kept import Moment, moment
 from b2array.group.members import Members, check_new
+from b2array.group.place import group_of
+from b2array.group.snapshots import GroupDiff
 from b2array.group.transaction import Transaction, changing
 from b2array.group.tree import Names, Tree
 from b2array.keywords import refuse_calls, spelled_out
 from b2array.printable import printable
+from b2array.store.base import attempts
 from b2array.store.open import address_of, cut, open_store
 from b2array.store.open_file import BinaryFile, is_open_file
 
@@ -40,12 +45,13 @@ if TYPE_CHECKING:
     import xarray as xr
     from fsspec import AbstractFileSystem
 
-__all__ = ["MODES", "AnyMode", "Group", "open_group"]
+__all__ = ["AnyMode", "Group", "check_mode", "open_group"]
 
 AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
 MODES: Final = get_args(AnyMode)
 
 _OPENED_AT_ONCE = 16
+H = TypeVar("H")
 
 _NEIGHBOURS: Final = {
     **dict.fromkeys(
@@ -66,6 +72,7 @@ def open_group(
     mode: AnyMode = "r",
     *,
     follow: bool = False,
+    at: str | None = None,
     resume: bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
@@ -88,6 +95,8 @@ def open_group(
     follow : bool, default False
         Whether the group, and arrays taken from it, show what others commit, without `refresh`. Then each use of them
         looks at the store first.
+    at : str, optional
+        The name of a snapshot, which can only be read; see `Group.snapshot`.
     resume : bool, optional
         For ``.b2z`` files: whether to continue with what a writer has left that was killed or failed, or to remove it.
         Without it, finding something is an error; mode "w" removes it.
@@ -102,6 +111,8 @@ def open_group(
         There is no group.
     FileExistsError
         There is something already; with "w", something that is not known to be a group.
+    KeyError
+        There is no such snapshot.
     FormatError
         The URL is that of a file which is not an archive.
     ReadOnlyError
@@ -118,13 +129,14 @@ def open_group(
     >>> group["air"]["temperature"][:].tolist(), list(group), "air/pressure" in group
     ([20.5, 21.0], ['air'], False)
     """
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
+    check_mode(mode, at, follow=follow)
     if is_open_file(url):
         open_store(url, storage_options=storage_options, fs=fs)  # refuses options
-        return _in_file(url, mode, follow=follow)
+        return _in_file(url, mode, follow=follow, at=at)
     url, storage_options = address_of(cast(str | os.PathLike[str], url), storage_options, fs)
     address, options = os.fspath(url), storage_options or {}
+    if at is not None:
+        return _at_snapshot(address, options, at)
     if mode != "r" and unpacked.is_place(address, options):
         return Group(unpacked.unpacked(address, options, mode, resume=resume), "", "r+", follow=follow)
     required = mode in ("r", "r+")
@@ -135,6 +147,20 @@ def open_group(
                 f"{home.url} is an archive, which can only be read; a local file that ends with .b2z can be changed"
             )
         return Group(home, "", mode, follow=follow)
+    _prepare(home, mode, required=required)
+    return Group(home, "", "r" if mode == "r" else "r+", follow=follow)
+
+
+def check_mode(mode: str, at: str | None, *, follow: bool) -> None:
+    """Raise ValueError for a mode that there is not, or that does not go with a snapshot."""
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
+    if at is not None and (mode != "r" or follow):
+        raise ValueError(f"a snapshot is opened for reading, and never changes: at={at!r} goes with mode 'r' alone")
+
+
+def _prepare(home: Directory, mode: AnyMode, *, required: bool) -> None:
+    """Make a group, or make it empty or complete, as the mode says."""
     there = required or whole.exists(home)
     if mode in ("w", "w-", "x") or not there:
         check_ending(cut(home.store.url)[1], home.store.url, group=True)
@@ -148,13 +174,32 @@ def open_group(
         whole.complete(home)
     if mode != "r":
         home.recover()
-    return Group(home, "", "r" if mode == "r" else "r+", follow=follow)
 
 
-def _in_file(file: BinaryFile, mode: AnyMode, *, follow: bool) -> Group:
+def _at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Group:
+    """Open a group, or a group in another one, as it was."""
+    place = group_of(address, options)
+    home = whole.home_of(address if place is None else place.group, options)
+    prefix = f"{place.name}/" if place is not None and place.name else ""
+    if isinstance(home, Archive):
+        raise _no_snapshot(home.url, at)
+    then = moment(home, at)
+    if not then.members().is_group(prefix.rstrip("/")):
+        raise FileNotFoundError(f"{home.url} had no group {prefix.rstrip('/')!r} at the snapshot {at!r}")
+    return Group(then, prefix, "r")
+
+
+def _no_snapshot(url: str, at: str) -> KeyError:
+    return KeyError(f"{url} has no snapshot {at!r}; archives have none of the whole group, only of single arrays")
+
+
+def _in_file(file: BinaryFile, mode: AnyMode, *, follow: bool, at: str | None) -> Group:
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
-    return Group(whole.home_in_file(file), "", mode, follow=follow)
+    home = whole.home_in_file(file)
+    if at is not None:
+        raise _no_snapshot(home.url, at)
+    return Group(home, "", mode, follow=follow)
 
 
 class Group(MutableMapping[str, Any]):
@@ -566,6 +611,143 @@ class Group(MutableMapping[str, Any]):
             changes.abort()
             raise
         changes.commit()
+
+    def snapshot(
+        self, name: str, message: str = "", attrs: Mapping[str, Any] | None = None, *, replace: bool = False
+    ) -> None:
+        """Keep all members and attributes, as they are at one moment, under a name; in a transaction, as that ends.
+
+        A snapshot takes an index for each member, and no chunk. ``open_group(url, at=name)`` opens it, and
+        ``b2array.open(url_of_a_member, at=name)`` one member of it. Members may be deleted or replaced afterwards:
+        before they go, their states are copied. Members in ``embed.b2e`` get files of their own, because embedded ones
+        cannot keep states.
+
+        Parameters
+        ----------
+        name : str
+            At most 255 bytes.
+        message : str, optional
+            A remark.
+        attrs : mapping, optional
+            What else is to be known of it, as for attributes of arrays.
+        replace : bool, default False
+            Whether a snapshot of this name may be replaced.
+
+        Raises
+        ------
+        FileExistsError
+            There is a snapshot of this name, of the group or of a member alone.
+        ValueError
+            This group is inside another one, whose snapshot has all of it.
+        UnsupportedError
+            The group is in an archive.
+
+        Examples
+        --------
+        >>> group = open_group("memory://nightly.b2d", "w")
+        >>> group["level"], group["rain"] = [1, 2], [0, 0]
+        >>> group.snapshot("good", "before the night")
+        >>> group["level"][:] = 7
+        >>> del group["rain"]
+        >>> then = open_group("memory://nightly.b2d", at="good")
+        >>> then["level"][:].tolist(), then["rain"][:].tolist()
+        ([1, 2], [0, 0])
+        >>> group.restore("good")
+        >>> group["level"][:].tolist(), sorted(group)
+        ([1, 2], ['level', 'rain'])
+        """
+        entry = checked_entry(name, message, attrs)
+        home = self._outermost(self._writable())
+        if isinstance(home, Transaction):
+            home.snapshot(entry, replace=replace)
+            return
+        for attempt in attempts(home.store):
+            try:
+                with self.transaction() as changes:
+                    changes.snapshot(name, message, attrs, replace=replace)
+            except ConflictError:  # another writer has made or deleted a member meanwhile
+                if attempt >= config.retries:
+                    raise
+            else:
+                return
+
+    def _outermost(self, home: H) -> H:
+        """Return the home; raise ValueError for an inner group, whose members are part of the outermost one."""
+        if self._prefix:
+            raise ValueError(
+                f"{self.url} is inside the group {self._home.url}, and has no snapshots of its own; "
+                f"b2array.open_group({printable(self._home.url)!r}) has those of everything in it"
+            )
+        return home
+
+    def _directory(self) -> Directory | None:
+        """Return the home of the members with its snapshots; None for an archive, which has none."""
+        home = self._outermost(self._home)
+        if isinstance(home, Moment):
+            return home.group
+        if isinstance(home, Transaction):
+            raise ValueError("a transaction is under way on this group: its snapshots are listed when it is over")  # noqa: TRY004
+        return None if isinstance(home, Archive) else home.copy()
+
+    @property
+    def snapshots(self) -> tuple[SnapshotInfo, ...]:
+        """The snapshots, the oldest first. To see which bytes each holds alone, indexes of all members are read."""
+        directory = self._directory()
+        return () if directory is None else snapshots.listed(directory)
+
+    def restore(self, name: str) -> None:
+        """Go back to a snapshot, in one commit: members, groups, attributes. Later members go. All snapshots stay.
+
+        Raises
+        ------
+        KeyError
+            There is no snapshot of this name.
+        """
+        self._outermost(self._writable())
+        with self._changing() as changes:
+            snapshots.restore(cast(Transaction, changes._home), name)
+
+    def drop_snapshot(self, name: str) -> None:
+        """Forget a snapshot, in one commit. `b2array.vacuum` or `b2array.repack` then free what it held alone.
+
+        Raises
+        ------
+        KeyError
+            There is no snapshot of this name.
+        """
+        self._outermost(self._writable())
+        with self._changing() as changes:
+            cast(Transaction, changes._home).drop_snapshots([name])
+
+    def diff(self, at: str, then: str | None = None) -> GroupDiff:
+        """Return how the group differs from a snapshot. Indexes and attributes are compared, and no items.
+
+        Parameters
+        ----------
+        at : str
+            A snapshot.
+        then : str, optional
+            Another one to compare it with; by default the group as it is now.
+
+        Raises
+        ------
+        KeyError
+            There is no such snapshot.
+
+        Examples
+        --------
+        >>> group = open_group("memory://compared.b2d", "w")
+        >>> group["a"], group["b"] = [1, 2], [3, 4]
+        >>> group.snapshot("start")
+        >>> group["a"][0] = 7
+        >>> group["c"] = [5]
+        >>> group.diff("start")
+        GroupDiff(made=('c',), deleted=(), changed={'a': [(slice(0, 2, None),)]}, attrs=())
+        """
+        directory = self._directory()
+        if directory is None:
+            raise _no_snapshot(self.url, at)
+        return snapshots.differences(directory, at, then)
 
     def consolidate(self) -> None:
         """Put summaries of all members into the group's manifest, from where readers take them.

@@ -10,6 +10,9 @@ writer carries that out before it does anything else. Other writers wait for the
 replace the manifest only if it is the one that was read.
 
 On a local disk a change of one member alone needs no log: the one step that carries it out is the commit.
+
+A snapshot of the group is a transaction, too: each member keeps the state that the commit gives it. Before a member
+goes, the transaction copies what snapshots need of it; see `b2array.group.kept`.
 """
 
 from __future__ import annotations
@@ -24,19 +27,43 @@ from operator import methodcaller
 from types import MappingProxyType
 from typing import Any
 
+from b2array.array import snapshots
 from b2array.buffers import Buffer
 from b2array.engine import redo
 from b2array.engine.commit import commit, stage
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import MANIFEST, OTHER, Entry, Manifest, is_embedded, staged_path
+from b2array.engine.manifest import (
+    ARRAY,
+    MANIFEST,
+    OTHER,
+    Entry,
+    Manifest,
+    Retired,
+    is_embedded,
+    retired_path,
+    staged_path,
+)
 from b2array.engine.redo import ABSENT
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
-from b2array.errors import B2ArrayError, ConflictError
+from b2array.errors import B2ArrayError, ConflictError, UnsupportedError
 from b2array.format.frame import Frame
-from b2array.format.header import FIRST_BYTES
-from b2array.group.directory import Directory, NewFrame, record_of
+from b2array.format.header import FIRST_BYTES, FrameType
+from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, ledger_of, object_name
+from b2array.format.state import parse
+from b2array.group.directory import Directory, NewFrame, copy_of, record_of
+from b2array.group.kept import (
+    Moment,
+    RetiredFrame,
+    State,
+    group_ledger,
+    moment,
+    pack_members,
+    remove_frame,
+    retire,
+    states_needed,
+)
 from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
 from b2array.store.base import Mutex, Stamp, Store, attempts, may_still_happen, too_many_conflicts
@@ -86,6 +113,10 @@ class Transaction:
         self._removed: dict[str, str] = {}  # paths by names, from before the transaction
         self._moved: dict[str, str] = {}  # the states that were copied, by the paths of members to be removed
         self._ended = False
+        self._keeps: dict[str, Kept] = {}  # snapshots of the group to make, by name
+        self._drops: set[str] = set()  # and those to drop
+        self._lists: list[str] = []  # objects that this attempt has made for snapshots
+        self._retiring: dict[str, RetiredFrame] = {}  # by the path of the member that goes
         self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
         self._identity = self._view.manifest.identity or os.urandom(8).hex() if marked else ""
         self._mutex = Mutex()
@@ -99,6 +130,11 @@ class Transaction:
     def url(self) -> str:
         """Where the group is, without secrets."""
         return self._view.url
+
+    @property
+    def identity(self) -> str:
+        """Names the group."""
+        return self._identity
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -229,6 +265,127 @@ class Transaction:
             self._removed.pop(name, None)
         self._change_shown(added=members)
 
+    # Snapshots of the group.
+
+    def snapshot(self, entry: Kept, *, replace: bool) -> None:
+        """Let the commit keep the state that it makes of all members, under a name."""
+        self._require_open()
+        self._view.require_ledger()
+        name, known = entry.name, group_ledger(self._view.manifest).find(entry.name)
+        if name in self._keeps:
+            raise FileExistsError(f"{self.url}: the transaction makes a snapshot {name!r} already")
+        if known is not None and name not in self._drops:
+            if not replace:
+                raise FileExistsError(f"{self.url} has a snapshot {name!r}; replace=True replaces it")
+            self._drops.add(name)
+        self._keeps[name] = entry
+
+    def drop_snapshots(self, names: Collection[str]) -> None:
+        """Let the commit forget snapshots of the group; KeyError if there is none of a name."""
+        self._require_open()
+        there = [name for name in group_ledger(self._view.manifest).names if name not in self._drops]
+        for name in names:
+            if name not in there:
+                raise KeyError(f"{self.url} has no snapshot {name!r}; it has {', '.join(map(repr, there)) or 'none'}")
+        self._drops.update(names)
+
+    def moment(self, name: str) -> Moment:
+        """Return the group as it was at a snapshot."""
+        return moment(self._view, name)
+
+    def _change_ledgers(self) -> None:
+        """Let the members keep and drop states."""
+        if not (self._keeps or self._drops):
+            return
+        self._embedded_out()
+        for path in [*self.members().values()]:
+            if not is_embedded(path):
+                self._change_ledger(path)
+
+    def _embedded_out(self) -> None:
+        """Give embedded members frames of their own, which can keep states."""
+        inner = {name: path for name, path in self.members().items() if is_embedded(path)} if self._keeps else {}
+        for name, path in inner.items():
+            held = self._view.open(path, "r")
+            suffix = OTHER if held.frame.metalayer("b2nd") is None else ARRAY
+            self.remove({name: path})
+            self.create(name, suffix, copy_of(held, self.storage_options), overwrite=True)
+
+    def _change_ledger(self, path: str) -> None:
+        handle, group = self.open(path, "r+"), self._identity.encode()
+        for entry in ledger_of(handle.snapshot.state).entries:
+            if entry.name in self._keeps and entry.group != group:
+                raise FileExistsError(
+                    f"{handle.url} has a snapshot {entry.name!r} of its own; choose another name for that of the group"
+                )
+            if entry.name in self._drops | self._keeps.keys() and entry.group == group:
+                snapshots.drop(handle, entry.name, group=group)
+        for name, entry in self._keeps.items():
+            snapshots.keep(handle, name, entry.message, None, replace=False, group=group, when=entry.time)
+
+    def _check_moment(self, before: Manifest) -> None:
+        """Raise ConflictError if a snapshot would not have the members that there are now."""
+        if not self._keeps:
+            return
+        if before.identity not in ("", self._identity) or {**self._view.listed(before)} != {**self._view.members()}:
+            raise ConflictError(f"{self.url}: another writer has made or deleted members meanwhile")
+
+    def _retire(self, manifest: Manifest) -> dict[str, RetiredFrame]:
+        """Copy what snapshots need of the members that go; return the retired frames by the members' paths."""
+        names = {*group_ledger(manifest).names} - self._drops
+        if not names or not self._removed:
+            return {}
+        found = {}
+        for path in self._view.paths_of(self._removed.keys(), manifest):
+            held = None if is_embedded(path) else redo.look(self._view.store_of(path)).frame
+            needed = [] if held is None else states_needed(held, manifest.identity, names)
+            if held is None or not needed:
+                continue
+            known = self._retiring.get(path)
+            if known is None or not {(entry.name, entry.generation) for entry in needed} <= {*known.states}:
+                self._discard_retired([path])
+                known = self._retiring[path] = retire(self._view, held, needed)
+            found[path] = known
+        return found
+
+    def _discard_retired(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            if (known := self._retiring.pop(path, None)) is not None:
+                remove_frame(self._view.store_of(retired_path(known.token)))
+
+    def _kept(self, before: Manifest, touched: Mapping[str, _Member], frames: Mapping[str, Frame]) -> bytes:
+        """Write the lists of members of new snapshots; return the ledger of the group after the transaction."""
+        entries = [*group_ledger(before).without(tuple(self._drops)).entries]
+        for name, entry in self._keeps.items():
+            if name in [each.name for each in entries]:
+                raise ConflictError(f"{self.url}: another writer has made a snapshot {name!r} as well")
+            states = {}
+            for member, path in self.members().items():
+                one = touched[path]
+                state = one.handle.snapshot.state if one.draft is None else parse(frames[path])
+                found = ledger_of(state).find(name)
+                if found is None:
+                    raise UnsupportedError(f"{one.handle.url} has no place for snapshots: its metalayers are too many")
+                states[member] = State(path, found.generation, state.frame.frame_type == FrameType.SPARSE)
+            packed, place = pack_members(states), int.from_bytes(os.urandom(8), "big") % 2**63
+            digest = packed[-DIGEST_NBYTES:]
+            self._lists.append(object_name(place))
+            self._view.store.create(object_name(place), packed)
+            self._view.store_of(object_name(place)).force()
+            entries.append(replace(entry, generation=digest, place=place, nbytes=len(packed), digest=digest))
+        return Ledger(tuple(entries)).pack() or b""
+
+    def _forget(self, before: Manifest, after: Manifest) -> None:
+        """Remove what only dropped snapshots needed. What stays behind, `b2array.vacuum` removes."""
+        view = self._view
+        with suppress(OSError, B2ArrayError):
+            gone = {*group_ledger(before).entries} - {*group_ledger(after).entries}
+            view.store.delete([object_name(entry.place) for entry in gone])
+            for token in before.retired.keys() - after.retired.keys():
+                remove_frame(view.store_of(retired_path(token)))
+
+    # The end.
+
     def _leave(self, path: str, member: _Member) -> None:
         """Forget the changes to a member."""
         if member.draft is not None:
@@ -238,24 +395,24 @@ class Transaction:
         with suppress(OSError, B2ArrayError):
             redo.discard(self._view.store_of(staged_path(path, member.token, sparse=False)))
 
-    # The end.
-
     def abort(self) -> None:
         """Forget all changes."""
         self._ended = True
         for path, member in self._touched.items():
             self._leave(path, member)
+        self._discard_retired([*self._retiring])
 
     def commit(self) -> None:
         """Make all changes visible at once, or none: ConflictError if another writer changed what they build on."""
         self._require_open()
-        unchanged = {
-            path: member for path, member in self._touched.items()
-            if not member.is_new and member.draft is not None and not member.draft.changed
-        }  # fmt: skip
-        touched = {path: member for path, member in sorted(self._touched.items()) if path not in unchanged}
         try:
-            if touched or self._removed:
+            self._change_ledgers()
+            unchanged = {
+                path: member for path, member in self._touched.items()
+                if not member.is_new and member.draft is not None and not member.draft.changed
+            }  # fmt: skip
+            touched = {path: member for path, member in sorted(self._touched.items()) if path not in unchanged}
+            if touched or self._removed or self._keeps or self._drops:
                 self._commit(touched)
         except BaseException:
             if not self._ended:
@@ -275,6 +432,7 @@ class Transaction:
             if member.draft is not None:
                 with _told_if_gone(member.draft.store):
                     member.draft.flush()  # before taking the locks, because it takes long
+        self._retire(view.manifest)
         for _ in attempts(view.store):
             locks: list[AbstractContextManager[object]] = []
             # One call of C code, which Ctrl-C does not interrupt. A lock left behind would make this process wait.
@@ -309,14 +467,19 @@ class Transaction:
         try:
             self._check_names(before)
             self._check_moved()
+            self._check_moment(before)
             for path, member in touched.items():
                 log[path] = self._stage(path, member, before.number + 1, frames)
             for path in self._goes(before, log):
                 log[path] = self._deletion(path, before.number + 1)
-            if self._is_one_step(before, log):
+            retired = self._retire(before)
+            if self._is_one_step(before, log) and not (retired or self._keeps or self._drops):
                 self._take_step(*log.items(), locked=locked)
             else:
-                after = self._after(before, {**left, **log})
+                after = replace(
+                    self._after(before, {**left, **log}), kept=self._kept(before, touched, frames),
+                    retired=self._all_retired(before, retired),
+                )  # fmt: skip
                 view.write(after, stamp)
         except BaseException as error:
             late = after is not None and may_still_happen(view.store, error)
@@ -336,6 +499,7 @@ class Transaction:
                 states = self._move_on(touched, frames)
             if after is not None:
                 self._clear_log(after, left, states)
+                self._forget(before, after)
         return True
 
     def _check_names(self, before: Manifest) -> None:
@@ -443,6 +607,14 @@ class Transaction:
         after = after.with_summaries({}, log.keys())  # the members are not as these describe them any more
         return after if self._view.store.guarantee == "lock" else after.with_commit(os.urandom(8).hex())
 
+    def _all_retired(self, before: Manifest, new: Mapping[str, RetiredFrame]) -> Retired:
+        """Return which states retired frames keep after the transaction."""
+        known = {**before.retired, **{each.token: each.states for each in new.values()}}
+        left = {
+            token: tuple(state for state in states if state[0] not in self._drops) for token, states in known.items()
+        }
+        return {token: states for token, states in left.items() if states}
+
     def _show(self, after: Manifest) -> None:
         """Let the group show what was committed."""
         members = self.members()
@@ -461,6 +633,8 @@ class Transaction:
                 member = touched.get(path)
                 if entry.token and member is not None and member.draft is not None:
                     redo.discard(self._view.store_of(entry.aside(path)))
+            lists, self._lists = self._lists, []
+            self._view.store.delete(lists)
 
     def _happened(self, after: Manifest, stamp: Stamp | None, error: BaseException, *, late: bool) -> bool:
         """Whether the manifest was replaced despite an error, as when a server's answer is lost.

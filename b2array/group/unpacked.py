@@ -37,7 +37,7 @@ from b2array.engine.commit import commit
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import EMBEDDED
 from b2array.engine.source import FRAME_NAME
-from b2array.errors import ConflictError, FormatError, ReadOnlyError, warn
+from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError, warn
 from b2array.group import whole
 from b2array.group.archive import MAGIC, NOTE, Archive, is_content
 from b2array.group.directory import Directory, copy_of
@@ -111,6 +111,13 @@ class Unpacked(Directory):
     def refresh(self) -> None:
         """Read the list of members again when it is next needed."""
         super().refresh() if self._archive is None else self._archive.refresh()
+
+    def require_ledger(self) -> None:
+        """Refuse: the list of snapshots lies in a group's manifest, which archives do not have."""
+        raise UnsupportedError(
+            f"{self.url} is an archive, which has no place for snapshots of the group; its arrays can have their own,"
+            " and a directory has both"
+        )
 
     def recover(self) -> None:
         """Complete a commit that was interrupted. ReadOnlyError after `close`: nothing can be changed then."""

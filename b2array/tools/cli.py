@@ -40,6 +40,7 @@ from b2array.store.secrets import redact_url
 from b2array.tools import anatomy, describing
 from b2array.tools import bench as measuring
 from b2array.tools import demo as demonstration
+from b2array.tools import expire as expiring
 from b2array.tools import options as opts
 from b2array.tools import repair as repairing
 from b2array.tools import vacuum as vacuuming
@@ -536,7 +537,7 @@ def log(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None)
         found = held.snapshots
     rows = [("when", "name", "shape", "own bytes", "message"), *map(describing.snapshot_row, found)]
     lines = table(rows, "<<<><") if found else [f"{redact_url(url)} has no snapshots"]
-    _print(as_json, [asdict(each) for each in found], lines)
+    _print(as_json, [asdict(each) | {"time": each.time.isoformat()} for each in found], lines)
 
 
 @_command
@@ -564,6 +565,29 @@ def drop(url: opts.Url, name: opts.SnapshotName, storage: opts.Storage = None) -
     """Forget a snapshot. The next repack or vacuum frees what only that held."""
     with _keeper(url, opts.storage_options(storage), "r+") as held:
         held.drop_snapshot(name)
+
+
+@_command
+def expire(
+    url: opts.Url,
+    older_than: Annotated[
+        Any, typer.Option("--older-than", metavar="AGE", help="Drop those of this age: 24h, 30d.", parser=opts.age_of)
+    ] = None,
+    keep_last: Annotated[int | None, typer.Option("--keep-last", metavar="N", min=0, help="Keep the newest N.")] = None,
+    dry_run: opts.DryRun = False,
+    as_json: opts.Json = False,
+    storage: opts.Storage = None,
+) -> None:
+    """Forget old snapshots. The next repack or vacuum frees what only those held."""
+    options = opts.storage_options(storage)
+    if older_than is None and keep_last is None:
+        raise typer.BadParameter("say which snapshots are old", param_hint="--older-than or --keep-last")
+    require_frames(find(url, None, options, exists=True)[0], url)
+    dropped = expiring.expire(
+        url, older_than=older_than, keep_last=keep_last, dry_run=dry_run, storage_options=options
+    )  # fmt: skip
+    verb = "would drop" if dry_run else "dropped"
+    _print(as_json, dropped, [f"{redact_url(url)}: {verb} {', '.join(dropped) or 'nothing'}"])
 
 
 @_command

@@ -23,6 +23,7 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.formats import B2ND, Box, Source, Storage, Tree, holds_array
 from b2array.exchange.places import find
 from b2array.group.addressing import split_member
+from b2array.group.snapshots import GroupDiff
 from b2array.group.tree import branches, nested
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
@@ -195,20 +196,29 @@ def snapshot_row(found: SnapshotInfo) -> tuple[str, ...]:
     return when, found.name, shape, tables.size(found.nbytes).replace(" bytes", " B"), found.message
 
 
-def difference(boxes: Sequence[Box]) -> list[list[list[int]]]:
-    """Return boxes as lists: start and stop along each axis."""
-    return [[[part.start, part.stop] for part in box] for box in boxes]
+def difference(found: Sequence[Box] | GroupDiff) -> Any:
+    """Return the differences of an array, or of a group, in lists; a box has start and stop along each axis."""
+    if isinstance(found, GroupDiff):
+        changed = {name: difference(boxes) for name, boxes in found.changed.items()}
+        return {"made": found.made, "deleted": found.deleted, "changed": changed, "attrs": found.attrs}
+    return [[[part.start, part.stop] for part in box] for box in found]
 
 
-def difference_lines(boxes: Sequence[Box]) -> Iterator[str]:
-    """Yield boxes as the keys that select them.
+def difference_lines(found: Sequence[Box] | GroupDiff) -> Iterator[str]:
+    """Yield differences as text: of a group a line for each member, of an array the keys that select the boxes.
 
     Examples
     --------
     >>> list(difference_lines([(slice(0, 2), slice(10, 20)), ()]))
     ['[0:2, 10:20]', '[()]']
     """
-    for box in boxes:
+    if isinstance(found, GroupDiff):
+        rows = [("made", name, "") for name in found.made] + [("deleted", name, "") for name in found.deleted]
+        rows += [("changed", name, " ".join(difference_lines(boxes))) for name, boxes in found.changed.items()]
+        rows += [("attributes", name or "/", "") for name in found.attrs]
+        yield from table(rows, "<<<") if rows else ()
+        return
+    for box in found:
         yield f"[{', '.join(f'{part.start}:{part.stop}' for part in box) or '()'}]"
 
 

@@ -23,7 +23,7 @@ from b2array.tools.vacuum import in_seconds
 __all__ = [
     "AbsoluteError", "At", "Checksum", "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Grace", "Json",
     "Keepbits", "Layout", "Name", "Overwrite", "Progress", "RelativeError", "SnapshotName", "Src", "Storage", "Url",
-    "Verify", "cparams_of", "error_text", "key_of", "shows", "storage_options", "with_options",
+    "Verify", "age_of", "cparams_of", "error_text", "key_of", "shows", "storage_options", "with_options",
 ]  # fmt: skip
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A path, or a URL that fsspec understands.")]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from b2array.array.schunk import open_schunk
 from b2array.display.tables import counted, size
 from b2array.engine.fetch import chunk_number
-from b2array.engine.manifest import MANIFEST, SUFFIXES, members_among
+from b2array.engine.manifest import MANIFEST, RETIRED, SUFFIXES, members_among
 from b2array.engine.redo import discard, look, read_member
 from b2array.engine.snapshot import kept_states, load
 from b2array.errors import B2ArrayError, ReadOnlyError, UnsupportedError
@@ -23,8 +23,9 @@ from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
 from b2array.format.kept import KEPT, ledger_of, object_name
 from b2array.group import unpacked
-from b2array.group.addressing import group_of
 from b2array.group.directory import Directory
+from b2array.group.kept import remove_frame, unneeded
+from b2array.group.place import group_of
 from b2array.store.base import Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
@@ -211,8 +212,9 @@ def _awaited(store: Store, url: str, storage_options: Storage, names: Iterable[s
 def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     """Remove what killed writers left in a group outside of its members; return None if there is nothing.
 
-    That is files, directories and objects where new data waited for a commit, and chunks of deleted members. On object
-    stores an array that the list of members does not name may be somebody's, and stays.
+    That is files, directories and objects where new data waited for a commit, chunks of deleted members, and what no
+    snapshot of the group needs. On object stores an array that the list of members does not name may be somebody's, and
+    stays.
     """
     manifest, members = group.manifest, {*group.members().values()}
     needed = members | {entry.aside(path) for path, entry in manifest.redo.items() if entry.token}
@@ -226,6 +228,7 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
                 left.add(match["left"])
         elif path.endswith(JOURNAL):
             arrays.add(path.rpartition("/")[0])
+    left.update(unneeded(group, manifest))
     found = {path: _whole(group, path) for path in left}
     if not group.is_local:
         found |= _of_deleted(group, needed)
@@ -234,7 +237,10 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     old = _older(group.store, found, seconds)
     if not dry_run:
         for path in old:
-            discard(group.store_of(path))
+            if path.startswith(f"{RETIRED}/"):
+                remove_frame(group.store_of(path))
+            else:
+                discard(group.store_of(path))
     removed, nbytes = [*old], sum(each.size for each in old.values())
     for path in arrays:
         with suppress(FileNotFoundError):
@@ -255,7 +261,9 @@ def _of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]
             there = look(store)
             if there.name is None or there.is_mark:
                 found |= {
-                    f"{prefix}/{name}": each for name, each in store.listing().items() if chunk_number(name) is not None
+                    f"{prefix}/{name}": each
+                    for name, each in store.listing().items()
+                    if chunk_number(name) is not None or name.endswith(KEPT)
                 }
     return found
 

@@ -138,7 +138,7 @@ class Backend(BackendEntrypoint):
     description = "Open Blosc2 arrays, and groups of them"
     open_dataset_parameters: ClassVar[tuple[str, ...]] = (
         "filename_or_obj", "drop_variables", "mask_and_scale", "decode_times", "concat_characters", "decode_coords",
-        "use_cftime", "decode_timedelta", "group", "storage_options", "fs",
+        "use_cftime", "decode_timedelta", "group", "at", "storage_options", "fs",
     )  # fmt: skip
     supports_groups = True
 
@@ -157,22 +157,22 @@ class Backend(BackendEntrypoint):
         return Path(path, _INDEX).is_file() and _holds_array(path)
 
     def open_dataset(  # type: ignore[override]
-        self, filename_or_obj: Opened, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
-        fs: AbstractFileSystem | None = None, **decoding: Any,
+        self, filename_or_obj: Opened, *, group: str | None = None, at: str | None = None,
+        storage_options: Mapping[str, Any] | None = None, fs: AbstractFileSystem | None = None, **decoding: Any,
     ) -> xr.Dataset:  # fmt: skip
-        """Open an array or the arrays of a group; see `xarray.open_dataset`."""
+        """Open an array or the arrays of a group, perhaps `at` a snapshot; see `xarray.open_dataset`."""
         return in_one_state(
-            lambda: _decoded(_opened(filename_or_obj, group, storage_options, fs), filename_or_obj, decoding)
+            lambda: _decoded(_opened(filename_or_obj, group, at, storage_options, fs), filename_or_obj, decoding)
         )
 
     def open_groups_as_dict(  # type: ignore[override]
-        self, filename_or_obj: Opened, *, group: str | None = None, storage_options: Mapping[str, Any] | None = None,
-        fs: AbstractFileSystem | None = None, **decoding: Any,
+        self, filename_or_obj: Opened, *, group: str | None = None, at: str | None = None,
+        storage_options: Mapping[str, Any] | None = None, fs: AbstractFileSystem | None = None, **decoding: Any,
     ) -> dict[str, xr.Dataset]:  # fmt: skip
-        """Open a group with everything in it; see `xarray.open_groups`."""
+        """Open a group with everything in it, perhaps `at` a snapshot; see `xarray.open_groups`."""
 
         def tree() -> dict[str, xr.Dataset]:
-            found = _opened(filename_or_obj, group, storage_options, fs)
+            found = _opened(filename_or_obj, group, at, storage_options, fs)
             return {path: _decoded(each, filename_or_obj, decoding) for path, each in _walk(found, "/")}
 
         return in_one_state(tree)
@@ -191,14 +191,17 @@ def _holds_array(url: str) -> bool:
 
 
 def _opened(
-    url: Opened, name: str | None, storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None
-) -> Group | NDArray:
+    url: Opened, name: str | None, at: str | None, storage_options: Mapping[str, Any] | None,
+    fs: AbstractFileSystem | None,
+) -> Group | NDArray:  # fmt: skip
     inner = (name or "").strip("/")
     home: Any = url
     if not isinstance(url, NDArray | Group):
         text = os.fspath(url)
         opened: Any = group.open_group if text.rstrip("/").endswith(GROUPS) else addressing.open
-        home = opened(text, storage_options=storage_options, fs=fs)
+        home = opened(text, at=at, storage_options=storage_options, fs=fs)
+    elif at is not None:
+        raise TypeError(f"at={at!r} goes with a URL; {url!r} is open already: open it with at={at!r}")
     if isinstance(home, SChunk):
         return NDArray(home._handle)  # raises the error that names super-chunks
     found = home[inner] if inner and isinstance(home, Group) else home

@@ -17,7 +17,7 @@ from servers import RangeServer
 import b2array
 from b2array import Group, NDArray, SChunk
 from b2array.errors import ChecksumError, FormatError, LimitError, ReadOnlyError
-from b2array.group.addressing import group_of
+from b2array.group.place import group_of
 
 X = np.arange(12.0).reshape(3, 4)
 

@@ -1,0 +1,178 @@
+"""Snapshots of a group, as users see them: all members and attributes at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from b2array import threads
+from b2array.array import snapshots
+from b2array.array.drafts import Kind
+from b2array.array.snapshots import Box, SnapshotInfo, differing, snapshot_info
+from b2array.engine import redo, snapshot
+from b2array.engine.handle import Handle
+from b2array.engine.manifest import ATTRS, is_embedded, retired_path
+from b2array.engine.snapshot import Snapshot
+from b2array.errors import B2ArrayError
+from b2array.format.kept import ledger_of
+from b2array.format.state import State
+from b2array.group.directory import Directory, copy_of
+from b2array.group.kept import Moment, group_ledger, moment
+from b2array.group.transaction import Transaction
+
+__all__ = ["GroupDiff", "differences", "listed", "restore"]
+
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDiff:
+    """How a group differs between two moments, as `Group.diff` returns it.
+
+    Parameters
+    ----------
+    made, deleted : tuple of str
+        Names of members that only the later moment has, and of those that only the earlier one has.
+    changed : dict
+        By the names of members that both have: the boxes in which an array may differ, as `NDArray.diff` returns them;
+        for a super-chunk a list with nothing in it. A member that was replaced has one box with everything.
+    attrs : tuple of str
+        The names of members and groups with other attributes; the outermost group is "".
+    """
+
+    made: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+    changed: Mapping[str, list[Box]] = field(default_factory=dict)
+    attrs: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.made or self.deleted or self.changed or self.attrs)
+
+
+def restore(changes: Transaction, name: str) -> None:
+    """Let a transaction give all members the states that they had at a snapshot, and delete later ones."""
+    then, group = changes.moment(name), changes.identity.encode()
+    stay = set()
+    for member, path in then.members().items():
+        if changes.members().get(member) == path and not is_embedded(path) and not then.is_retired(path):
+            entry = ledger_of(changes.open(path, "r+").snapshot.state).find(name)
+            if entry is not None and (entry.group, entry.generation) == (group, then.states[member].generation):
+                stay.add(member)
+    changes.remove({member: path for member, path in changes.members().items() if member not in stay})
+    for member, path in then.members().items():
+        if member in stay:
+            snapshots.restore(changes.open(path, "r+"), name)
+        else:
+            layout: Kind = "sparse" if then.states[member].sparse else "contiguous"
+            new = partial(copy_of(then.open(path, "r"), changes.storage_options), layout=layout)
+            changes.create(member, path[len(member) :], new, overwrite=True)
+
+
+# Lists.
+
+
+def listed(group: Directory) -> tuple[SnapshotInfo, ...]:
+    """List the snapshots of a group, the oldest first, with the bytes that each of them holds alone."""
+    group.refresh()
+    manifest, members = group.manifest, group.members()
+    entries = group_ledger(manifest).entries
+    if not entries:
+        return ()
+    frames = [(path, False) for path in members.values() if not is_embedded(path)]
+    frames += [(retired_path(token), True) for token in manifest.retired]
+    own: dict[str, int] = {entry.name: entry.nbytes for entry in entries}
+    identity = manifest.identity.encode()
+
+    def look(frame: tuple[str, bool]) -> dict[str, int]:
+        path, is_retired = frame
+        with suppress(OSError, B2ArrayError):  # a damaged member does not hide the snapshots
+            held = _held(group, path, is_retired=is_retired)
+            ours = [entry.name for entry in ledger_of(held.state).entries if entry.group == identity]
+            if ours:
+                return {
+                    each.name: each.nbytes
+                    for each in snapshots.listed(Handle(held, "r"), alone=is_retired)
+                    if each.name in ours
+                }
+        return {}
+
+    for found in threads.ahead(look, frames, max(1, min(len(frames), _AT_ONCE))):
+        for name, nbytes in found.items():
+            if name in own:
+                own[name] += nbytes
+    return tuple(snapshot_info(entry, own[entry.name]) for entry in entries)
+
+
+def _held(group: Directory, path: str, *, is_retired: bool) -> Snapshot:
+    if is_retired:
+        return snapshot.load(group.store_of(path))
+    return redo.read_member(group.store_of, group.manifest, path)
+
+
+# Differences.
+
+
+def differences(group: Directory, at: str, then: str | None) -> GroupDiff:
+    """Compare a group at two snapshots, or at one and now."""
+    before = moment(group, at)
+    later: Moment | _Now = _Now(group) if then is None else moment(group, then)
+    names: Mapping[str, str] = later.members()
+    old = before.members()
+    changed: dict[str, list[Box]] = {}
+    attrs = set()
+    for name in sorted(old.keys() & names.keys()):
+        if isinstance(later, Moment) and before.states[name] == later.states[name]:
+            continue
+        one, other = before.held(old[name]), later.held(names[name])
+        is_same_frame = one.url == other.url and one.frame.frame_type == other.frame.frame_type
+        boxes, has_other_attrs = _compared(one.state, other.state, is_same_frame=is_same_frame)
+        if name.rpartition("/")[2] == ATTRS:
+            if has_other_attrs:
+                attrs.add(_group_of(name))
+            continue
+        if boxes is not None:
+            changed[name] = boxes
+        if has_other_attrs:
+            attrs.add(name)
+    made, deleted = names.keys() - old.keys(), old.keys() - names.keys()
+    attrs |= {_group_of(name) for name in made | deleted if name.rpartition("/")[2] == ATTRS}
+    arrays = [tuple(sorted(name for name in some if name.rpartition("/")[2] != ATTRS)) for some in (made, deleted)]
+    return GroupDiff(arrays[0], arrays[1], changed, tuple(sorted(attrs)))
+
+
+class _Now:
+    """The members as they are now."""
+
+    def __init__(self, group: Directory) -> None:
+        self._group = group
+        group.refresh()
+
+    def members(self) -> Mapping[str, str]:
+        """Return the path of each member by its name."""
+        return self._group.members()
+
+    def held(self, path: str) -> Snapshot:
+        """Return the state of a member."""
+        return self._group.open(path, "r").snapshot
+
+
+def _group_of(name: str) -> str:
+    return name.removesuffix(ATTRS).rstrip("/")
+
+
+def _compared(one: State, other: State, *, is_same_frame: bool) -> tuple[list[Box] | None, bool]:
+    """Return the boxes in which two states differ, None if they do not, and whether their attributes differ."""
+    names = {*one.attr_names} | {*other.attr_names}
+    a, b = one.annotations, other.annotations
+    has_other_attrs = (a.dims, a.fill) != (b.dims, b.fill) or any(one.attr(name) != other.attr(name) for name in names)
+    if one.layout is None or other.layout is None:
+        same = is_same_frame and one.frame.offsets.tolist() == other.frame.offsets.tolist()
+        return (None if same else []), has_other_attrs
+    if is_same_frame:
+        return differing(one, other) or None, has_other_attrs
+    shape = (one if len(one.layout.shape) >= len(other.layout.shape) else other).require_layout().shape
+    if len(one.layout.shape) == len(other.layout.shape):
+        shape = tuple(map(max, one.layout.shape, other.layout.shape))
+    return [tuple(slice(0, extent) for extent in shape)], has_other_attrs

@@ -1,0 +1,108 @@
+"""`expire` drops old snapshots."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from b2array.exchange.formats import Storage
+from b2array.format.kept import Kept, ledger_of
+from b2array.group import addressing
+from b2array.group.directory import Directory
+from b2array.group.group import Group
+from b2array.group.kept import group_ledger
+from b2array.store.open import address_of
+from b2array.tools.vacuum import in_seconds
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+__all__ = ["expire"]
+
+
+def expire(
+    url: str | os.PathLike[str], *, older_than: str | float | timedelta | datetime | None = None,
+    keep_last: int | None = None, dry_run: bool = False, storage_options: Storage = None,
+    fs: AbstractFileSystem | None = None,
+) -> tuple[str, ...]:  # fmt: skip
+    """Drop old snapshots of an array, a super-chunk or a group, in one commit. `vacuum` or `repack` free the space.
+
+    A group's snapshots go for all its members. Those that a member has for itself stay: give the member's own URL.
+
+    Parameters
+    ----------
+    url : str or os.PathLike
+        An array, a super-chunk or a group.
+    older_than : str, float, datetime.timedelta or datetime.datetime, optional
+        Drop snapshots of this age or more: in seconds, as text with a unit ("s", "min", "h", "d"), or those made before
+        a moment. Their times were noted by the computers that made them. A moment without a time zone is local time.
+    keep_last : int, optional
+        Keep as many of the newest ones, whatever their age.
+    dry_run : bool, default False
+        Only say which snapshots would be dropped.
+    storage_options : mapping, optional
+        For fsspec.
+    fs : fsspec.AbstractFileSystem, optional
+        A file system, in which the URL is a path.
+
+    Returns
+    -------
+    tuple of str
+        The names of the dropped snapshots, the oldest first.
+
+    Raises
+    ------
+    TypeError
+        There is neither `older_than` nor `keep_last`.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> a = b2array.zeros(3, url="memory://expired.b2nd")
+    >>> for night in range(4):
+    ...     a[0] = night
+    ...     a.snapshot(f"night {night}")
+    >>> b2array.expire("memory://expired.b2nd", keep_last=2)
+    ('night 0', 'night 1')
+    >>> [each.name for each in b2array.open("memory://expired.b2nd").snapshots]
+    ['night 2', 'night 3']
+    """
+    if older_than is None and keep_last is None:
+        raise TypeError("expire() needs older_than=, keep_last= or both: otherwise no snapshot is old")
+    if keep_last is not None and (type(keep_last) is not int or keep_last < 0):
+        raise ValueError(f"keep_last must be an integer of at least 0, not {keep_last!r}")
+    url, storage_options = address_of(url, storage_options, fs)
+    found = addressing.open(url, "r" if dry_run else "r+", storage_options=storage_options)
+    names = tuple(entry.name for entry in _old(_entries(found), _limit(older_than), keep_last or 0))
+    if names and not dry_run:
+        with found.transaction() as changes:
+            for name in names:
+                changes.drop_snapshot(name)
+    return names
+
+
+def _entries(found: Any) -> Sequence[Kept]:
+    """Return the snapshots of a group, or those that a frame has for itself, the oldest first."""
+    if not isinstance(found, Group):
+        entries = ledger_of(found._handle.snapshot.state).entries
+        return [entry for entry in entries if not entry.group]
+    return group_ledger(found._home.stored()).entries if isinstance(found._home, Directory) else ()
+
+
+def _limit(older_than: str | float | timedelta | datetime | None) -> float:
+    """Return the time, in seconds since 1970, from which on snapshots stay."""
+    if older_than is None:
+        return inf
+    if isinstance(older_than, datetime):
+        return older_than.timestamp()
+    if isinstance(older_than, timedelta):
+        older_than = older_than.total_seconds()
+    return time.time() - in_seconds(older_than)
+
+
+def _old(entries: Sequence[Kept], limit: float, keep_last: int) -> Sequence[Kept]:
+    return [entry for entry in entries[: max(0, len(entries) - keep_last)] if entry.time <= limit]
