@@ -84,7 +84,9 @@ def unpack_members(buf: Buffer, digest: bytes) -> dict[str, State]:
     if not isinstance(content, dict) or content.get("v") != _VERSION:
         raise UnsupportedError(f"expected the members of a snapshot of version {_VERSION}, found others")
     members = content.get("members")
-    for name, state in members.items() if isinstance(members, dict) else [(None, None)]:
+    if not isinstance(members, dict):
+        raise FormatError(f"expected the members of a snapshot by name, found {members!r}")
+    for name, state in members.items():
         is_state = isinstance(state, list) and [*map(type, state)] == [str, bytes, bool]
         if not (isinstance(name, str) and is_member_name(name) and is_state and members_among(state[:1])):
             raise FormatError(f"expected a member's name, path and generation, found {name!r} and {state!r}")

@@ -18,6 +18,7 @@ from b2array.format import foreign
 from b2array.group import embedded
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, record_of
+from b2array.group.kept import group_ledger
 from b2array.group.transaction import Transaction, changing
 from b2array.store.atomic import require_free
 from b2array.store.base import Head, Store, says_more
@@ -180,11 +181,12 @@ def check_replaceable(group: Directory) -> None:
 
 
 def clear(group: Directory) -> None:
-    """Remove all members of a group."""
+    """Remove all members and snapshots of a group."""
     check_replaceable(group)
     group.recover()
     with changing(group) as changes:
         changes.remove(dict(group.members()))
+        changes.drop_snapshots(group_ledger(group.manifest).names)
     if group.is_local:
         complete(group)
     elif group.read()[1] is None:
