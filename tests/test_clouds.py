@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 import pytest
 from clouds import KINDS, OBSTORE, Cloud, Gate, gate_to
-from stories import ChunkStory, Contents, Story
+from stories import ChunkStory, Contents, SnapshotStory, Story
 
 import b2array
 from b2array import config
@@ -88,7 +88,7 @@ def told(kind: type[Story], root: str) -> list[Contents]:
 
 
 @pytest.mark.usefixtures("_hurry")
-@pytest.mark.parametrize("kind", [Story, ChunkStory])
+@pytest.mark.parametrize("kind", [Story, ChunkStory, SnapshotStory])
 def test_whatever_becomes_of_requests_each_change_happens_or_does_not(cloud, cloud_url, gate, kind, tmp_path, torture):
     (gate, options), states = gate, told(kind, tmp_path.name)
     # A short run covers all that may happen between the places; a nightly one covers it at every request.

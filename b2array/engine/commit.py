@@ -229,7 +229,8 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
 def _make_objects(made: Plan, draft: Draft) -> None:
     """Make the objects that the new state refers to. If the commit fails, `vacuum` removes them."""
     for name, content in made.objects.items():
-        draft.store.create(name, content)
+        with suppress(FileExistsError):  # nobody else has this random name: the answer to our request was lost
+            draft.store.create(name, content)
 
 
 def _write(made: Plan, draft: Draft, current: Snapshot | None) -> str:

@@ -402,11 +402,13 @@ class Draft(Target):
         """Become what a kept state of the base says, but for the names under which states are kept."""
         if self.buffer is not None:
             self.buffer.replace({})
+        now = self.state
         self._restructure(np.full(state.frame.nchunks, -1), state.frame)
-        index_now, sizes, records = self.state.frame.offsets, self.state.sizes, self.state.records
-        index_now[:] = state.frame.offsets
-        sizes[:] = state.sizes
-        records[:] = state.records
+        new = self.state
+        new.frame.offsets[:] = state.frame.offsets
+        new.sizes[:] = state.sizes
+        new.records[:] = state.records
+        _take_sizes(new, now)
         self._touched[:] = True
         for name in {*self.state.attr_names} | {*state.attr_names}:
             self.set_attr(name, state.attr(name))
@@ -605,7 +607,8 @@ class Draft(Target):
         self.staging.close()
         self.at_end.close()
         with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
-            self.store.withdraw(self.staging.unused(committed.offsets))
+            kept = [keep.state.frame.offsets for keep in self.keeps if keep.state is not None]
+            self.store.withdraw(self.staging.unused(np.concatenate([committed.offsets, *kept])))
 
     def warn_of_forgotten(self) -> None:
         """After the commit, warn of forks that were never merged."""
@@ -645,6 +648,17 @@ class Draft(Target):
             name for name, number in numbers
             if number is not None and first <= number < first + self.reserved and number not in used
         ]  # fmt: skip
+
+
+def _take_sizes(state: State, other: State) -> None:
+    """Note the sizes of blocks, which a kept state does not have, for the chunks that another state has, too."""
+    offsets, others = state.frame.offsets, other.frame.offsets
+    if state.sizes.shape[1:] != other.sizes.shape[1:] or not others.size:
+        return
+    order = np.argsort(others, kind="stable")
+    rows = order[np.searchsorted(others[order], offsets).clip(max=others.size - 1)]
+    same = (offsets >= 0) & (others[rows] == offsets) & (other.records[rows] == state.records)
+    state.sizes[same] = other.sizes[rows[same]]
 
 
 def _set(state: State, n: int, staged: Staged) -> None:
