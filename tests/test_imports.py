@@ -32,7 +32,7 @@ ALLOWED = {
     "bloscpack": {"codec", "format", "grid", "store", "threads"},
     "compute": {"engine", "format", "grid", "threads"},
     "array": {"codec", "compute", "display", "engine", "format", "grid", "store", "threads", "workers"},
-    "group": {"array", "compute", "display", "engine", "format", "store", "threads"},
+    "group": {"array", "codec", "compute", "display", "engine", "format", "store", "threads", "workers"},
     "xarray_io": {"array", "codec", "engine", "format", "grid", "group", "store", "threads", "workers"},
     "exchange": {"array", "bloscpack", "codec", "display", "engine", "format", "grid", "group", "store"},
 }

@@ -163,3 +163,11 @@ def add_row(fork, row):
     """Write a row through a fork: its number on top of the first row."""
     fork[row] = int(fork[0, 0]) + row
     return fork
+
+
+def change_group(fork, n):
+    """Write a row, make a member and set an attribute through a fork of a group."""
+    fork["level"][n] = int(fork["level"][0, 0]) + n
+    fork[f"parts/{n}"] = [n]
+    fork.attrs[f"worker {n}"] = n
+    return fork

@@ -23,9 +23,9 @@ from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.compute.readable import Readable
 from b2array.engine.changes import ChangeSet
-from b2array.engine.commit import commit
+from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
-from b2array.errors import ReadOnlyError, warn
+from b2array.errors import ConflictError, ReadOnlyError, warn
 from b2array.grid import assignment
 from b2array.grid.layout import Layout
 from b2array.progress import track
@@ -147,23 +147,18 @@ def store(
 
 def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, scheduler: Any) -> None:
     """Write arrays into regions of others, as part of the transactions that these are in."""
-    # A new member of a local group has commits of its own; nobody sees it before the transaction of its group ends.
-    drafts = [a._handle.draft or a._handle.new_draft() for a, *_ in parts]
-    try:
-        writes = [
-            Write(x, origin_of(draft), a._layout, region) for (a, x, region), draft in zip(parts, drafts, strict=True)
-        ]
-        found = computed(writes, progress, scheduler)
-    except BaseException:
-        for (a, *_), draft in zip(parts, drafts, strict=True):
-            if a._handle.draft is None:
-                draft.abort()
-        raise
-    for (a, *_), draft, changes in zip(parts, drafts, found, strict=True):
+    writes = [Write(x, origin_of(_draft(a)), a._layout, region) for a, x, region in parts]
+    for (a, *_), changes in zip(parts, computed(writes, progress, scheduler), strict=True):
         with a._handle.mutex.held:
-            merge_changes(draft, changes)
-        if a._handle.draft is None:
-            a._handle.replace_state(commit(draft))
+            merge_changes(_draft(a), changes)
+
+
+def _draft(a: Indexed) -> Draft:
+    """Return the changes of the transaction that an array is in."""
+    draft = a._handle.draft
+    if draft is None:
+        raise ConflictError(f"{a.url}: expected a transaction under way, found that it has ended")
+    return draft
 
 
 def check_source(x: Any) -> None:

@@ -461,7 +461,11 @@ class Draft(Target):
     # Changes of forks.
 
     def merge(self, change: ChangeSet, base: Snapshot | None) -> None:
-        """Take over the merged changes of forks, which were made of this transaction when `base` was its base.
+        """Take over the merged changes of forks, which were made of this transaction when `base` was its base."""
+        self.take(*self.mergeable(change, base))
+
+    def mergeable(self, change: ChangeSet, base: Snapshot | None) -> tuple[ChangeSet, list[int]]:
+        """Return the merged changes of forks on top of the base of now, and the rows of the chunks to take over.
 
         ConflictError: this transaction has since changed the same chunks or attributes in another way, or their order.
         """
@@ -487,7 +491,7 @@ class Draft(Target):
         if contradictory:
             raise ConflictError(f"{self.url}: {contradictory} were changed since the fork, too")
         same = set(others.tolist())
-        self.take(change, [row for row in range(change.numbers.size) if row not in same])
+        return change, [row for row in range(change.numbers.size) if row not in same]
 
     def _has(self, change: ChangeSet, row: int) -> bool:
         """Whether a chunk of a fork is here already, because a task ran twice."""

@@ -51,21 +51,30 @@ __all__ = ["Directory", "NewFrame", "copy_of", "record_of"]
 class NewFrame(Protocol):
     """A function that makes the frame of a new member, ready for the commit."""
 
-    def __call__(self, url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
-        """Return the frame for a URL, with this layout if the user asks for none."""
+    def __call__(self, url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+        """Return the frame for a URL, or in memory, with this layout if the user asks for none."""
         ...
 
 
-def copy_of(source: Handle, storage_options: Mapping[str, Any]) -> NewFrame:
-    """Return what makes a new member as a copy of a frame, without compressing the chunks again."""
+def copy_of(source: Handle, storage_options: Mapping[str, Any], *, keeps_layout: bool = False) -> NewFrame:
+    """Return what makes a new member as a copy of a frame, without compressing the chunks again.
 
-    def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
-        if layout == "auto" and source.store.appendable == open_store(url, storage_options=storage_options).appendable:
-            layout = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
+    Unless it is to keep the layout, a copy from another kind of store gets the layout that is usual there.
+    """
+    own: Kind = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
+
+    def new(url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+        if layout == "auto" and (keeps_layout or _is_alike(source.store, url, storage_options)):
+            layout = own
         store, kind = place_new(url, layout, storage_options, overwrite=overwrite)
         return copied(source.source, store, kind, overwrite=overwrite)
 
     return new
+
+
+def _is_alike(store: Store, url: str | None, storage_options: Mapping[str, Any]) -> bool:
+    """Whether a URL leads to the same kind of store: to files, or to objects."""
+    return url is not None and store.appendable == open_store(url, storage_options=storage_options).appendable
 
 
 def record_of(held: Snapshot) -> Record | None:

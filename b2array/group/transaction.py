@@ -37,9 +37,10 @@ from b2array.errors import B2ArrayError, ConflictError
 from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES
 from b2array.group.directory import Directory, NewFrame, record_of
+from b2array.group.fork import Changes
 from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
-from b2array.store.base import Mutex, Stamp, Store, attempts, may_still_happen, too_many_conflicts
+from b2array.store.base import Stamp, Store, attempts, may_still_happen, too_many_conflicts
 
 __all__ = ["Transaction", "changing"]
 
@@ -52,8 +53,8 @@ _MOST_DESCRIBED = 1000
 class _Member:
     """A member that the transaction changes or makes.
 
-    A new one in a local directory is a frame in the place `token`, and has commits of its own there. The others have a
-    `draft`, which waits for the commit; that of a new one has no base.
+    Its `draft` waits for the commit. That of a new member has no base. A new member in a local directory has a place
+    of its own, which `token` names. The commit of the group begins with a commit of it there; then it has no draft.
     """
 
     handle: Handle
@@ -65,8 +66,16 @@ class _Member:
         """Whether the transaction makes it."""
         return self.draft is None or self.draft.base is None
 
+    def complete(self) -> None:
+        """Commit a new member in the place of its own."""
+        if not self.token or self.draft is None:
+            return
+        with self.handle.mutex.held:
+            self.handle.leave(commit(self.draft))
+            self.draft = None
 
-class Transaction:
+
+class Transaction(Changes):
     """Changes to members of a group that wait for `commit`. They do not show what others commit meanwhile.
 
     `replacing` begins the names of members to delete first. Members of a `marked` transaction note its number, so that
@@ -77,9 +86,9 @@ class Transaction:
         if marked:
             directory.refresh()
         directory.recover()
+        super().__init__(directory.copy())
         self._directory = directory
         self._shown: Members | None = None
-        self._view = directory.copy()
         self._marked = marked
         self._touched: dict[str, _Member] = {}  # by path
         self._names: dict[str, str] = {}  # of new members, by path
@@ -88,17 +97,11 @@ class Transaction:
         self._ended = False
         self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
         self._identity = self._view.manifest.identity or os.urandom(8).hex() if marked else ""
-        self._mutex = Mutex()
         if replacing is not None:
             self.remove({name: path for name, path in self.members().items() if name.startswith(replacing)})
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise ValueError("a group with a transaction under way cannot be pickled")
-
-    @property
-    def url(self) -> str:
-        """Where the group is, without secrets."""
-        return self._view.url
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -118,10 +121,6 @@ class Transaction:
             self._shown.remove(name)
         for name, path in (added or {}).items():
             self._shown.add(name, path)
-
-    def refresh(self) -> None:
-        """Refuse: the changes would be lost."""
-        raise ValueError("refresh() inside a transaction would lose its changes")
 
     def _require_open(self) -> None:
         if self._ended:
@@ -167,7 +166,7 @@ class Transaction:
             token = os.urandom(8).hex()
             draft = new(view.address(staged_path(path, token, sparse=False)), overwrite=False)
             self._mark(draft, self._view.manifest.number + 1)
-            return path, _Member(Handle(commit(draft), "r+"), None, token)
+            return path, self._entered(draft, token)
         # Objects cannot be renamed: the chunks get their names at once, and numbers that no other chunk had.
         try:
             draft = new(view.address(path), overwrite=False)
@@ -185,9 +184,13 @@ class Transaction:
                 if suffix == OTHER:
                     raise
                 return self._staged(name, OTHER, new, overwrite=overwrite)
+        return path, self._entered(draft)
+
+    def _entered(self, draft: Draft, token: str = "") -> _Member:
+        """Return a new member with a handle that changes its draft."""
         promised = Snapshot(draft.store, draft.state, 0, None, "")
         handle = Handle(promised, "r+")
-        return path, _Member(handle, handle.enter(draft))
+        return _Member(handle, handle.enter(draft), token)
 
     def _require_free(self, path: str, *, overwrite: bool) -> None:
         """Raise FileExistsError if something in a local directory excludes a new member at a path."""
@@ -234,6 +237,7 @@ class Transaction:
         if member.draft is not None:
             member.handle.leave(None)
             member.draft.abort()
+        if not member.token:
             return
         with suppress(OSError, B2ArrayError):
             redo.discard(self._view.store_of(staged_path(path, member.token, sparse=False)))
@@ -254,6 +258,7 @@ class Transaction:
             if not member.is_new and member.draft is not None and not member.draft.changed
         }  # fmt: skip
         touched = {path: member for path, member in sorted(self._touched.items()) if path not in unchanged}
+        drafts = [member.draft for member in self._touched.values() if member.draft is not None]
         try:
             if touched or self._removed:
                 self._commit(touched)
@@ -265,9 +270,9 @@ class Transaction:
         self._ended = True
         for path, member in unchanged.items():
             self._leave(path, member)
-        for member in self._touched.values():
-            if member.draft is not None:
-                member.draft.warn_of_forgotten()
+        for draft in drafts:
+            draft.warn_of_forgotten()
+        self.warn_of_forgotten()
 
     def _commit(self, touched: Mapping[str, _Member]) -> None:
         view = self._view
@@ -275,6 +280,7 @@ class Transaction:
             if member.draft is not None:
                 with _told_if_gone(member.draft.store):
                     member.draft.flush()  # before taking the locks, because it takes long
+                    member.complete()
         for _ in attempts(view.store):
             locks: list[AbstractContextManager[object]] = []
             # One call of C code, which Ctrl-C does not interrupt. A lock left behind would make this process wait.
@@ -523,9 +529,9 @@ def _told_if_gone(store: Store) -> Iterator[None]:
 
 
 @contextmanager
-def changing(home: Directory | Transaction) -> Iterator[Transaction]:
+def changing(home: Directory | Changes) -> Iterator[Changes]:
     """Let the block change members: in the transaction under way, or in one of its own, which is then committed."""
-    if isinstance(home, Transaction):
+    if isinstance(home, Changes):
         yield home
         return
     changes = Transaction(home, marked=False)

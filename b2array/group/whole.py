@@ -18,7 +18,8 @@ from b2array.format import foreign
 from b2array.group import embedded
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, record_of
-from b2array.group.transaction import Transaction, changing
+from b2array.group.fork import Changes
+from b2array.group.transaction import changing
 from b2array.store.atomic import require_free
 from b2array.store.base import Head, Store, says_more
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
@@ -161,9 +162,9 @@ def complete(group: Directory) -> None:
             group.store.create(EMBEDDED, embedded.nothing())
 
 
-def consolidate(group: Directory | Transaction) -> None:
+def consolidate(group: Directory | Changes) -> None:
     """Put summaries of all members, as they are now, into the manifest."""
-    if isinstance(group, Transaction):
+    if isinstance(group, Changes):
         raise ValueError("consolidate() inside a transaction would describe what is not committed yet")  # noqa: TRY004
     group.recover()
     group.refresh()

@@ -207,17 +207,20 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     """
     manifest, members = group.manifest, {*group.members().values()}
     needed = members | {entry.aside(path) for path, entry in manifest.redo.items() if entry.token}
-    left: set[str] = set()
+    left: dict[str, str] = {}  # and the frame for which each waits
     arrays: set[str] = set()
     for path in group.store.walk():
         if not needed.isdisjoint(accumulate(path.split("/"), "{}/{}".format)):
             continue
         if (match := _LEFT.fullmatch(path)) is not None:
             if not group.is_local or match["frame"] not in members:  # beside a local member its own vacuum finds it
-                left.add(match["left"])
+                left[match["left"]] = match["frame"]
         elif path.endswith(JOURNAL):
             arrays.add(path.rpartition("/")[0])
     found = {path: _whole(group, path) for path in left}
+    for frame in {left[path] for path in left if path.endswith(JOURNAL)}:
+        # The writer that keeps the journal young may still need the other files, which it wrote long ago.
+        found |= pending.of_one_age({path: found[path] for path in found if left[path] == frame})
     if not group.is_local:
         found |= _of_deleted(group, needed)
         if seconds < _SAFE:
