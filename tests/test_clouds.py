@@ -528,5 +528,5 @@ def test_what_decides_is_the_file_system_that_serves_a_protocol(cloud_of, kind, 
     fsspec.register_implementation("my-cloud", Mine, clobber=True)
     for protocol in protocols:
         store = open_store(f"{protocol}://bucket/a", storage_options=cloud.options)
-        assert store.guarantee == "compare-and-swap"
+        assert store.can.compare
         assert type(store) is type(open_store(f"{cloud.protocol}://bucket/a", storage_options=cloud.options))

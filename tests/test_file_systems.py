@@ -218,7 +218,7 @@ def test_the_local_file_system_means_local_files(tmp_path):
 def test_the_class_of_the_file_system_decides_the_kind_of_store(make, path, kind, guarantee):
     pytest.importorskip("s3fs")
     store = open_store(path, fs=make())
-    assert (type(store).__name__, store.guarantee) == (kind, guarantee)
+    assert (type(store).__name__, store.can.guarantee) == (kind, guarantee)
 
 
 @pytest.mark.parametrize("slash", ["", "/"])

@@ -320,14 +320,11 @@ def _restored(key: str, graph: Any) -> Any:
 
 def _joined(writes: Sequence[Write]) -> list[da.Array]:
     """Return the changes of several writes in one graph, which does what they share once."""
-    return _in_one_graph([write.changes() for write in writes])
-
-
-def _in_one_graph(arrays: Sequence[da.Array]) -> list[da.Array]:
     import dask.array as da
     from dask.core import flatten
     from dask.highlevelgraph import HighLevelGraph
 
+    arrays = [write.changes() for write in writes]
     keys = [key for each in arrays for key in flatten(each.__dask_keys__())]
     graph = da.Array.__dask_optimize__(HighLevelGraph.merge(*(each.dask for each in arrays)), keys)
     return [da.Array(graph, each.name, each.chunks, meta=each._meta) for each in arrays]

@@ -21,7 +21,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyErr
 from b2array.format.frame import Frame
 from b2array.format.state import with_index
 from b2array.format.summary import Summary
-from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts
+from b2array.store.base import Mutex, Store, attempts
 
 __all__ = ["RECOVERABLE", "Follower", "Handle", "Mode"]
 
@@ -91,7 +91,7 @@ class Handle:
             raise ValueError(f"mode must be 'r' or 'r+', not {mode!r}")
         if mode == "r+" and snapshot.start:
             raise ReadOnlyError("a frame inside a larger file can only be read")
-        if mode == "r+" and snapshot.store.guarantee == "read only":
+        if mode == "r+" and not snapshot.store.can.write:
             raise ReadOnlyError(f"{snapshot.url} can only be read; open it with mode='r'")
         self._mode: Mode = mode
         self._show(snapshot)
@@ -181,7 +181,7 @@ class Handle:
         """
         self.require_writable()
         for tried in attempts(self.store):
-            if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
+            if tried == config.retries and not self.store.can.compare:
                 break
             known, joined = self._snapshot, self._draft
             try:

@@ -24,7 +24,7 @@ from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.format.index import chunk_name
-from b2array.store.base import COMPARE_AND_SWAP, Head, Store, attempts, stale_reader, too_many_conflicts
+from b2array.store.base import Head, Store, attempts, stale_reader, too_many_conflicts
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.local import LocalStore
 
@@ -154,12 +154,12 @@ def carry_out(
         if not is_pending(store_of, path, entry, found):
             break
         # In memory, the lock of the manifest excludes all writers.
-        waits = store.appendable and not locked and found.name is not None
+        waits = store.can.local and not locked and found.name is not None
         with store.lock(found.name or "") if waits else nullcontext():
             if waits and look(store).state != found.state:
                 continue
             try:
-                if store.appendable:
+                if store.can.local:
                     _change_on_disk(store, aside, old, entry, found)
                 else:
                     _change_object(store, aside, entry, found, mark_deleted)
@@ -174,7 +174,7 @@ def carry_out(
     # Nobody else takes a lock in these places: who waits for that of a directory that went aside looks for it anew.
     if entry.token:
         discard(aside, locked=True)
-    if entry.kind == "frame" and store.appendable:
+    if entry.kind == "frame" and store.can.local:
         discard(old, locked=True)
 
 
@@ -223,11 +223,11 @@ def _change_object(
     """Give a member its new state in an object store: write its index, if it is still the one that goes."""
     goes = found.frame
     if entry.kind == "delete":
-        if store.guarantee == "lock" and goes is not None:
+        if store.can.lock and goes is not None:
             # Other files may be chunks of a member that somebody is about to make there.
             store.delete([goes.name, *_chunks_of(goes)])
             return
-        if store.guarantee != COMPARE_AND_SWAP:
+        if not store.can.compare:
             store.delete([found.name or "", *(store.listing() if found.name else ())])
             return
         if mark_deleted is None:
@@ -259,7 +259,7 @@ def discard(store: Store, *, locked: bool = False) -> None:
 
     If `locked`, the caller sees to it that no other process is at work there.
     """
-    if store.appendable:
+    if store.can.local:
         store.remove(FRAME_NAME, _belongs, locked=locked)
         store.drop_lock()  # nobody else waits for it: only its writer knows this place
     else:

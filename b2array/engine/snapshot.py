@@ -68,12 +68,12 @@ class Snapshot(Source):
     def __post_init__(self) -> None:
         described = self.state.frame
         expected = None if described.frame_type == FrameType.SPARSE else self.version
-        if expected is not None and self.store.appendable and described.is_ours:
+        if expected is not None and self.store.can.local and described.is_ours:
             # The last bytes of this frame, and of no other.
             expected = with_known_bytes(expected, KnownBytes(self.start + described.frame_len, described.fingerprint))
         object.__setattr__(self, "frame", described)
         object.__setattr__(self, "sparse", described.frame_type == FrameType.SPARSE)
-        object.__setattr__(self, "is_local", self.store.appendable)
+        object.__setattr__(self, "is_local", self.store.can.local)
         object.__setattr__(self, "_expected", expected)
         # Other software writes no checksums, and changes chunks in their places.
         unchecked = self.is_local and not self.store.in_process and self.version is not None and not described.is_ours

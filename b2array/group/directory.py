@@ -35,7 +35,6 @@ from b2array.format.summary import Record, Summary
 from b2array.group import embedded, summaries
 from b2array.group.members import Members
 from b2array.store.base import (
-    COMPARE_AND_SWAP,
     Stamp,
     Store,
     attempts,
@@ -74,7 +73,7 @@ def copy_of(source: Handle, storage_options: Mapping[str, Any], *, keeps_layout:
 
 def _is_alike(store: Store, url: str | None, storage_options: Mapping[str, Any]) -> bool:
     """Whether a URL leads to the same kind of store: to files, or to objects."""
-    return url is not None and store.appendable == open_store(url, storage_options=storage_options).appendable
+    return url is not None and store.can.local == open_store(url, storage_options=storage_options).can.local
 
 
 def record_of(held: Snapshot) -> Record | None:
@@ -116,14 +115,14 @@ class Directory:
     @property
     def is_local(self) -> bool:
         """Whether the group is on this computer, where the files are the list of members."""
-        return self.store.appendable
+        return self.store.can.local
 
     def address(self, path: str) -> str:
         """Return the URL of a path in the group.
 
         ValueError if it would be that of another place, FormatError if a symbolic link would lead there.
         """
-        if "?" in self._address and not self.is_local and self.store.guarantee in ("lock", COMPARE_AND_SWAP):
+        if "?" in self._address and not self.is_local and (self.store.can.lock or self.store.can.compare):
             # These stores have no queries: it is a letter of the group's name, but not where `joined` puts it.
             raise ValueError(f"{self.url}: expected the URL of a group, found a '?' behind it")
         self.store.refuse_links(path)
@@ -196,7 +195,7 @@ class Directory:
         files: Collection[str] = ()
         with suppress(UnsupportedError):
             files = self.store.walk()
-        if not files and self.store.guarantee == "read only":  # a group that is there has files: nothing lists them
+        if not files and not self.store.can.write:  # a group that is there has files: nothing lists them
             if not manifest.summaries:
                 raise UnsupportedError(
                     f"{self.url} cannot be listed, and no manifest names its members: Group.consolidate writes one"
@@ -287,7 +286,7 @@ class Directory:
         (head,) = self.store.head([MANIFEST], limit)
         stamp = None
         unversioned = not isinstance(head, Exception) and head.stamp is None
-        if unversioned and versioned and self.store.guarantee != "read only":
+        if unversioned and versioned and self.store.can.write:
             # Read the version first: then the content is at least as new, and no update is lost.
             stamp = self.store.stamp(MANIFEST)
             (head,) = self.store.head([MANIFEST], limit)
@@ -370,11 +369,11 @@ class Directory:
         if is_embedded(path):
             return embedded.open_embedded(self._embedding("r"), path)
         if mode == "r":
-            promised = self._promised(path) if lazy or self.store.guarantee == "lock" else None
+            promised = self._promised(path) if lazy or self.store.can.lock else None
             return promised or Handle(self.current(path), mode)
         self.recover()
         handle = Handle(self.current(path), mode)
-        if self.store.guarantee != "lock" and self._record(path) is not None:
+        if not self.store.can.lock and self._record(path) is not None:
             # Away from this computer, readers learn only later that a summary is out of date.
             handle.before_commit = partial(self.update, lambda found: found.with_summaries({path: None}))
         return handle

@@ -25,7 +25,7 @@ from b2array.engine.fetch import each_chunk
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import ATTRS, is_embedded
 from b2array.engine.source import Source
-from b2array.errors import ConflictError, warn
+from b2array.errors import ConflictError
 from b2array.group.directory import Directory, NewFrame, copy_of
 from b2array.group.members import Members, check_new
 from b2array.store.base import Mutex
@@ -168,15 +168,6 @@ class Changes(ABC):
         if _is_attrs(name):
             for _, forked in news:
                 Attributes(handle).update(Attributes(forked))
-
-    def warn_of_forgotten(self) -> None:
-        """After the commit, warn of forks that were never merged."""
-        forgotten = sum(not is_merged for is_merged in self._forks.values())
-        if forgotten:
-            warn(
-                f"{self.url}: {forgotten} of {len(self._forks)} forks were never merged; "
-                "the commit has no change of them"
-            )
 
 
 def _is_attrs(name: str) -> bool:

@@ -27,7 +27,7 @@ from typing import Any
 from b2array.buffers import Buffer
 from b2array.engine import redo
 from b2array.engine.commit import commit, stage
-from b2array.engine.draft import Draft
+from b2array.engine.draft import Draft, warn_of_forgotten
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import MANIFEST, OTHER, Entry, Manifest, is_embedded, staged_path
 from b2array.engine.redo import ABSENT
@@ -272,7 +272,7 @@ class Transaction(Changes):
             self._leave(path, member)
         for draft in drafts:
             draft.warn_of_forgotten()
-        self.warn_of_forgotten()
+        warn_of_forgotten(self.url, self._forks)
 
     def _commit(self, touched: Mapping[str, _Member]) -> None:
         view = self._view
@@ -447,7 +447,7 @@ class Transaction(Changes):
             identity=before.identity or self._identity or os.urandom(8).hex(),
         )  # fmt: skip
         after = after.with_summaries({}, log.keys())  # the members are not as these describe them any more
-        return after if self._view.store.guarantee == "lock" else after.with_commit(os.urandom(8).hex())
+        return after if self._view.store.can.lock else after.with_commit(os.urandom(8).hex())
 
     def _show(self, after: Manifest) -> None:
         """Let the group show what was committed."""

@@ -86,7 +86,7 @@ def is_archive(store: Store) -> bool:
         raise FormatError(f"{store.url}: expected a group, found a frame (see b2array.open)")
     if bytes(head.data[:4]) in MAGIC:
         return True
-    if store.appendable or store.url.endswith(".b2z"):
+    if store.can.local or store.url.endswith(".b2z"):
         raise FormatError(f"{store.url}: expected a directory or a zip archive, found {foreign.described(head.data)}")
     return False
 
@@ -138,7 +138,7 @@ def _is_marked(group: Directory) -> bool:
 
 def initialise(group: Directory) -> None:
     """Make an empty group: an embedding frame, and a manifest where one is needed."""
-    if group.store.guarantee == "read only":
+    if not group.store.can.write:
         raise ReadOnlyError(f"{group.url} can only be read")
     group.address("")  # refuses what cannot have members
     _require_no_frame(group)

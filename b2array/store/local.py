@@ -19,6 +19,7 @@ from b2array.buffers import Buffer, scratch
 from b2array.errors import FormatError
 from b2array.store import disk, links
 from b2array.store.base import (
+    Capabilities,
     Head,
     Listed,
     Stamp,
@@ -154,8 +155,7 @@ class LocalStore(Store):
         A directory above: links between it and the path are refused as well, and so is the path if it is one.
     """
 
-    guarantee = "lock"
-    appendable = True
+    can = Capabilities(lock=True, append=True, local=True)
 
     def __init__(self, path: str | os.PathLike[str], *, within: str | os.PathLike[str] | None = None) -> None:
         text = os.fsdecode(path)

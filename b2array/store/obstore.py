@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from b2array.errors import FormatError, LimitError, UnsupportedError
-from b2array.store.base import COMPARE_AND_SWAP, Listed, Stamp, conflict, where
+from b2array.store.base import READ_ONLY, Capabilities, Listed, Stamp, conflict, where
 from b2array.store.cloud import ABSENT, CloudStore, remove_each
 from b2array.store.file_systems import FILE_SYSTEM
 from b2array.store.upload import PART
@@ -50,7 +50,7 @@ class ObstoreStore(CloudStore):
             raise UnsupportedError(f"{self.url}: obstore is used for s3, gs, az and http, not for {fs.protocol!r}")
         self._cloud = _PROTOCOLS[fs.protocol]
         self.put_limit = _LIMITS[self._cloud]  # type: ignore[misc]
-        self.guarantee = "read only" if self._cloud == "http" else COMPARE_AND_SWAP
+        self.can = READ_ONLY if self._cloud == "http" else Capabilities(compare=True)
         self._serves_ends = self._cloud != "azure"
 
     def _connect(self) -> tuple[Any, str]:

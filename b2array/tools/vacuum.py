@@ -119,7 +119,7 @@ def vacuum(
 
 def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
     store = open_store(url, storage_options=storage_options)
-    if store.guarantee == "read only" and not dry_run:
+    if not store.can.write and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
     try:
         lock = store.lock(load(store, marks=True).name, shared=dry_run)

@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ import b2array
 from b2array import Group, config, open_group
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.store import base
-from b2array.store.base import COMPARE_AND_SWAP
 from b2array.store.open import open_store
 
 # python-blosc2 looks at what a killed writer has left beside a member.
@@ -88,7 +88,7 @@ class Place:
         self.template: str | None = None
         store = type(open_store(self.new()))
         if kind == "compared":
-            monkeypatch.setattr(store, "guarantee", COMPARE_AND_SWAP)
+            monkeypatch.setattr(store, "can", replace(store.can, lock=False, compare=True))
             monkeypatch.setattr(store, "lock", lambda *_, **__: nullcontext())
         for each in store.__mro__:
             for name in (*WRITES, *READS):
