@@ -21,7 +21,7 @@ from b2array.engine import snapshot
 from b2array.engine.fetch import chunk_number
 from b2array.engine.manifest import MANIFEST, Entry, Manifest, is_embedded, staged_path
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import FRAME_NAME
+from b2array.engine.source import ABSENT, FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.format.index import chunk_name
 from b2array.format.state import State
@@ -30,8 +30,8 @@ from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.local import LocalStore
 
 __all__ = [
-    "ABSENT", "COMMIT_KEY", "Found", "carry_out", "commit_of", "discard", "is_abandoned", "is_pending",
-    "look", "read_member", "settle", "writers_lock",
+    "COMMIT_KEY", "Found", "carry_out", "commit_of", "discard", "is_abandoned", "look",
+    "look_by", "read_member", "settle", "writers_lock",
 ]  # fmt: skip
 
 COMMIT_KEY = "group"
@@ -39,7 +39,6 @@ COMMIT_KEY = "group"
 
 _DAMAGED = "damaged "
 
-ABSENT = (FileNotFoundError, NotADirectoryError)
 _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
 StoreOf = Callable[[str], Store]
@@ -106,8 +105,8 @@ def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:
     entry = manifest.redo.get(path)
     store = store_of(path)
     if entry is not None:
-        found = look(store)
-        if is_pending(store_of, path, entry, found):
+        found, is_pending = look_by(entry, store_of, path)
+        if is_pending:
             if entry.kind == "delete":
                 raise FileNotFoundError(f"{store.url} was deleted")
             try:
@@ -162,8 +161,8 @@ def carry_out(
     aside = store_of(entry.aside(path)) if entry.token else store
     old = store_of(staged_path(path, entry.token[::-1], sparse=False)) if entry.kind == "frame" else aside
     for _ in attempts(store):
-        found = look(store)
-        if not is_pending(store_of, path, entry, found):
+        found, is_pending = look_by(entry, store_of, path)
+        if not is_pending:
             break
         # In memory, the lock of the manifest excludes all writers.
         waits = store.appendable and not locked and found.name is not None
@@ -190,12 +189,20 @@ def carry_out(
         discard(old, locked=True)
 
 
-def is_pending(store_of: StoreOf, path: str, entry: Entry, found: Found) -> bool:
-    """Whether an entry waits to be carried out, given what is at the path of its member."""
-    if found.is_state(entry.before):
-        return True
-    # Where names cannot be swapped in one step, the old frame goes before the new one comes.
-    return entry.kind == "frame" and found.name is None and look(store_of(entry.aside(path))).state == entry.after
+def look_by(entry: Entry, store_of: StoreOf, path: str) -> tuple[Found, bool]:
+    """Look at a member, and say whether its entry waits to be carried out."""
+    found = look(store_of(path))
+    for _ in range(2):
+        if found.is_state(entry.before):
+            return found, True
+        if entry.kind != "frame" or found.name is not None:
+            return found, False
+        # Where names cannot be swapped in one step, the old frame goes before the new one comes.
+        if look(store_of(entry.aside(path))).state == entry.after:
+            return found, True
+        # Or the new one came between the two looks.
+        found = look(store_of(path))
+    return found, False
 
 
 def _change_on_disk(store: Store, aside: Store, old: Store, entry: Entry, found: Found) -> None:
@@ -338,7 +345,7 @@ def _waiting(store: Store) -> tuple[Path, str, Entry] | None:
     path = place.relative_to(group).as_posix()
     with suppress(*_UNREADABLE, *ABSENT):  # nobody can read such a group, either
         entry = _log_of(str(group), LocalStore(group).stamp(MANIFEST).version).get(path)
-        if entry is not None and is_pending(partial(_member_store, group), path, entry, look(store)):
+        if entry is not None and look_by(entry, partial(_member_store, group), path)[1]:
             return group, path, entry
     return None
 

@@ -26,8 +26,9 @@ from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
-from b2array.engine.redo import ABSENT, Found, commit_of
+from b2array.engine.redo import Found, commit_of
 from b2array.engine.snapshot import Snapshot
+from b2array.engine.source import ABSENT
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
 from b2array.format import summary
 from b2array.format.header import FrameType
@@ -204,11 +205,10 @@ class Directory:
                 continue
             # What has a name for a while, or has none yet, depends on how far a writer has come.
             name = path.rpartition(".")[0]
-            found = redo.look(self.store_of(path))
-            pending = redo.is_pending(self.store_of, path, entry, found)
-            if pending and entry.kind != "delete":
+            found, is_pending = redo.look_by(entry, self.store_of, path)
+            if is_pending and entry.kind != "delete":
                 outer[name] = path
-            elif outer.get(name) == path and (pending or found.name is None):
+            elif outer.get(name) == path and (is_pending or found.name is None):
                 del outer[name]
             elif found.name is not None and name not in outer:
                 outer[name] = path
@@ -235,10 +235,12 @@ class Directory:
         found = {}
         for name in names:
             for path in (f"{name}{suffix}" for suffix in SUFFIXES):
-                there, entry = redo.look(self.store_of(path)), manifest.redo.get(path)
-                is_going = (
-                    entry is not None and entry.kind == "delete" and redo.is_pending(self.store_of, path, entry, there)
-                )
+                entry, is_pending = manifest.redo.get(path), False
+                if entry is None:
+                    there = redo.look(self.store_of(path))
+                else:
+                    there, is_pending = redo.look_by(entry, self.store_of, path)
+                is_going = is_pending and entry is not None and entry.kind == "delete"
                 if there.name is not None and not is_going:
                     found[path] = name
         with suppress(FileNotFoundError):

@@ -30,9 +30,8 @@ from b2array.engine.commit import commit, stage
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import MANIFEST, OTHER, Entry, Manifest, is_embedded, staged_path
-from b2array.engine.redo import ABSENT
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import FRAME_NAME
+from b2array.engine.source import ABSENT, FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES
@@ -192,15 +191,21 @@ class Transaction:
     def _require_free(self, path: str, *, overwrite: bool) -> None:
         """Raise FileExistsError if something in a local directory excludes a new member at a path."""
         store = self._view.store_of(path)
-        try:
-            require_free(store, {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}, "a frame", overwrite=overwrite)
-        except FileExistsError as error:
-            if redo.is_abandoned(store):
+        tries = attempts(store)
+        while True:
+            try:
+                require_free(store, {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}, "a frame", overwrite=overwrite)
+            except (FileExistsError, *ABSENT) as error:
+                if redo.is_abandoned(store):
+                    return
+                # The view shows no member there, so that this one is later.
+                if self._marked and redo.look(store).frame is not None:
+                    raise ConflictError(f"another writer was faster: {error}") from None
+                if next(tries, None) is None:
+                    raise
+                # Perhaps another writer has just deleted it.
+            else:
                 return
-            # The view shows no member there, so that this one is later.
-            if self._marked and redo.look(store).frame is not None:
-                raise ConflictError(f"another writer was faster: {error}") from None
-            raise
 
     def _mark(self, draft: Draft, number: int) -> None:
         if self._marked:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from b2array.engine.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
-from b2array.engine.redo import ABSENT
-from b2array.engine.source import FRAME_NAME
+from b2array.engine.source import ABSENT, FRAME_NAME
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign
 from b2array.group import embedded
