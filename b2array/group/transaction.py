@@ -168,25 +168,36 @@ class Transaction:
             self._mark(draft, self._view.manifest.number + 1)
             return path, _Member(Handle(commit(draft), "r+"), None, token)
         # Objects cannot be renamed: the chunks get their names at once, and numbers that no other chunk had.
-        try:
-            draft = new(view.address(path), overwrite=False)
-        except FileExistsError:
-            found = redo.look(view.store_of(path))
-            if found.name is None or not (overwrite or found.is_mark):
-                now, _ = view.read()
-                # Otherwise it is somebody's who does not write through the group.
-                if self._marked and (now.commit != view.manifest.commit or path in now.redo):
-                    raise ConflictError(f"{self.url}: another writer makes or deletes {name!r} as well") from None
-                raise
-            draft = new(view.address(path), overwrite=True)
-            if draft.sparse != (found.name == FRAME_NAME):
-                draft.abort()
-                if suffix == OTHER:
-                    raise
-                return self._staged(name, OTHER, new, overwrite=overwrite)
+        draft, replaced = self._begun(path, new, overwrite=overwrite)
+        if replaced is not None and draft.sparse != (replaced == FRAME_NAME):
+            draft.abort()
+            if suffix == OTHER:
+                raise FileExistsError(f"{draft.url} exists and has another layout")
+            return self._staged(name, OTHER, new, overwrite=overwrite)
         promised = Snapshot(draft.store, draft.state, 0, None, "")
         handle = Handle(promised, "r+")
         return path, _Member(handle, handle.enter(draft))
+
+    def _begun(self, path: str, new: NewFrame, *, overwrite: bool) -> tuple[Draft, str | None]:
+        """Begin a new member in an object store; return the name of the index that it replaces, too, if any."""
+        view, store, name = self._view, self._view.store_of(path), None
+        tries = attempts(store)
+        while True:
+            try:
+                return new(view.address(path), overwrite=name is not None), name
+            except FileExistsError:
+                found = redo.look(store)
+                if found.name is not None and not (overwrite or found.is_mark):
+                    now, _ = view.read()
+                    # Otherwise it is somebody's who does not write through the group.
+                    known = view.manifest
+                    if self._marked and (now.commit != known.commit or path in {*now.redo, *known.redo}):
+                        raise ConflictError(f"{self.url}: another writer makes or deletes {path!r} as well") from None
+                    raise
+                # Perhaps another writer has just deleted it.
+                if (name is not None or found.name is None) and next(tries, None) is None:
+                    raise
+                name = found.name
 
     def _require_free(self, path: str, *, overwrite: bool) -> None:
         """Raise FileExistsError if something in a local directory excludes a new member at a path."""

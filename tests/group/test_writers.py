@@ -20,6 +20,7 @@ from clouds import Cloud
 import b2array
 from b2array import config, open_group
 from b2array.engine import redo
+from b2array.engine.draft import Draft
 from b2array.errors import ConflictError
 from b2array.group.directory import Directory
 from b2array.store import disk, links
@@ -385,10 +386,49 @@ def test_a_transaction_is_told_of_a_conflict_if_another_writer_is_still_deleting
 
     with monkeypatch.context() as early:  # it looked for unfinished commits before there was one
         early.setattr(Directory, "recover", lambda _: None)
-        with pytest.raises(ConflictError, match="makes or deletes 'x'"):
+        with pytest.raises(ConflictError, match=r"makes or deletes 'x\.b2nd'"):
             again()
     again()
     assert values(url) == {"x": 1}
+
+
+@LAYOUTS
+@pytest.mark.parametrize("name", ["look", "read", "__init__"])
+def test_a_name_that_another_writer_deletes_meanwhile_is_free_or_a_conflict(
+    tmp_path: Path, layout: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction begins before the deletion is carried out, and finds the member still there."""
+    url = f"memory://{tmp_path.name}.b2d"
+    group = make(url, "x", layout)
+
+    committed, go_on, original = threading.Event(), threading.Event(), redo.carry_out
+
+    def slowly(*args: Any, **options: Any) -> None:
+        committed.set()
+        go_on.wait(60)
+        original(*args, **options)
+
+    def delete() -> None:
+        del group["x"]
+
+    def finish() -> None:
+        go_on.set()
+        writer.join()
+
+    writer = threading.Thread(target=delete)
+    with monkeypatch.context() as late, suppress(ConflictError):
+        late.setattr(redo, "carry_out", slowly)
+        late.setattr(Directory, "recover", lambda _: None)
+        writer.start()
+        committed.wait(60)
+        try:
+            with open_group(url, "r+").transaction() as changes:
+                once(finish, late, {"look": redo, "__init__": Draft, "read": Directory}[name], name)
+                changes.create("x", data=np.ones(ROWS), layout=layout)
+                finish()
+        finally:
+            finish()
+    assert values(url, "r+") in ({}, {"x": 1})
 
 
 @pytest.mark.parametrize("place", ["local", "memory", "s3", "gcs"])
