@@ -23,11 +23,14 @@ from b2array.engine.manifest import MANIFEST, Entry, Manifest, is_embedded, stag
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import ABSENT, FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
+from b2array.format.frame import FINGERPRINT_NBYTES
+from b2array.format.header import unpack_header
 from b2array.format.index import chunk_name
 from b2array.format.state import State
 from b2array.store.base import COMPARE_AND_SWAP, Head, Store, attempts, stale_reader, too_many_conflicts
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.local import LocalStore
+from b2array.store.spans import Span
 
 __all__ = [
     "COMMIT_KEY", "Found", "carry_out", "commit_of", "discard", "is_abandoned", "look",
@@ -190,19 +193,33 @@ def carry_out(
 
 
 def look_by(entry: Entry, store_of: StoreOf, path: str) -> tuple[Found, bool]:
-    """Look at a member, and say whether its entry waits to be carried out."""
-    found = look(store_of(path))
+    """Look at a member, and say whether its entry waits to be carried out.
+
+    On a local disk the state that goes may come back: a new member is deleted, or somebody restores a backup. So there
+    the state that comes must still wait, too.
+    """
+    store = store_of(path)
     for _ in range(2):
-        if found.is_state(entry.before):
-            return found, True
-        if entry.kind != "frame" or found.name is not None:
-            return found, False
+        found = look(store)
         # Where names cannot be swapped in one step, the old frame goes before the new one comes.
-        if look(store_of(entry.aside(path))).state == entry.after:
+        is_between = entry.kind == "frame" and found.name is None
+        if not store.appendable or not (is_between or found.is_state(entry.before)):
+            return found, found.is_state(entry.before)
+        if _is_staged(store, store_of(entry.aside(path)), entry):
             return found, True
-        # Or the new one came between the two looks.
-        found = look(store_of(path))
+        # It may have come between the two looks.
     return found, False
+
+
+def _is_staged(store: Store, aside: Store, entry: Entry) -> bool:
+    """Whether what an entry refers to waits on a local disk."""
+    if entry.kind == "header":
+        stop = unpack_header(entry.header).frame_len
+        (end,) = store.read([Span("", stop - FINGERPRINT_NBYTES, stop)], clip=True)
+        return end.hex() == entry.after
+    if entry.kind == "index":
+        return isinstance(aside.head([""], 1)[0], Head)
+    return entry.kind == "delete" or look(aside).state == entry.after
 
 
 def _change_on_disk(store: Store, aside: Store, old: Store, entry: Entry, found: Found) -> None:

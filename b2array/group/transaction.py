@@ -511,19 +511,20 @@ class Transaction:
     def _clear_log(self, after: Manifest, left: Mapping[str, Entry], states: Mapping[str, Snapshot]) -> None:
         """Take the redo log out of the manifest, and put summaries of what was changed there.
 
-        A local group without summaries keeps its log until the next commit: to look at it costs readers little, and to
-        write the manifest again costs the writer time. Summaries of very many members would make each commit slow.
+        Summaries of very many members would make each commit in a local group slow.
         """
-        view = self._view
-        described = bool(after.summaries) or (self._marked and len(self.members()) <= _MOST_DESCRIBED)
-        if self._overtaken or (view.is_local and not described):
+        if self._overtaken:
             return
+        view = self._view
+        is_described = bool(after.summaries) or (self._marked and len(self.members()) <= _MOST_DESCRIBED)
         now, stamp = view.read()
         if now.commit == after.commit:
             # A program that makes a member usually goes on to change it: a summary would soon be out of date.
             soon = set() if self._marked else {*self._names}
             records = {path: None if path in soon else record_of(held) for path, held in states.items()}
-            cleared = replace(now, redo=left).with_summaries(records, members=self.members())
+            cleared = replace(now, redo=left)
+            if is_described or not view.is_local:
+                cleared = cleared.with_summaries(records, members=self.members())
             view.write(cleared, stamp)
             self._directory.show(cleared, self.members())
 

@@ -21,6 +21,7 @@ import b2array
 from b2array import config, open_group
 from b2array.engine import redo
 from b2array.engine.draft import Draft
+from b2array.engine.manifest import Manifest
 from b2array.errors import ConflictError
 from b2array.group.directory import Directory
 from b2array.store import disk, links
@@ -578,6 +579,79 @@ def test_a_member_that_a_file_replaces_while_it_is_copied_is_a_conflict(
     with pytest.raises(ConflictError, match="made again"):
         carry()
     assert values(url) == {"x": 1}
+
+
+@LAYOUTS
+def test_a_member_that_was_deleted_does_not_come_back_because_a_killed_writer_has_left_a_log(
+    tmp_path: Path, layout: Any
+) -> None:
+    url = str(tmp_path / "g")
+    make(url, "y", layout)
+
+    def made_and_killed() -> None:
+        redo.discard = lambda *_, **__: os._exit(0)  # the new member has its place by then
+        with open_group(url, "r+").transaction() as changes:
+            changes.create("x", data=np.ones(ROWS), layout=layout)
+
+    in_a_child(made_and_killed)
+    assert values(url) == {"x": 1, "y": 0}
+    del open_group(url, "r+")["x"]
+    assert values(url) == values(url, "r+") == {"y": 0}
+    make(url, "x", layout, 2)
+    assert values(url) == {"x": 2, "y": 0}
+
+
+@both_layouts
+@pytest.mark.parametrize("again", [False, True])
+def test_a_backup_that_somebody_restores_stays_although_a_killed_writer_has_left_a_log(
+    pair: str, again: bool, tmp_path: Path
+) -> None:
+    shutil.copytree(pair, tmp_path / "backup")
+
+    def change(group: b2array.Group) -> None:
+        for name in "xy":
+            if again:
+                del group[name]
+                group.create(name, data=np.full(ROWS, 7.0), chunks=(2, 50))
+            else:
+                group[name][...] = 7
+
+    def killed() -> None:
+        settle = redo.settle
+
+        def settled(store_of: Any, log: Any, **options: Any) -> Any:
+            left = settle(store_of, log, **options)
+            if log:
+                os._exit(0)
+            return left
+
+        redo.settle = settled
+        with open_group(pair, "r+").transaction() as changes:
+            change(changes)
+
+    in_a_child(killed)
+    assert values(pair) == {"x": 7, "y": 7}
+    member = Path(pair, "x.b2nd")
+    shutil.rmtree(member) if member.is_dir() else member.unlink()
+    backup = tmp_path / "backup" / "x.b2nd"
+    shutil.copytree(backup, member) if backup.is_dir() else shutil.copy(backup, member)
+    assert values(pair) == values(pair, "r+") == {"x": 0, "y": 7}
+    with open_group(pair, "r+").transaction() as changes:
+        changes["x"][...] = changes["y"][...] = 8
+    assert values(pair) == {"x": 8, "y": 8}
+
+
+@pytest.mark.parametrize("count", [3, 1100])
+def test_a_log_that_was_carried_out_goes(tmp_path: Path, count: int) -> None:
+    group = open_group(tmp_path / "g", "w")
+    group["x"] = [1.0]
+    for n in range(1, count):
+        shutil.copy(tmp_path / "g/x.b2nd", tmp_path / f"g/x{n}.b2nd")
+    with open_group(tmp_path / "g", "r+").transaction() as changes:
+        changes["x"][0] = 2
+        changes["x1"][0] = 2
+    found = Manifest.unpack((tmp_path / "g/.b2group").read_bytes())
+    assert (found.number, found.redo) == (1, {})
 
 
 def test_a_new_member_takes_the_place_where_a_late_writer_has_left_chunks(tmp_path: Path) -> None:
