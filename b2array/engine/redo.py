@@ -21,13 +21,13 @@ from b2array.engine import snapshot
 from b2array.engine.fetch import chunk_number
 from b2array.engine.manifest import MANIFEST, Entry, Manifest, is_embedded, staged_path
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import ABSENT, FRAME_NAME
+from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.format.frame import FINGERPRINT_NBYTES
 from b2array.format.header import unpack_header
 from b2array.format.index import chunk_name
 from b2array.format.state import State
-from b2array.store.base import COMPARE_AND_SWAP, Head, Store, attempts, stale_reader, too_many_conflicts
+from b2array.store.base import COMPARE_AND_SWAP, MISSING, Head, Store, attempts, stale_reader, too_many_conflicts
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.local import LocalStore
 from b2array.store.spans import Span
@@ -88,7 +88,7 @@ def look(store: Store) -> Found:
     """Look at what the store of a member holds itself, whatever the redo log says."""
     try:
         held = snapshot.load(store, marks=True)
-    except ABSENT:
+    except MISSING:
         return Found(None)
     except _UNREADABLE:
         names = [FRAME_NAME] if store.is_prefix else ["", FRAME_NAME]
@@ -114,7 +114,7 @@ def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:
                 raise FileNotFoundError(f"{store.url} was deleted")
             try:
                 return _to_come(store_of, path, entry, found)
-            except (*ABSENT, FormatError):
+            except (*MISSING, FormatError):
                 # Another process has just carried the entry out.
                 if look(store).state == found.state:
                     raise stale_reader(store.url) from None
@@ -179,7 +179,7 @@ def carry_out(
                     _change_object(store, aside, entry, found, mark_deleted)
             except (ConflictError, FileExistsError):  # another process was faster
                 continue
-            except ABSENT:
+            except MISSING:
                 if look(store).is_state(entry.before):  # what was staged is gone
                     raise
         break
@@ -248,7 +248,7 @@ def _is_there(store: Store) -> bool:
     """Whether there is anything: killed writers may have left chunks without an index."""
     try:
         store.listing()
-    except ABSENT:
+    except MISSING:
         return False
     return True
 
@@ -306,7 +306,7 @@ def is_abandoned(store: Store) -> bool:
     """Whether there is a directory with nothing but files of late writers: they missed that the frame was deleted."""
     try:
         names = store.walk()
-    except ABSENT:
+    except MISSING:
         return False
     return bool(names) and FRAME_NAME not in names and all(map(_belongs, names))
 
@@ -360,7 +360,7 @@ def _waiting(store: Store) -> tuple[Path, str, Entry] | None:
     if group is None:
         return None
     path = place.relative_to(group).as_posix()
-    with suppress(*_UNREADABLE, *ABSENT):  # nobody can read such a group, either
+    with suppress(*_UNREADABLE, *MISSING):  # nobody can read such a group, either
         entry = _log_of(str(group), LocalStore(group).stamp(MANIFEST).version).get(path)
         if entry is not None and look_by(entry, partial(_member_store, group), path)[1]:
             return group, path, entry

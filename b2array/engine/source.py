@@ -20,7 +20,6 @@ from b2array.store.base import Store
 from b2array.store.spans import Span
 
 __all__ = [
-    "ABSENT",
     "EMBEDDED",
     "FRAME_NAME",
     "SPOOL",
@@ -32,9 +31,6 @@ __all__ = [
     "Staged",
     "Target",
 ]
-
-ABSENT = (FileNotFoundError, NotADirectoryError)
-"""What stores raise for an object that does not exist. Where a directory was, there may be a file."""
 
 FRAME_NAME = "chunks.b2frame"
 """The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""

@@ -28,7 +28,6 @@ from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
 from b2array.engine.redo import Found, commit_of
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import ABSENT
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
 from b2array.format import summary
 from b2array.format.header import FrameType
@@ -37,6 +36,7 @@ from b2array.group import embedded, summaries
 from b2array.group.members import Members
 from b2array.store.base import (
     COMPARE_AND_SWAP,
+    MISSING,
     Stamp,
     Store,
     attempts,
@@ -255,7 +255,7 @@ class Directory:
         outer = {each for name in names for each in accumulate(name.split("/")[:-1], "{}/{}".format)}
         near = Members({name: path for path, name in self.paths_of(outer, manifest).items()})
         for name in names:
-            with suppress(*ABSENT):
+            with suppress(*MISSING):
                 files = [f"{name}/{file}" for file in self.store_of(name).walk()]
                 for other, path in self._members_in(files, Manifest()).items():
                     near.add(other, path)
@@ -284,7 +284,7 @@ class Directory:
             # Read the version first: then the content is at least as new, and no update is lost.
             stamp = self.store.stamp(MANIFEST)
             (head,) = self.store.head([MANIFEST], limit)
-        if isinstance(head, ABSENT):
+        if isinstance(head, MISSING):
             return Manifest(), None
         if isinstance(head, Exception):
             raise head
@@ -397,7 +397,7 @@ class Directory:
         manifest, _ = self._state()
         try:
             held = redo.read_member(self.store_of, manifest, path)
-        except ABSENT:
+        except MISSING:
             # The caller may have taken the path from an earlier list; on a local disk, files are the list.
             if self.is_local or path not in self.members().values() or self._stored()[0] != manifest:
                 raise stale_reader(self.url) from None

@@ -31,14 +31,14 @@ from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import MANIFEST, OTHER, Entry, Manifest, is_embedded, staged_path
 from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import ABSENT, FRAME_NAME
+from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES
 from b2array.group.directory import Directory, NewFrame, record_of
 from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
-from b2array.store.base import Mutex, Stamp, Store, attempts, may_still_happen, too_many_conflicts
+from b2array.store.base import MISSING, Mutex, Stamp, Store, attempts, may_still_happen, too_many_conflicts
 
 __all__ = ["Transaction", "changing"]
 
@@ -206,7 +206,7 @@ class Transaction:
         while True:
             try:
                 require_free(store, {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}, "a frame", overwrite=overwrite)
-            except (FileExistsError, *ABSENT) as error:
+            except (FileExistsError, *MISSING) as error:
                 if redo.is_abandoned(store):
                     return
                 # The view shows no member there, so that this one is later.
@@ -534,7 +534,7 @@ def _told_if_gone(store: Store) -> Iterator[None]:
     """Raise ConflictError if a member is missing that the transaction is about to change."""
     try:
         yield
-    except ABSENT:
+    except MISSING:
         raise ConflictError(f"{store.url} was deleted since it was opened") from None
 
 

@@ -29,6 +29,7 @@ from b2array.store.spans import Merged, Span, coalesce
 
 __all__ = [
     "COMPARE_AND_SWAP",
+    "MISSING",
     "Head",
     "Listed",
     "Mutex",
@@ -47,6 +48,9 @@ T = TypeVar("T")
 
 COMPARE_AND_SWAP = "compare-and-swap"
 """The guarantee of a store without locks that replaces an object only if it has the expected version."""
+
+MISSING = (FileNotFoundError, NotADirectoryError)
+"""What stores raise for an object that does not exist. A file may have replaced the directory that it was in."""
 
 _PATIENCE = 20
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
