@@ -197,6 +197,8 @@ def _load(store: Store, start: int, *, in_one_wave: bool = True) -> Snapshot:
         heads, tail = store.ends(names, _FIRST_READ, _LAST_READ)
     found = [(name, head) for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
     if not found:
+        if isinstance(heads[0], IsADirectoryError) and isinstance(heads[-1], NotADirectoryError):
+            raise stale_reader(store.url)  # another writer has replaced the directory by a file in between
         raise _refusal(store, heads)
     # On object stores an empty object may stand for the directory.
     name, head = found[-1] if not found[0][1].data else found[0]

@@ -26,7 +26,7 @@ from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
-from b2array.engine.redo import ABSENT, Found
+from b2array.engine.redo import Found
 from b2array.engine.snapshot import Snapshot
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
 from b2array.format import summary
@@ -35,6 +35,7 @@ from b2array.format.summary import Record, Summary
 from b2array.group import embedded, summaries
 from b2array.group.members import Members
 from b2array.store.base import (
+    MISSING,
     Stamp,
     Store,
     attempts,
@@ -212,11 +213,10 @@ class Directory:
                 continue
             # What has a name for a while, or has none yet, depends on how far a writer has come.
             name = path.rpartition(".")[0]
-            found = redo.look(self.store_of(path))
-            pending = redo.is_pending(self.store_of, path, entry, found)
-            if pending and entry.kind != "delete":
+            found, is_pending = redo.look_by(entry, self.store_of, path)
+            if is_pending and entry.kind != "delete":
                 outer[name] = path
-            elif outer.get(name) == path and (pending or found.name is None):
+            elif outer.get(name) == path and (is_pending or found.name is None):
                 del outer[name]
             elif found.name is not None and name not in outer:
                 outer[name] = path
@@ -243,10 +243,12 @@ class Directory:
         found = {}
         for name in names:
             for path in (f"{name}{suffix}" for suffix in SUFFIXES):
-                there, entry = redo.look(self.store_of(path)), manifest.redo.get(path)
-                is_going = (
-                    entry is not None and entry.kind == "delete" and redo.is_pending(self.store_of, path, entry, there)
-                )
+                entry, is_pending = manifest.redo.get(path), False
+                if entry is None:
+                    there = redo.look(self.store_of(path))
+                else:
+                    there, is_pending = redo.look_by(entry, self.store_of, path)
+                is_going = is_pending and entry is not None and entry.kind == "delete"
                 if there.name is not None and not is_going:
                     found[path] = name
         with suppress(FileNotFoundError):
@@ -261,7 +263,7 @@ class Directory:
         outer = {each for name in names for each in accumulate(name.split("/")[:-1], "{}/{}".format)}
         near = Members({name: path for path, name in self.paths_of(outer, manifest).items()})
         for name in names:
-            with suppress(*ABSENT):
+            with suppress(*MISSING):
                 files = [f"{name}/{file}" for file in self.store_of(name).walk()]
                 for other, path in self._members_in(files, Manifest()).items():
                     near.add(other, path)
@@ -290,7 +292,7 @@ class Directory:
             # Read the version first: then the content is at least as new, and no update is lost.
             stamp = self.store.stamp(MANIFEST)
             (head,) = self.store.head([MANIFEST], limit)
-        if isinstance(head, ABSENT):
+        if isinstance(head, MISSING):
             return Manifest(), None
         if isinstance(head, Exception):
             raise head
@@ -403,7 +405,7 @@ class Directory:
         manifest, _ = self._state()
         try:
             held = redo.read_member(self.store_of, manifest, path)
-        except ABSENT:
+        except MISSING:
             # The caller may have taken the path from an earlier list; on a local disk, files are the list.
             if self.is_local or path not in self.members().values() or self._stored()[0] != manifest:
                 raise stale_reader(self.url) from None

@@ -30,7 +30,6 @@ from b2array.engine.commit import commit, stage
 from b2array.engine.draft import Draft, warn_of_forgotten
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import MANIFEST, OTHER, Entry, Manifest, is_embedded, staged_path
-from b2array.engine.redo import ABSENT
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError
@@ -40,7 +39,7 @@ from b2array.group.directory import Directory, NewFrame, record_of
 from b2array.group.fork import Changes
 from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
-from b2array.store.base import Stamp, Store, attempts, may_still_happen, too_many_conflicts
+from b2array.store.base import MISSING, Stamp, Store, attempts, may_still_happen, too_many_conflicts
 
 __all__ = ["Transaction", "changing"]
 
@@ -168,22 +167,12 @@ class Transaction(Changes):
             self._mark(draft, self._view.manifest.number + 1)
             return path, self._entered(draft, token)
         # Objects cannot be renamed: the chunks get their names at once, and numbers that no other chunk had.
-        try:
-            draft = new(view.address(path), overwrite=False)
-        except FileExistsError:
-            found = redo.look(view.store_of(path))
-            if found.name is None or not (overwrite or found.is_mark):
-                now, _ = view.read()
-                # Otherwise it is somebody's who does not write through the group.
-                if self._marked and (now.commit != view.manifest.commit or path in now.redo):
-                    raise ConflictError(f"{self.url}: another writer makes or deletes {name!r} as well") from None
-                raise
-            draft = new(view.address(path), overwrite=True)
-            if draft.sparse != (found.name == FRAME_NAME):
-                draft.abort()
-                if suffix == OTHER:
-                    raise
-                return self._staged(name, OTHER, new, overwrite=overwrite)
+        draft, replaced = self._begun(path, new, overwrite=overwrite)
+        if replaced is not None and draft.sparse != (replaced == FRAME_NAME):
+            draft.abort()
+            if suffix == OTHER:
+                raise FileExistsError(f"{draft.url} exists and has another layout")
+            return self._staged(name, OTHER, new, overwrite=overwrite)
         return path, self._entered(draft)
 
     def _entered(self, draft: Draft, token: str = "") -> _Member:
@@ -192,18 +181,45 @@ class Transaction(Changes):
         handle = Handle(promised, "r+")
         return _Member(handle, handle.enter(draft), token)
 
+    def _begun(self, path: str, new: NewFrame, *, overwrite: bool) -> tuple[Draft, str | None]:
+        """Begin a new member in an object store; return the name of the index that it replaces, too, if any."""
+        view, store, name = self._view, self._view.store_of(path), None
+        tries = attempts(store)
+        while True:
+            try:
+                return new(view.address(path), overwrite=name is not None), name
+            except FileExistsError:
+                found = redo.look(store)
+                if found.name is not None and not (overwrite or found.is_mark):
+                    now, _ = view.read()
+                    # Otherwise it is somebody's who does not write through the group.
+                    known = view.manifest
+                    if self._marked and (now.commit != known.commit or path in {*now.redo, *known.redo}):
+                        raise ConflictError(f"{self.url}: another writer makes or deletes {path!r} as well") from None
+                    raise
+                # Perhaps another writer has just deleted it.
+                if (name is not None or found.name is None) and next(tries, None) is None:
+                    raise
+                name = found.name
+
     def _require_free(self, path: str, *, overwrite: bool) -> None:
         """Raise FileExistsError if something in a local directory excludes a new member at a path."""
         store = self._view.store_of(path)
-        try:
-            require_free(store, {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}, "a frame", overwrite=overwrite)
-        except FileExistsError as error:
-            if redo.is_abandoned(store):
+        tries = attempts(store)
+        while True:
+            try:
+                require_free(store, {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}, "a frame", overwrite=overwrite)
+            except (FileExistsError, *MISSING) as error:
+                if redo.is_abandoned(store):
+                    return
+                # The view shows no member there, so that this one is later.
+                if self._marked and redo.look(store).frame is not None:
+                    raise ConflictError(f"another writer was faster: {error}") from None
+                if next(tries, None) is None:
+                    raise
+                # Perhaps another writer has just deleted it.
+            else:
                 return
-            # The view shows no member there, so that this one is later.
-            if self._marked and redo.look(store).frame is not None:
-                raise ConflictError(f"another writer was faster: {error}") from None
-            raise
 
     def _mark(self, draft: Draft, number: int) -> None:
         if self._marked:
@@ -502,19 +518,20 @@ class Transaction(Changes):
     def _clear_log(self, after: Manifest, left: Mapping[str, Entry], states: Mapping[str, Snapshot]) -> None:
         """Take the redo log out of the manifest, and put summaries of what was changed there.
 
-        A local group without summaries keeps its log until the next commit: to look at it costs readers little, and to
-        write the manifest again costs the writer time. Summaries of very many members would make each commit slow.
+        Summaries of very many members would make each commit in a local group slow.
         """
-        view = self._view
-        described = bool(after.summaries) or (self._marked and len(self.members()) <= _MOST_DESCRIBED)
-        if self._overtaken or (view.is_local and not described):
+        if self._overtaken:
             return
+        view = self._view
+        is_described = bool(after.summaries) or (self._marked and len(self.members()) <= _MOST_DESCRIBED)
         now, stamp = view.read()
         if now.commit == after.commit:
             # A program that makes a member usually goes on to change it: a summary would soon be out of date.
             soon = set() if self._marked else {*self._names}
             records = {path: None if path in soon else record_of(held) for path, held in states.items()}
-            cleared = replace(now, redo=left).with_summaries(records, members=self.members())
+            cleared = replace(now, redo=left)
+            if is_described or not view.is_local:
+                cleared = cleared.with_summaries(records, members=self.members())
             view.write(cleared, stamp)
             self._directory.show(cleared, self.members())
 
@@ -524,7 +541,7 @@ def _told_if_gone(store: Store) -> Iterator[None]:
     """Raise ConflictError if a member is missing that the transaction is about to change."""
     try:
         yield
-    except ABSENT:
+    except MISSING:
         raise ConflictError(f"{store.url} was deleted since it was opened") from None
 
 

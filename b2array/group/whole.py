@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from b2array.engine.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
-from b2array.engine.redo import ABSENT
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign
@@ -21,7 +20,7 @@ from b2array.group.directory import Directory, record_of
 from b2array.group.fork import Changes
 from b2array.group.transaction import changing
 from b2array.store.atomic import require_free
-from b2array.store.base import Head, Store, says_more
+from b2array.store.base import MISSING, Head, Store, says_more
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
 from b2array.store.open import open_store
 from b2array.store.open_file import BinaryFile
@@ -111,7 +110,7 @@ def exists(group: Directory, *, shown: bool = False) -> bool:
         return True
     try:
         files = group.store.listing() if group.is_local else group.store.walk()
-    except (*ABSENT, PermissionError, UnsupportedError):  # where nothing is listed, only a manifest can tell
+    except (*MISSING, PermissionError, UnsupportedError):  # where nothing is listed, only a manifest can tell
         return False
     if not group.is_local:
         return bool(members_among(files))
@@ -131,7 +130,7 @@ def _is_marked(group: Directory) -> bool:
     if any(not isinstance(head, Exception) for head in heads):
         return True
     for error in heads:
-        if isinstance(error, Exception) and (says_more(error) or not isinstance(error, ABSENT)):
+        if isinstance(error, Exception) and (says_more(error) or not isinstance(error, MISSING)):
             raise error
     return False
 
@@ -156,7 +155,7 @@ def _require_no_frame(group: Directory) -> None:
 
 def complete(group: Directory) -> None:
     """Add the embedding frame without which python-blosc2 does not open a directory."""
-    if group.is_local and isinstance(group.store.head([EMBEDDED], 1)[0], ABSENT):
+    if group.is_local and isinstance(group.store.head([EMBEDDED], 1)[0], MISSING):
         _require_no_frame(group)
         with suppress(FileExistsError):
             group.store.create(EMBEDDED, embedded.nothing())

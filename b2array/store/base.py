@@ -29,6 +29,7 @@ from b2array.store.endings import TEMPORARY
 from b2array.store.spans import Merged, Span, coalesce
 
 __all__ = [
+    "MISSING",
     "READ_ONLY",
     "Capabilities",
     "Head",
@@ -46,6 +47,9 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+MISSING = (FileNotFoundError, NotADirectoryError)
+"""What stores raise for an object that does not exist. A file may have replaced the directory that it was in."""
 
 _PATIENCE = 20
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0

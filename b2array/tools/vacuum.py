@@ -24,7 +24,7 @@ from b2array.format.header import FrameType
 from b2array.group import unpacked
 from b2array.group.addressing import group_of
 from b2array.group.directory import Directory
-from b2array.store.base import Listed, Store
+from b2array.store.base import MISSING, Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
 from b2array.store.open import address_of, open_store
@@ -273,7 +273,7 @@ def _marks(group: Directory, members: Collection[str]) -> dict[str, Listed]:
 def _whole(group: Directory, path: str) -> Listed:
     """Return the size of a file or of all files in a directory, and when the youngest of them was written."""
     files: dict[str, Listed] = {}
-    with suppress(FileNotFoundError):
+    with suppress(*MISSING):
         files = group.store_of(path).listing()
     if not files:  # an empty directory is as young as the manifest, at most
         return group.store.listing().get(MANIFEST, Listed(0, inf))._replace(size=0)
