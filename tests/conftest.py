@@ -54,6 +54,29 @@ def pytest_configure() -> None:
     b2array.config.durable = "off"
 
 
+def _entries(config: pytest.Config) -> set[str]:
+    """Name what lies in the current directory, except for what tools keep in hidden files."""
+    return {path.name for path in config.invocation_params.dir.iterdir() if not path.name.startswith((".", "__"))}
+
+
+ENTRIES = pytest.StashKey[set[str]]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remember what lies in the current directory."""
+    session.config.stash[ENTRIES] = _entries(session.config)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if a test or an example has left something there."""
+    left = sorted(_entries(session.config) - session.config.stash[ENTRIES])
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")  # the workers of pytest-xdist have none
+    if left and reporter is not None:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter.ensure_newline()
+        reporter.write_line(f"ERROR: tests or examples have left in the current directory: {left}", red=True)
+
+
 def _is_random(item: pytest.Item) -> bool:
     """Say whether Hypothesis draws what a test does."""
     return isinstance(item, pytest.Function) and (
