@@ -23,17 +23,20 @@ import b2array
 
 T = TypeVar("T")
 
+# Python compiles the package once, and not again in each of the processes that tests start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # gcsfs would ask Google by other ways than HTTP what kind of bucket it has before it.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 # How long an example takes says more about what else the machine does.
-settings.register_profile("b2array", deadline=None, max_examples=40)
+settings.register_profile("b2array", deadline=None, max_examples=25)
 settings.register_profile("long", deadline=None, max_examples=100)
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
-COUNTS = {"--torture": (16, 50), "--hostile": (60, 300), "--power": (20, 90)}
+COUNTS = {"--torture": (8, 50), "--hostile": (30, 200), "--power": (8, 40)}
 """How often tests of kills, damage and power failures repeat: in an ordinary run, and with the mark `slow`."""
 
 
@@ -84,6 +87,11 @@ def _is_random(item: pytest.Item) -> bool:
     )
 
 
+def _is_long() -> bool:
+    """Say whether a profile asks for more examples than an ordinary run has."""
+    return settings.get_current_profile_name() != "b2array"
+
+
 def _values(item: pytest.Function) -> set[tuple[str, int]]:
     """Name the values of a test's parameters. What is one value of a parameter is one object for all tests."""
     return {(name, id(value)) for name, value in item.callspec.params.items()}
@@ -110,11 +118,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for same in by_function.values():
         _leave_each_value(same)
-    is_long = settings.get_current_profile_name() != "b2array"
-    if is_long:
+    if _is_long():
         for item in filter(_is_random, items):
             item.add_marker(pytest.mark.slow)
-    if is_long or any(config.getoption(option) for option in COUNTS):
+    if _is_long() or any(config.getoption(option) for option in COUNTS):
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
 
@@ -131,14 +138,16 @@ SHORT_AND_SLOW = [pytest.param(0, id="short"), pytest.param(1, id="long", marks=
 
 @pytest.fixture(params=SHORT_AND_SLOW)
 def sampled(request: pytest.FixtureRequest) -> Sampled:
-    """Return what takes one of so many places in an ordinary run, and all of them with the mark `slow`.
+    """Return what takes one of so many places in an ordinary run, three times as many with the mark `slow`, else all.
 
     With which one it begins, differs from test to test.
     """
     first = zlib.crc32(request.node.name.encode())
 
     def chosen(places: Sequence[T], one_in: int) -> Sequence[T]:
-        return places if request.param else places[first % max(1, min(one_in, len(places))) :: one_in]
+        if request.param:
+            one_in = 1 if _is_long() else max(1, one_in // 3)
+        return places[first % max(1, min(one_in, len(places))) :: one_in]
 
     return chosen
 
