@@ -581,8 +581,9 @@ def read_from(place: dict[str, object]) -> xr.Dataset:
     return reopened(place["url"], **{key: place[key] for key in place if key == "storage_options"}).load()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("one_in", [pytest.param(4, id="short"), pytest.param(1, id="long", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("one_in", [pytest.param(6, id="short"), pytest.param(1, id="long", marks=pytest.mark.slow)])
 def test_readers_see_the_old_dataset_or_the_new_one(
     place: dict[str, object], monkeypatch: pytest.MonkeyPatch, chunked: bool, one_in: int
 ) -> None:

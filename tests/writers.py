@@ -8,7 +8,7 @@ import numpy as np
 
 import b2array
 
-ROUNDS = 12
+ROUNDS = 6
 
 
 def fill_rows(url, rows):
