@@ -232,7 +232,7 @@ def test_each_call_of_the_system_may_fail(tmp_path, monkeypatch, layout, story, 
         names = FAULTS.names
         assert {"open", "link", "write"} <= {*names}
         assert ("fsync" in names) == durable
-        for at, name in sampled([*enumerate(names)], 3):
+        for at, name in sampled([*enumerate(names)], 8):
             if durable and name != "fsync" and at % 5:
                 continue  # as without
             FAULTS.arm(at)

@@ -12,15 +12,16 @@ from b2array.engine.manifest import ATTRS, OTHER
 from b2array.errors import ReadOnlyError
 from b2array.group.archive import Archive
 from b2array.group.directory import Directory, copy_of
-from b2array.group.transaction import Transaction, changing
+from b2array.group.fork import Changes
+from b2array.group.transaction import changing
 
 __all__ = ["Attrs", "Home", "writable"]
 
-Home = Directory | Archive | Transaction
+Home = Directory | Archive | Changes
 """Where the members of a group are."""
 
 
-def writable(home: Home, mode: Mode, url: str) -> Directory | Transaction:
+def writable(home: Home, mode: Mode, url: str) -> Directory | Changes:
     """Return the home of members that can be changed; raise ReadOnlyError for others."""
     if mode == "r" or isinstance(home, Archive):
         raise ReadOnlyError(f"{url} was opened for reading; open it with mode='r+' to change it")

@@ -25,7 +25,7 @@ from b2array.format.kept import KEPT, ledger_of, object_name
 from b2array.group import unpacked
 from b2array.group.addressing import group_of
 from b2array.group.directory import Directory
-from b2array.store.base import Listed, Store
+from b2array.store.base import MISSING, Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
 from b2array.store.open import address_of, open_store
@@ -120,7 +120,7 @@ def vacuum(
 
 def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
     store = open_store(url, storage_options=storage_options)
-    if store.guarantee == "read only" and not dry_run:
+    if not store.can.write and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
     try:
         lock = store.lock(load(store, marks=True).name, shared=dry_run)
@@ -216,17 +216,20 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     """
     manifest, members = group.manifest, {*group.members().values()}
     needed = members | {entry.aside(path) for path, entry in manifest.redo.items() if entry.token}
-    left: set[str] = set()
+    left: dict[str, str] = {}  # and the frame for which each waits
     arrays: set[str] = set()
     for path in group.store.walk():
         if not needed.isdisjoint(accumulate(path.split("/"), "{}/{}".format)):
             continue
         if (match := _LEFT.fullmatch(path)) is not None:
             if not group.is_local or match["frame"] not in members:  # beside a local member its own vacuum finds it
-                left.add(match["left"])
+                left[match["left"]] = match["frame"]
         elif path.endswith(JOURNAL):
             arrays.add(path.rpartition("/")[0])
     found = {path: _whole(group, path) for path in left}
+    for frame in {left[path] for path in left if path.endswith(JOURNAL)}:
+        # The writer that keeps the journal young may still need the other files, which it wrote long ago.
+        found |= pending.of_one_age({path: found[path] for path in found if left[path] == frame})
     if not group.is_local:
         found |= _of_deleted(group, needed)
         if seconds < _SAFE:
@@ -279,7 +282,7 @@ def _marks(group: Directory, members: Collection[str]) -> dict[str, Listed]:
 def _whole(group: Directory, path: str) -> Listed:
     """Return the size of a file or of all files in a directory, and when the youngest of them was written."""
     files: dict[str, Listed] = {}
-    with suppress(FileNotFoundError):
+    with suppress(*MISSING):
         files = group.store_of(path).listing()
     if not files:  # an empty directory is as young as the manifest, at most
         return group.store.listing().get(MANIFEST, Listed(0, inf))._replace(size=0)
