@@ -6,11 +6,12 @@ import inspect
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from b2array.store.base import COMPARE_AND_SWAP, Store
+from b2array.store.base import Store
 
 WRITES = ("create", "replace", "append", "patch", "delete", "adopt", "take", "exchange")
 READS = ("read", "gather", "head", "stamp", "walk", "listing")
@@ -72,7 +73,7 @@ class Operations:
 
 def compare(kind: type[Store], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a kind of store behave as an object store, which has no locks and compares versions."""
-    monkeypatch.setattr(kind, "guarantee", COMPARE_AND_SWAP)
+    monkeypatch.setattr(kind, "can", replace(kind.can, lock=False, compare=True))
     monkeypatch.setattr(kind, "lock", lambda *_, **__: nullcontext())
 
 
