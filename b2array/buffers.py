@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Buffer", "scratch"]
+__all__ = ["Buffer", "memory_nbytes", "scratch"]
 
 Buffer = bytes | bytearray | memoryview
 """Bytes that a caller hands in or gets back."""
@@ -67,3 +68,11 @@ def _references_to_a_variable() -> int:
 
 _UNUSED = _references_to_a_variable()
 """The reference count of a buffer in a single local variable. It depends on the version of Python."""
+
+
+def memory_nbytes() -> int | None:
+    """Return how many bytes of memory the machine has, where the system tells it."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows has no such function
+        return None

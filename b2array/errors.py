@@ -28,7 +28,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_INNER = ("b2array", "contextlib")
+_INNER = ("b2array", "contextlib", "numpy")
 
 
 class B2ArrayError(Exception):

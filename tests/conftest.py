@@ -23,17 +23,20 @@ import b2array
 
 T = TypeVar("T")
 
+# Python compiles the package once, and not again in each of the processes that tests start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # gcsfs would ask Google by other ways than HTTP what kind of bucket it has before it.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 
 # How long an example takes says more about what else the machine does.
-settings.register_profile("b2array", deadline=None, max_examples=40)
+settings.register_profile("b2array", deadline=None, max_examples=25)
 settings.register_profile("long", deadline=None, max_examples=100)
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
-COUNTS = {"--torture": (16, 50), "--hostile": (60, 300), "--power": (20, 90)}
+COUNTS = {"--torture": (8, 50), "--hostile": (30, 200), "--power": (8, 40)}
 """How often tests of kills, damage and power failures repeat: in an ordinary run, and with the mark `slow`."""
 
 
@@ -54,11 +57,39 @@ def pytest_configure() -> None:
     b2array.config.durable = "off"
 
 
+def _entries(config: pytest.Config) -> set[str]:
+    """Name what lies in the current directory, except for what tools keep in hidden files."""
+    return {path.name for path in config.invocation_params.dir.iterdir() if not path.name.startswith((".", "__"))}
+
+
+ENTRIES = pytest.StashKey[set[str]]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Remember what lies in the current directory."""
+    session.config.stash[ENTRIES] = _entries(session.config)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if a test or an example has left something there."""
+    left = sorted(_entries(session.config) - session.config.stash[ENTRIES])
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")  # the workers of pytest-xdist have none
+    if left and reporter is not None:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter.ensure_newline()
+        reporter.write_line(f"ERROR: tests or examples have left in the current directory: {left}", red=True)
+
+
 def _is_random(item: pytest.Item) -> bool:
     """Say whether Hypothesis draws what a test does."""
     return isinstance(item, pytest.Function) and (
         is_hypothesis_test(item.obj) or issubclass(item.cls or object, TestCase)
     )
+
+
+def _is_long() -> bool:
+    """Say whether a profile asks for more examples than an ordinary run has."""
+    return settings.get_current_profile_name() != "b2array"
 
 
 def _values(item: pytest.Function) -> set[tuple[str, int]]:
@@ -87,11 +118,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for same in by_function.values():
         _leave_each_value(same)
-    is_long = settings.get_current_profile_name() != "b2array"
-    if is_long:
+    if _is_long():
         for item in filter(_is_random, items):
             item.add_marker(pytest.mark.slow)
-    if is_long or any(config.getoption(option) for option in COUNTS):
+    if _is_long() or any(config.getoption(option) for option in COUNTS):
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
 
@@ -108,14 +138,16 @@ SHORT_AND_SLOW = [pytest.param(0, id="short"), pytest.param(1, id="long", marks=
 
 @pytest.fixture(params=SHORT_AND_SLOW)
 def sampled(request: pytest.FixtureRequest) -> Sampled:
-    """Return what takes one of so many places in an ordinary run, and all of them with the mark `slow`.
+    """Return what takes one of so many places in an ordinary run, three times as many with the mark `slow`, else all.
 
     With which one it begins, differs from test to test.
     """
     first = zlib.crc32(request.node.name.encode())
 
     def chosen(places: Sequence[T], one_in: int) -> Sequence[T]:
-        return places if request.param else places[first % max(1, min(one_in, len(places))) :: one_in]
+        if request.param:
+            one_in = 1 if _is_long() else max(1, one_in // 3)
+        return places[first % max(1, min(one_in, len(places))) :: one_in]
 
     return chosen
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Sampled(Protocol):
-    """What the fixture `sampled` gives: it takes one of so many places, or all in a slow run."""
+    """What the fixture `sampled` gives: it takes one of so many places, more in a slow run, and all in a long one."""
 
     def __call__(self, places: Sequence[T], one_in: int, /) -> Sequence[T]: ...
 

@@ -96,3 +96,40 @@ class ChunkStory(Story):
         except FileNotFoundError:
             return None
         return {"chunks": [s.decompress_chunk(n) for n in range(s.nchunks)]}
+
+
+class SnapshotStory(Story):
+    """Changes to an array, to the states that it keeps, and to which of them it shows."""
+
+    def keep(self) -> None:
+        self.a.snapshot("first", "before all")
+
+    def fill_a_part(self) -> None:
+        self.a[1:4] = 9
+
+    def keep_in_a_transaction(self) -> None:
+        with self.a.transaction():
+            self.a[0, 0] = -1
+            self.a.snapshot("second")
+
+    def go_back(self) -> None:
+        self.a.restore("first")
+
+    def drop(self) -> None:
+        self.a.drop_snapshot("first")
+
+    STEPS = ("create", "keep", "fill_a_part", "keep_in_a_transaction", "go_back", "reopen", "drop", "read_nothing")
+
+    def read_nothing(self) -> None:
+        assert self.a.shape == DATA.shape
+
+    def found(self) -> Contents:
+        try:
+            a = b2array.open(self.url, storage_options=self.options)
+        except FileNotFoundError:
+            return None
+        kept = {
+            each.name: (each.message, b2array.open(self.url, at=each.name, storage_options=self.options)[...].tobytes())
+            for each in a.snapshots
+        }
+        return {"values": a[...].tobytes(), "kept": kept}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from dataclasses import replace
 
 import blosc2
 import numpy as np
@@ -372,7 +373,7 @@ def test_a_wrong_size_in_one_chunk_does_not_move_the_others(tmp_path):
 class Counting(MemoryStore):
     """Counts waves of requests and what they read, like a store that is far away."""
 
-    appendable = False
+    can = replace(MemoryStore.can, append=False, local=False)
 
     def __init__(self, files):
         super().__init__(files)

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 import pytest
 from clouds import KINDS, OBSTORE, Cloud, Gate, gate_to
-from stories import ChunkStory, Contents, Story
+from stories import ChunkStory, Contents, SnapshotStory, Story
 
 import b2array
 from b2array import config
@@ -31,6 +31,10 @@ from b2array.store.spans import Span
 
 pytestmark = [pytest.mark.crossed, pytest.mark.filterwarnings("ignore:.*is rewritten with every change")]
 forking = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+by_each_client = pytest.mark.parametrize(
+    "cloud", [pytest.param(kind, marks=pytest.mark.slow if kind in OBSTORE else ()) for kind in KINDS], indirect=True
+)
+"""An ordinary run leaves out obstore, whose processes take longest to begin."""
 
 TIMEOUT = 0.3
 """Seconds after which clients give up, in tests in which answers come late."""
@@ -88,7 +92,7 @@ def told(kind: type[Story], root: str) -> list[Contents]:
 
 
 @pytest.mark.usefixtures("_hurry")
-@pytest.mark.parametrize("kind", [Story, ChunkStory])
+@pytest.mark.parametrize("kind", [Story, ChunkStory, SnapshotStory])
 def test_whatever_becomes_of_requests_each_change_happens_or_does_not(cloud, cloud_url, gate, kind, tmp_path, torture):
     (gate, options), states = gate, told(kind, tmp_path.name)
     # A short run covers all that may happen between the places; a nightly one covers it at every request.
@@ -407,6 +411,7 @@ def in_a_process(cloud: Cloud, function: Callable[..., object], *args: object) -
 
 
 @forking
+@by_each_client
 @pytest.mark.parametrize("layout", [pytest.param("contiguous", marks=pytest.mark.slow), "sparse"])
 def test_a_writer_that_is_killed_at_a_request_leaves_a_committed_state(cloud, cloud_url, gate, layout, torture):
     gate, options = gate
@@ -414,7 +419,7 @@ def test_a_writer_that_is_killed_at_a_request_leaves_a_committed_state(cloud, cl
     rng = random.Random(f"{cloud.kind} {layout} {torture}")
     b2array.zeros((6, 40), "i8", url=url, chunks=(2, 40), layout=layout, storage_options=cloud.options)
     number = 0
-    for _ in range(max(3, torture // 16)):
+    for _ in range(max(2, torture // 16)):
         last, arrives = rng.randrange(3, 30), rng.random() < 0.5
         process: list[multiprocessing.Process] = []
 
@@ -460,6 +465,7 @@ def count_up(url: str, options: dict[str, object], rounds: int) -> None:
 
 
 @forking
+@by_each_client
 def test_no_update_is_lost_between_processes(cloud, cloud_url):
     url = f"{cloud_url}/a.b2nd"
     held = b2array.zeros((2, 40), "i8", url=url, chunks=(1, 40), storage_options=cloud.options)
@@ -528,5 +534,5 @@ def test_what_decides_is_the_file_system_that_serves_a_protocol(cloud_of, kind, 
     fsspec.register_implementation("my-cloud", Mine, clobber=True)
     for protocol in protocols:
         store = open_store(f"{protocol}://bucket/a", storage_options=cloud.options)
-        assert store.guarantee == "compare-and-swap"
+        assert store.can.compare
         assert type(store) is type(open_store(f"{cloud.protocol}://bucket/a", storage_options=cloud.options))

@@ -116,7 +116,7 @@ def test_processes_that_change_different_things_of_one_array_are_never_refused(t
 @pytest.mark.filterwarnings("ignore:.*is rewritten with every change")
 @LAYOUTS
 def test_sixteen_processes_write_append_resize_and_read_one_array(tmp_path, layout, cloud_of, torture):
-    shared_by_sixteen(str(tmp_path / "a.b2nd"), layout, {}, torture // 16)
+    shared_by_sixteen(str(tmp_path / "a.b2nd"), layout, {}, max(1, torture // 16))
     for kind in clouds.KINDS if torture > LONG else ():
         cloud = cloud_of(kind)
         shared_by_sixteen(f"{cloud.make_bucket(f'sixteen-{layout}')}/a.b2nd", layout, cloud.options, torture // 50)

@@ -272,8 +272,8 @@ def test_many_writers_of_different_chunks_all_succeed(opened):
         for value in range(1, 4):
             array[4 * n : 4 * n + 4] = 10 * n + value
 
-    together(write, 8)
-    assert np.array_equal(opened("r")[...], np.repeat(10 * np.arange(8) + 3, 4)[:, None] * np.ones((1, 20), "i8"))
+    together(write, 5)
+    assert np.array_equal(opened("r")[:20], np.repeat(10 * np.arange(5) + 3, 4)[:, None] * np.ones((1, 20), "i8"))
 
 
 def test_writers_of_different_rows_of_one_chunk_all_succeed(opened):

@@ -20,7 +20,7 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from stories import ChunkStory, Contents, Story
+from stories import ChunkStory, Contents, SnapshotStory, Story
 
 import b2array
 from b2array import config
@@ -144,7 +144,7 @@ def retold(story: Story, states: list[Contents]) -> None:
                 assert story.found() == after, step
 
 
-STORIES = pytest.mark.parametrize("story", [Story, ChunkStory])
+STORIES = pytest.mark.parametrize("story", [Story, ChunkStory, SnapshotStory])
 _places = itertools.count()
 
 
@@ -232,7 +232,7 @@ def test_each_call_of_the_system_may_fail(tmp_path, monkeypatch, layout, story, 
         names = FAULTS.names
         assert {"open", "link", "write"} <= {*names}
         assert ("fsync" in names) == durable
-        for at, name in sampled([*enumerate(names)], 3):
+        for at, name in sampled([*enumerate(names)], 8):
             if durable and name != "fsync" and at % 5:
                 continue  # as without
             FAULTS.arm(at)

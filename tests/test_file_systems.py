@@ -25,7 +25,8 @@ from fsspec.implementations.zip import ZipFileSystem
 
 import b2array
 from b2array import bloscpack
-from b2array.errors import ReadOnlyError, UnsupportedError
+from b2array.errors import LimitError, ReadOnlyError, UnsupportedError
+from b2array.store import upload
 from b2array.store.open import open_store
 
 DATA = np.arange(40 * 50, dtype="i4").reshape(40, 50)
@@ -218,7 +219,7 @@ def test_the_local_file_system_means_local_files(tmp_path):
 def test_the_class_of_the_file_system_decides_the_kind_of_store(make, path, kind, guarantee):
     pytest.importorskip("s3fs")
     store = open_store(path, fs=make())
-    assert (type(store).__name__, store.guarantee) == (kind, guarantee)
+    assert (type(store).__name__, store.can.guarantee) == (kind, guarantee)
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
@@ -391,3 +392,34 @@ def test_obstore_says_whether_the_bucket_or_the_object_is_missing(cloud_of, _buc
         b2array.open(f"{cloud.protocol}://no-such-bucket/a.b2nd", storage_options=cloud.options)
     with pytest.raises(FileNotFoundError, match=rf"^{url}/a.b2nd does not exist"):
         b2array.open(f"{url}/a.b2nd", storage_options=cloud.options)
+
+
+@pytest.mark.parametrize("kind", ["s3 obstore", "gcs obstore", "azure obstore"])
+def test_obstore_makes_a_large_object_once_and_as_a_whole(cloud_of, _bucket_names, monkeypatch, kind):  # noqa: PT019
+    cloud = cloud_of(kind)
+    store = open_store(f"{cloud.make_bucket(next(_bucket_names))}/a", storage_options=cloud.options)
+    part = bytes(upload.PART)
+
+    def parts(then=lambda: None):
+        yield from [part] * 6
+        then()
+        yield b"end"
+
+    def fail():
+        raise RuntimeError("of the caller")
+
+    with pytest.raises(RuntimeError, match="of the caller"):
+        store.create("", parts(fail))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "put_limit", upload.WHOLE)
+        with pytest.raises(LimitError, match="too many to make an object in one request"):
+            store.create("", parts())
+    with pytest.raises(FileNotFoundError):
+        store.stamp("")
+    made = store.create("", parts())
+    assert made == store.stamp("")
+    assert made.size == 6 * len(part) + 3
+    store.delete([""])
+    with pytest.raises(FileExistsError):
+        store.create("", parts(lambda: store.create("", b"another writer's")))
+    assert store.stamp("").size == 16

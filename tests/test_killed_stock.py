@@ -22,7 +22,7 @@ from b2array.errors import B2ArrayError, ChunkMissingError, FormatError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
-KILLS, NITEMS, NCHUNKS = 25, 4096, 10
+NITEMS, NCHUNKS = 4096, 10
 LONGEST = 0.04
 """Seconds that a writer lives at most: enough for some hundred changes."""
 
@@ -114,11 +114,11 @@ def differing(path: Path, versions: dict[int, int], under_way: tuple[int, int], 
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
-def test_what_a_killed_writer_leaves_opens_or_is_repaired(tmp_path, writer, layout, capsys):
+def test_what_a_killed_writer_leaves_opens_or_is_repaired(tmp_path, writer, layout, torture, capsys):
     chance = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID", layout))
     path = tmp_path / "a.b2frame"
     repaired = refused = 0
-    for _ in range(KILLS):
+    for _ in range(torture):
         begun = killed(writer, path, layout, chance.randrange(2**30), chance.uniform(0, LONGEST))
         versions = dict.fromkeys(range(NCHUNKS), 0) | dict(begun[:-1])
         lost: tuple[int, ...] = ()
@@ -145,4 +145,4 @@ def test_what_a_killed_writer_leaves_opens_or_is_repaired(tmp_path, writer, layo
         for left in tmp_path.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     with capsys.disabled():
-        print(f"\n{layout}: {KILLS} kills of python-blosc2, {repaired} files repaired, {refused} of them by leave")
+        print(f"\n{layout}: {torture} kills of python-blosc2, {repaired} files repaired, {refused} of them by leave")

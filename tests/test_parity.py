@@ -12,7 +12,7 @@ from keys import keys
 from lengths import examples
 
 KEYS_EACH = 10
-checked = settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
+checked = settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
 records = [dtype for dtype in DTYPES if dtype.names is not None]
 
 

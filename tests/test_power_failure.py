@@ -142,6 +142,57 @@ class SparseArray(Array):
         b2array.vacuum(self.url, grace="0s")
 
 
+class Snapshots(Array):
+    """The life of an array that keeps states of it."""
+
+    def steps(self) -> list[Callable[[], object]]:
+        return [
+            self.create,
+            partial(self.keep, "one"),
+            partial(self.assign, slice(0, 6)),
+            self.keep_in_a_transaction,
+            partial(self.assign, slice(4, 8)),
+            self.repack,
+            self.go_back,
+            partial(self.assign, 3),
+            self.drop,
+            self.repack,
+        ]
+
+    def keep(self, name: str) -> None:
+        b2array.open(self.url, "r+").snapshot(name)
+
+    def keep_in_a_transaction(self) -> None:
+        a = b2array.open(self.url, "r+")
+        with a.transaction():
+            a[7] = 5
+            a.snapshot("two")
+
+    def go_back(self) -> None:
+        b2array.open(self.url, "r+").restore("one")
+
+    def drop(self) -> None:
+        b2array.open(self.url, "r+").drop_snapshot("one")
+
+    def see(self, root: Path) -> State:
+        url = root / "deep" / "er" / "a.b2nd"
+        try:
+            a = b2array.open(url)
+        except FileNotFoundError:
+            return None
+        kept = {each.name: b2array.open(url, at=each.name)[...].tobytes() for each in a.snapshots}
+        return a.shape, a[...].tobytes(), kept
+
+
+class SparseSnapshots(Snapshots):
+    """The same in a directory."""
+
+    layout = "sparse"
+
+    def repack(self) -> None:
+        b2array.vacuum(self.url, grace="0s")
+
+
 class Crowded(Array):
     """Commits until most of the file is dead space, so that it is written again."""
 
@@ -355,8 +406,8 @@ class SparseRepair(Repair):
 
 
 STORIES = (
-    Array, SpooledArray, SparseArray, Crowded, Group, Deletions, Archive, Bloscpack, OneFile, Distributed,
-    SparseDistributed, Repair, SparseRepair,
+    Array, SpooledArray, SparseArray, Snapshots, SparseSnapshots, Crowded, Group, Deletions, Archive, Bloscpack,
+    OneFile, Distributed, SparseDistributed, Repair, SparseRepair,
 )  # fmt: skip
 
 

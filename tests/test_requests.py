@@ -10,6 +10,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import blosc2
@@ -65,7 +66,7 @@ def values(kind: str) -> np.ndarray:
 class FarStore(LocalStore):
     """Local files that count as far away: every call is a round trip."""
 
-    appendable = False
+    can = replace(LocalStore.can, append=False, local=False)
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)

@@ -8,7 +8,7 @@ import numpy as np
 
 import b2array
 
-ROUNDS = 12
+ROUNDS = 6
 
 
 def fill_rows(url, rows):
@@ -162,4 +162,12 @@ def check_crowd(array):
 def add_row(fork, row):
     """Write a row through a fork: its number on top of the first row."""
     fork[row] = int(fork[0, 0]) + row
+    return fork
+
+
+def change_group(fork, n):
+    """Write a row, make a member and set an attribute through a fork of a group."""
+    fork["level"][n] = int(fork["level"][0, 0]) + n
+    fork[f"parts/{n}"] = [n]
+    fork.attrs[f"worker {n}"] = n
     return fork

@@ -23,9 +23,9 @@ from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.compute.readable import Readable
 from b2array.engine.changes import ChangeSet
-from b2array.engine.commit import commit
+from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
-from b2array.errors import ReadOnlyError, warn
+from b2array.errors import ConflictError, ReadOnlyError, warn
 from b2array.grid import assignment
 from b2array.grid.layout import Layout
 from b2array.progress import track
@@ -147,23 +147,18 @@ def store(
 
 def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, scheduler: Any) -> None:
     """Write arrays into regions of others, as part of the transactions that these are in."""
-    # A new member of a local group has commits of its own; nobody sees it before the transaction of its group ends.
-    drafts = [a._handle.draft or a._handle.new_draft() for a, *_ in parts]
-    try:
-        writes = [
-            Write(x, origin_of(draft), a._layout, region) for (a, x, region), draft in zip(parts, drafts, strict=True)
-        ]
-        found = computed(writes, progress, scheduler)
-    except BaseException:
-        for (a, *_), draft in zip(parts, drafts, strict=True):
-            if a._handle.draft is None:
-                draft.abort()
-        raise
-    for (a, *_), draft, changes in zip(parts, drafts, found, strict=True):
+    writes = [Write(x, origin_of(_draft(a)), a._layout, region) for a, x, region in parts]
+    for (a, *_), changes in zip(parts, computed(writes, progress, scheduler), strict=True):
         with a._handle.mutex.held:
-            merge_changes(draft, changes)
-        if a._handle.draft is None:
-            a._handle.replace_state(commit(draft))
+            merge_changes(_draft(a), changes)
+
+
+def _draft(a: Indexed) -> Draft:
+    """Return the changes of the transaction that an array is in."""
+    draft = a._handle.draft
+    if draft is None:
+        raise ConflictError(f"{a.url}: expected a transaction under way, found that it has ended")
+    return draft
 
 
 def check_source(x: Any) -> None:
@@ -325,14 +320,11 @@ def _restored(key: str, graph: Any) -> Any:
 
 def _joined(writes: Sequence[Write]) -> list[da.Array]:
     """Return the changes of several writes in one graph, which does what they share once."""
-    return _in_one_graph([write.changes() for write in writes])
-
-
-def _in_one_graph(arrays: Sequence[da.Array]) -> list[da.Array]:
     import dask.array as da
     from dask.core import flatten
     from dask.highlevelgraph import HighLevelGraph
 
+    arrays = [write.changes() for write in writes]
     keys = [key for each in arrays for key in flatten(each.__dask_keys__())]
     graph = da.Array.__dask_optimize__(HighLevelGraph.merge(*(each.dask for each in arrays)), keys)
     return [da.Array(graph, each.name, each.chunks, meta=each._meta) for each in arrays]

@@ -129,7 +129,7 @@ class Opened:
         """
         handle = self._handle
         handle.require_writable()
-        if handle.store.guarantee != "lock":
+        if not handle.store.can.lock:
             raise UnsupportedError(f"{self.url}: there are no locks in this place; changes are compared when committed")
         with handle.mutex.held:
             if handle.locked or handle.in_transaction:
@@ -324,7 +324,7 @@ class Described(Opened, Readable):
             "url": self.url,
             "mode": self.mode,
             "layout": frame.frame_type.name.lower(),
-            "commits": self._handle.store.guarantee,
+            "commits": self._handle.store.can.guarantee,
             "shape": self.shape,
             "dtype": str(self.dtype),
             "chunks": self.chunks,

@@ -377,7 +377,7 @@ def place_new(
     store = open_store(url, storage_options=storage_options, fs=fs)
     check_ending(cut(store.url)[1], store.url)
     if layout == "auto":
-        layout = "contiguous" if store.appendable and not store.is_prefix else "sparse"
+        layout = "contiguous" if store.can.append and not store.is_prefix else "sparse"
     if layout == "contiguous" and store.is_prefix:
         raise ValueError(f"a contiguous frame is one file, but {store.url} ends with a slash")
     frame_type = FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS

@@ -24,6 +24,8 @@ _SMALLEST_SHARED = 2**16
 _LARGEST_SHARED = 2**23
 """Selections of local arrays with results between these sizes in bytes are read in one thread each. For smaller ones,
 threads mostly wait for the interpreter; larger ones use several threads themselves."""
+_SMALLEST_BLOCK = 2**16
+"""So it is with smaller blocks: reading them hands the interpreter from thread to thread more often than it decodes."""
 
 
 class _Wanted(NamedTuple):
@@ -46,7 +48,8 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
 
     Over a network, one wave of requests asks for the blocks of all selections. Where the sizes of blocks are not noted,
     one wave before it asks for the heads of all their chunks. The chunks are decoded in the threads. Large selections
-    are read a bounded number of bytes at a time. Selections of local arrays are shared out between the threads.
+    are read a bounded number of bytes at a time. Selections of local arrays are shared out between the threads if the
+    blocks are larger than 64 KiB, and read one by one otherwise.
 
     Parameters
     ----------
@@ -108,6 +111,8 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
 
 def _is_worth_a_thread(array: Readable, key: Any) -> bool:
     if array.dtype.names is not None or isinstance(array, View):
+        return False
+    if math.prod(array.blocks) * array.itemsize <= _SMALLEST_BLOCK:
         return False
     nbytes = math.prod(select(key, array.shape).shape) * array.itemsize
     return _SMALLEST_SHARED <= nbytes <= _LARGEST_SHARED

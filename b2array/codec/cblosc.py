@@ -28,8 +28,8 @@ from b2array.codec.streams import MIN_STREAM, decode_zstd, encoded_run, many_str
 from b2array.errors import FormatError
 
 __all__ = [
-    "MAX_SPLIT", "Blosc1Chunk", "Blosc1Params", "compress", "compress_blocks", "decode", "decode_planes",
-    "decode_stream", "encode_stream", "fused_ask", "margin_behind", "margin_in_front", "unshuffle",
+    "LONGEST_ZSTD", "MAX_SPLIT", "Blosc1Chunk", "Blosc1Params", "compress", "compress_blocks", "decode",
+    "decode_planes", "decode_stream", "encode_stream", "fused_ask", "margin_behind", "margin_in_front", "unshuffle",
     "with_compressible_tail",
 ]  # fmt: skip
 
@@ -57,7 +57,7 @@ _FEW_BLOCKS = 8
 """Up to here a plain loop over the streams is faster than NumPy."""
 _FEW_BYTES = 2**14
 """Up to here NumPy unshuffles faster."""
-_LONGEST_ZSTD = 2**16
+LONGEST_ZSTD = 2**16
 """C-Blosc 1 makes a context for each zstd stream. For longer ones that does not matter."""
 _RAW_CHUNK_NBYTES = 2**20
 """C-Blosc 1 unshuffles this much at a time, while it is still in the cache."""
@@ -117,7 +117,7 @@ def margin_in_front(nblocks: int) -> int:
 def margin_behind(fmt: CodecFormat, nstreams: int, block_nbytes: int) -> int:
     """Return by how many bytes a block can grow when its runs become streams of the codec; 0 if it stays as it is."""
     neblock = block_nbytes // nstreams
-    if fmt == CodecFormat.ZSTD and neblock <= _LONGEST_ZSTD:
+    if fmt == CodecFormat.ZSTD and neblock <= LONGEST_ZSTD:
         return 0
     return nstreams * (MIN_STREAM + 4 + neblock // 255)
 
@@ -137,7 +137,7 @@ def decode(
     in front of the blocks are used as scratch space and restored, which saves a copy: no other thread may use it at the
     same time. So may be `margin` bytes behind each block, which are not restored; `margin_behind` are enough.
     """
-    if params.fmt == CodecFormat.ZSTD and params.neblock <= _LONGEST_ZSTD:
+    if params.fmt == CodecFormat.ZSTD and params.neblock <= LONGEST_ZSTD:
         if params.shuffle == NOSHUFFLE:
             decode_zstd(region, starts, stops, params.neblock, [out.data])
         else:

@@ -52,6 +52,8 @@ _MIN_COMPRESSED = 32
 _PROBE = 4096
 """We compare all data with the first item only if their first bytes, this many, repeat it."""
 _LONGEST_RUN_RATIO = 64
+_LONGEST_ZSTD_RUN = 32
+"""In at most this many bytes zstd encodes a short stream that repeats one byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +416,8 @@ def _streamed(task: Task) -> bytes:
 
 def _full_blocks(task: Task, filtered: Bytes) -> list[list[Buffer]]:
     neblock, codec = task.blocksize // task.nstreams, task.cparams.codec_id
+    if codec == CodecId.ZSTD and neblock <= cblosc.LONGEST_ZSTD:
+        return _zstd_blocks(task, filtered, neblock)
     typesize = _unsplit_typesize(codec, neblock)
     if typesize is None or not len(filtered):
         streams = filtered.reshape(-1, task.nstreams, neblock)
@@ -435,6 +439,25 @@ def _full_blocks(task: Task, filtered: Bytes) -> list[list[Buffer]]:
     region = memoryview(made.buf)
     runs_out = _without_runs(whole, region, starts, stops)
     return runs_out or [[region[start:stop]] for start, stop in zip(starts, stops, strict=True)]
+
+
+def _zstd_blocks(task: Task, filtered: Bytes, neblock: int) -> list[list[Buffer]]:
+    """Compress short zstd streams with one context, for which C-Blosc 1 makes a context each."""
+    view, size = filtered.data, struct.pack("<i", neblock)
+    blocks: list[list[Buffer]] = []
+    for start in range(0, len(filtered), task.blocksize):
+        pieces: list[Buffer] = []
+        for position in range(start, start + task.blocksize, neblock):
+            stream = view[position : position + neblock]
+            payload = codecs.encode(CodecId.ZSTD, stream, clevel=task.cparams.clevel)
+            if payload is None:
+                pieces += size, stream
+            elif len(payload) <= _LONGEST_ZSTD_RUN and (filtered[position : position + neblock] == stream[0]).all():
+                pieces.append(_run_token(stream[0]))
+            else:
+                pieces += struct.pack("<i", len(payload)), payload
+        blocks.append(pieces)
+    return blocks
 
 
 def _unsplit_typesize(codec: int, neblock: int) -> int | None:

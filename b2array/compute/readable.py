@@ -10,11 +10,13 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
+from b2array.buffers import memory_nbytes
 from b2array.compute.mapping import Mapping
 from b2array.compute.operators import Operators
 from b2array.compute.reductions import reduction
 from b2array.engine.handle import RECOVERABLE, Handle
 from b2array.engine.read import read, read_item
+from b2array.errors import warn
 from b2array.grid.layout import Layout
 from b2array.grid.selection import Selection, fields, item, orthogonal, select, vectorised
 from b2array.printable import printable
@@ -197,8 +199,19 @@ class Readable(Operators):
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
             raise ValueError("an array in chunks cannot be seen as a NumPy array without a copy")
+        self._warn_if_too_large()
         result: npt.NDArray[Any] = self[...]
         return result if dtype is None else result.astype(dtype, copy=False)
+
+    def _warn_if_too_large(self) -> None:
+        """Warn before a function of NumPy loads more than the memory holds."""
+        memory = memory_nbytes()
+        if memory is not None and self.nbytes > memory:
+            needed, there = (f"{nbytes / 2**30:.1f} GiB" for nbytes in (self.nbytes, memory))
+            warn(
+                f"this loads the whole array, {needed}, and the machine has {there} of memory; "
+                "a.to_dask() and b2array.map work piece by piece, and a[key] loads a part"
+            )
 
     def __len__(self) -> int:
         if not self.shape:

@@ -77,7 +77,7 @@ def _make(draft: Draft) -> Snapshot:
 
 def _has_other_writers(draft: Draft, name: str) -> bool:
     """Whether there may be writers of the frame that a new one replaces, and a lock that they respect."""
-    if draft.locked or draft.new is None or not draft.new.overwrite or draft.place.guarantee != "lock":
+    if draft.locked or draft.new is None or not draft.new.overwrite or not draft.place.can.lock:
         return False
     try:
         return draft.place.stamp(name).size > 0
@@ -165,7 +165,7 @@ def observe(change: ChangeSet, current: Snapshot | None, draft: Draft) -> Facts:
     """Find out what only the store and the staging area know."""
     store = draft.store
     return Facts(
-        url=draft.url, appendable=store.appendable, locks=store.guarantee == "lock", aside=draft.aside,
+        url=draft.url, appendable=store.can.append, locks=store.can.lock, aside=draft.aside,
         header_room=draft.staging.header_room, unnoted=_file_sizes(store, unnoted(change, current)),
         kept=_staying(change, current), salt=os.urandom(_SALT_NBYTES),
     )  # fmt: skip
@@ -215,8 +215,8 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
         draft.is_unknown |= may_still_happen(draft.store, error)
         if not isinstance(error, Exception):
             raise
-        exclusive = isinstance(error, FileExistsError) and draft.store.guarantee == "lock"
-        if exclusive or (durability() == "full" and draft.store.appendable):
+        exclusive = isinstance(error, FileExistsError) and draft.store.can.lock
+        if exclusive or (durability() == "full" and draft.store.can.local):
             raise
         with suppress(OSError, B2ArrayError):
             found = load(draft.store, marks=True)
@@ -229,7 +229,8 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
 def _make_objects(made: Plan, draft: Draft) -> None:
     """Make the objects that the new state refers to. If the commit fails, `vacuum` removes them."""
     for name, content in made.objects.items():
-        draft.store.create(name, content)
+        with suppress(FileExistsError):  # nobody else has this random name: the answer to our request was lost
+            draft.store.create(name, content)
 
 
 def _write(made: Plan, draft: Draft, current: Snapshot | None) -> str:
@@ -271,7 +272,7 @@ def _append(made: Plan, draft: Draft, current: Snapshot) -> None:
 
 def _compact(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
     """Replace the old file by one with every chunk, and without dead space."""
-    if not draft.store.appendable:
+    if not draft.store.can.append:
         warn(f"{draft.url}: one file in this store is rewritten with every change")
     try:
         whole = _whole(draft, current)

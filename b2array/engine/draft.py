@@ -6,7 +6,7 @@ No reader sees them before the commit; see `b2array.engine.commit`. `Draft.freez
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -51,7 +51,7 @@ from b2array.store.base import Store, join_views_at
 from b2array.store.spans import Span
 from b2array.store.spool import Spool
 
-__all__ = ["Draft", "ForkOf", "discard", "is_part"]
+__all__ = ["Draft", "ForkOf", "discard", "is_part", "warn_of_forgotten"]
 
 Mask = npt.NDArray[np.bool_]
 T = TypeVar("T")
@@ -181,7 +181,7 @@ class Draft(Target):
             # The file becomes the frame if that is new or all its chunks are, and is written twice otherwise.
             old_nbytes = 0 if self.base is None else self.base.frame.frame_len
             limit = min(max(old_nbytes // 2, _LEAST_IN_MEMORY), _MOST_IN_MEMORY)
-        elif self.store.appendable:  # the frame will be in memory, too
+        elif self.store.can.append:  # the frame will be in memory, too
             limit = np.inf
         return Staging(self.store, Spool(path, reserved=reserved, limit=limit), 0)
 
@@ -402,11 +402,13 @@ class Draft(Target):
         """Become what a kept state of the base says, but for the names under which states are kept."""
         if self.buffer is not None:
             self.buffer.replace({})
+        now = self.state
         self._restructure(np.full(state.frame.nchunks, -1), state.frame)
-        index_now, sizes, records = self.state.frame.offsets, self.state.sizes, self.state.records
-        index_now[:] = state.frame.offsets
-        sizes[:] = state.sizes
-        records[:] = state.records
+        new = self.state
+        new.frame.offsets[:] = state.frame.offsets
+        new.sizes[:] = state.sizes
+        new.records[:] = state.records
+        _take_sizes(new, now)
         self._touched[:] = True
         for name in {*self.state.attr_names} | {*state.attr_names}:
             self.set_attr(name, state.attr(name))
@@ -503,7 +505,11 @@ class Draft(Target):
     # Changes of forks.
 
     def merge(self, change: ChangeSet, base: Snapshot | None) -> None:
-        """Take over the merged changes of forks, which were made of this transaction when `base` was its base.
+        """Take over the merged changes of forks, which were made of this transaction when `base` was its base."""
+        self.take(*self.mergeable(change, base))
+
+    def mergeable(self, change: ChangeSet, base: Snapshot | None) -> tuple[ChangeSet, list[int]]:
+        """Return the merged changes of forks on top of the base of now, and the rows of the chunks to take over.
 
         ConflictError: this transaction has since changed the same chunks or attributes in another way, or their order.
         """
@@ -529,7 +535,7 @@ class Draft(Target):
         if contradictory:
             raise ConflictError(f"{self.url}: {contradictory} were changed since the fork, too")
         same = set(others.tolist())
-        self.take(change, [row for row in range(change.numbers.size) if row not in same])
+        return change, [row for row in range(change.numbers.size) if row not in same]
 
     def _has(self, change: ChangeSet, row: int) -> bool:
         """Whether a chunk of a fork is here already, because a task ran twice."""
@@ -587,7 +593,7 @@ class Draft(Target):
 
     def catch_up(self) -> bool:
         """Go on from the state of another writer whose commit removed the bytes of the base; say whether one did."""
-        if self.base is None or self.sparse or self.store.appendable or self.undo is not None or self.fork:
+        if self.base is None or self.sparse or self.store.can.append or self.undo is not None or self.fork:
             return False
         try:
             current = reload(self.base)
@@ -605,16 +611,12 @@ class Draft(Target):
         self.staging.close()
         self.at_end.close()
         with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
-            self.store.withdraw(self.staging.unused(committed.offsets))
+            kept = [keep.state.frame.offsets for keep in self.keeps if keep.state is not None]
+            self.store.withdraw(self.staging.unused(np.concatenate([committed.offsets, *kept])))
 
     def warn_of_forgotten(self) -> None:
         """After the commit, warn of forks that were never merged."""
-        forgotten = sum(not is_merged for is_merged in self.forks.values())
-        if forgotten:
-            warn(
-                f"{self.url}: {forgotten} of {len(self.forks)} forks were never merged; "
-                "the commit has no change of them"
-            )
+        warn_of_forgotten(self.url, self.forks)
 
     def abort(self) -> None:
         """Forget the changes, as long as no index refers to them."""
@@ -647,11 +649,29 @@ class Draft(Target):
         ]  # fmt: skip
 
 
+def _take_sizes(state: State, other: State) -> None:
+    """Note the sizes of blocks, which a kept state does not have, for the chunks that another state has, too."""
+    offsets, others = state.frame.offsets, other.frame.offsets
+    if state.sizes.shape[1:] != other.sizes.shape[1:] or not others.size:
+        return
+    order = np.argsort(others, kind="stable")
+    rows = order[np.searchsorted(others[order], offsets).clip(max=others.size - 1)]
+    same = (offsets >= 0) & (others[rows] == offsets) & (other.records[rows] == state.records)
+    state.sizes[same] = other.sizes[rows[same]]
+
+
 def _set(state: State, n: int, staged: Staged) -> None:
     sizes = state.sizes
     state.frame.offsets[n] = staged.code
     sizes[n] = 0 if staged.sizes is None else staged.sizes[: sizes.shape[1]]
     state.records[n] = staged.record
+
+
+def warn_of_forgotten(url: str, forks: Mapping[bytes, bool]) -> None:
+    """Warn of forks that were never merged, given all of a transaction by name, and whether they were."""
+    forgotten = sum(not is_merged for is_merged in forks.values())
+    if forgotten:
+        warn(f"{url}: {forgotten} of {len(forks)} forks were never merged; the commit has no change of them")
 
 
 def discard(store: Store) -> None:

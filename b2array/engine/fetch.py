@@ -26,7 +26,7 @@ from b2array.engine.source import SPOOL, CachedHead, ChunkRequest, Location, Sou
 from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, located_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
-from b2array.store.base import join_views, stale_reader, too_short, where
+from b2array.store.base import MISSING, join_views, stale_reader, too_short, where
 from b2array.store.endings import TEMPORARY
 from b2array.store.spans import Span, plan_packed_read, plan_scatter_read
 
@@ -115,7 +115,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
         wanted = _Chunk(source, request, location, is_local=True)
         if wanted.cached is not None and request.blocks is not None:
             # The usual case is one step. If that fails, the steps below find out why.
-            with suppress(FileNotFoundError, FormatError):
+            with suppress(*MISSING, FormatError):
                 planned = wanted.plan_blocks(wanted.cached.head)
                 if planned is not None:
                     return wanted.take_blocks(planned, source.gather(*planned.ask[:3]))
@@ -127,7 +127,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
         while True:
             try:
                 view = source.read(ask.spans, clip=True)[0] if ask.clip else source.gather(*ask[:3])
-            except FileNotFoundError as error:
+            except MISSING as error:
                 _refuse_missing(source, [(request.chunk, ask)], error)
                 raise
             except FormatError as error:
@@ -165,7 +165,7 @@ def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Sto
         asked, waiting = waiting, []
         try:
             views = iter(source.read([span for _, _, ask in asked for span in ask.spans], clip=True))
-        except FileNotFoundError as error:
+        except MISSING as error:
             _refuse_missing(source, [(requests[i].chunk, ask) for i, _, ask in asked], error)
             raise
         for i, steps, ask in asked:
@@ -244,7 +244,7 @@ def _joined(source: Source, ask: Ask, views: list[memoryview]) -> memoryview | F
     return join_views(views)
 
 
-def _refuse_missing(source: Source, asked: list[tuple[int, Ask]], error: FileNotFoundError) -> None:
+def _refuse_missing(source: Source, asked: list[tuple[int, Ask]], error: OSError) -> None:
     """Raise the error of a chunk whose file does not exist, unless the whole frame is gone."""
     names = [(n, ask.spans[0].name) for n, ask in asked]
     n, name = next((each for each in names if str(error.filename or "").endswith(each[1] or "\0")), names[0])

@@ -8,7 +8,7 @@ their commits are seen after `refresh`, or always by a `Follower`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Literal, TypeVar
 
 from b2array import config
@@ -22,7 +22,7 @@ from b2array.format.frame import Frame
 from b2array.format.kept import Kept
 from b2array.format.state import with_index
 from b2array.format.summary import Summary
-from b2array.store.base import COMPARE_AND_SWAP, Mutex, Store, attempts
+from b2array.store.base import MISSING, Mutex, Store, attempts
 
 __all__ = ["RECOVERABLE", "Follower", "Handle", "Mode"]
 
@@ -94,7 +94,7 @@ class Handle:
             raise ReadOnlyError("a frame inside a larger file can only be read")
         if mode == "r+" and snapshot.at is not None:
             raise ReadOnlyError(f"{snapshot.url}: a snapshot can only be read; restore() goes back to it")
-        if mode == "r+" and snapshot.store.guarantee == "read only":
+        if mode == "r+" and not snapshot.store.can.write:
             raise ReadOnlyError(f"{snapshot.url} can only be read; open it with mode='r'")
         self._mode: Mode = mode
         self._show(snapshot)
@@ -184,7 +184,7 @@ class Handle:
         """
         self.require_writable()
         for tried in attempts(self.store):
-            if tried == config.retries and self.store.guarantee != COMPARE_AND_SWAP:
+            if tried == config.retries and not self.store.can.compare:
                 break
             known, joined = self._snapshot, self._draft
             try:
@@ -204,11 +204,19 @@ class Handle:
         with self.mutex.held:
             if self._draft is not None:
                 return self._attempt(task)
-            with nullcontext() if self.locked else writers_lock(self.store, self._snapshot.name):
+            with nullcontext() if self.locked else self._lock():
                 self._show(reload(self._snapshot))
                 if not anywhere and not self._snapshot.alike(known):
                     raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
                 return self._attempt(task, locked=True)
+
+    def _lock(self) -> AbstractContextManager[object]:
+        """Take the store's lock. ConflictError: the directory that it is in was deleted, or replaced by a file."""
+        try:
+            return writers_lock(self.store, self._snapshot.name)
+        except MISSING as error:
+            _explain(self._snapshot, error)
+            raise
 
     def _attempt(self, task: Callable[[Draft], T], *, locked: bool = False) -> T:
         """Try a change once; with `locked`, the caller holds the store's lock."""

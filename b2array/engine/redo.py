@@ -23,20 +23,22 @@ from b2array.engine.manifest import MANIFEST, Entry, Manifest, is_embedded, stag
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
+from b2array.format.frame import FINGERPRINT_NBYTES
+from b2array.format.header import unpack_header
 from b2array.format.index import chunk_name
 from b2array.format.kept import KEPT, ledger_of, object_name
-from b2array.store.base import COMPARE_AND_SWAP, Head, Store, attempts, stale_reader, too_many_conflicts
+from b2array.store.base import MISSING, Head, Store, attempts, stale_reader, too_many_conflicts
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.local import LocalStore
+from b2array.store.spans import Span
 
 __all__ = [
-    "ABSENT", "Found", "carry_out", "discard", "is_abandoned", "is_pending", "look", "read_member",
-    "settle", "writers_lock",
+    "Found", "carry_out", "discard", "is_abandoned", "look",
+    "look_by", "read_member", "settle", "writers_lock",
 ]  # fmt: skip
 
 _DAMAGED = "damaged "
 
-ABSENT = (FileNotFoundError, NotADirectoryError)
 _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
 StoreOf = Callable[[str], Store]
@@ -75,7 +77,7 @@ def look(store: Store) -> Found:
     """Look at what the store of a member holds itself, whatever the redo log says."""
     try:
         held = snapshot.load(store, marks=True)
-    except ABSENT:
+    except MISSING:
         return Found(None)
     except _UNREADABLE:
         names = [FRAME_NAME] if store.is_prefix else ["", FRAME_NAME]
@@ -95,13 +97,13 @@ def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:
     entry = manifest.redo.get(path)
     store = store_of(path)
     if entry is not None:
-        found = look(store)
-        if is_pending(store_of, path, entry, found):
+        found, is_pending = look_by(entry, store_of, path)
+        if is_pending:
             if entry.kind == "delete":
                 raise FileNotFoundError(f"{store.url} was deleted")
             try:
                 return _to_come(store_of, path, entry, found)
-            except (*ABSENT, FormatError):
+            except (*MISSING, FormatError):
                 # Another process has just carried the entry out.
                 if look(store).state == found.state:
                     raise stale_reader(store.url) from None
@@ -151,22 +153,22 @@ def carry_out(
     aside = store_of(entry.aside(path)) if entry.token else store
     old = store_of(staged_path(path, entry.token[::-1], sparse=False)) if entry.kind == "frame" else aside
     for _ in attempts(store):
-        found = look(store)
-        if not is_pending(store_of, path, entry, found):
+        found, is_pending = look_by(entry, store_of, path)
+        if not is_pending:
             break
         # In memory, the lock of the manifest excludes all writers.
-        waits = store.appendable and not locked and found.name is not None
+        waits = store.can.local and not locked and found.name is not None
         with store.lock(found.name or "") if waits else nullcontext():
             if waits and look(store).state != found.state:
                 continue
             try:
-                if store.appendable:
+                if store.can.local:
                     _change_on_disk(store, aside, old, entry, found)
                 else:
                     _change_object(store, aside, entry, found, mark_deleted)
             except (ConflictError, FileExistsError):  # another process was faster
                 continue
-            except ABSENT:
+            except MISSING:
                 if look(store).is_state(entry.before):  # what was staged is gone
                     raise
         break
@@ -175,16 +177,38 @@ def carry_out(
     # Nobody else takes a lock in these places: who waits for that of a directory that went aside looks for it anew.
     if entry.token:
         discard(aside, locked=True)
-    if entry.kind == "frame" and store.appendable:
+    if entry.kind == "frame" and store.can.local:
         discard(old, locked=True)
 
 
-def is_pending(store_of: StoreOf, path: str, entry: Entry, found: Found) -> bool:
-    """Whether an entry waits to be carried out, given what is at the path of its member."""
-    if found.is_state(entry.before):
-        return True
-    # Where names cannot be swapped in one step, the old frame goes before the new one comes.
-    return entry.kind == "frame" and found.name is None and look(store_of(entry.aside(path))).state == entry.after
+def look_by(entry: Entry, store_of: StoreOf, path: str) -> tuple[Found, bool]:
+    """Look at a member, and say whether its entry waits to be carried out.
+
+    On a local disk the state that goes may come back: a new member is deleted, or somebody restores a backup. So there
+    the state that comes must still wait, too.
+    """
+    store = store_of(path)
+    for _ in range(2):
+        found = look(store)
+        # Where names cannot be swapped in one step, the old frame goes before the new one comes.
+        is_between = entry.kind == "frame" and found.name is None
+        if not store.can.local or not (is_between or found.is_state(entry.before)):
+            return found, found.is_state(entry.before)
+        if _is_staged(store, store_of(entry.aside(path)), entry):
+            return found, True
+        # It may have come between the two looks.
+    return found, False
+
+
+def _is_staged(store: Store, aside: Store, entry: Entry) -> bool:
+    """Whether what an entry refers to waits on a local disk."""
+    if entry.kind == "header":
+        stop = unpack_header(entry.header).frame_len
+        (end,) = store.read([Span("", stop - FINGERPRINT_NBYTES, stop)], clip=True)
+        return end.hex() == entry.after
+    if entry.kind == "index":
+        return isinstance(aside.head([""], 1)[0], Head)
+    return entry.kind == "delete" or look(aside).state == entry.after
 
 
 def _change_on_disk(store: Store, aside: Store, old: Store, entry: Entry, found: Found) -> None:
@@ -213,7 +237,7 @@ def _is_there(store: Store) -> bool:
     """Whether there is anything: killed writers may have left chunks without an index."""
     try:
         store.listing()
-    except ABSENT:
+    except MISSING:
         return False
     return True
 
@@ -224,11 +248,11 @@ def _change_object(
     """Give a member its new state in an object store: write its index, if it is still the one that goes."""
     goes = found.frame
     if entry.kind == "delete":
-        if store.guarantee == "lock" and goes is not None:
+        if store.can.lock and goes is not None:
             # Other files may be chunks of a member that somebody is about to make there.
             store.delete([goes.name, *_chunks_of(goes)])
             return
-        if store.guarantee != COMPARE_AND_SWAP:
+        if not store.can.compare:
             store.delete([found.name or "", *(store.listing() if found.name else ())])
             return
         if mark_deleted is None:
@@ -263,7 +287,7 @@ def discard(store: Store, *, locked: bool = False) -> None:
 
     If `locked`, the caller sees to it that no other process is at work there.
     """
-    if store.appendable:
+    if store.can.local:
         store.remove(FRAME_NAME, _belongs, locked=locked)
         store.drop_lock()  # nobody else waits for it: only its writer knows this place
     else:
@@ -274,7 +298,7 @@ def is_abandoned(store: Store) -> bool:
     """Whether there is a directory with nothing but files of late writers: they missed that the frame was deleted."""
     try:
         names = store.walk()
-    except ABSENT:
+    except MISSING:
         return False
     return bool(names) and FRAME_NAME not in names and all(map(_belongs, names))
 
@@ -328,9 +352,9 @@ def _waiting(store: Store) -> tuple[Path, str, Entry] | None:
     if group is None:
         return None
     path = place.relative_to(group).as_posix()
-    with suppress(*_UNREADABLE, *ABSENT):  # nobody can read such a group, either
+    with suppress(*_UNREADABLE, *MISSING):  # nobody can read such a group, either
         entry = _log_of(str(group), LocalStore(group).stamp(MANIFEST).version).get(path)
-        if entry is not None and is_pending(partial(_member_store, group), path, entry, look(store)):
+        if entry is not None and look_by(entry, partial(_member_store, group), path)[1]:
             return group, path, entry
     return None
 

@@ -71,11 +71,11 @@ class Snapshot(Source):
     def __post_init__(self) -> None:
         described = self.state.frame
         expected = None if described.frame_type == FrameType.SPARSE else self.version
-        if expected is not None and self.store.appendable and described.is_ours:
+        if expected is not None and self.store.can.local and described.is_ours:
             expected = with_known_bytes(expected, self._last_bytes())
         object.__setattr__(self, "frame", described)
         object.__setattr__(self, "sparse", described.frame_type == FrameType.SPARSE)
-        object.__setattr__(self, "is_local", self.store.appendable)
+        object.__setattr__(self, "is_local", self.store.can.local)
         object.__setattr__(self, "_expected", expected)
         # Other software writes no checksums, and changes chunks in their places.
         unchecked = self.is_local and not self.store.in_process and self.version is not None and not described.is_ours
@@ -207,6 +207,8 @@ def _load(store: Store, start: int, *, in_one_wave: bool = True) -> Snapshot:
         heads, tail = store.ends(names, _FIRST_READ, _LAST_READ)
     found = [(name, head) for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
     if not found:
+        if isinstance(heads[0], IsADirectoryError) and isinstance(heads[-1], NotADirectoryError):
+            raise stale_reader(store.url)  # another writer has replaced the directory by a file in between
         raise _refusal(store, heads)
     # On object stores an empty object may stand for the directory.
     name, head = found[-1] if not found[0][1].data else found[0]

@@ -109,7 +109,7 @@ class Source(ABC):
     @property
     def is_local(self) -> bool:
         """Whether reads are so fast that each worker makes its own, and not one wave of requests for all."""
-        return self.store.appendable
+        return self.store.can.local
 
     @property
     def heads(self) -> MutableMapping[int, CachedHead]:

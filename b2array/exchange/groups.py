@@ -104,7 +104,7 @@ def _frame(source: Source, pieces: Iterable[Piece], settings: Settings) -> tuple
     if handle is not None and source.is_bytes:
         return OTHER, copy_of(handle, storage)
 
-    def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+    def new(url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
         kind = settings.layout if layout == "auto" else layout
         if handle is None:
             made = formats.array_options(source, settings._replace(layout=kind, overwrite=overwrite))

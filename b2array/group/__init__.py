@@ -3,6 +3,7 @@
 addressing   `open`: what a URL names, and the groups that it leads through
 group        `Group`, the mapping that users hold, and `open_group`
 attributes   a group's attributes as a mapping
+fork         what a transaction and its forks have in common; forks for workers
 transaction  several members, one commit: prepare, replace the manifest, apply
 directory    members in a local directory or a prefix of an object store
 whole        finds, makes, completes, describes and removes a whole group

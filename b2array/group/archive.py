@@ -68,7 +68,7 @@ class Archive:
         self._options = dict(storage_options)
         self._known = known
         self.store: Store = open_store(url, storage_options=self._options)
-        self._address = self.store.url if self.store.appendable else url
+        self._address = self.store.url if self.store.can.local else url
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._address, self._options, self._known)

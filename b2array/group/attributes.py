@@ -12,16 +12,17 @@ from b2array.engine.manifest import ATTRS, OTHER
 from b2array.errors import ReadOnlyError
 from b2array.group.archive import Archive
 from b2array.group.directory import Directory, copy_of
+from b2array.group.fork import Changes
 from b2array.group.kept import Moment
-from b2array.group.transaction import Transaction, changing
+from b2array.group.transaction import changing
 
 __all__ = ["Attrs", "Home", "writable"]
 
-Home = Directory | Archive | Transaction | Moment
+Home = Directory | Archive | Changes | Moment
 """Where the members of a group are."""
 
 
-def writable(home: Home, mode: Mode, url: str) -> Directory | Transaction:
+def writable(home: Home, mode: Mode, url: str) -> Directory | Changes:
     """Return the home of members that can be changed; raise ReadOnlyError for others."""
     if isinstance(home, Moment):
         raise ReadOnlyError(f"{url}: a snapshot can only be read; restore() goes back to it")

@@ -26,7 +26,7 @@ from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
-from b2array.engine.redo import ABSENT, Found
+from b2array.engine.redo import Found
 from b2array.engine.snapshot import Snapshot
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
 from b2array.format import summary
@@ -35,7 +35,7 @@ from b2array.format.summary import Record, Summary
 from b2array.group import embedded, summaries
 from b2array.group.members import Members
 from b2array.store.base import (
-    COMPARE_AND_SWAP,
+    MISSING,
     Stamp,
     Store,
     attempts,
@@ -51,21 +51,30 @@ __all__ = ["Directory", "NewFrame", "copy_of", "record_of"]
 class NewFrame(Protocol):
     """A function that makes the frame of a new member, ready for the commit."""
 
-    def __call__(self, url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
-        """Return the frame for a URL, with this layout if the user asks for none."""
+    def __call__(self, url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+        """Return the frame for a URL, or in memory, with this layout if the user asks for none."""
         ...
 
 
-def copy_of(source: Handle, storage_options: Mapping[str, Any]) -> NewFrame:
-    """Return what makes a new member as a copy of a frame, without compressing the chunks again."""
+def copy_of(source: Handle, storage_options: Mapping[str, Any], *, keeps_layout: bool = False) -> NewFrame:
+    """Return what makes a new member as a copy of a frame, without compressing the chunks again.
 
-    def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
-        if layout == "auto" and source.store.appendable == open_store(url, storage_options=storage_options).appendable:
-            layout = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
+    Unless it is to keep the layout, a copy from another kind of store gets the layout that is usual there.
+    """
+    own: Kind = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
+
+    def new(url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+        if layout == "auto" and (keeps_layout or _is_alike(source.store, url, storage_options)):
+            layout = own
         store, kind = place_new(url, layout, storage_options, overwrite=overwrite)
         return copied(source.source, store, kind, overwrite=overwrite, kept=kept.own(source.snapshot))
 
     return new
+
+
+def _is_alike(store: Store, url: str | None, storage_options: Mapping[str, Any]) -> bool:
+    """Whether a URL leads to the same kind of store: to files, or to objects."""
+    return url is not None and store.can.local == open_store(url, storage_options=storage_options).can.local
 
 
 def record_of(held: Snapshot) -> Record | None:
@@ -107,14 +116,14 @@ class Directory:
     @property
     def is_local(self) -> bool:
         """Whether the group is on this computer, where the files are the list of members."""
-        return self.store.appendable
+        return self.store.can.local
 
     def address(self, path: str) -> str:
         """Return the URL of a path in the group.
 
         ValueError if it would be that of another place, FormatError if a symbolic link would lead there.
         """
-        if "?" in self._address and not self.is_local and self.store.guarantee in ("lock", COMPARE_AND_SWAP):
+        if "?" in self._address and not self.is_local and (self.store.can.lock or self.store.can.compare):
             # These stores have no queries: it is a letter of the group's name, but not where `joined` puts it.
             raise ValueError(f"{self.url}: expected the URL of a group, found a '?' behind it")
         self.store.refuse_links(path)
@@ -187,7 +196,7 @@ class Directory:
         files: Collection[str] = ()
         with suppress(UnsupportedError):
             files = self.store.walk()
-        if not files and self.store.guarantee == "read only":  # a group that is there has files: nothing lists them
+        if not files and not self.store.can.write:  # a group that is there has files: nothing lists them
             if not manifest.summaries:
                 raise UnsupportedError(
                     f"{self.url} cannot be listed, and no manifest names its members: Group.consolidate writes one"
@@ -204,11 +213,10 @@ class Directory:
                 continue
             # What has a name for a while, or has none yet, depends on how far a writer has come.
             name = path.rpartition(".")[0]
-            found = redo.look(self.store_of(path))
-            pending = redo.is_pending(self.store_of, path, entry, found)
-            if pending and entry.kind != "delete":
+            found, is_pending = redo.look_by(entry, self.store_of, path)
+            if is_pending and entry.kind != "delete":
                 outer[name] = path
-            elif outer.get(name) == path and (pending or found.name is None):
+            elif outer.get(name) == path and (is_pending or found.name is None):
                 del outer[name]
             elif found.name is not None and name not in outer:
                 outer[name] = path
@@ -235,10 +243,12 @@ class Directory:
         found = {}
         for name in names:
             for path in (f"{name}{suffix}" for suffix in SUFFIXES):
-                there, entry = redo.look(self.store_of(path)), manifest.redo.get(path)
-                is_going = (
-                    entry is not None and entry.kind == "delete" and redo.is_pending(self.store_of, path, entry, there)
-                )
+                entry, is_pending = manifest.redo.get(path), False
+                if entry is None:
+                    there = redo.look(self.store_of(path))
+                else:
+                    there, is_pending = redo.look_by(entry, self.store_of, path)
+                is_going = is_pending and entry is not None and entry.kind == "delete"
                 if there.name is not None and not is_going:
                     found[path] = name
         with suppress(FileNotFoundError):
@@ -253,7 +263,7 @@ class Directory:
         outer = {each for name in names for each in accumulate(name.split("/")[:-1], "{}/{}".format)}
         near = Members({name: path for path, name in self.paths_of(outer, manifest).items()})
         for name in names:
-            with suppress(*ABSENT):
+            with suppress(*MISSING):
                 files = [f"{name}/{file}" for file in self.store_of(name).walk()]
                 for other, path in self._members_in(files, Manifest()).items():
                     near.add(other, path)
@@ -285,11 +295,11 @@ class Directory:
         (head,) = self.store.head([MANIFEST], limit)
         stamp = None
         unversioned = not isinstance(head, Exception) and head.stamp is None
-        if unversioned and versioned and self.store.guarantee != "read only":
+        if unversioned and versioned and self.store.can.write:
             # Read the version first: then the content is at least as new, and no update is lost.
             stamp = self.store.stamp(MANIFEST)
             (head,) = self.store.head([MANIFEST], limit)
-        if isinstance(head, ABSENT):
+        if isinstance(head, MISSING):
             return Manifest(), None
         if isinstance(head, Exception):
             raise head
@@ -368,11 +378,11 @@ class Directory:
         if is_embedded(path):
             return embedded.open_embedded(self._embedding("r"), path)
         if mode == "r":
-            promised = self._promised(path) if lazy or self.store.guarantee == "lock" else None
+            promised = self._promised(path) if lazy or self.store.can.lock else None
             return promised or Handle(self.current(path), mode)
         self.recover()
         handle = Handle(self.current(path), mode)
-        if self.store.guarantee != "lock" and self._record(path) is not None:
+        if not self.store.can.lock and self._record(path) is not None:
             # Away from this computer, readers learn only later that a summary is out of date.
             handle.before_commit = partial(self.update, lambda found: found.with_summaries({path: None}))
         return handle
@@ -402,7 +412,7 @@ class Directory:
         manifest, _ = self._state()
         try:
             held = redo.read_member(self.store_of, manifest, path)
-        except ABSENT:
+        except MISSING:
             # The caller may have taken the path from an earlier list; on a local disk, files are the list.
             if self.is_local or path not in self.members().values() or self._stored()[0] != manifest:
                 raise stale_reader(self.url) from None

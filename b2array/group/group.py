@@ -29,6 +29,7 @@ from b2array.group import snapshots, unpacked, whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, NewFrame, copy_of
+from b2array.group.fork import Changes, GroupFork
 from b2array.group.kept import Moment, moment
 from b2array.group.members import Members, check_new
 from b2array.group.place import group_of
@@ -412,7 +413,7 @@ class Group(MutableMapping[str, Any]):
 
         return xr.open_dataset(self, engine="b2array", **options)  # type: ignore[arg-type]
 
-    def _writable(self) -> Directory | Transaction:
+    def _writable(self) -> Directory | Changes:
         return writable(self._home, self._mode, self.url)
 
     @takes(MemberKeywords)
@@ -453,7 +454,7 @@ class Group(MutableMapping[str, Any]):
         if (data is None) == (shape is None):
             raise TypeError("create() takes either a shape or data, and None is neither")
 
-        def new(url: str, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+        def new(url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
             wanted: MemberKeywords = {"layout": layout, **options}
             given = ArrayOptions(**wanted, overwrite=overwrite, storage_options=home.storage_options)
             if shape is None:
@@ -557,6 +558,8 @@ class Group(MutableMapping[str, Any]):
         """Rename an array or a group in this group, in one commit. Raises what `copy` raises."""
         if f"{check_name(name)}/".startswith(f"{check_name(source)}/"):
             raise ValueError(f"{source!r} cannot be moved into itself, to {name!r}")
+        if isinstance(self._home, GroupFork):
+            raise ValueError("a fork of a group cannot move members: do that before you fork")  # noqa: TRY004
         with self._changing() as changes:
             copied = changes._copied(source, changes, name)
             states = {path: held.snapshot.generation for path, held in copied.items() if not is_embedded(path)}
@@ -564,7 +567,7 @@ class Group(MutableMapping[str, Any]):
                 home.remove(home.members().below(changes._full(source.removeprefix("/"))), states)
 
     def _changing(self) -> AbstractContextManager[Group]:
-        return nullcontext(self) if isinstance(self._home, Transaction) else self.transaction()
+        return nullcontext(self) if isinstance(self._home, Changes) else self.transaction()
 
     def transaction(self, *, replace: bool = False) -> AbstractContextManager[Group]:
         """Make everything that is changed inside the ``with`` block one commit.
@@ -602,7 +605,7 @@ class Group(MutableMapping[str, Any]):
     @contextmanager
     def _begun(self, *, replace: bool) -> Iterator[Group]:
         home = self._writable()
-        if isinstance(home, Transaction):
+        if isinstance(home, Changes):
             raise ValueError("a transaction is under way on this group already")  # noqa: TRY004 - not the user's type
         changes = Transaction(home, self._prefix if replace else None)
         try:
@@ -611,6 +614,64 @@ class Group(MutableMapping[str, Any]):
             changes.abort()
             raise
         changes.commit()
+
+    def fork(self) -> Group:
+        """Return a handle for a worker, whose changes can become part of the transaction under way.
+
+        It can be pickled, and goes to threads, processes and other machines. It shows the group as the transaction has
+        it now, and its own changes; no other fork sees them. Give it back to `merge` when the worker has finished. One
+        fork may serve many workers: each unpickled copy collects its own changes. It can be forked itself.
+
+        A fork writes items of arrays, makes members and sets attributes. It does not delete, move or replace members,
+        and does not change shapes. The members that it makes are in memory, and in its pickle: let the transaction make
+        large arrays. To prepare all members takes time in a large group: fork a group in it, or single arrays.
+
+        Raises
+        ------
+        ValueError
+            There is no transaction under way.
+
+        Examples
+        --------
+        >>> import pickle
+        >>> group = open_group("memory://forked.b2d", "w")
+        >>> level = group.create("level", (4, 6), "i4", chunks=(1, 6))
+        >>> with group.transaction() as changes:
+        ...     worker = pickle.loads(pickle.dumps(changes.fork()))
+        ...     worker["level"][2] = 7
+        ...     worker["mean"] = [7.0]
+        ...     changes.merge(worker)
+        >>> group["level"][:, 0].tolist(), group["mean"][:].tolist()
+        ([0, 0, 7, 0], [7.0])
+        """
+        home = self._home
+        if not isinstance(home, Changes):
+            raise ValueError("fork() needs a transaction: with group.transaction() as changes: fork = changes.fork()")  # noqa: TRY004
+        return Group(home.fork(self._prefix), self._prefix, "r+")
+
+    def merge(self, *workers: Group) -> None:
+        """Take what was changed through forks into the transaction, or into the fork that they are forks of.
+
+        Equal bytes in one chunk, and equal new members, are fine, as of a task that ran twice. A merged fork cannot be
+        used any more.
+
+        Parameters
+        ----------
+        *workers : Group
+            Forks of this group, or copies of them that came back from other processes.
+
+        Raises
+        ------
+        ConflictError
+            Two forks have written different items into one chunk, or made different members of one name, or the
+            transaction has changed the same since, or has ended. Nothing was taken then.
+        TypeError
+            One of them is no fork.
+        """
+        home = self._home
+        if not isinstance(home, Changes):
+            raise ConflictError(f"{self.url}: the transaction of these forks has ended")
+        home.merge([_home_of(worker) for worker in workers])
 
     def snapshot(
         self, name: str, message: str = "", attrs: Mapping[str, Any] | None = None, *, replace: bool = False
@@ -657,7 +718,7 @@ class Group(MutableMapping[str, Any]):
         ([1, 2], ['level', 'rain'])
         """
         entry = checked_entry(name, message, attrs)
-        home = self._outermost(self._writable())
+        home = self._keeper()
         if isinstance(home, Transaction):
             home.snapshot(entry, replace=replace)
             return
@@ -670,6 +731,13 @@ class Group(MutableMapping[str, Any]):
                     raise
             else:
                 return
+
+    def _keeper(self) -> Directory | Transaction:
+        """Return the home of the members if it can keep states; raise ReadOnlyError or ValueError otherwise."""
+        home = self._outermost(self._writable())
+        if not isinstance(home, Directory | Transaction):
+            raise ValueError("a fork cannot make, drop or go back to snapshots: do that in the transaction")  # noqa: TRY004
+        return home
 
     def _outermost(self, home: H) -> H:
         """Return the home; raise ValueError for an inner group, whose members are part of the outermost one."""
@@ -685,7 +753,7 @@ class Group(MutableMapping[str, Any]):
         home = self._outermost(self._home)
         if isinstance(home, Moment):
             return home.group
-        if isinstance(home, Transaction):
+        if isinstance(home, Changes):
             raise ValueError("a transaction is under way on this group: its snapshots are listed when it is over")  # noqa: TRY004
         return None if isinstance(home, Archive) else home.copy()
 
@@ -703,7 +771,7 @@ class Group(MutableMapping[str, Any]):
         KeyError
             There is no snapshot of this name.
         """
-        self._outermost(self._writable())
+        self._keeper()
         with self._changing() as changes:
             snapshots.restore(cast(Transaction, changes._home), name)
 
@@ -715,7 +783,7 @@ class Group(MutableMapping[str, Any]):
         KeyError
             There is no snapshot of this name.
         """
-        self._outermost(self._writable())
+        self._keeper()
         with self._changing() as changes:
             cast(Transaction, changes._home).drop_snapshots([name])
 
@@ -771,7 +839,7 @@ class Group(MutableMapping[str, Any]):
         A ``.b2z`` file that was opened for changes is written now. After that the group shows it, for reading; arrays
         that were taken from the group before are gone. If this fails, the old file is as it was.
         """
-        if isinstance(self._home, Transaction):
+        if isinstance(self._home, Changes):
             return
         if self._prefix:
             self._home.store.close()
@@ -798,7 +866,7 @@ class Group(MutableMapping[str, Any]):
         raise TypeError(f"{self!r} is no value that can be copied: b2array.convert copies a group to another place")
 
     def __repr__(self) -> str:
-        pending = ", in a transaction" * isinstance(self._home, Transaction)
+        pending = ", in a transaction" * isinstance(self._home, Changes)
         return f"<b2array.Group {printable(self.url)}: {counted(len(self), 'member')}{pending}>"
 
     @property
@@ -810,6 +878,10 @@ class Group(MutableMapping[str, Any]):
         return self.info._repr_html_()
 
     _ipython_key_completions_ = MutableMapping.keys
+
+
+def _home_of(worker: object) -> object:
+    return worker._home if isinstance(worker, Group) else worker
 
 
 def _free(group: Group, name: str, *, overwrite: bool | None = None) -> str:
@@ -835,7 +907,7 @@ def _add_copy(group: Group, full: str, held: Handle) -> None:
         raise FileExistsError(f"{home.url}: there is a member {full!r}")
 
 
-def _replaced(home: Directory | Transaction, full: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
+def _replaced(home: Directory | Changes, full: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
     """Make a member, in the place of one of that name if there is one and the caller has allowed it."""
     with changing(home) as changes:
         old = home.members().get(full)

@@ -24,7 +24,6 @@ from b2array.engine.commit import commit, copied
 from b2array.engine.draft import is_part
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import RETIRED, Manifest, is_member_name, members_among, retired_path
-from b2array.engine.redo import ABSENT
 from b2array.engine.snapshot import Snapshot, kept_states
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located
@@ -33,7 +32,7 @@ from b2array.format.header import FrameType
 from b2array.format.kept import DIGEST_NBYTES, KEPT, Kept, Ledger, ledger_of, object_name
 from b2array.group.directory import Directory
 from b2array.group.members import Members
-from b2array.store.base import Store
+from b2array.store.base import MISSING, Store
 from b2array.store.spans import Span
 
 __all__ = [
@@ -84,7 +83,9 @@ def unpack_members(buf: Buffer, digest: bytes) -> dict[str, State]:
     if not isinstance(content, dict) or content.get("v") != _VERSION:
         raise UnsupportedError(f"expected the members of a snapshot of version {_VERSION}, found others")
     members = content.get("members")
-    for name, state in members.items() if isinstance(members, dict) else [(None, None)]:
+    if not isinstance(members, dict):
+        raise FormatError(f"expected the members of a snapshot by name, found {members!r}")
+    for name, state in members.items():
         is_state = isinstance(state, list) and [*map(type, state)] == [str, bytes, bool]
         if not (isinstance(name, str) and is_member_name(name) and is_state and members_among(state[:1])):
             raise FormatError(f"expected a member's name, path and generation, found {name!r} and {state!r}")
@@ -242,7 +243,7 @@ class Moment:
                 held = snapshot.load(group.store_of(retired_path(token)))
             else:
                 held = redo.read_member(group.store_of, self._manifest, path)
-        except (*ABSENT, ConflictError):
+        except (*MISSING, ConflictError):
             return None
         entry = ledger_of(held.state).find(self.name)
         if entry is None or entry.generation != generation:

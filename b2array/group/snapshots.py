@@ -57,8 +57,13 @@ def restore(changes: Transaction, name: str) -> None:
     stay = set()
     for member, path in then.members().items():
         if changes.members().get(member) == path and not is_embedded(path) and not then.is_retired(path):
-            entry = ledger_of(changes.open(path, "r+").snapshot.state).find(name)
-            if entry is not None and (entry.group, entry.generation) == (group, then.states[member].generation):
+            entries = ledger_of(changes.open(path, "r+").snapshot.state).entries
+            entry = next((each for each in entries if each.name == name), None)
+            if entry is None or (entry.group, entry.generation) != (group, then.states[member].generation):
+                continue
+            # A file without chunks has no room for those of other snapshots: if all are the group's, they are retired.
+            others = [each.group for each in entries if not each.packed]
+            if not (entry.packed and others and {*others} == {group}):
                 stay.add(member)
     changes.remove({member: path for member, path in changes.members().items() if member not in stay})
     for member, path in then.members().items():

@@ -61,7 +61,7 @@ def promise(store: Store, record: Any, keep: Callable[[Summary], Snapshot]) -> P
     except (FormatError, UnsupportedError):
         return None
     described = said.state.frame
-    if store.guarantee != "lock":
+    if not store.can.lock:
         outdated = (store.url, described.fingerprint) in _outdated
         return None if outdated else Promised(store, said, lambda: keep(said))
     # On this computer a look at the member costs little, and what it was then can be read later.

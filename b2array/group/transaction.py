@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
@@ -31,7 +31,7 @@ from b2array.array import snapshots
 from b2array.buffers import Buffer
 from b2array.engine import redo
 from b2array.engine.commit import commit, stage
-from b2array.engine.draft import Draft
+from b2array.engine.draft import Draft, warn_of_forgotten
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import (
     ARRAY,
@@ -43,8 +43,7 @@ from b2array.engine.manifest import (
     is_embedded,
     retired_path,
     staged_path,
-)
-from b2array.engine.redo import ABSENT
+)  # fmt: skip
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, UnsupportedError
@@ -53,6 +52,7 @@ from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, ledger_of, object_name
 from b2array.format.state import parse
 from b2array.group.directory import Directory, NewFrame, copy_of, record_of
+from b2array.group.fork import Changes
 from b2array.group.kept import (
     Moment,
     RetiredFrame,
@@ -63,12 +63,12 @@ from b2array.group.kept import (
     remove_frame,
     retire,
     states_needed,
-)
+)  # fmt: skip
 from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
-from b2array.store.base import Mutex, Stamp, Store, attempts, may_still_happen, too_many_conflicts
+from b2array.store.base import MISSING, Stamp, Store, attempts, may_still_happen, too_many_conflicts
 
-__all__ = ["Transaction", "changing"]
+__all__ = ["Transaction", "changing", "committing"]
 
 
 _MOST_DESCRIBED = 1000
@@ -79,8 +79,8 @@ _MOST_DESCRIBED = 1000
 class _Member:
     """A member that the transaction changes or makes.
 
-    A new one in a local directory is a frame in the place `token`, and has commits of its own there. The others have a
-    `draft`, which waits for the commit; that of a new one has no base.
+    Its `draft` waits for the commit. That of a new member has no base. A new member in a local directory has a place
+    of its own, which `token` names. The commit of the group begins with a commit of it there; then it has no draft.
     """
 
     handle: Handle
@@ -92,8 +92,16 @@ class _Member:
         """Whether the transaction makes it."""
         return self.draft is None or self.draft.base is None
 
+    def complete(self) -> None:
+        """Commit a new member in the place of its own."""
+        if not self.token or self.draft is None:
+            return
+        with self.handle.mutex.held:
+            self.handle.leave(commit(self.draft))
+            self.draft = None
 
-class Transaction:
+
+class Transaction(Changes):
     """Changes to members of a group that wait for `commit`. They do not show what others commit meanwhile.
 
     `replacing` begins the names of members to delete first. Members of a `marked` transaction note its number, so that
@@ -104,9 +112,9 @@ class Transaction:
         if marked:
             directory.refresh()
         directory.recover()
+        super().__init__(directory.copy())
         self._directory = directory
         self._shown: Members | None = None
-        self._view = directory.copy()
         self._marked = marked
         self._touched: dict[str, _Member] = {}  # by path
         self._names: dict[str, str] = {}  # of new members, by path
@@ -119,17 +127,11 @@ class Transaction:
         self._retiring: dict[str, RetiredFrame] = {}  # by the path of the member that goes
         self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
         self._identity = self._view.manifest.identity or os.urandom(8).hex() if marked else ""
-        self._mutex = Mutex()
         if replacing is not None:
             self.remove({name: path for name, path in self.members().items() if name.startswith(replacing)})
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise ValueError("a group with a transaction under way cannot be pickled")
-
-    @property
-    def url(self) -> str:
-        """Where the group is, without secrets."""
-        return self._view.url
 
     @property
     def identity(self) -> str:
@@ -154,10 +156,6 @@ class Transaction:
             self._shown.remove(name)
         for name, path in (added or {}).items():
             self._shown.add(name, path)
-
-    def refresh(self) -> None:
-        """Refuse: the changes would be lost."""
-        raise ValueError("refresh() inside a transaction would lose its changes")
 
     def _require_open(self) -> None:
         if self._ended:
@@ -203,40 +201,61 @@ class Transaction:
             token = os.urandom(8).hex()
             draft = new(view.address(staged_path(path, token, sparse=False)), overwrite=False)
             self._mark(draft, self._view.manifest.number + 1)
-            return path, _Member(Handle(commit(draft), "r+"), None, token)
+            return path, self._entered(draft, token)
         # Objects cannot be renamed: the chunks get their names at once, and numbers that no other chunk had.
-        try:
-            draft = new(view.address(path), overwrite=False)
-        except FileExistsError:
-            found = redo.look(view.store_of(path))
-            if found.name is None or not (overwrite or found.is_mark):
-                now, _ = view.read()
-                # Otherwise it is somebody's who does not write through the group.
-                if self._marked and (now.commit != view.manifest.commit or path in now.redo):
-                    raise ConflictError(f"{self.url}: another writer makes or deletes {name!r} as well") from None
-                raise
-            draft = new(view.address(path), overwrite=True)
-            if draft.sparse != (found.name == FRAME_NAME):
-                draft.abort()
-                if suffix == OTHER:
-                    raise
-                return self._staged(name, OTHER, new, overwrite=overwrite)
+        draft, replaced = self._begun(path, new, overwrite=overwrite)
+        if replaced is not None and draft.sparse != (replaced == FRAME_NAME):
+            draft.abort()
+            if suffix == OTHER:
+                raise FileExistsError(f"{draft.url} exists and has another layout")
+            return self._staged(name, OTHER, new, overwrite=overwrite)
+        return path, self._entered(draft)
+
+    def _entered(self, draft: Draft, token: str = "") -> _Member:
+        """Return a new member with a handle that changes its draft."""
         promised = Snapshot(draft.store, draft.state, 0, None, "")
         handle = Handle(promised, "r+")
-        return path, _Member(handle, handle.enter(draft))
+        return _Member(handle, handle.enter(draft), token)
+
+    def _begun(self, path: str, new: NewFrame, *, overwrite: bool) -> tuple[Draft, str | None]:
+        """Begin a new member in an object store; return the name of the index that it replaces, too, if any."""
+        view, store, name = self._view, self._view.store_of(path), None
+        tries = attempts(store)
+        while True:
+            try:
+                return new(view.address(path), overwrite=name is not None), name
+            except FileExistsError:
+                found = redo.look(store)
+                if found.name is not None and not (overwrite or found.is_mark):
+                    now, _ = view.read()
+                    # Otherwise it is somebody's who does not write through the group.
+                    known = view.manifest
+                    if self._marked and (now.commit != known.commit or path in {*now.redo, *known.redo}):
+                        raise ConflictError(f"{self.url}: another writer makes or deletes {path!r} as well") from None
+                    raise
+                # Perhaps another writer has just deleted it.
+                if (name is not None or found.name is None) and next(tries, None) is None:
+                    raise
+                name = found.name
 
     def _require_free(self, path: str, *, overwrite: bool) -> None:
         """Raise FileExistsError if something in a local directory excludes a new member at a path."""
         store = self._view.store_of(path)
-        try:
-            require_free(store, {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}, "a frame", overwrite=overwrite)
-        except FileExistsError as error:
-            if redo.is_abandoned(store):
+        tries = attempts(store)
+        while True:
+            try:
+                require_free(store, {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}, "a frame", overwrite=overwrite)
+            except (FileExistsError, *MISSING) as error:
+                if redo.is_abandoned(store):
+                    return
+                # The view shows no member there, so that this one is later.
+                if self._marked and redo.look(store).frame is not None:
+                    raise ConflictError(f"another writer was faster: {error}") from None
+                if next(tries, None) is None:
+                    raise
+                # Perhaps another writer has just deleted it.
+            else:
                 return
-            # The view shows no member there, so that this one is later.
-            if self._marked and redo.look(store).frame is not None:
-                raise ConflictError(f"another writer was faster: {error}") from None
-            raise
 
     def _mark(self, draft: Draft, number: int) -> None:
         if self._marked:
@@ -391,6 +410,7 @@ class Transaction:
         if member.draft is not None:
             member.handle.leave(None)
             member.draft.abort()
+        if not member.token:
             return
         with suppress(OSError, B2ArrayError):
             redo.discard(self._view.store_of(staged_path(path, member.token, sparse=False)))
@@ -405,6 +425,7 @@ class Transaction:
     def commit(self) -> None:
         """Make all changes visible at once, or none: ConflictError if another writer changed what they build on."""
         self._require_open()
+        drafts = [member.draft for member in self._touched.values() if member.draft is not None]
         try:
             self._change_ledgers()
             unchanged = {
@@ -422,9 +443,9 @@ class Transaction:
         self._ended = True
         for path, member in unchanged.items():
             self._leave(path, member)
-        for member in self._touched.values():
-            if member.draft is not None:
-                member.draft.warn_of_forgotten()
+        for draft in drafts:
+            draft.warn_of_forgotten()
+        warn_of_forgotten(self.url, self._forks)
 
     def _commit(self, touched: Mapping[str, _Member]) -> None:
         view = self._view
@@ -432,6 +453,7 @@ class Transaction:
             if member.draft is not None:
                 with _told_if_gone(member.draft.store):
                     member.draft.flush()  # before taking the locks, because it takes long
+                    member.complete()
         self._retire(view.manifest)
         for _ in attempts(view.store):
             locks: list[AbstractContextManager[object]] = []
@@ -605,7 +627,7 @@ class Transaction:
             identity=before.identity or self._identity or os.urandom(8).hex(),
         )  # fmt: skip
         after = after.with_summaries({}, log.keys())  # the members are not as these describe them any more
-        return after if self._view.store.guarantee == "lock" else after.with_commit(os.urandom(8).hex())
+        return after if self._view.store.can.lock else after.with_commit(os.urandom(8).hex())
 
     def _all_retired(self, before: Manifest, new: Mapping[str, RetiredFrame]) -> Retired:
         """Return which states retired frames keep after the transaction."""
@@ -670,19 +692,20 @@ class Transaction:
     def _clear_log(self, after: Manifest, left: Mapping[str, Entry], states: Mapping[str, Snapshot]) -> None:
         """Take the redo log out of the manifest, and put summaries of what was changed there.
 
-        A local group without summaries keeps its log until the next commit: to look at it costs readers little, and to
-        write the manifest again costs the writer time. Summaries of very many members would make each commit slow.
+        Summaries of very many members would make each commit in a local group slow.
         """
-        view = self._view
-        described = bool(after.summaries) or (self._marked and len(self.members()) <= _MOST_DESCRIBED)
-        if self._overtaken or (view.is_local and not described):
+        if self._overtaken:
             return
+        view = self._view
+        is_described = bool(after.summaries) or (self._marked and len(self.members()) <= _MOST_DESCRIBED)
         now, stamp = view.read()
         if now.commit == after.commit:
             # A program that makes a member usually goes on to change it: a summary would soon be out of date.
             soon = set() if self._marked else {*self._names}
             records = {path: None if path in soon else record_of(held) for path, held in states.items()}
-            cleared = replace(now, redo=left).with_summaries(records, members=self.members())
+            cleared = replace(now, redo=left)
+            if is_described or not view.is_local:
+                cleared = cleared.with_summaries(records, members=self.members())
             view.write(cleared, stamp)
             self._directory.show(cleared, self.members())
 
@@ -692,16 +715,18 @@ def _told_if_gone(store: Store) -> Iterator[None]:
     """Raise ConflictError if a member is missing that the transaction is about to change."""
     try:
         yield
-    except ABSENT:
+    except MISSING:
         raise ConflictError(f"{store.url} was deleted since it was opened") from None
 
 
-@contextmanager
-def changing(home: Directory | Transaction) -> Iterator[Transaction]:
+def changing(home: Directory | Changes) -> AbstractContextManager[Changes]:
     """Let the block change members: in the transaction under way, or in one of its own, which is then committed."""
-    if isinstance(home, Transaction):
-        yield home
-        return
+    return nullcontext(home) if isinstance(home, Changes) else committing(home)
+
+
+@contextmanager
+def committing(home: Directory) -> Iterator[Transaction]:
+    """Let the block change members in a transaction of its own, which is then committed."""
     changes = Transaction(home, marked=False)
     try:
         yield changes

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from b2array.engine.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
-from b2array.engine.redo import ABSENT
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign
 from b2array.group import embedded
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, record_of
-from b2array.group.transaction import Transaction, changing
+from b2array.group.fork import Changes
+from b2array.group.kept import group_ledger
+from b2array.group.transaction import committing
 from b2array.store.atomic import require_free
-from b2array.store.base import Head, Store, says_more
+from b2array.store.base import MISSING, Head, Store, says_more
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
 from b2array.store.open import open_store
 from b2array.store.open_file import BinaryFile
@@ -85,7 +86,7 @@ def is_archive(store: Store) -> bool:
         raise FormatError(f"{store.url}: expected a group, found a frame (see b2array.open)")
     if bytes(head.data[:4]) in MAGIC:
         return True
-    if store.appendable or store.url.endswith(".b2z"):
+    if store.can.local or store.url.endswith(".b2z"):
         raise FormatError(f"{store.url}: expected a directory or a zip archive, found {foreign.described(head.data)}")
     return False
 
@@ -110,7 +111,7 @@ def exists(group: Directory, *, shown: bool = False) -> bool:
         return True
     try:
         files = group.store.listing() if group.is_local else group.store.walk()
-    except (*ABSENT, PermissionError, UnsupportedError):  # where nothing is listed, only a manifest can tell
+    except (*MISSING, PermissionError, UnsupportedError):  # where nothing is listed, only a manifest can tell
         return False
     if not group.is_local:
         return bool(members_among(files))
@@ -130,14 +131,14 @@ def _is_marked(group: Directory) -> bool:
     if any(not isinstance(head, Exception) for head in heads):
         return True
     for error in heads:
-        if isinstance(error, Exception) and (says_more(error) or not isinstance(error, ABSENT)):
+        if isinstance(error, Exception) and (says_more(error) or not isinstance(error, MISSING)):
             raise error
     return False
 
 
 def initialise(group: Directory) -> None:
     """Make an empty group: an embedding frame, and a manifest where one is needed."""
-    if group.store.guarantee == "read only":
+    if not group.store.can.write:
         raise ReadOnlyError(f"{group.url} can only be read")
     group.address("")  # refuses what cannot have members
     _require_no_frame(group)
@@ -155,15 +156,15 @@ def _require_no_frame(group: Directory) -> None:
 
 def complete(group: Directory) -> None:
     """Add the embedding frame without which python-blosc2 does not open a directory."""
-    if group.is_local and isinstance(group.store.head([EMBEDDED], 1)[0], ABSENT):
+    if group.is_local and isinstance(group.store.head([EMBEDDED], 1)[0], MISSING):
         _require_no_frame(group)
         with suppress(FileExistsError):
             group.store.create(EMBEDDED, embedded.nothing())
 
 
-def consolidate(group: Directory | Transaction) -> None:
+def consolidate(group: Directory | Changes) -> None:
     """Put summaries of all members, as they are now, into the manifest."""
-    if isinstance(group, Transaction):
+    if isinstance(group, Changes):
         raise ValueError("consolidate() inside a transaction would describe what is not committed yet")  # noqa: TRY004
     group.recover()
     group.refresh()
@@ -180,11 +181,12 @@ def check_replaceable(group: Directory) -> None:
 
 
 def clear(group: Directory) -> None:
-    """Remove all members of a group."""
+    """Remove all members and snapshots of a group."""
     check_replaceable(group)
     group.recover()
-    with changing(group) as changes:
+    with committing(group) as changes:
         changes.remove(dict(group.members()))
+        changes.drop_snapshots(group_ledger(group.manifest).names)
     if group.is_local:
         complete(group)
     elif group.read()[1] is None:

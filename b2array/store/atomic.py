@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from b2array.store.base import COMPARE_AND_SWAP, Head, Store, durability
+from b2array.store.base import Head, Store, durability
 from b2array.store.endings import LOCK
 from b2array.store.local import LocalStore
 
@@ -38,7 +38,7 @@ def require_free(
     if not found:
         for error in heads.values():
             # S3 also denies access to a missing object if the user may not list. There, `create` is conditional.
-            unknown = isinstance(error, PermissionError) and store.guarantee == COMPARE_AND_SWAP and not overwrite
+            unknown = isinstance(error, PermissionError) and store.can.compare and not overwrite
             absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
             if isinstance(error, Exception) and not (absent or unknown):
                 raise error

@@ -19,6 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import NamedTuple, Self, TypeGuard, TypeVar
 
 from b2array import config
@@ -28,7 +29,9 @@ from b2array.store.endings import TEMPORARY
 from b2array.store.spans import Merged, Span, coalesce
 
 __all__ = [
-    "COMPARE_AND_SWAP",
+    "MISSING",
+    "READ_ONLY",
+    "Capabilities",
     "Head",
     "Listed",
     "Mutex",
@@ -45,12 +48,47 @@ __all__ = [
 
 T = TypeVar("T")
 
-COMPARE_AND_SWAP = "compare-and-swap"
-"""The guarantee of a store without locks that replaces an object only if it has the expected version."""
+MISSING = (FileNotFoundError, NotADirectoryError)
+"""What stores raise for an object that does not exist. A file may have replaced the directory that it was in."""
 
 _PATIENCE = 20
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 _STEP = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a store can do. The defaults are those of a plain object store.
+
+    Parameters
+    ----------
+    write : bool
+        Objects can be made, replaced and deleted.
+    lock : bool
+        `Store.lock` excludes other writers.
+    compare : bool
+        `Store.replace` compares the version of the object while it writes.
+    append : bool
+        `Store.append` and `Store.patch` work.
+    local : bool
+        The objects are on this computer: files, whose names can be changed, or bytes in memory.
+    """
+
+    write: bool = True
+    lock: bool = False
+    compare: bool = False
+    append: bool = False
+    local: bool = False
+
+    @property
+    def guarantee(self) -> str:
+        """What protects a commit from other writers, in words."""
+        if not self.write:
+            return "read only"
+        return "lock" if self.lock else "compare-and-swap" if self.compare else "single writer"
+
+
+READ_ONLY = Capabilities(write=False)
 
 
 class Stamp(NamedTuple):
@@ -99,11 +137,8 @@ class Store(ABC):
     is_prefix: bool | None = None
     """True if the URL ended with a slash, so that there is no object ``""``; None if unknown."""
 
-    guarantee: str = "single writer"
-    """What protects a commit from other writers: "lock", "compare-and-swap", "single writer", or "read only"."""
-
-    appendable: bool = False
-    """Whether `append` and `patch` work."""
+    can: Capabilities = Capabilities()
+    """What it can do."""
 
     in_process: bool = False
     """Whether only this process can reach the objects."""
@@ -191,7 +226,7 @@ class Store(ABC):
         """
         name = f"{os.urandom(8).hex()}{TEMPORARY}"
         modified = None
-        if self.guarantee != "read only" and not self.in_process:
+        if self.can.write and not self.in_process:
             with suppress(OSError, B2ArrayError, KeyError):
                 self.create(name, b"-")
                 try:
@@ -218,8 +253,7 @@ class Store(ABC):
         """Write an object, as a whole or not at all. It may replace an older one, whose version may be `expected`.
 
         Clouds compare the version while they write; the content is in memory as a whole then. Local files compare
-        before they write: hold `lock` to exclude other writers. If `guarantee` is "single writer", the store compares
-        just before.
+        before they write: hold `lock` to exclude other writers. Other stores compare just before, too.
 
         Raises
         ------
@@ -263,7 +297,7 @@ class Store(ABC):
         """Remove the lock file of the object ``""``, which was deleted. The caller holds the lock."""
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:  # noqa: ARG002
-        """Cut an object at `offset` and write from there on; UnsupportedError if the store is not `appendable`."""
+        """Cut an object at `offset` and write from there on; UnsupportedError if the store cannot."""
         raise self._unchangeable(name)
 
     def patch(self, name: str, offset: int, data: Buffer) -> Stamp:  # noqa: ARG002
@@ -403,7 +437,7 @@ def attempts(store: Store) -> Iterator[int]:
     times as many attempts, each after a longer random pause.
     """
     for attempt in range(_count(store)):
-        if attempt and store.guarantee == COMPARE_AND_SWAP:
+        if attempt and store.can.compare:
             time.sleep(pause(attempt))
         yield attempt
 
@@ -414,7 +448,7 @@ def pause(attempt: int) -> float:
 
 
 def _count(store: Store) -> int:
-    return config.retries * (_PATIENCE if store.guarantee == COMPARE_AND_SWAP else 1) + 1
+    return config.retries * (_PATIENCE if store.can.compare else 1) + 1
 
 
 def may_still_happen(store: Store, error: BaseException) -> bool:
@@ -422,7 +456,7 @@ def may_still_happen(store: Store, error: BaseException) -> bool:
 
     Then what the request refers to must stay; at worst nothing ever needs it.
     """
-    return store.guarantee != "lock" and not isinstance(error, B2ArrayError | FileExistsError)
+    return not store.can.lock and not isinstance(error, B2ArrayError | FileExistsError)
 
 
 def in_one_state(function: Callable[[], T]) -> T:

@@ -21,7 +21,7 @@ from b2array import threads
 from b2array.buffers import Buffer
 from b2array.errors import LimitError
 from b2array.store import upload
-from b2array.store.base import COMPARE_AND_SWAP, Stamp, conflict, join_pieces, where
+from b2array.store.base import Capabilities, Stamp, conflict, join_pieces, where
 from b2array.store.file_systems import spelled_out
 from b2array.store.remote import ABSENT, FsspecStore, answer, at_once, join, status_of
 from b2array.store.spans import Span
@@ -53,7 +53,7 @@ class CloudStore(FsspecStore):
     It needs no permission to list. It creates and replaces by conditional requests, so no update is lost.
     """
 
-    guarantee = COMPARE_AND_SWAP
+    can = Capabilities(compare=True)
 
     put_limit: ClassVar[int]
     """The most bytes that one conditional request can write."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from b2array.errors import ConflictError, UnsupportedError
-from b2array.store.base import Listed, Stamp, stale_reader, where
+from b2array.store.base import READ_ONLY, Listed, Stamp, stale_reader, where
 from b2array.store.remote import FsspecStore, bytes_range, patiently, stamp_of, status_of
 from b2array.store.spans import Span
 
@@ -30,7 +30,7 @@ class HttpStore(FsspecStore):
     server is overloaded, or if the answer breaks off.
     """
 
-    guarantee = "read only"
+    can = READ_ONLY
     _serves_ends = True
 
     def _answers(self, spans: Sequence[Span], expected: str | None) -> list[Any]:

@@ -19,6 +19,8 @@ from b2array.buffers import Buffer, scratch
 from b2array.errors import FormatError
 from b2array.store import disk, links
 from b2array.store.base import (
+    MISSING,
+    Capabilities,
     Head,
     Listed,
     Stamp,
@@ -92,10 +94,11 @@ class _File:
         """
         if expected in self.known:
             return
-        found = self.stamp()
+        status = os.fstat(self.fd)
+        found = _local_stamp(status)
         version, known = split_version(expected)
         if version != found.version:
-            if identity(version) != identity(found.version):
+            if identity(version) != identity(found.version) or stat.S_ISDIR(status.st_mode):
                 raise stale_reader(self.path)
             # A new file may get the inode of a deleted one. `read` raises FormatError if this one is too short.
             if known is not None and self.read(known.stop - len(known.content), known.stop) != known.content:
@@ -154,8 +157,7 @@ class LocalStore(Store):
         A directory above: links between it and the path are refused as well, and so is the path if it is one.
     """
 
-    guarantee = "lock"
-    appendable = True
+    can = Capabilities(lock=True, append=True, local=True)
 
     def __init__(self, path: str | os.PathLike[str], *, within: str | os.PathLike[str] | None = None) -> None:
         text = os.fsdecode(path)
@@ -288,12 +290,15 @@ class LocalStore(Store):
         if not stat.S_ISDIR(status.st_mode):
             return {"": Listed(status.st_size, status.st_mtime)}
         found = {}
-        with os.scandir(self.url) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):  # it may be removed meanwhile
-                    if entry.is_file(follow_symlinks=False):
-                        each = entry.stat(follow_symlinks=False)
-                        found[entry.name] = Listed(each.st_size, each.st_mtime)
+        try:
+            with os.scandir(self.url) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):  # it may be removed meanwhile
+                        if entry.is_file(follow_symlinks=False):
+                            each = entry.stat(follow_symlinks=False)
+                            found[entry.name] = Listed(each.st_size, each.st_mtime)
+        except NotADirectoryError:  # a file has replaced the directory meanwhile
+            return self.listing()
         return found
 
     def walk(self) -> list[str]:
@@ -406,7 +411,7 @@ class LocalStore(Store):
 
     def drop_lock(self) -> None:
         outer, name = os.path.split(self._path(""))
-        with links.open_directory(outer, self._inner[:-1]) as above:
+        with suppress(*MISSING), links.open_directory(outer, self._inner[:-1]) as above:
             remove_lock(above, name + LOCK)
 
     def force(self) -> None:
@@ -478,7 +483,7 @@ class LocalStore(Store):
         self._own_path(name)
 
     def remove(self, first: str, belongs: Callable[[str], bool], *, locked: bool = False) -> None:
-        with suppress(FileNotFoundError):
+        with suppress(*MISSING):
             is_directory = stat.S_ISDIR(self._status("").st_mode)
             with nullcontext() if locked else self.lock(LOCK if is_directory else ""):
                 if is_directory:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from b2array.buffers import Buffer
 from b2array.errors import FormatError
 from b2array.store.base import (
+    Capabilities,
     Head,
     Listed,
     Mutex,
@@ -61,9 +62,8 @@ class MemoryStore(Store):
     """
 
     url = "memory"
-    guarantee = "lock"
+    can = Capabilities(lock=True, append=True, local=True)
     in_process = True
-    appendable = True
 
     def __init__(self, objects: Mapping[str, Buffer] | None = None) -> None:
         self.__setstate__({name: _Object(join_pieces(data)) for name, data in (objects or {}).items()})

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from b2array.errors import FormatError, LimitError, UnsupportedError
-from b2array.store.base import COMPARE_AND_SWAP, Listed, Stamp, conflict, where
+from b2array.store.base import READ_ONLY, Capabilities, Listed, Stamp, conflict, where
 from b2array.store.cloud import ABSENT, CloudStore, remove_each
 from b2array.store.file_systems import FILE_SYSTEM
 from b2array.store.upload import PART
@@ -38,7 +38,7 @@ class _Runtime:
 class ObstoreStore(CloudStore):
     """An object or prefix in a bucket that obstore reaches. HTTP servers are for reading.
 
-    A conditional write is one request, with all of its content in memory.
+    A conditional write is one request, with all of its content in memory, once.
     """
 
     uploads = 4
@@ -50,7 +50,7 @@ class ObstoreStore(CloudStore):
             raise UnsupportedError(f"{self.url}: obstore is used for s3, gs, az and http, not for {fs.protocol!r}")
         self._cloud = _PROTOCOLS[fs.protocol]
         self.put_limit = _LIMITS[self._cloud]  # type: ignore[misc]
-        self.guarantee = "read only" if self._cloud == "http" else COMPARE_AND_SWAP
+        self.can = READ_ONLY if self._cloud == "http" else Capabilities(compare=True)
         self._serves_ends = self._cloud != "azure"
 
     def _connect(self) -> tuple[Any, str]:
@@ -110,41 +110,57 @@ class ObstoreStore(CloudStore):
 
     async def _send(self, fs: Any, path: str, content: bytes, expected: str | None) -> str:
         store, key = _place(fs, path)
-        mode: Any = "overwrite"
+        made = await store.put_async(key, content, mode=self._mode(expected), use_multipart=False)
+        return self._version_of(made)
+
+    def _mode(self, expected: str | None) -> Any:
+        """Return obstore's word for a condition."""
+        if expected is None:
+            return "overwrite"
         if expected == ABSENT:
-            mode = "create"
-        elif expected is not None:
-            mode = {"version" if self._cloud == "gcs" else "e_tag": expected}
-        return self._version_of(await store.put_async(key, content, mode=mode, use_multipart=False))
+            return "create"
+        return {"version" if self._cloud == "gcs" else "e_tag": expected}
 
     def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:
-        if expected is not None:
-            content = b"".join(parts)  # obstore has no condition for an upload in parts
-            if len(content) > self.put_limit:
-                place = where(self.url, name)
-                raise LimitError(f"{place}: {len(content)} bytes are too many to make an object in one request")
-            return self._put(name, content, expected)
+        # obstore has no condition for an upload in parts: it collects them, and sends them in one request.
+        alone = expected is not None
         failures: list[BaseException] = []
+        nbytes = 0
 
         def noted() -> Iterator[bytes]:
+            nonlocal nbytes
             try:
-                yield from parts
+                for part in self._small_enough(name, parts) if alone else parts:
+                    nbytes += len(part)
+                    yield part
             except BaseException as error:
                 failures.append(error)
                 raise
 
         def put(fs: Any, path: str) -> Any:
             store, key = _place(fs, path)
+            if alone:
+                return store.put(key, noted(), mode=self._mode(expected), use_multipart=False)
             return store.put(key, noted(), use_multipart=True, chunk_size=PART, max_concurrency=self.uploads)
 
         try:
-            self._call(name, put)
+            made = self._call(name, put)
         except Exception:
             if failures:
                 raise failures[0] from None
             raise
         self._forget(name)
-        return self.stamp(name)
+        return Stamp(nbytes, self._version_of(made)) if alone else self.stamp(name)
+
+    def _small_enough(self, name: str, parts: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield parts; raise LimitError when they are too many for one request."""
+        nbytes = 0
+        for part in parts:
+            nbytes += len(part)
+            if nbytes > self.put_limit:
+                place = where(self.url, name)
+                raise LimitError(f"{place}: {nbytes} bytes or more are too many to make an object in one request")
+            yield part
 
     async def _begin(self, fs: Any, path: str, expected: str | None) -> Any:
         raise NotImplementedError("obstore itself divides an upload")

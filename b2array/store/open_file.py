@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeGuard, cas
 
 from b2array.buffers import Buffer
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
-from b2array.store.base import Head, Listed, Mutex, Stamp, Store, as_answer, merge, scatter, too_short
+from b2array.store.base import READ_ONLY, Head, Listed, Mutex, Stamp, Store, as_answer, merge, scatter, too_short
 from b2array.store.file_systems import address_of
 from b2array.store.spans import Span
 
@@ -77,7 +77,7 @@ class OpenFileStore(Store):
     A pickle takes the file along, if that can be pickled.
     """
 
-    guarantee = "read only"
+    can = READ_ONLY
 
     def __init__(self, file: Any) -> None:
         self._given = file

@@ -18,6 +18,7 @@ from b2array.buffers import Buffer
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError
 from b2array.store import upload
 from b2array.store.base import (
+    READ_ONLY,
     Head,
     Listed,
     Mutex,
@@ -126,7 +127,7 @@ class FsspecStore(Store):
             register(given)
         self._links = protocols(given) if given is not None else [link.partition("://")[0] for link in url.split("::")]
         if self._links[0] in _ARCHIVES:
-            self.guarantee = "read only"
+            self.can = READ_ONLY
         self._in_one_file = any(link in _ONE_FILE for link in self._links)
 
     def __repr__(self) -> str:
@@ -357,7 +358,7 @@ class FsspecStore(Store):
             return None
 
     def _require_writable(self) -> None:
-        if self.guarantee == "read only":
+        if not self.can.write:
             raise ReadOnlyError(f"{self.url} can only be read: its protocol cannot write")
 
     def delete(self, names: Iterable[str]) -> None:
@@ -386,7 +387,7 @@ class CachingStore(FsspecStore):
     The store can only be read. A writer would compare with the cached index, and miss the commits of others.
     """
 
-    guarantee = "read only"
+    can = READ_ONLY
 
     def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:  # noqa: ARG002
         parallel = CONNECTIONS if self._links[0] == "simplecache" else 1

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from b2array.buffers import Buffer
 from b2array.store import upload
-from b2array.store.base import Mutex, Stamp, conflict, where
+from b2array.store.base import Capabilities, Mutex, Stamp, conflict, where
 from b2array.store.remote import ABSENT, FsspecStore, join
 from b2array.store.spans import Span
 
@@ -26,7 +26,7 @@ _next_serial = itertools.count()
 class SharedMemoryStore(FsspecStore):
     """An object or prefix of ``memory://``, which all stores of this process share."""
 
-    guarantee = "lock"
+    can = Capabilities(lock=True)
     in_process = True
     _ident = "memory:/"  # no two files of the process have the same serial number, wherever they are
 

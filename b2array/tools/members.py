@@ -54,7 +54,7 @@ def change_each(
         home, paths, error, part = found
         if isinstance(home, Archive):
             return refuse(B2Z)
-        if home.store.guarantee == "read only" and not dry_run:
+        if not home.store.can.write and not dry_run:
             raise ReadOnlyError(f"{home.url} can only be read")
         if any(map(is_embedded, paths.values())):  # their frame is changed as a whole
             paths = {name: path for name, path in paths.items() if not is_embedded(path)} | {EMBEDDED: EMBEDDED}

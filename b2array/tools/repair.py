@@ -145,7 +145,7 @@ def _repaired(
     url: str, dry_run: bool, backup: bool, trust_order: bool, storage_options: Storage, progress: bool
 ) -> Repair:  # fmt: skip
     store = open_store(url, storage_options=storage_options)
-    if store.guarantee == "read only" and not dry_run:
+    if not store.can.write and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
     file, inside = store.head(("", FRAME_NAME), 16)
     is_directory = store.is_prefix or not isinstance(inside, Exception)

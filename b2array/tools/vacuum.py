@@ -26,7 +26,7 @@ from b2array.group import unpacked
 from b2array.group.directory import Directory
 from b2array.group.kept import remove_frame, unneeded
 from b2array.group.place import group_of
-from b2array.store.base import Listed, Store
+from b2array.store.base import MISSING, Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
 from b2array.store.open import address_of, open_store
@@ -121,7 +121,7 @@ def vacuum(
 
 def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
     store = open_store(url, storage_options=storage_options)
-    if store.guarantee == "read only" and not dry_run:
+    if not store.can.write and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
     try:
         lock = store.lock(load(store, marks=True).name, shared=dry_run)
@@ -218,18 +218,11 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     """
     manifest, members = group.manifest, {*group.members().values()}
     needed = members | {entry.aside(path) for path, entry in manifest.redo.items() if entry.token}
-    left: set[str] = set()
-    arrays: set[str] = set()
-    for path in group.store.walk():
-        if not needed.isdisjoint(accumulate(path.split("/"), "{}/{}".format)):
-            continue
-        if (match := _LEFT.fullmatch(path)) is not None:
-            if not group.is_local or match["frame"] not in members:  # beside a local member its own vacuum finds it
-                left.add(match["left"])
-        elif path.endswith(JOURNAL):
-            arrays.add(path.rpartition("/")[0])
-    left.update(unneeded(group, manifest))
-    found = {path: _whole(group, path) for path in left}
+    left, arrays = _waiting(group, needed, members)
+    found = {path: _whole(group, path) for path in (*left, *unneeded(group, manifest))}
+    for frame in {left[path] for path in left if path.endswith(JOURNAL)}:
+        # The writer that keeps the journal young may still need the other files, which it wrote long ago.
+        found |= pending.of_one_age({path: found[path] for path in left if left[path] == frame})
     if not group.is_local:
         found |= _of_deleted(group, needed)
         if seconds < _SAFE:
@@ -237,10 +230,8 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     old = _older(group.store, found, seconds)
     if not dry_run:
         for path in old:
-            if path.startswith(f"{RETIRED}/"):
-                remove_frame(group.store_of(path))
-            else:
-                discard(group.store_of(path))
+            remove = remove_frame if path.startswith(f"{RETIRED}/") else discard
+            remove(group.store_of(path))
     removed, nbytes = [*old], sum(each.size for each in old.values())
     for path in arrays:
         with suppress(FileNotFoundError):
@@ -248,6 +239,21 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
             removed += [f"{path}/{name}" for name in one.removed]
             nbytes += one.nbytes
     return Cleanup(group.store.url, dry_run, tuple(sorted(removed)), nbytes) if removed else None
+
+
+def _waiting(group: Directory, needed: set[str], members: set[str]) -> tuple[dict[str, str], set[str]]:
+    """Find what waits for commits, and the frame for which each waits; and arrays beside which journals lie."""
+    left: dict[str, str] = {}
+    arrays: set[str] = set()
+    for path in group.store.walk():
+        if not needed.isdisjoint(accumulate(path.split("/"), "{}/{}".format)):
+            continue
+        if (match := _LEFT.fullmatch(path)) is not None:
+            if not group.is_local or match["frame"] not in members:  # beside a local member its own vacuum finds it
+                left[match["left"]] = match["frame"]
+        elif path.endswith(JOURNAL):
+            arrays.add(path.rpartition("/")[0])
+    return left, arrays
 
 
 def _of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]:
@@ -287,7 +293,7 @@ def _marks(group: Directory, members: Collection[str]) -> dict[str, Listed]:
 def _whole(group: Directory, path: str) -> Listed:
     """Return the size of a file or of all files in a directory, and when the youngest of them was written."""
     files: dict[str, Listed] = {}
-    with suppress(FileNotFoundError):
+    with suppress(*MISSING):
         files = group.store_of(path).listing()
     if not files:  # an empty directory is as young as the manifest, at most
         return group.store.listing().get(MANIFEST, Listed(0, inf))._replace(size=0)

@@ -25,7 +25,7 @@ from b2array.store.endings import JOURNAL, TEMPORARY
 from b2array.store.links import is_link
 from b2array.store.local import LocalStore
 
-__all__ = ["Journal", "beside", "is_orphan", "leftovers", "orphans", "read_journal", "remove", "youngest"]
+__all__ = ["Journal", "beside", "is_orphan", "leftovers", "of_one_age", "orphans", "read_journal", "remove", "youngest"]
 
 _JOURNAL_NBYTES = 2**16
 _TYPES = {"first": int, "count": int, "id": bytes, "generation": str}
@@ -129,6 +129,12 @@ def youngest(files: Iterable[Listed]) -> float | None:
     return max(known, default=None) if len(known) == len(times) else None
 
 
+def of_one_age(files: Mapping[str, Listed]) -> dict[str, Listed]:
+    """Return files as if each was as young as the youngest of them."""
+    age = youngest(files.values())
+    return {name: Listed(each.size, age) for name, each in files.items()}
+
+
 def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
     """Find what writers did not finish, in a directory, and beside a file or directory.
 
@@ -142,8 +148,7 @@ def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
             beside[name] = _whole(path)
     if any(name.rstrip("/").endswith(JOURNAL) for name in beside):
         # The writer that keeps the journal young may still need the other files, which it wrote long ago.
-        age = youngest(beside.values())
-        beside = {name: Listed(each.size, age) for name, each in beside.items()}
+        beside = of_one_age(beside)
     return found | beside
 
 

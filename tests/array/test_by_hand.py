@@ -15,6 +15,7 @@ import pytest
 import b2array
 from b2array import SChunk
 from b2array.errors import ReadOnlyError, UnsupportedError
+from b2array.store.base import Capabilities
 
 
 def test_writers_that_hold_the_lock_lose_nothing(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_a_lock_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
         raise RuntimeError("inside")
     with a.lock():
         a[0] = 2
-    a._handle.store.guarantee = "compare-and-swap"
+    a._handle.store.can = Capabilities(compare=True)
     with pytest.raises(UnsupportedError, match="no locks in this place"), a.lock():
         pass
     with pytest.raises(ReadOnlyError), b2array.open(tmp_path / "a.b2nd").lock():

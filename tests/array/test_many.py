@@ -59,6 +59,16 @@ def test_selections_of_arrays_near_and_far_come_in_order(served, tmp_path, layou
         assert all(map(same, found, expected))
 
 
+def test_boxes_of_local_arrays_with_large_blocks_come_in_order(tmp_path):
+    data = RNG.integers(0, 1000, (96, 96, 96)).astype("f4")
+    a = b2array.asarray(data, url=tmp_path / "a", chunks=96, blocks=48)
+    keys = [tuple(slice(n, n + 40) for n in corner) for corner in RNG.integers(0, 56, (12, 3)).tolist()]
+    found = b2array.read_many([(a, key) for key in keys])
+    assert all(map(same, found, [data[key] for key in keys]))
+    with pytest.raises(IndexError):
+        b2array.read_many([(a, keys[0]), (a, (200, 0, 0))])
+
+
 def test_nothing_is_read_for_nothing():
     assert b2array.read_many([]) == []
     with pytest.raises(TypeError, match="pairs of an array and a key"):

@@ -268,3 +268,12 @@ def test_the_plan_of_a_view_is_that_of_the_same_items():
             expected.blocks,
             expected.result_nbytes,
         )
+
+
+@pytest.mark.parametrize("function", [np.median, lambda a: np.percentile(a, 5), lambda a: np.asarray(a.T)])
+def test_a_function_that_loads_more_than_memory_holds_is_warned_of_before_it_begins(function):
+    enormous = b2array.zeros((2**23, 2**20), chunks=(2**13, 2**12))  # no computer has 64 TiB
+    with pytest.warns(UserWarning, match=r"65536\.0 GiB, and the machine has .*to_dask\(\) and b2array\.map") as caught:  # noqa: SIM117
+        with pytest.raises(MemoryError):
+            function(enormous)
+    assert caught[0].filename == __file__

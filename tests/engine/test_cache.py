@@ -345,8 +345,7 @@ def _traced(read: Callable[[], object]) -> int:
     ("at_once", "block"),
     [
         (50, 4),
-        (50, 1024),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 4), (1, 64), (1, 1024), (50, 64)]),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 4), (1, 64), (1, 1024), (50, 64), (50, 1024)]),
     ],
 )
 def test_the_cache_takes_no_more_memory_than_it_may_however_small_the_blocks_are(block, at_once):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
@@ -145,6 +146,64 @@ def test_the_change_of_a_draft_makes_its_state_of_the_base(layout: str, history:
     draft.abort()
 
 
+def test_a_change_that_only_compacts_is_not_empty() -> None:
+    base = base_of("contiguous")
+    draft = Draft(base.store, base)
+    assert draft.freeze().is_empty
+    draft.compact()
+    assert not draft.freeze().is_empty
+
+
+def test_lost_chunks_keep_their_mark_when_the_order_changes() -> None:
+    base = base_of("contiguous")
+    draft = Draft(base.store, base)
+    draft.mark_lost(1)
+    draft.reindex([3, 1, -1, 0], nbytes=4 * 8 * WIDTH)
+    assert applied(draft.freeze(), base.state).annotations.lost == (1,)
+    draft.reindex([1, 0, 2], nbytes=3 * 8 * WIDTH)
+    assert applied(draft.freeze(), base.state).annotations.lost == (0,)
+    draft.abort()
+
+
+def test_a_frame_of_the_other_layout_is_a_conflict() -> None:
+    base = base_of("sparse")
+    draft = Draft(base.store, base)
+    draft.set_attr("z", b"\x01")
+    with pytest.raises(ConflictError, match="other layout"):
+        rebased(draft.freeze(), base, base_of("contiguous"))
+    draft.abort()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_change_that_compacts_goes_on_top_of_no_other_commit(layout: str) -> None:
+    base = base_of(layout)
+    draft, other = Draft(base.store, base), Draft(base.store, base)
+    draft.compact()
+    other.set_attr("z", b"\x01")
+    commit(other)
+    with pytest.raises(ConflictError, match="repeat the change"):
+        rebased(draft.freeze(), base, reload(base))
+
+
+def test_chunks_that_only_have_other_places_in_a_file_that_was_written_again_are_no_conflict() -> None:
+    first = base_of("contiguous")
+    draft = Draft(first.store, first)
+    draft.put(0, packed(50))  # leaves dead space
+    base = commit(draft)
+    draft, other = Draft(base.store, base), Draft(base.store, base)
+    draft.put(0, packed(51))
+    draft.locate(2)
+    other.compact()
+    other.put(3, packed(53))
+    commit(other)
+    current = reload(base)
+    assert current.frame.offsets[0] != base.frame.offsets[0]
+    assert rebased(draft.freeze(), base, current).base == current.generation
+    draft.locate(3)
+    with pytest.raises(ConflictError, match=r"chunks \[3\]"):
+        rebased(draft.freeze(), base, current)
+
+
 SETS = st.sets(st.integers(0, NCHUNKS - 1))
 NAMES = st.sets(st.sampled_from("xyz"))
 
@@ -182,7 +241,11 @@ def test_a_change_goes_on_top_of_others_unless_they_meet(
             rebased(change, base, current)
         draft.abort()
         return
-    both = applied(rebased(change, base, current), current.state)
+    on_top = rebased(change, base, current)
+    assert on_top.base == current.generation
+    assert on_top.next >= max(change.next, current.state.annotations.next or 0)
+    assert rebased(on_top, current, current) is on_top
+    both = applied(on_top, current.state)
     if resized != "ours":
         untouched = sorted({*range(NCHUNKS)} - puts)
         assert (both.frame.offsets[untouched] == current.frame.offsets[untouched]).all()
@@ -280,6 +343,51 @@ def test_merging_is_associative_commutes_and_happens_once(
     assert np.array_equal(found, expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_merged_change_has_what_either_change_says(layout: str) -> None:
+    handle = Handle(base_of(layout), "r+")
+    draft = handle.enter()
+    one, two = written(handle, {3: 2}), written(handle, {1: 3})
+    for each, name, read in ((one, "x", 0), (two, "z", 4)):
+        assert each.draft is not None
+        each.draft.set_attr(name, b"\x05")
+        each.draft.locate(read)
+    assert two.draft is not None
+    two.draft.annotate(dims=("t",))
+    a, b = one.frozen(), two.frozen()
+    for both in (merged([a, b]), merged([b, a])):
+        assert both.reads.tolist() == [0, 4]
+        assert dict(both.attrs) == {"x": b"\x05", "z": b"\x05"}
+        assert both.after.dims == ("t",)
+        assert both.next == max(a.next, b.next)
+        assert both.filters is not None
+        assert both.filters[0] == 1
+        assert both.of_fork is not None
+        assert both.of_fork.forks == {*a.of_fork.forks, *b.of_fork.forks}
+        assert dict(both.of_fork.attrs) == {"x": base_of(layout).state.attr("x"), "z": None}
+    later = dataclasses.replace(b, next=a.next + 7)
+    assert merged([a, later]).next == merged([later, a]).next == a.next + 7
+    draft.abort()
+
+
+@pytest.mark.parametrize("kept", ["attributes", "dims"])
+def test_changes_with_different_values_of_one_name_cannot_be_merged(kept: str) -> None:
+    handle = Handle(base_of("sparse"), "r+")
+    draft = handle.enter()
+    forks = [written(handle, {}) for _ in range(2)]
+    for n, each in enumerate(forks):
+        assert each.draft is not None
+        if kept == "dims":
+            each.draft.annotate(dims=(f"axis {n}",))
+        else:
+            each.draft.set_attr("x", bytes([n]))
+    changes = [each.frozen() for each in forks]
+    with pytest.raises(ConflictError, match="dims" if kept == "dims" else "'x'"):
+        merged(changes)
+    assert merged([changes[0], changes[0]]).attrs == changes[0].attrs
+    draft.abort()
+
+
 @pytest.mark.filterwarnings("ignore:.*were never merged:UserWarning")
 def test_changes_of_different_transactions_or_of_none_cannot_be_merged() -> None:
     changes = []
@@ -289,6 +397,13 @@ def test_changes_of_different_transactions_or_of_none_cannot_be_merged() -> None
         changes.append(written(handle, {0: 2}).frozen())
     with pytest.raises(ConflictError, match="different ones"):
         merged(changes)
+    one = changes[0]
+    for other in (
+        dataclasses.replace(one, base="another"),
+        dataclasses.replace(one, of_fork=dataclasses.replace(one.of_fork, epoch=1)),
+    ):
+        with pytest.raises(ConflictError, match="different ones"):
+            merged([one, other])
     base = base_of("contiguous")
     plain = Draft(base.store, base).freeze()
     with pytest.raises(ConflictError, match="different ones"):

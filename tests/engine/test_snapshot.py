@@ -241,3 +241,29 @@ def test_an_index_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monk
     monkeypatch.setattr(LocalStore, "read", overtaken)
     reader.refresh()
     assert (len(calls), reader[0]) == (1, 1)
+
+
+class Overtaken(LocalStore):
+    """A store in which something happens between the first object that is read and the second."""
+
+    def head(self, names, nbytes, *, offset=0):
+        (first,) = super().head(names[:1], nbytes, offset=offset)
+        happen, self.happen = self.happen, lambda: None
+        happen()
+        return [first, *super().head(names[1:], nbytes, offset=offset)]
+
+
+def test_a_directory_that_a_file_replaces_while_it_is_opened_is_not_taken_for_nothing(frames, tmp_path):
+    shutil.copytree(frames, tmp_path / "copy")
+    store = Overtaken(tmp_path / "copy" / "sparse")
+    store.happen = lambda: LocalStore(tmp_path / "copy" / "contiguous").swap(store)
+    assert load(store).frame.frame_type == FrameType.CONTIGUOUS
+
+
+@pytest.mark.parametrize("blocks", [None, (2,)])
+def test_chunks_of_a_directory_that_a_file_has_replaced_are_a_conflict(frames, tmp_path, blocks):
+    shutil.copytree(frames, tmp_path / "copy")
+    held = opened(tmp_path / "copy", "sparse")
+    LocalStore(tmp_path / "copy" / "contiguous").swap(held.store)
+    with pytest.raises(ConflictError, match=r"refresh|made again"):
+        fetch(held, [ChunkRequest(4, blocks)])

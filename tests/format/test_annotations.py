@@ -227,8 +227,11 @@ def test_sizes_that_get_large_are_left_out() -> None:
 def test_enormous_sizes_are_not_decoded() -> None:
     huge = encode.special_chunk(Special.ZEROS, 2**30, typesize=4)
     assert notes.unpack_sizes(huge, 2**18, 2**10 - 1) is None
-    with config.using(limits=config.Limits(metadata_nbytes=2**30)):
-        assert notes.unpack_sizes(huge, 2**18, 2**10 - 1).shape == (2**18, 2**10)
+    allowed = encode.special_chunk(Special.ZEROS, 2**20, typesize=4)
+    with config.using(limits=config.Limits(metadata_nbytes=2**20 - 1)):
+        assert notes.unpack_sizes(allowed, 2**8, 2**10 - 1) is None
+    with config.using(limits=config.Limits(metadata_nbytes=2**20)):
+        assert notes.unpack_sizes(allowed, 2**8, 2**10 - 1).shape == (2**8, 2**10)
 
 
 @given(st.binary(max_size=100))

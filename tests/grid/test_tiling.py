@@ -60,9 +60,8 @@ def test_plans_of_very_many_blocks_are_not_kept():
     layout = layout_of((2**14, 1), (1, 1))
     tracemalloc.start()
     try:
-        for start in range(3):
-            for step in (1, 2):
-                tiling_of(layout, (slice(start, 2**14, step), slice(0, 1, 1)), 2**14)
+        for step in (1, 2):
+            tiling_of(layout, (slice(0, 2**14, step), slice(0, 1, 1)), 2**14)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -5,12 +5,11 @@ Stores: local files, and memory that behaves as an object store, which has no lo
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,17 @@ import fsspec
 import numpy as np
 import pytest
 from lengths import Sampled
+from operations import WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import Group, config, open_group
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.store import base
-from b2array.store.base import COMPARE_AND_SWAP
 from b2array.store.open import open_store
 
 # python-blosc2 looks at what a killed writer has left beside a member.
 pytestmark = pytest.mark.filterwarnings("ignore:External leaf")
 
-WRITES = ("create", "replace", "append", "patch", "delete", "adopt", "take", "exchange")
-READS = ("read", "gather", "head", "stamp", "walk", "listing")
 Contents = dict[str, Any]
 _serials = itertools.count()
 
@@ -44,42 +41,6 @@ def _steady(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-class Killed(BaseException):
-    """Stands for the end of a process: nothing that it does afterwards reaches the store."""
-
-
-class Operations:
-    """The operations of stores in the order in which they come; one of them can be met by something."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.thread: int | None = None
-        self.meet: Callable[[int, str, Callable[[], Any]], Any] | None = None
-
-    def run(self, name: str, call: Callable[[], Any]) -> Any:
-        """Count an operation of the thread that is looked at; what it calls itself is part of it."""
-        if self.thread != threading.get_ident():
-            return call()
-        number = len(self.names)
-        self.names.append(name)
-        self.thread = None
-        try:
-            return call() if self.meet is None else self.meet(number, name, call)
-        finally:
-            self.thread = threading.get_ident()
-
-    def watch(
-        self, task: Callable[[], object], meet: Callable[[int, str, Callable[[], Any]], Any] | None = None
-    ) -> list[str]:
-        """Do something, and return the operations that it took; raises what it raises."""
-        self.names, self.meet, self.thread = [], meet, threading.get_ident()
-        try:
-            task()
-        finally:
-            self.thread = None
-        return self.names
-
-
 class Place:
     """Where groups are made, each in a new place, and the operations there."""
 
@@ -88,23 +49,8 @@ class Place:
         self.template: str | None = None
         store = type(open_store(self.new()))
         if kind == "compared":
-            monkeypatch.setattr(store, "guarantee", COMPARE_AND_SWAP)
-            monkeypatch.setattr(store, "lock", lambda *_, **__: nullcontext())
-        for each in store.__mro__:
-            for name in (*WRITES, *READS):
-                if inspect.isfunction(vars(each).get(name)):
-                    monkeypatch.setattr(each, name, self._watched(name, vars(each)[name]))
-
-    def _watched(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def operation(store: Any, *args: Any, **options: Any) -> Any:
-            def call(*others: Any) -> Any:
-                return original(store, *(others or args), **options)
-
-            if name == "append":  # a file may be cut anywhere
-                call.half = lambda: call(*args[:2], _half(args[2]))  # type: ignore[attr-defined]
-            return self.operations.run(name, call)
-
-        return operation
+            compare(store, monkeypatch)
+        self.operations.listen(store, monkeypatch)
 
     def prepared(self, **more: Any) -> Group:
         """Return a group like that of `prepared`, with more arrays: a copy of one that was made before."""
@@ -128,11 +74,6 @@ class Place:
     def new(self) -> str:
         number = next(_serials)
         return str(self.directory / f"{number}.b2d") if self.kind == "local" else f"memory://test-commit-{number}.b2d"
-
-
-def _half(pieces: Any) -> bytes:
-    content = pieces if isinstance(pieces, bytes) else b"".join(pieces)
-    return content[: len(content) // 2]
 
 
 @pytest.fixture(params=["local", "compared"])
@@ -353,7 +294,7 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
 ) -> None:
     before, after, names = states(place, story)
     outcomes = []
-    for at in sampled([at for at, name in enumerate(names) if name in WRITES and (name == "append" or not half)], 3):
+    for at in sampled([at for at, name in enumerate(names) if name in WRITES and (name == "append" or not half)], 5):
         name = names[at]
         group = place.prepared()
         url = group.url
@@ -385,7 +326,7 @@ def test_vacuum_of_a_member_leaves_what_a_killed_writer_committed(
 ) -> None:
     _, after, names = states(place, story)
     spared = 0
-    for at in sampled([at for at, name in enumerate(names) if name in WRITES], 3):
+    for at in sampled([at for at, name in enumerate(names) if name in WRITES], 5):
         group = place.prepared()
         url = group.url
 
@@ -416,7 +357,7 @@ def test_vacuum_of_a_member_leaves_what_a_killed_writer_committed(
 def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, way: str, sampled: Sampled) -> None:
     before, after, names = states(place, change)
     places = [at for at, name in enumerate(names) if name in WRITES or (way == "fails" and at % 7 == 0)]
-    for at in sampled(places, 3):
+    for at in sampled(places, 6):
         name = names[at]
         group = place.prepared()
         url = group.url
@@ -468,7 +409,9 @@ def test_readers_see_all_or_nothing_at_every_operation(place: Place, story: Call
 
 
 @pytest.mark.parametrize("clash", [False, True])
-def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(place: Place, clash: bool) -> None:
+def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(
+    place: Place, clash: bool, sampled: Sampled
+) -> None:
     """The second writer commits while the first one is at some operation, or right after it, if there are locks."""
 
     def others(url: str) -> None:
@@ -486,7 +429,7 @@ def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(place: P
     after = found(group.url)
     outcomes = set()
     writes = [at for at, name in enumerate(names) if name in WRITES]
-    for at in sorted({*writes[clash::2], *range(3 + clash, len(names), 14)}):
+    for at in sorted({*sampled(writes, 5), *sampled(range(3 + clash, len(names), 7), 8)}):
         group = place.prepared(free=[0])
         failures: list[BaseException] = []
 

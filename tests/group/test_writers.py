@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,9 +20,12 @@ from clouds import Cloud
 import b2array
 from b2array import config, open_group
 from b2array.engine import redo
+from b2array.engine.draft import Draft
+from b2array.engine.manifest import Manifest
 from b2array.errors import ConflictError
 from b2array.group.directory import Directory
-from b2array.store import disk
+from b2array.store import disk, links
+from b2array.store.local import LocalStore
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 ROWS = (6, 100)
@@ -383,10 +387,49 @@ def test_a_transaction_is_told_of_a_conflict_if_another_writer_is_still_deleting
 
     with monkeypatch.context() as early:  # it looked for unfinished commits before there was one
         early.setattr(Directory, "recover", lambda _: None)
-        with pytest.raises(ConflictError, match="makes or deletes 'x'"):
+        with pytest.raises(ConflictError, match=r"makes or deletes 'x\.b2nd'"):
             again()
     again()
     assert values(url) == {"x": 1}
+
+
+@LAYOUTS
+@pytest.mark.parametrize("name", ["look", "read", "__init__"])
+def test_a_name_that_another_writer_deletes_meanwhile_is_free_or_a_conflict(
+    tmp_path: Path, layout: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction begins before the deletion is carried out, and finds the member still there."""
+    url = f"memory://{tmp_path.name}.b2d"
+    group = make(url, "x", layout)
+
+    committed, go_on, original = threading.Event(), threading.Event(), redo.carry_out
+
+    def slowly(*args: Any, **options: Any) -> None:
+        committed.set()
+        go_on.wait(60)
+        original(*args, **options)
+
+    def delete() -> None:
+        del group["x"]
+
+    def finish() -> None:
+        go_on.set()
+        writer.join()
+
+    writer = threading.Thread(target=delete)
+    with monkeypatch.context() as late, suppress(ConflictError):
+        late.setattr(redo, "carry_out", slowly)
+        late.setattr(Directory, "recover", lambda _: None)
+        writer.start()
+        committed.wait(60)
+        try:
+            with open_group(url, "r+").transaction() as changes:
+                once(finish, late, {"look": redo, "__init__": Draft, "read": Directory}[name], name)
+                changes.create("x", data=np.ones(ROWS), layout=layout)
+                finish()
+        finally:
+            finish()
+    assert values(url, "r+") in ({}, {"x": 1})
 
 
 @pytest.mark.parametrize("place", ["local", "memory", "s3", "gcs"])
@@ -416,6 +459,199 @@ def test_an_array_that_was_opened_where_it_waited_for_its_place_is_not_lost_with
     with suppress(ConflictError):
         assert (early[...] == 1).all()
     assert (open_group(url, **options)["x"][...] == 1).all()
+
+
+def once(verb: Callable[[], object], monkeypatch: pytest.MonkeyPatch, owner: object, name: str, nth: int = 0) -> None:
+    """Call `verb` before a later call of a function or method: the next one, or the `nth` after it."""
+    original, calls = getattr(owner, name), []
+
+    def overtaken(*args: Any, **options: Any) -> Any:
+        calls.append(name)
+        if len(calls) == nth + 1:
+            verb()
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, name, overtaken)
+
+
+def made_again(url: str, layout: Any) -> None:
+    """Let a writer be killed when it has committed that both of a pair are deleted and made again."""
+
+    def again(changes: b2array.Group) -> None:
+        for name in "xy":
+            del changes[name]
+            changes.create(name, data=np.full(ROWS, 7.0), chunks=(2, 50), layout=layout)
+
+    killed_after_the_commit(url, again)
+
+
+@pytest.mark.parametrize(("pair", "layout"), [("sparse", "contiguous"), ("contiguous", "sparse")], indirect=["pair"])
+@pytest.mark.parametrize("nth", range(9))
+def test_a_reader_lists_members_whose_places_change_while_it_looks(
+    pair: str, layout: Any, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_again(pair, layout)
+
+    def carry_out() -> None:
+        monkeypatch.undo()
+        open_group(pair, "r+")
+
+    once(carry_out, monkeypatch, links, "open_itself", nth)
+    assert values(pair) == {"x": 7, "y": 7}
+
+
+@both_layouts
+@pytest.mark.parametrize("nth", range(9))
+def test_a_reader_lists_members_that_go_aside_before_the_new_ones_come(
+    pair: str, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on systems that do not swap names in one step."""
+    made_again(pair, "sparse" if Path(pair, "x.b2nd").is_file() else "contiguous")
+    monkeypatch.setattr(disk, "swap", lambda *_: False)
+    aside, go_on = threading.Event(), threading.Event()
+    take = LocalStore.take
+
+    def slowly(store: LocalStore, other: LocalStore) -> None:
+        if store.url.endswith("x.b2nd"):
+            aside.set()
+            go_on.wait(60)
+        take(store, other)
+
+    monkeypatch.setattr(LocalStore, "take", slowly)
+    writer = threading.Thread(target=open_group, args=[pair, "r+"])
+    writer.start()
+    aside.wait(60)
+
+    def carry_on() -> None:
+        go_on.set()
+        writer.join()
+
+    assert not Path(pair, "x.b2nd").exists()
+    once(carry_on, monkeypatch, links, "open_itself", nth)
+    try:
+        assert list(open_group(pair)) == ["x", "y"]
+        assert values(pair) == {"x": 7, "y": 7}
+    finally:
+        carry_on()
+
+
+@LAYOUTS
+@pytest.mark.parametrize("then", ["contiguous", "sparse"])
+@pytest.mark.parametrize("nth", range(4))
+def test_a_name_that_another_writer_has_made_and_deleted_meanwhile_is_free(
+    tmp_path: Path, layout: Any, then: Any, nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "g")
+    group = make(url, "y", layout)
+
+    def delete() -> None:
+        monkeypatch.undo()
+        del open_group(url, "r+")["x"]
+
+    with group.transaction() as changes:
+        make(url, "x", layout, 1)
+        once(delete, monkeypatch, links, "open_itself", nth)
+        with suppress(ConflictError):
+            changes.create("x", data=np.full(ROWS, 2.0), layout=then)
+        monkeypatch.undo()
+    assert values(url).items() <= {"x": 2, "y": 0}.items()
+
+
+@pytest.mark.parametrize("verb", ["copy", "move"])
+def test_a_member_that_a_file_replaces_while_it_is_copied_is_a_conflict(
+    tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "g")
+    group = make(url, "x", "sparse", 3)
+
+    def again() -> None:
+        monkeypatch.undo()
+        open_group(url, "r+").create("x", data=np.ones(ROWS), layout="contiguous", overwrite=True)
+
+    def carry() -> None:
+        with group.transaction() as changes:
+            once(again, monkeypatch, LocalStore, "read")
+            if verb == "copy":
+                changes.copy("x", changes, "y")
+            else:
+                changes.move("x", "y")
+
+    with pytest.raises(ConflictError, match="made again"):
+        carry()
+    assert values(url) == {"x": 1}
+
+
+@LAYOUTS
+def test_a_member_that_was_deleted_does_not_come_back_because_a_killed_writer_has_left_a_log(
+    tmp_path: Path, layout: Any
+) -> None:
+    url = str(tmp_path / "g")
+    make(url, "y", layout)
+
+    def made_and_killed() -> None:
+        redo.discard = lambda *_, **__: os._exit(0)  # the new member has its place by then
+        with open_group(url, "r+").transaction() as changes:
+            changes.create("x", data=np.ones(ROWS), layout=layout)
+
+    in_a_child(made_and_killed)
+    assert values(url) == {"x": 1, "y": 0}
+    del open_group(url, "r+")["x"]
+    assert values(url) == values(url, "r+") == {"y": 0}
+    make(url, "x", layout, 2)
+    assert values(url) == {"x": 2, "y": 0}
+
+
+@both_layouts
+@pytest.mark.parametrize("again", [False, True])
+def test_a_backup_that_somebody_restores_stays_although_a_killed_writer_has_left_a_log(
+    pair: str, again: bool, tmp_path: Path
+) -> None:
+    shutil.copytree(pair, tmp_path / "backup")
+
+    def change(group: b2array.Group) -> None:
+        for name in "xy":
+            if again:
+                del group[name]
+                group.create(name, data=np.full(ROWS, 7.0), chunks=(2, 50))
+            else:
+                group[name][...] = 7
+
+    def killed() -> None:
+        settle = redo.settle
+
+        def settled(store_of: Any, log: Any, **options: Any) -> Any:
+            left = settle(store_of, log, **options)
+            if log:
+                os._exit(0)
+            return left
+
+        redo.settle = settled
+        with open_group(pair, "r+").transaction() as changes:
+            change(changes)
+
+    in_a_child(killed)
+    assert values(pair) == {"x": 7, "y": 7}
+    member = Path(pair, "x.b2nd")
+    shutil.rmtree(member) if member.is_dir() else member.unlink()
+    backup = tmp_path / "backup" / "x.b2nd"
+    shutil.copytree(backup, member) if backup.is_dir() else shutil.copy(backup, member)
+    assert values(pair) == values(pair, "r+") == {"x": 0, "y": 7}
+    with open_group(pair, "r+").transaction() as changes:
+        changes["x"][...] = changes["y"][...] = 8
+    assert values(pair) == {"x": 8, "y": 8}
+
+
+@pytest.mark.parametrize("count", [3, 1100])
+def test_a_log_that_was_carried_out_goes(tmp_path: Path, count: int) -> None:
+    group = open_group(tmp_path / "g", "w")
+    group["x"] = [1.0]
+    for n in range(1, count):
+        shutil.copy(tmp_path / "g/x.b2nd", tmp_path / f"g/x{n}.b2nd")
+    with open_group(tmp_path / "g", "r+").transaction() as changes:
+        changes["x"][0] = 2
+        changes["x1"][0] = 2
+    found = Manifest.unpack((tmp_path / "g/.b2group").read_bytes())
+    assert (found.number, found.redo) == (1, {})
 
 
 def test_a_new_member_takes_the_place_where_a_late_writer_has_left_chunks(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_a_pickled_store_reads_the_same(maker):
     store = maker.single(CONTENT)
     again = pickle.loads(pickle.dumps(store))
     assert read(again, ("", 5, 50)) == [CONTENT[5:50]]
-    assert (again.url, again.is_prefix, again.guarantee) == (store.url, store.is_prefix, store.guarantee)
+    assert (again.url, again.is_prefix, again.can) == (store.url, store.is_prefix, store.can)
     assert read(again, ("", 5, 50), expected=store.stamp("").version) == [CONTENT[5:50]]
 
 
@@ -622,7 +622,7 @@ def test_changing_what_does_not_exist_is_an_error(maker):
 @on([kind for kind in ALL if kind not in APPENDABLE])
 def test_other_stores_say_that_they_change_nothing_in_place(maker):
     store = maker.single(CONTENT)
-    assert not store.appendable
+    assert not store.can.append
     with pytest.raises(UnsupportedError, match="only be replaced"):
         store.append("", 0, b"x")
     with pytest.raises(UnsupportedError, match="only be replaced"):
@@ -632,7 +632,7 @@ def test_other_stores_say_that_they_change_nothing_in_place(maker):
 @on(("http", "zip", "simplecache"))
 def test_a_store_for_reading_refuses_to_write(maker):
     store = maker.single(CONTENT)
-    assert store.guarantee == "read only"
+    assert not store.can.write
     for write in (
         lambda: store.create("new", b"x"),
         lambda: store.replace("", b"x"),
@@ -651,7 +651,7 @@ def test_the_guarantee_is_named(maker):
         "shared": "lock",
         **dict.fromkeys(CLOUDS, "compare-and-swap"),
     }
-    assert maker.single(CONTENT).guarantee == expected.get(maker.kind, "read only")
+    assert maker.single(CONTENT).can.guarantee == expected.get(maker.kind, "read only")
 
 
 # ---- opening ----

@@ -22,6 +22,7 @@ import b2array
 from b2array import bloscpack, buffers, config
 from b2array.errors import ConflictError, FormatError
 from b2array.store import disk, local
+from b2array.store.base import KnownBytes, with_known_bytes
 from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
 from b2array.store.spans import Span
@@ -551,3 +552,35 @@ def test_a_listing_leaves_out_a_file_that_is_removed_meanwhile(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "scandir", scan)
     assert {name: each.size for name, each in LocalStore(tmp_path).listing().items()} == {"a": 2, "c": 2}
+
+
+def test_a_directory_that_a_file_has_replaced_has_no_parts_to_remove(tmp_path):
+    (tmp_path / "frame").write_bytes(b"a file by now")
+    staged = LocalStore(tmp_path / "frame" / "chunks.b2frame.0.b2tmp", within=tmp_path)
+    staged.remove("chunks.b2frame", lambda _: True, locked=True)
+    staged.drop_lock()
+    assert (tmp_path / "frame").read_bytes() == b"a file by now"
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="needs names that swap")
+def test_a_directory_that_a_file_replaces_while_it_is_listed_is_listed_as_the_file(tmp_path, monkeypatch):
+    (tmp_path / "frame").mkdir()
+    (tmp_path / "new").write_bytes(b"1234")
+    scandir = os.scandir
+
+    def late(path):
+        monkeypatch.undo()
+        assert LocalStore(tmp_path / "new").swap(LocalStore(tmp_path / "frame"))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert {name: each.size for name, each in LocalStore(tmp_path / "frame").listing().items()} == {"": 4}
+
+
+def test_a_directory_with_the_number_of_a_file_that_is_gone_is_a_conflict(tmp_path):
+    (tmp_path / "frame").mkdir()
+    store = LocalStore(tmp_path / "frame")
+    number = store.stamp("").version.partition("@")[0]
+    known = with_known_bytes(f"{number}@1:9", KnownBytes(4, b"1234"))
+    with pytest.raises(ConflictError, match="refresh"):
+        store.read([Span("", 0, 4)], expected=known)

@@ -70,8 +70,17 @@ class InDirectories(LocalFileSystem):
     protocol = "b2array-directories"
 
 
+@pytest.fixture(params=[5, pytest.param(None, marks=pytest.mark.slow)])
+def part(request, monkeypatch):
+    """The size of parts in MiB: the smallest that S3 takes in an ordinary run, and else the usual one."""
+    if request.param:
+        monkeypatch.setattr(upload, "PART", request.param * MIB)
+        monkeypatch.setattr(upload, "WHOLE", request.param * MIB)
+    return upload.PART
+
+
 @pytest.fixture(params=["memory", *CLOUDS, "buffered", "directories"])
-def place(request, tmp_path):
+def place(request, tmp_path, part):
     """An address and its options."""
     if request.param in CLOUDS:
         cloud = request.getfixturevalue("cloud_of")(request.param)
@@ -87,7 +96,7 @@ def large(seed: int = 0):
     """Yield more than is written in one request, in pieces of odd sizes."""
     rng = np.random.default_rng(seed)
     for _ in range(16):
-        yield rng.bytes(3 * MIB + 17)
+        yield rng.bytes(upload.WHOLE // 11 + 17)
 
 
 def content(store) -> bytes:
@@ -232,9 +241,9 @@ def test_s3_creating_what_exists_sends_no_parts(s3, s3_calls):
 
 
 @pytest.fixture
-def big(tmp_path):
-    """144 MiB that take no memory."""
-    return b2array.zeros((144, MIB), "u1", url=tmp_path / "big.b2nd", chunks=(4, MIB))
+def big(tmp_path, part):
+    """Many times as much as a part, which takes no memory."""
+    return b2array.zeros((18 * part // MIB, MIB), "u1", url=tmp_path / "big.b2nd", chunks=(4, MIB))
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.blp", "x.h5"])

@@ -527,15 +527,11 @@ def test_members_of_a_group_are_forked_and_committed_together(tmp_path: Path, pl
 
 
 @pytest.mark.parametrize("place", LOCAL)
-def test_a_new_member_is_written_by_forks_of_a_transaction_of_its_own(tmp_path: Path, place: str) -> None:
+def test_a_new_member_is_written_by_forks(tmp_path: Path, place: str) -> None:
     group = b2array.open_group(tmp_path / "g.b2d", mode="a")
     with group.transaction() as changes:
         new = changes.create("new", SHAPE, "i4", layout=layout_of(place), chunks=CHUNKS, blocks=CHUNKS)
-        if not new.in_transaction:
-            with new.transaction():
-                new.merge(sent(fill(sent(new.fork()), 3, 4)))
-        else:
-            new.merge(sent(fill(sent(new.fork()), 3, 4)))
+        new.merge(sent(fill(sent(new.fork()), 3, 4)))
         assert "new" not in b2array.open_group(tmp_path / "g.b2d")
     assert rows(b2array.open_group(tmp_path / "g.b2d")["new"]) == [0, 0, 0, 4, 0, 0, 0, 0]
     assert [name for name in files_at(tmp_path) if JOURNAL in name] == []

@@ -1,0 +1,82 @@
+"""The operations of stores, one of which can be met by a failure or by the end of the process."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from b2array.store.base import Store
+
+WRITES = ("create", "replace", "append", "patch", "delete", "adopt", "take", "exchange")
+READS = ("read", "gather", "head", "stamp", "walk", "listing")
+
+
+class Killed(BaseException):
+    """Stands for the end of a process: nothing that it does afterwards reaches the store."""
+
+
+class Operations:
+    """The operations of stores in the order in which they come; one of them can be met by something."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.thread: int | None = None
+        self.meet: Callable[[int, str, Callable[[], Any]], Any] | None = None
+
+    def run(self, name: str, call: Callable[[], Any]) -> Any:
+        """Count an operation of the thread that is looked at; what it calls itself is part of it."""
+        if self.thread != threading.get_ident():
+            return call()
+        number = len(self.names)
+        self.names.append(name)
+        self.thread = None
+        try:
+            return call() if self.meet is None else self.meet(number, name, call)
+        finally:
+            self.thread = threading.get_ident()
+
+    def watch(
+        self, task: Callable[[], object], meet: Callable[[int, str, Callable[[], Any]], Any] | None = None
+    ) -> list[str]:
+        """Do something, and return the operations that it took; raises what it raises."""
+        self.names, self.meet, self.thread = [], meet, threading.get_ident()
+        try:
+            task()
+        finally:
+            self.thread = None
+        return self.names
+
+    def listen(self, kind: type[Store], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the operations of a kind of store run through this."""
+        for each in kind.__mro__:
+            for name in (*WRITES, *READS):
+                if inspect.isfunction(vars(each).get(name)):
+                    monkeypatch.setattr(each, name, self._watched(name, vars(each)[name]))
+
+    def _watched(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def operation(store: Any, *args: Any, **options: Any) -> Any:
+            def call(*others: Any) -> Any:
+                return original(store, *(others or args), **options)
+
+            if name == "append":  # a file may be cut anywhere
+                call.half = lambda: call(*args[:2], _half(args[2]))  # type: ignore[attr-defined]
+            return self.run(name, call)
+
+        return operation
+
+
+def compare(kind: type[Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a kind of store behave as an object store, which has no locks and compares versions."""
+    monkeypatch.setattr(kind, "can", replace(kind.can, lock=False, compare=True))
+    monkeypatch.setattr(kind, "lock", lambda *_, **__: nullcontext())
+
+
+def _half(pieces: Any) -> bytes:
+    content = pieces if isinstance(pieces, bytes) else b"".join(pieces)
+    return content[: len(content) // 2]
