@@ -36,7 +36,7 @@ settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
-COUNTS = {"--torture": (8, 50), "--hostile": (30, 200), "--power": (8, 40)}
+COUNTS = {"--torture": (8, 50), "--hostile": (60, 200), "--power": (8, 40)}
 """How often tests of kills, damage and power failures repeat: in an ordinary run, and with the mark `slow`."""
 
 

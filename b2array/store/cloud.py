@@ -131,7 +131,7 @@ class CloudStore(FsspecStore):
                 raise
         raise conflict(place)
 
-    def _put(self, name: str, content: bytes, expected: str | None) -> Stamp:
+    def _put(self, name: str, content: bytes | bytearray, expected: str | None) -> Stamp:
         version = self._wait(name, partial(_of_object, self._send), content, expected)
         self._forget(name)
         return Stamp(len(content), version)

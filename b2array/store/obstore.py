@@ -108,59 +108,49 @@ class ObstoreStore(CloudStore):
     def _version_of(self, meta: Mapping[str, Any]) -> str:
         return meta["version" if self._cloud == "gcs" else "e_tag"] or ""
 
-    async def _send(self, fs: Any, path: str, content: bytes, expected: str | None) -> str:
+    async def _send(self, fs: Any, path: str, content: bytes | bytearray, expected: str | None) -> str:
         store, key = _place(fs, path)
-        made = await store.put_async(key, content, mode=self._mode(expected), use_multipart=False)
-        return self._version_of(made)
-
-    def _mode(self, expected: str | None) -> Any:
-        """Return obstore's word for a condition."""
-        if expected is None:
-            return "overwrite"
+        mode: Any = "overwrite"
         if expected == ABSENT:
-            return "create"
-        return {"version" if self._cloud == "gcs" else "e_tag": expected}
+            mode = "create"
+        elif expected is not None:
+            mode = {"version" if self._cloud == "gcs" else "e_tag": expected}
+        return self._version_of(await store.put_async(key, content, mode=mode, use_multipart=False))
 
     def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:
-        # obstore has no condition for an upload in parts: it collects them, and sends them in one request.
-        alone = expected is not None
+        if expected is not None:  # obstore has no condition for an upload in parts
+            return self._put(name, self._collected(name, parts), expected)
         failures: list[BaseException] = []
-        nbytes = 0
 
         def noted() -> Iterator[bytes]:
-            nonlocal nbytes
             try:
-                for part in self._small_enough(name, parts) if alone else parts:
-                    nbytes += len(part)
-                    yield part
+                yield from parts
             except BaseException as error:
                 failures.append(error)
                 raise
 
         def put(fs: Any, path: str) -> Any:
             store, key = _place(fs, path)
-            if alone:
-                return store.put(key, noted(), mode=self._mode(expected), use_multipart=False)
             return store.put(key, noted(), use_multipart=True, chunk_size=PART, max_concurrency=self.uploads)
 
         try:
-            made = self._call(name, put)
+            self._call(name, put)
         except Exception:
             if failures:
                 raise failures[0] from None
             raise
         self._forget(name)
-        return Stamp(nbytes, self._version_of(made)) if alone else self.stamp(name)
+        return self.stamp(name)
 
-    def _small_enough(self, name: str, parts: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield parts; raise LimitError when they are too many for one request."""
-        nbytes = 0
+    def _collected(self, name: str, parts: Iterator[bytes]) -> bytearray:
+        """Return parts as one; raise LimitError when they are too many for one request."""
+        content = bytearray()
         for part in parts:
-            nbytes += len(part)
-            if nbytes > self.put_limit:
+            content += part
+            if len(content) > self.put_limit:
                 place = where(self.url, name)
-                raise LimitError(f"{place}: {nbytes} bytes or more are too many to make an object in one request")
-            yield part
+                raise LimitError(f"{place}: {len(content)} bytes or more are too many to make an object in one request")
+        return content
 
     async def _begin(self, fs: Any, path: str, expected: str | None) -> Any:
         raise NotImplementedError("obstore itself divides an upload")
