@@ -85,6 +85,12 @@ def _options(*, version: Annotated[bool, _VERSION] = False) -> None:
     pass
 
 
+@functools.cache
+def _program() -> Any:
+    """Build the program: for callers of `main` in one process that takes longer than small commands."""
+    return typer.main.get_command(app)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; see `b2array.__main__.main`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -94,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         setattr(warnings, "showwarning", _warn)  # noqa: B010 - a simpler signature does
         warnings.simplefilter("always", UserWarning)
         try:
-            return _code(app(args=arguments, prog_name="b2array", standalone_mode=False))
+            return _code(_program()(args=arguments, prog_name="b2array", standalone_mode=False))
         except SystemExit as end:
             return _code(end.code)
         except typer.Abort:
