@@ -537,13 +537,17 @@ def _keeper(url: str, options: Mapping[str, Any], mode: Literal["r", "r+"] = "r"
 
 
 @_command
-def log(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> None:
+def log(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> int:
     """List the snapshots of an array or a group, the oldest first."""
     with _keeper(url, opts.storage_options(storage)) as held:
         found = held.snapshots
     rows = [("when", "name", "shape", "own bytes", "message"), *map(describing.snapshot_row, found)]
     lines = table(rows, "<<<><") if found else [f"{redact_url(url)} has no snapshots"]
     _print(as_json, [asdict(each) | {"time": each.time.isoformat()} for each in found], lines)
+    damaged = [each.error for each in found if each.error]
+    for error in damaged:
+        _complain(error)
+    return CORRUPT if damaged else OK
 
 
 @_command

@@ -222,7 +222,8 @@ def verify(
     Returns
     -------
     Report or Results
-        For a group, the results for its members. A damaged member does not stop the others.
+        For a group, the results for its members, and "." for that which only its snapshots hold. A damaged member does
+        not stop the others.
 
     Raises
     ------

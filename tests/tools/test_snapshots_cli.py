@@ -111,7 +111,7 @@ def test_log_as_json_has_what_python_says(url: str, run: Run) -> None:
         assert each == {
             "name": expected.name, "time": expected.time.isoformat(), "message": expected.message,
             "attrs": dict(expected.attrs), "generation": expected.generation, "shape": list(expected.shape or ()),
-            "nbytes": expected.nbytes,
+            "nbytes": expected.nbytes, "error": "",
         }  # fmt: skip
 
 
@@ -484,7 +484,20 @@ def test_a_file_that_other_software_changed_tells_so(run: Run) -> None:
         elif command == "cat":
             assert out == f"{noise[0, 0]}\n"
     assert set(codes) in ({0}, {1})
-    assert run("log", "a.b2nd")[0] == 0
+    assert run("log", "a.b2nd")[1].splitlines()[1].split()[3] == "one"
+
+
+def test_log_lists_intact_snapshots_beside_a_damaged_one(run: Run) -> None:
+    a = b2array.asarray(X, url="a.b2nd", layout="sparse")
+    a.snapshot("one")
+    _damage_kept_index("a.b2nd")
+    a.snapshot("two")
+    code, out, err = run("log", "a.b2nd")
+    assert code == 3
+    assert [line.split()[3] for line in out.splitlines()[1:]] == ["one", "two"]
+    assert re.fullmatch(r"b2array: .*a\.b2nd: snapshot 'one': .*\n", err)
+    ok(run("drop", "a.b2nd", "one"))
+    assert ok(run("log", "a.b2nd")).count("\n") == 2
 
 
 # Texts that others wrote.
