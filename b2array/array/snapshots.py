@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,8 +18,8 @@ from b2array.engine.changes import Keep
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk
 from b2array.engine.handle import Handle
-from b2array.engine.snapshot import kept_state, kept_states
-from b2array.errors import ConflictError
+from b2array.engine.snapshot import Snapshot, kept_state, kept_states
+from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.checksums import record_nbytes
 from b2array.format.kept import Kept, ledger_of
@@ -53,6 +54,8 @@ class SnapshotInfo:
     nbytes : int
         Bytes that only this snapshot holds. They are free when it was dropped, and the frame was packed again or
         vacuumed.
+    error : str
+        Why it cannot be read; "" if its index is intact. `b2array.verify` looks at its chunks, too.
     """
 
     name: str
@@ -62,6 +65,7 @@ class SnapshotInfo:
     generation: str = ""
     shape: tuple[int, ...] | None = None
     nbytes: int = 0
+    error: str = ""
 
     def __str__(self) -> str:
         shape = "" if self.shape is None else f", shape {self.shape}"
@@ -178,11 +182,30 @@ def listed(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
     def task(_: object) -> tuple[SnapshotInfo, ...]:
         held = handle.snapshot
         entries = ledger_of(held.state).entries
-        states = [each.state for each in kept_states(held, entries)]
-        own = _own_nbytes(states if alone else [*states, held.state])
-        return tuple(snapshot_info(entry, nbytes + entry.nbytes) for entry, nbytes in zip(entries, own, strict=False))
+        states, errors = _readable(held, entries)
+        own = _own_nbytes([*states.values()] if alone else [*states.values(), held.state])
+        alone_nbytes = dict(zip(states, own, strict=False))
+        return tuple(
+            replace(snapshot_info(entry, alone_nbytes.get(entry, 0) + entry.nbytes), error=errors.get(entry, ""))
+            for entry in entries
+        )
 
     return handle.reading(task)
+
+
+def _readable(held: Snapshot, entries: Sequence[Kept]) -> tuple[dict[Kept, State], dict[Kept, str]]:
+    """Return the kept states, and of those that cannot be read the errors."""
+    with suppress(FormatError, UnsupportedError):
+        return {entry: each.state for entry, each in zip(entries, kept_states(held, entries), strict=True)}, {}
+    states, errors = {}, {}
+    for entry in entries:
+        try:
+            (found,) = kept_states(held, [entry])
+        except (FormatError, UnsupportedError) as error:
+            errors[entry] = str(error)
+        else:
+            states[entry] = found.state
+    return states, errors
 
 
 def snapshot_info(entry: Kept, nbytes: int) -> SnapshotInfo:

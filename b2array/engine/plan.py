@@ -342,7 +342,11 @@ def _require_room(change: ChangeSet, current: Snapshot | None, made: State, fact
 def _with_places(keep: Keep, made: State, placed: _Placed) -> State:
     if keep.state is None:
         return made
-    return keep.state.with_frame(offsets=placed.resolved(keep.state.frame.offsets), cbytes=placed.end)
+    state = keep.state.with_frame(offsets=placed.resolved(keep.state.frame.offsets), cbytes=placed.end)
+    if state.frame.frame_type != FrameType.SPARSE:
+        return state
+    stored = int(state.sizes[state.frame.offsets >= 0, 0].sum(dtype=np.int64))
+    return state.with_frame(cbytes=index.sparse_cbytes(stored, state.frame.offsets))
 
 
 def _needed_nbytes(states: Iterable[State]) -> int:

@@ -88,6 +88,7 @@ def convert(
     """Copy an array, or a group of arrays, to another file format, a bounded number of bytes at a time.
 
     It copies attributes, names of dimensions and the fill value, too, and keeps the chunks if both formats have them.
+    Arrays of Blosc2 keep their snapshots if the destination holds Blosc2 frames.
     It copies groups, empty ones too, between directories and archives of Blosc2 frames, HDF5 files and Zarr
     hierarchies. A super-chunk becomes an array of its bytes, but stays one in a ``.b2frame`` or a group of frames.
 
@@ -117,7 +118,7 @@ def convert(
         Whether to read what an HDF5 file names in other files: by links, as storage of a dataset, or as parts of a
         virtual one. Otherwise that is an error which names dataset and file, because the file may be anybody's.
     at : str, optional
-        The name of a snapshot of the source, which is copied instead of the latest state.
+        The name of a snapshot of the source, whose state is copied instead of the latest one, without other snapshots.
     src_options, dst_options : mapping, optional
         Storage options for fsspec.
     src_fs, dst_fs : fsspec.AbstractFileSystem, optional
@@ -143,8 +144,8 @@ def convert(
     Warns
     -----
     UserWarning
-        The destination's format cannot store attributes, names of dimensions or the fill value. Or attributes of an
-        HDF5 file refer to places in it, and are left out.
+        The destination's format cannot store attributes, names of dimensions, the fill value or snapshots. The
+        snapshots of a whole group are left out. Or attributes of an HDF5 file refer to places in it, and are left out.
 
     Examples
     --------
@@ -237,6 +238,9 @@ def converted(
     failed: dict[str, Exception] = {}
     with from_format.tree(src_url, src_options) as tree:
         names = tree.names
+        if snapshots and tree.snapshots:
+            lost = counted(len(tree.snapshots), "snapshot")
+            warn(f"{redact_url(dst_url)}: the copy leaves out {lost} of the group")
         build, groups = to_format.building, {from_format.name, to_format.name} & {"b2d", "b2z"}
         if build is not None and names != ("",) and (groups or len(names) != 1):
             failed = _all_converted(tree, to_format, build, dst_url, wanted, verify=verify, progress=progress)
@@ -342,6 +346,7 @@ def _warn_of_loss(source: Source, target: Format, url: str) -> None:
         "attrs": bool(source.attrs),
         "dims": source.dims is not None and any(source.dims),
         "fill value": source.is_filled,
+        "snapshots": source.has_snapshots,
     }
     lost = [name for name, there in has.items() if there and name not in target.keeps]
     if lost:

@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import bloscpack
-from b2array.array import drafts
+from b2array.array import copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.drafts import ArrayOptions
 from b2array.array.schunk import SChunk
 from b2array.bloscpack.header import MAGIC, Description, describe
-from b2array.codec.cparams import CParams
+from b2array.codec.cparams import CParams, given_or_default
 from b2array.engine.commit import commit
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import load
@@ -34,6 +34,7 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.format import foreign
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
+from b2array.format.kept import ledger_of
 from b2array.format.text import is_unsized, sized_dtype
 from b2array.grid.partition import boxes
 from b2array.group.addressing import face, split_member
@@ -43,9 +44,9 @@ from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
 
 __all__ = [
-    "B2ND", "BLP", "BLP_BYTES", "BYTES", "NPY", "Box", "Build", "Building", "Format", "Piece", "Put", "Settings",
-    "Source", "Storage", "Tree", "array_options", "dims_of", "first_bytes", "holds_array", "json_attrs", "local_copy",
-    "lone", "refuse_objects", "require", "sized", "source_of",
+    "B2ND", "BLP", "BLP_BYTES", "BYTES", "KEPT_BY_FRAMES", "NPY", "Box", "Build", "Building", "Format", "Piece", "Put",
+    "Settings", "Source", "Storage", "Tree", "array_options", "dims_of", "first_bytes", "holds_array", "json_attrs",
+    "local_copy", "lone", "refuse_objects", "require", "sized", "source_of",
 ]  # fmt: skip
 
 _TEXTS = 2**18
@@ -95,6 +96,15 @@ class Source:
         return self.handle is not None and not holds_array(self.handle.frame)
 
     @property
+    def has_snapshots(self) -> bool:
+        """Whether the frame has snapshots that are not part of its group's, as far as its list of them can be read."""
+        if self.handle is None:
+            return False
+        with suppress(FormatError, UnsupportedError):
+            return any(not entry.group for entry in ledger_of(self.handle.snapshot.state).entries)
+        return False
+
+    @property
     def nbytes(self) -> int:
         """Size of all items in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
@@ -104,13 +114,15 @@ class Source:
 class Tree:
     """Arrays by name, to open one at a time, and the attributes of groups.
 
-    A single array has the name "", as has the outermost group. `error` says why the list may be incomplete.
+    A single array has the name "", as has the outermost group. `error` says why the list may be incomplete. `snapshots`
+    are the names of those of the whole group.
     """
 
     names: tuple[str, ...]
     open: Callable[[str], Source]
     attrs: Mapping[str, Callable[[], Mapping[str, Any]]] = field(default_factory=dict)
     error: Exception | None = None
+    snapshots: tuple[str, ...] = ()
 
     def only(self, url: str) -> Source:
         """Open the only array; raise ValueError if there are several, or none."""
@@ -125,7 +137,7 @@ class Tree:
 class Settings(NamedTuple):
     """How to write an array. `given` are the chunks and blocks that the caller asks for.
 
-    With `snapshots`, a frame that becomes a frame of a group keeps its own ones.
+    With `snapshots`, a frame that becomes another frame keeps its own ones.
     """
 
     chunks: tuple[int, ...]
@@ -306,22 +318,35 @@ def _tree_b2nd(url: str, storage_options: Storage) -> Iterator[Tree]:
 
 def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
     if source.handle is not None and source.is_bytes and url.endswith(".b2frame"):
-        new = copy_of(source.handle, settings.storage_options or {})
+        new = copy_of(source.handle, settings.storage_options or {}, snapshots=settings.snapshots)
         commit(new(url, overwrite=settings.overwrite, layout=settings.layout))
         return
+    if settings.snapshots and source.has_snapshots and source.handle is not None and not source.is_bytes:
+        options = ArrayOptions(
+            chunks=_chunks(settings), blocks=settings.blocks, cparams=given_or_default(settings.cparams),
+            layout=settings.layout, overwrite=settings.overwrite, storage_options=settings.storage_options,
+        )  # fmt: skip
+        commit(copying.copied(source.handle, url, options, snapshots=True))
+        return
     commit(drafts.filled(url, source.shape, source.dtype, array_options(source, settings), pieces))
+
+
+def _chunks(settings: Settings) -> tuple[int, ...] | None:
+    return None if 0 in settings.chunks else settings.chunks
 
 
 def array_options(source: Source, settings: Settings) -> ArrayOptions:
     """Return the options for a new array with everything that belongs to the source."""
     return ArrayOptions(
-        chunks=None if 0 in settings.chunks else settings.chunks, blocks=settings.blocks, fill_value=source.fill,
+        chunks=_chunks(settings), blocks=settings.blocks, fill_value=source.fill,
         dims=source.dims, attrs=source.attrs, cparams=settings.cparams, layout=settings.layout,
         overwrite=settings.overwrite, storage_options=settings.storage_options,
     )  # fmt: skip
 
 
-B2ND = Format("b2nd", (".b2nd", ".b2frame"), _tree_b2nd, refuse_objects, _write_b2nd)
+KEPT_BY_FRAMES = frozenset({"attrs", "dims", "fill value", "snapshots"})
+
+B2ND = Format("b2nd", (".b2nd", ".b2frame"), _tree_b2nd, refuse_objects, _write_b2nd, keeps=KEPT_BY_FRAMES)
 
 
 # NumPy's own.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,11 +26,12 @@ from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, members_among
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
-from b2array.exchange.formats import Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.exchange.formats import Build, Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, NewFrame, copy_of
+from b2array.group.kept import group_ledger
 from b2array.group.members import Members
 from b2array.group.transaction import Transaction
 from b2array.group.unpacked import is_place, unpacked
@@ -79,7 +81,12 @@ def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive,
 
 @contextmanager
 def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
-    yield tree_of(*members_of(url, storage_options))
+    home, paths, error = members_of(url, storage_options)
+    names: Sequence[str] = ()
+    if isinstance(home, Directory) and not split_member(url)[1]:
+        with suppress(FormatError, UnsupportedError):
+            names = group_ledger(home.stored()).names
+    yield replace(tree_of(home, paths, error), snapshots=tuple(names))
 
 
 def tree_of(home: Home, paths: Mapping[str, str], error: Exception | None = None) -> Tree:
@@ -102,7 +109,7 @@ def _frame(source: Source, pieces: Iterable[Piece], settings: Settings) -> tuple
     """Return the suffix of a member, and a function that makes its frame, if possible with the chunks as they are."""
     handle, storage = source.handle, settings.storage_options or {}
     if handle is not None and source.is_bytes:
-        return OTHER, copy_of(handle, storage)
+        return OTHER, copy_of(handle, storage, snapshots=settings.snapshots)
 
     def new(url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
         kind = settings.layout if layout == "auto" else layout
@@ -235,7 +242,11 @@ def _building_into_b2z(address: str, prefix: str, settings: Settings) -> Iterato
     home.close()
 
 
-B2D, B2Z = (
-    Format(name, (f".{name}",), _tree, formats.refuse_objects, formats.lone(build), building=build, magics=magics)
-    for name, build, magics in (("b2d", _building_b2d, ()), ("b2z", _building_b2z, MAGIC))
-)
+def _format(name: str, build: Build, magics: tuple[bytes, ...] = ()) -> Format:
+    return Format(
+        name, (f".{name}",), _tree, formats.refuse_objects, formats.lone(build), keeps=formats.KEPT_BY_FRAMES,
+        building=build, magics=magics,
+    )  # fmt: skip
+
+
+B2D, B2Z = _format("b2d", _building_b2d), _format("b2z", _building_b2z, MAGIC)

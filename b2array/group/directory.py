@@ -56,10 +56,13 @@ class NewFrame(Protocol):
         ...
 
 
-def copy_of(source: Handle, storage_options: Mapping[str, Any], *, keeps_layout: bool = False) -> NewFrame:
+def copy_of(
+    source: Handle, storage_options: Mapping[str, Any], *, keeps_layout: bool = False, snapshots: bool = True
+) -> NewFrame:
     """Return what makes a new member as a copy of a frame, without compressing the chunks again.
 
-    Unless it is to keep the layout, a copy from another kind of store gets the layout that is usual there.
+    Unless it is to keep the layout, a copy from another kind of store gets the layout that is usual there. With
+    `snapshots`, it has those that the frame has for itself.
     """
     own: Kind = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
 
@@ -67,7 +70,8 @@ def copy_of(source: Handle, storage_options: Mapping[str, Any], *, keeps_layout:
         if layout == "auto" and (keeps_layout or _is_alike(source.store, url, storage_options)):
             layout = own
         store, kind = place_new(url, layout, storage_options, overwrite=overwrite)
-        return copied(source.source, store, kind, overwrite=overwrite, kept=kept.own(source.snapshot))
+        states = kept.own(source.snapshot) if snapshots else []
+        return copied(source.source, store, kind, overwrite=overwrite, kept=states)
 
     return new
 

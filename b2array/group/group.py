@@ -511,6 +511,8 @@ class Group(MutableMapping[str, Any]):
     def copy(self, source: str, into: Group, name: str | None = None) -> None:
         """Copy an array, or a group with all below it, in one commit. Chunks are copied, not compressed again.
 
+        Arrays keep the snapshots that they have for themselves. Those of the whole group are left out.
+
         Parameters
         ----------
         source : str

@@ -85,6 +85,12 @@ def _options(*, version: Annotated[bool, _VERSION] = False) -> None:
     pass
 
 
+@functools.cache
+def _program() -> Any:
+    """Build the program: for callers of `main` in one process that takes longer than small commands."""
+    return typer.main.get_command(app)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; see `b2array.__main__.main`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -94,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         setattr(warnings, "showwarning", _warn)  # noqa: B010 - a simpler signature does
         warnings.simplefilter("always", UserWarning)
         try:
-            return _code(app(args=arguments, prog_name="b2array", standalone_mode=False))
+            return _code(_program()(args=arguments, prog_name="b2array", standalone_mode=False))
         except SystemExit as end:
             return _code(end.code)
         except typer.Abort:
@@ -531,20 +537,24 @@ def _keeper(url: str, options: Mapping[str, Any], mode: Literal["r", "r+"] = "r"
 
 
 @_command
-def log(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> None:
-    """List the snapshots, the oldest first."""
+def log(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> int:
+    """List the snapshots of an array or a group, the oldest first."""
     with _keeper(url, opts.storage_options(storage)) as held:
         found = held.snapshots
     rows = [("when", "name", "shape", "own bytes", "message"), *map(describing.snapshot_row, found)]
     lines = table(rows, "<<<><") if found else [f"{redact_url(url)} has no snapshots"]
     _print(as_json, [asdict(each) | {"time": each.time.isoformat()} for each in found], lines)
+    damaged = [each.error for each in found if each.error]
+    for error in damaged:
+        _complain(error)
+    return CORRUPT if damaged else OK
 
 
 @_command
 def snapshot(
     url: opts.Url,
     name: opts.SnapshotName,
-    message: Annotated[str, typer.Option("-m", "--message", metavar="TEXT", help="A remark.")] = "",
+    message: Annotated[str, typer.Option("-m", "--message", metavar="TEXT", help="A remark on it.")] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Replace a snapshot of this name.")] = False,
     storage: opts.Storage = None,
 ) -> None:
@@ -555,14 +565,14 @@ def snapshot(
 
 @_command
 def restore(url: opts.Url, name: opts.SnapshotName, storage: opts.Storage = None) -> None:
-    """Go back to a snapshot. All snapshots stay."""
+    """Go back to a snapshot; all snapshots stay."""
     with _keeper(url, opts.storage_options(storage), "r+") as held:
         held.restore(name)
 
 
 @_command
 def drop(url: opts.Url, name: opts.SnapshotName, storage: opts.Storage = None) -> None:
-    """Forget a snapshot. The next repack or vacuum frees what only that held."""
+    """Forget a snapshot; repack or vacuum then free its space."""
     with _keeper(url, opts.storage_options(storage), "r+") as held:
         held.drop_snapshot(name)
 
@@ -570,15 +580,15 @@ def drop(url: opts.Url, name: opts.SnapshotName, storage: opts.Storage = None) -
 @_command
 def expire(
     url: opts.Url,
-    older_than: Annotated[
-        Any, typer.Option("--older-than", metavar="AGE", help="Drop those of this age: 24h, 30d.", parser=opts.age_of)
+    older_than: opts.OlderThan = None,
+    keep_last: Annotated[
+        int | None, typer.Option("--keep-last", metavar="N", min=0, help="Keep the newest N, whatever their age.")
     ] = None,
-    keep_last: Annotated[int | None, typer.Option("--keep-last", metavar="N", min=0, help="Keep the newest N.")] = None,
     dry_run: opts.DryRun = False,
     as_json: opts.Json = False,
     storage: opts.Storage = None,
 ) -> None:
-    """Forget old snapshots. The next repack or vacuum frees what only those held."""
+    """Forget old snapshots; repack or vacuum then free their space."""
     options = opts.storage_options(storage)
     if older_than is None and keep_last is None:
         raise typer.BadParameter("say which snapshots are old", param_hint="--older-than or --keep-last")
@@ -594,11 +604,11 @@ def expire(
 def diff(
     url: opts.Url,
     name: opts.SnapshotName,
-    other: Annotated[str | None, typer.Argument(metavar="[OTHER]", help="A later snapshot; by default, now.")] = None,
+    other: Annotated[str | None, typer.Argument(metavar="OTHER", help="A later snapshot; by default, now.")] = None,
     as_json: opts.Json = False,
     storage: opts.Storage = None,
 ) -> None:
-    """Say where an array, or what in a group, may have changed since a snapshot."""
+    """Say what may have changed since a snapshot."""
     with _keeper(url, opts.storage_options(storage)) as held:
         if isinstance(held, SChunk):
             raise UnsupportedError(f"{held.url} is a super-chunk: diff compares arrays and groups")

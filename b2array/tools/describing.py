@@ -53,8 +53,9 @@ def describe(url: str, storage_options: Storage, at: str | None = None) -> tuple
             held = source.handle
             return _frame(held.snapshot) if held is not None else {"format": kind.name} | _source(source), {}
         members, failed = _described(tree, tree.names)
+        shown = {"snapshots": ", ".join(tree.snapshots) or None} if at is None else {"snapshot": at}
     about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact_url(url)}
-    return about | _group(members), failed
+    return about | _group(members) | shown, failed
 
 
 def listed(

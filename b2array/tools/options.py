@@ -22,8 +22,9 @@ from b2array.tools.vacuum import in_seconds
 
 __all__ = [
     "AbsoluteError", "At", "Checksum", "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Grace", "Json",
-    "Keepbits", "Layout", "Name", "Overwrite", "Progress", "RelativeError", "SnapshotName", "Src", "Storage", "Url",
-    "Verify", "age_of", "cparams_of", "error_text", "key_of", "shows", "storage_options", "with_options",
+    "Keepbits", "Layout", "Name", "OlderThan", "Overwrite", "Progress", "RelativeError", "SnapshotName", "Src",
+    "Storage", "Url", "Verify", "age_of", "cparams_of", "error_text", "key_of", "shows", "storage_options",
+    "with_options",
 ]  # fmt: skip
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A path, or a URL that fsspec understands.")]
@@ -104,6 +105,13 @@ Grace = Annotated[
     Any,
     typer.Option(metavar="AGE", help="How old a file must be: 90s, 30min, 24h, 7d, or seconds.", parser=age_of),
 ]
+OlderThan = Annotated[
+    Any,
+    typer.Option(
+        "--older-than", metavar="AGE", help="Drop those of this age or more: 90s, 30min, 24h, 7d, or seconds.",
+        parser=age_of,
+    ),
+]  # fmt: skip
 
 
 def storage_options(storage: Sequence[str] | None) -> dict[str, Any]:

@@ -300,16 +300,16 @@ def _whole(group: Directory, path: str) -> Listed:
     return Listed(sum(each.size for each in files.values()), pending.youngest(files.values()))
 
 
-def in_seconds(grace: str | float) -> float:
+def in_seconds(age: str | float) -> float:
     """Return a duration in seconds, given as a number of seconds or as text with a unit."""
-    if isinstance(grace, str):
-        found = _DURATION.fullmatch(grace)
+    if isinstance(age, str):
+        found = _DURATION.fullmatch(age)
         if found is None:
-            raise ValueError(f"grace must be a number of seconds or a text like '24h', not {grace!r}")
+            raise ValueError(f"an age must be a number of seconds or a text like '24h', not {age!r}")
         return float(found[1]) * _UNITS[found[2]]
-    if not grace >= 0:
-        raise ValueError(f"grace must not be negative, not {grace}")
-    return float(grace)
+    if not age >= 0:
+        raise ValueError(f"an age must not be negative, not {age}")
+    return float(age)
 
 
 def repack(

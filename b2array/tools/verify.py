@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
@@ -20,8 +21,9 @@ from b2array.codec import decode
 from b2array.codec.chunk import ChunkHead, Stored
 from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
+from b2array.engine import redo
 from b2array.engine.fetch import chunk_number, fetch
-from b2array.engine.manifest import is_embedded
+from b2array.engine.manifest import is_embedded, retired_path
 from b2array.engine.snapshot import Snapshot, kept_state, kept_states, load
 from b2array.engine.source import FRAME_NAME, ChunkRequest, Location
 from b2array.errors import (
@@ -35,14 +37,17 @@ from b2array.errors import (
     located_error,
 )
 from b2array.exchange.formats import Format, Storage, holds_array
+from b2array.exchange.places import find, require_frames
 from b2array.format import checksums
 from b2array.format.kept import KEPT, ledger_of, object_name
 from b2array.grid.partition import boxes
 from b2array.group import addressing
 from b2array.group.archive import Archive
+from b2array.group.directory import Directory
 from b2array.group.group import Group
+from b2array.group.kept import group_ledger, moment
 from b2array.progress import track
-from b2array.store.base import Listed, in_one_state
+from b2array.store.base import MISSING, Listed, in_one_state
 from b2array.store.endings import JOURNAL
 from b2array.store.open import address_of, open_store
 from b2array.store.secrets import redact_url
@@ -178,7 +183,8 @@ class Report(Result):
         if self.generation:
             rows["chunks"] = f"{self.nchunks}, {self.special} of them not stored" if self.special else self.nchunks
             rows["checksums"] = f"{self.checked} of {counted(self.nchunks - self.special, 'stored chunk')}"
-            rows |= {"snapshots": self.snapshots} if self.snapshots else {}
+        rows |= {"snapshots": self.snapshots} if self.snapshots else {}
+        if self.generation:
             rows |= {"dead space": shown_nbytes(self.dead_nbytes)} if self.dead_nbytes else {}
         lines = [f"{counted(self.stale, 'chunk')} with the checksums of an earlier one"] if self.stale else []
         for names, what in ((self.orphans, "orphaned chunk file"), (self.leftovers, "leftover file")):
@@ -216,7 +222,8 @@ def verify(
     Returns
     -------
     Report or Results
-        For a group, the results for its members. A damaged member does not stop the others.
+        For a group, the results for its members, and "." for that which only its snapshots hold. A damaged member does
+        not stop the others.
 
     Raises
     ------
@@ -248,35 +255,85 @@ def verify(
         return _of_handle(source, deep=deep, progress=progress)
     source, storage_options = address_of(source, storage_options, fs)
     if at is not None:
-        with addressing.open(source, at=at, storage_options=storage_options) as held:
-            return _of_handle(held, deep=deep, progress=progress)
-
-    def inner(where: str, open_frame: Callable[[], Snapshot]) -> Report:
-        return verified(where, open_frame, deep=deep, progress=progress)
+        return _at_snapshot(os.fsdecode(source), at, storage_options, deep=deep, progress=progress)
 
     def whole(address: str) -> Report:
         store = open_store(address, storage_options=storage_options)
         try:
-            return inner(store.url, lambda: load(store))
+            return verified(store.url, partial(load, store), deep=deep, progress=progress)
         except FileNotFoundError as error:
             if not any(chunk_number(name) is not None for name in listed(store) or ()):
                 raise
             return Report(store.url, deep, problems=(Problem("frame", None, FRAME_NAME, str(error)),))
 
     def group(found: Members) -> Report | Results:
-        home, paths, error, _ = found
-
-        def member(path: str) -> Report:
-            if isinstance(home, Archive) or is_embedded(path):
-                return inner(f"{home.url}/{path}", lambda: home.open(path, "r").snapshot)
-            return whole(home.address(path))
-
-        return member(paths[""]) if list(paths) == [""] else collected(home.url, home.url, paths, member, error)
+        return _of_group(found, whole, deep=deep, progress=progress)
 
     def other(kind: Format, address: str) -> Report | Results:
         return _read(kind, address, storage_options, progress=progress)
 
     return each_frame(source, storage_options, whole, group, other)
+
+
+def _at_snapshot(url: str, at: str, storage_options: Storage, *, deep: bool, progress: bool) -> Report | Results:
+    require_frames(find(url, None, storage_options, exists=True)[0], url)
+    with addressing.open(url, at=at, storage_options=storage_options) as held:
+        return _of_handle(held, deep=deep, progress=progress)
+
+
+def _of_group(found: Members, whole: Callable[[str], Report], *, deep: bool, progress: bool) -> Report | Results:
+    home, paths, error, part = found
+
+    def frame(path: str) -> Report:
+        if not isinstance(home, Archive) and not is_embedded(path):
+            return whole(home.address(path))
+        return verified(
+            f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress
+        )  # fmt: skip
+
+    def each(path: str) -> Report | None:
+        if path or isinstance(home, Archive):
+            return frame(path)
+        return _of_moments(home, deep=deep, progress=progress)
+
+    if list(paths) == [""]:
+        return frame(paths[""])
+    has_snapshots = error is None and not part and not isinstance(home, Archive)
+    return collected(home.url, home.url, {".": "", **paths} if has_snapshots else paths, each, error)
+
+
+def _of_moments(home: Directory, *, deep: bool, progress: bool) -> Report | None:
+    """Check what the snapshots of a group need besides its members: the lists of members, and retired frames."""
+    manifest = home.stored()
+    entries = group_ledger(manifest).entries
+    if not entries:
+        return None
+    problems: list[Problem] = []
+    needed: dict[str, list[tuple[str, bytes]]] = {}
+    for entry in entries:
+        try:
+            then = moment(home, entry.name)
+        except (FormatError, UnsupportedError) as error:
+            problems.append(Problem("snapshot", None, object_name(entry.place), str(error)))
+            continue
+        for state in then.states.values():
+            if not then.is_retired(state.path):
+                needed.setdefault(state.path, []).append((entry.name, state.generation))
+    for path, states in needed.items():
+        with suppress(B2ArrayError):  # the member's own result tells of its damage
+            there: set[tuple[str, bytes]] = set()
+            with suppress(*MISSING):
+                held = redo.read_member(home.store_of, manifest, path)
+                there = {(each.name, each.generation) for each in ledger_of(held.state).entries}
+            for name, generation in states:
+                if (name, generation) not in there:
+                    text = f"snapshot {name!r}: {home.url}/{path} does not keep its state any more"
+                    problems.append(Problem("snapshot", None, path, text))
+    for token in manifest.retired:
+        store = home.store_of(retired_path(token))
+        found = verified(store.url, partial(load, store), deep=deep, progress=progress).problems
+        problems += [problem._replace(kind="snapshot") for problem in found]
+    return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
 
 
 def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) -> Report | Results:

@@ -168,7 +168,7 @@ def test_the_time_where_nothing_can_be_written_is_ours(http):
 @pytest.mark.parametrize("grace", ["soon", "-1h", -1, float("nan"), "5", "1 week"])
 def test_what_is_no_duration_is_refused(path, grace):
     write(path, noise(), "sparse")
-    with pytest.raises(ValueError, match="grace must"):
+    with pytest.raises(ValueError, match="an age must"):
         b2array.vacuum(path, grace=grace)
 
 
