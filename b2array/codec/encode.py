@@ -450,10 +450,11 @@ def _zstd_blocks(task: Task, filtered: Bytes, neblock: int) -> list[list[Buffer]
         for position in range(start, start + task.blocksize, neblock):
             stream = view[position : position + neblock]
             payload = codecs.encode(CodecId.ZSTD, stream, clevel=task.cparams.clevel)
-            if payload is None:
-                pieces += size, stream
-            elif len(payload) <= _LONGEST_ZSTD_RUN and (filtered[position : position + neblock] == stream[0]).all():
+            nbytes = neblock if payload is None else len(payload)
+            if nbytes <= _LONGEST_ZSTD_RUN and (filtered[position : position + neblock] == stream[0]).all():
                 pieces.append(_run_token(stream[0]))
+            elif payload is None:
+                pieces += size, stream
             else:
                 pieces += struct.pack("<i", len(payload)), payload
         blocks.append(pieces)
