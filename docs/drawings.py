@@ -339,6 +339,38 @@ def sparse() -> Picture:
     return p
 
 
+def snapshots() -> Picture:
+    """Draw two states of one file, and the chunks that they share."""
+    p = Picture(760, 236)
+    p.text(10, 20, "waves.b2nd", "ink bold")
+    p.text(10, 37, "a.snapshot(\"spin-up\"), and then a[5] = 7", "soft small")
+    y = 104
+    parts = [
+        ("header", 66, "fresh on-new"), ("chunk 0", 74, "block on-line"), ("chunk 1", 74, "block on-cold"),
+        ("chunk 2", 74, "block on-line"), ("spin-up", 74, "block on-cold"), ("chunk 1", 74, "fresh on-new"),
+        ("index", 60, "fresh on-new"), ("trailer", 66, "fresh on-new"),
+    ]  # fmt: skip
+    middles = []
+    x = 10.0
+    for _, width, _ in parts:
+        middles.append(x + width / 2)
+        x += width + 2
+    _file(p, 10, y, parts)
+    # The kept index refers to chunks 0, 1 and 2, the latest one to chunk 0, the new chunk 1 and chunk 2.
+    kept, latest = middles[4], middles[6]
+    p.line((kept, y), (kept, y - 22), (middles[1] - 8, y - 22), kind="none on-cold", more='stroke-width="1.6"')
+    for n in (1, 2, 3):
+        p.arrow((middles[n] - 8, y - 22), (middles[n] - 8, y - 2), kind="cold")
+    p.text(middles[3] + 24, y - 28, "the state that has a name", "cold small")
+    p.line((latest, y + 34), (latest, y + 56), (middles[1] + 8, y + 56), kind="none on-new", more='stroke-width="1.6"')
+    for n in (1, 3, 5):
+        p.arrow((middles[n] + 8, y + 56), (middles[n] + 8, y + 36), kind="new")
+    p.text(middles[5] - 26, y + 74, "the latest state", "new small")
+    p.text(10, 210, "Both states use chunks 0 and 2. The snapshot holds only the old chunk 1, and its index.", "ink")
+    p.text(10, 227, "Other software finds the latest state alone.", "soft small")
+    return p
+
+
 def simulation() -> Picture:
     """Draw steps, commits, and a kill."""
     p = Picture(760, 190)
@@ -528,6 +560,7 @@ def packages() -> Picture:
 PICTURES: dict[str, Callable[[], Picture]] = {
     "overview": overview, "grids": grids, "choose": choose, "read": read, "commit": commit, "sparse": sparse,
     "simulation": simulation, "parallel": parallel, "objects": objects, "frame": frame, "packages": packages, "group": group,
+    "snapshots": snapshots,
 }  # fmt: skip
 
 
