@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from b2array.exchange.convert import convert
     from b2array.group.addressing import open, open_array
     from b2array.group.group import Group, open_group
+    from b2array.group.snapshots import GroupDiff
     from b2array.tools.expire import expire
     from b2array.tools.repair import repair
     from b2array.tools.vacuum import repack, vacuum
@@ -61,6 +62,7 @@ __all__ = [
     "Appender",
     "CParams",
     "Group",
+    "GroupDiff",
     "NDArray",
     "SChunk",
     "SnapshotInfo",
@@ -120,6 +122,7 @@ __all__ = [
 _LAZY = {
     "Appender": "array.appender",
     "Group": "group.group",
+    "GroupDiff": "group.snapshots",
     "bloscpack": "bloscpack",
     "convert": "exchange.convert",
     "expire": "tools.expire",

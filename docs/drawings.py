@@ -343,7 +343,7 @@ def snapshots() -> Picture:
     """Draw two states of one file, and the chunks that they share."""
     p = Picture(760, 236)
     p.text(10, 20, "waves.b2nd", "ink bold")
-    p.text(10, 37, "a.snapshot(\"spin-up\"), and then a[5] = 7", "soft small")
+    p.text(10, 37, 'a.snapshot("spin-up"), and then a[5] = 7', "soft small")
     y = 104
     parts = [
         ("header", 66, "fresh on-new"), ("chunk 0", 74, "block on-line"), ("chunk 1", 74, "block on-cold"),

@@ -115,8 +115,8 @@ def test_extras_that_pages_name_exist() -> None:
 @pytest.mark.parametrize("name", b2array.__all__)
 def test_every_public_name_is_shown_at_work(name: str) -> None:
     shown = "".join(example.source for page in PAGES for example in examples(page))
-    # Handles are made by functions, and show themselves.
-    assert name in ("Appender", "Group", "NDArray", "SChunk") or f"b2array.{name}" in shown
+    # Functions and methods return these, and they show themselves.
+    assert name in ("Appender", "Group", "GroupDiff", "NDArray", "SChunk", "SnapshotInfo") or f"b2array.{name}" in shown
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)

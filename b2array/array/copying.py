@@ -124,7 +124,8 @@ def _recoded(
         meta=metalayers | dict(new.meta or {}),
     ))  # fmt: skip
     given = {*(new.attrs or {})}
-    with aborting(draft), track(old.nchunks, "chunks copied", progress, unit="items") as shown:
+    total = None if states else draft.state.require_layout().nchunks
+    with aborting(draft), track(total, "chunks copied", progress, unit="items") as shown:
         # The copy goes through the states that its source has gone through, in one commit.
         before: State | None = None
         for held in states:
