@@ -315,6 +315,8 @@ def test_vacuum_and_repack_keep_what_snapshots_need_and_remove_what_none_does(wh
     change(group)
     store = open_store(where.url, storage_options=where.options)
     orphans = ["00000000000000aa.b2kept", ".b2retired/00000000000000bb/chunks.b2frame"]
+    if not where.url.startswith("/"):  # of a new member whose commit failed
+        orphans.append("never.b2nd/00000000000000cc.b2kept")
     for name in orphans:
         store.create(name, b"x")
     assert b2array.vacuum(where.url, storage_options=where.options).ok
