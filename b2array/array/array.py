@@ -316,6 +316,9 @@ class NDArray(Viewable, Indexed):
         ------
         KeyError
             There is no such snapshot.
+        ConflictError
+            Other software has taken data of a snapshot. To see that, after it has changed the frame, beginnings of
+            chunks are read, too.
 
         Examples
         --------

@@ -18,7 +18,7 @@ from b2array.engine.changes import Keep
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk
 from b2array.engine.handle import Handle
-from b2array.engine.snapshot import Snapshot, kept_state, kept_states
+from b2array.engine.snapshot import Snapshot, kept_states
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.checksums import record_nbytes
@@ -240,8 +240,9 @@ def differences(handle: Handle, at: str, then: str | None) -> list[Box]:
 
     def task(_: object) -> list[Box]:
         held = handle.snapshot
-        now = held if then is None else kept_state(held, then)
-        return differing(kept_state(held, at).state, now.state)
+        # Other software puts other items where a chunk was: then the place of the chunk says nothing.
+        now = held if then is None else kept.opened(held, then)
+        return differing(kept.opened(held, at).state, now.state)
 
     return handle.reading(task)
 

@@ -616,6 +616,24 @@ def test_a_snapshot_whose_chunks_stock_took_says_so(tmp_path, kind, values):
     check_intact_or_told(url, noise)
 
 
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_difference_from_a_snapshot_whose_chunks_stock_took_is_told(tmp_path, kind):
+    url = str(tmp_path / "a.b2nd")
+    a = b2array.asarray(np.random.default_rng(0).random((40, 50)), url=url, chunks=(10, 50), layout=kind)
+    a.snapshot("one")
+    a.attrs["x"] = 1
+    a.snapshot("two")
+    held = stock(url)
+    held[5:10] = 1  # the chunk gets smaller, and stays in its place
+    del held
+    a.refresh()
+    for _ in range(2):
+        for then in (None, "two"):
+            with pytest.raises(ConflictError, match="other software"):
+                a.diff("one", then)
+        a.attrs["x"] = 2
+
+
 def test_an_array_of_stock_gets_checksums_with_its_first_snapshot(tmp_path):
     url = str(tmp_path / "a.b2nd")
     blosc2.asarray(X, urlpath=url, chunks=(10, 10), blocks=(5, 5))
