@@ -35,6 +35,7 @@ from b2array.engine import commit, kept, resize
 from b2array.engine.changes import Keep, changeable
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
+from b2array.engine.kept import CopiedGroup
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import Source
 from b2array.engine.write import rewrite
@@ -65,18 +66,19 @@ __all__ = [
 def copied(
     handle: Handle, url: Url | None, new: ArrayOptions, dtype: npt.DTypeLike | None = None,
     casting: Casting = "unsafe", *, progress: bool = False, snapshots: bool = False,
+    group: CopiedGroup | None = None,
 ) -> Draft:  # fmt: skip
     """Return the transaction of a copy of the array that a handle shows, attributes and metalayers included.
 
     Chunks are copied as they are where that is possible; else they are encoded again, a few at a time. With
-    `snapshots`, the copy has those of the array, too.
+    `snapshots`, the copy has those of the array, too, and of its `group` if that is copied as a whole.
     """
 
     def attempt(source: Source) -> Draft:
         old = source.state.require_layout()
         kind = old.dtype if dtype is None else converted(old.dtype, known_dtype(dtype), casting)
         # A snapshot of a group belongs to the group, and not to a copy of one of its members.
-        states = kept.own(handle.snapshot) if snapshots else []
+        states = kept.copied(handle.snapshot, group) if snapshots else []
         if kind != old.dtype or not _keeps_chunks(source, old, new):
             return _recoded(source, states, kind, url, new, progress=progress)
         store, frame_type = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)

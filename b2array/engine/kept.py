@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
 import numpy as np
 
 from b2array.engine.fetch import fetch
@@ -10,7 +13,7 @@ from b2array.engine.source import ChunkRequest
 from b2array.errors import ConflictError, FormatError
 from b2array.format.kept import ledger_of
 
-__all__ = ["opened", "own"]
+__all__ = ["CopiedGroup", "copied", "opened"]
 
 _AT_ONCE = 256
 
@@ -37,9 +40,31 @@ def opened(held: Snapshot, name: str) -> Snapshot:
     return found
 
 
-def own(held: Snapshot) -> list[Snapshot]:
-    """Return the states that a frame keeps for itself, and not for a snapshot of its group."""
-    return [opened(held, entry.name) for entry in ledger_of(held.state).entries if not entry.group]
+@dataclass(frozen=True, slots=True)
+class CopiedGroup:
+    """A group that is copied with snapshots of these names. `old` and `new` are the identities of it and its copy."""
+
+    names: Collection[str]
+    old: bytes
+    new: bytes
+
+
+def copied(held: Snapshot, group: CopiedGroup | None = None) -> list[Snapshot]:
+    """Return the states that a copy of a frame keeps.
+
+    These are the states that the frame keeps for itself. If the frame is copied with its group, the copy also keeps
+    those of the group's snapshots, for the new group.
+    """
+    found = []
+    for entry in ledger_of(held.state).entries:
+        if not entry.group:
+            found.append(opened(held, entry.name))
+        elif group is not None and entry.group == group.old and entry.name in group.names:
+            state = opened(held, entry.name)
+            # A file without chunks has no room for those of other states.
+            if held.frame.nchunks or not state.frame.nchunks:
+                found.append(replace(state, at=replace(entry, group=group.new)))
+    return found
 
 
 def _require_intact(held: Snapshot) -> None:

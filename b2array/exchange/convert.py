@@ -88,7 +88,8 @@ def convert(
     """Copy an array, or a group of arrays, to another file format, a bounded number of bytes at a time.
 
     It copies attributes, names of dimensions and the fill value, too, and keeps the chunks if both formats have them.
-    Arrays of Blosc2 keep their snapshots if the destination holds Blosc2 frames.
+    Arrays of Blosc2 keep their snapshots if the destination holds Blosc2 frames. A whole group of them keeps those of
+    the group if the destination is a directory or prefix; they replace snapshots of the same names there.
     It copies groups, empty ones too, between directories and archives of Blosc2 frames, HDF5 files and Zarr
     hierarchies. A super-chunk becomes an array of its bytes, but stays one in a ``.b2frame`` or a group of frames.
 
@@ -144,8 +145,8 @@ def convert(
     Warns
     -----
     UserWarning
-        The destination's format cannot store attributes, names of dimensions, the fill value or snapshots. The
-        snapshots of a whole group are left out. Or attributes of an HDF5 file refer to places in it, and are left out.
+        The destination's format cannot store attributes, names of dimensions, the fill value or snapshots. It has no
+        place for the snapshots of a whole group. Or attributes of an HDF5 file refer to places in it, and are left out.
 
     Examples
     --------
@@ -239,8 +240,11 @@ def converted(
     with from_format.tree(src_url, src_options) as tree:
         names = tree.names
         if snapshots and tree.snapshots:
-            lost = counted(len(tree.snapshots), "snapshot")
-            warn(f"{redact_url(dst_url)}: the copy leaves out {lost} of the group")
+            if to_format.name == "b2d" and not split_member(dst_url)[1]:
+                wanted = wanted._replace(moments=tuple(opened() for opened in tree.snapshots.values()))
+            else:
+                lost = counted(len(tree.snapshots), "snapshot")
+                warn(f"{redact_url(dst_url)}: the copy leaves out {lost} of the group")
         build, groups = to_format.building, {from_format.name, to_format.name} & {"b2d", "b2z"}
         if build is not None and names != ("",) and (groups or len(names) != 1):
             failed = _all_converted(tree, to_format, build, dst_url, wanted, verify=verify, progress=progress)

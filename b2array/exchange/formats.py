@@ -39,6 +39,7 @@ from b2array.format.text import is_unsized, sized_dtype
 from b2array.grid.partition import boxes
 from b2array.group.addressing import face, split_member
 from b2array.group.directory import copy_of
+from b2array.group.kept import Moment
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
@@ -115,14 +116,14 @@ class Tree:
     """Arrays by name, to open one at a time, and the attributes of groups.
 
     A single array has the name "", as has the outermost group. `error` says why the list may be incomplete. `snapshots`
-    are the names of those of the whole group.
+    open those of the whole group, by name.
     """
 
     names: tuple[str, ...]
     open: Callable[[str], Source]
     attrs: Mapping[str, Callable[[], Mapping[str, Any]]] = field(default_factory=dict)
     error: Exception | None = None
-    snapshots: tuple[str, ...] = ()
+    snapshots: Mapping[str, Callable[[], Moment]] = field(default_factory=dict)
 
     def only(self, url: str) -> Source:
         """Open the only array; raise ValueError if there are several, or none."""
@@ -137,7 +138,8 @@ class Tree:
 class Settings(NamedTuple):
     """How to write an array. `given` are the chunks and blocks that the caller asks for.
 
-    With `snapshots`, a frame that becomes another frame keeps its own ones.
+    With `snapshots`, a frame that becomes another frame keeps its own ones. `moments` are the snapshots of the whole
+    group, if the destination keeps these.
     """
 
     chunks: tuple[int, ...]
@@ -149,6 +151,7 @@ class Settings(NamedTuple):
     options: Mapping[str, Any]
     given: tuple[tuple[int, ...] | None, tuple[int, ...] | None] = (None, None)
     snapshots: bool = True
+    moments: tuple[Moment, ...] = ()
 
 
 Put = Callable[[str, Source, Iterable[Piece], Settings], None]

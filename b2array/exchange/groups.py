@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from b2array.array.schunk import create_schunk
 from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.kept import CopiedGroup
 from b2array.engine.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, members_among
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
@@ -31,7 +32,7 @@ from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, NewFrame, copy_of
-from b2array.group.kept import group_ledger
+from b2array.group.kept import group_ledger, moment
 from b2array.group.members import Members
 from b2array.group.transaction import Transaction
 from b2array.group.unpacked import is_place, unpacked
@@ -82,11 +83,11 @@ def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive,
 @contextmanager
 def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     home, paths, error = members_of(url, storage_options)
-    names: Sequence[str] = ()
+    snapshots = {}
     if isinstance(home, Directory) and not split_member(url)[1]:
         with suppress(FormatError, UnsupportedError):
-            names = group_ledger(home.stored()).names
-    yield replace(tree_of(home, paths, error), snapshots=tuple(names))
+            snapshots = {name: partial(moment, home, name) for name in group_ledger(home.stored()).names}
+    yield replace(tree_of(home, paths, error), snapshots=snapshots)
 
 
 def tree_of(home: Home, paths: Mapping[str, str], error: Exception | None = None) -> Tree:
@@ -105,11 +106,16 @@ def tree_of(home: Home, paths: Mapping[str, str], error: Exception | None = None
     )  # fmt: skip
 
 
-def _frame(source: Source, pieces: Iterable[Piece], settings: Settings) -> tuple[str, NewFrame]:
-    """Return the suffix of a member, and a function that makes its frame, if possible with the chunks as they are."""
+def _frame(
+    source: Source, pieces: Iterable[Piece], settings: Settings, group: CopiedGroup | None = None
+) -> tuple[str, NewFrame]:
+    """Return the suffix of a member, and a function that makes its frame, if possible with the chunks as they are.
+
+    It keeps the states of a `group` that is copied as a whole.
+    """
     handle, storage = source.handle, settings.storage_options or {}
     if handle is not None and source.is_bytes:
-        return OTHER, copy_of(handle, storage, snapshots=settings.snapshots)
+        return OTHER, copy_of(handle, storage, snapshots=settings.snapshots, group=group)
 
     def new(url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
         kind = settings.layout if layout == "auto" else layout
@@ -120,7 +126,7 @@ def _frame(source: Source, pieces: Iterable[Piece], settings: Settings) -> tuple
         return copying.copied(handle, url, ArrayOptions(
             chunks=chunks, blocks=blocks, cparams=settings.cparams, layout=kind, overwrite=overwrite,
             storage_options=storage,
-        ), snapshots=settings.snapshots)  # fmt: skip
+        ), snapshots=settings.snapshots, group=group)  # fmt: skip
 
     return ARRAY, new
 
@@ -160,6 +166,10 @@ def _building_in(home: Directory, prefix: str, settings: Settings, *, made: bool
     """Write members into a group in one commit; in place of all others, if there is no prefix."""
     storage = settings.storage_options or {}
     changes = Transaction(home, None if prefix else "")
+    moments, copied_group = settings.moments, None
+    if moments:
+        names = {then.name for then in moments}
+        copied_group = CopiedGroup(names, moments[0].identity.encode(), changes.identity.encode())
     try:
 
         def add(full: str, suffix: str, new: NewFrame, what: str, *, overwrite: bool) -> None:
@@ -176,7 +186,7 @@ def _building_in(home: Directory, prefix: str, settings: Settings, *, made: bool
         def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
             full = _path(prefix, name)
             what = f" holds {full!r} already; overwrite=True replaces it"
-            add(full, *_frame(source, pieces, settings), what, overwrite=settings.overwrite)
+            add(full, *_frame(source, pieces, settings, copied_group), what, overwrite=settings.overwrite)
 
         def group(name: str, attrs: Mapping[str, Any]) -> None:
             where = f"{prefix}/{name}/".replace("//", "/").lstrip("/")
@@ -185,6 +195,8 @@ def _building_in(home: Directory, prefix: str, settings: Settings, *, made: bool
                 add(where + ATTRS, OTHER, _attributes(attrs, storage), what, overwrite=settings.overwrite)
 
         yield Building(put, group)
+        if moments:
+            changes.copy_snapshots(moments)
     except BaseException:
         changes.abort()
         if made:

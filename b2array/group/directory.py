@@ -25,6 +25,7 @@ from b2array.engine import kept, redo, snapshot
 from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.kept import CopiedGroup
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
 from b2array.engine.redo import Found
 from b2array.engine.snapshot import Snapshot
@@ -57,12 +58,13 @@ class NewFrame(Protocol):
 
 
 def copy_of(
-    source: Handle, storage_options: Mapping[str, Any], *, keeps_layout: bool = False, snapshots: bool = True
-) -> NewFrame:
+    source: Handle, storage_options: Mapping[str, Any], *, keeps_layout: bool = False, snapshots: bool = True,
+    group: CopiedGroup | None = None,
+) -> NewFrame:  # fmt: skip
     """Return what makes a new member as a copy of a frame, without compressing the chunks again.
 
     Unless it is to keep the layout, a copy from another kind of store gets the layout that is usual there. With
-    `snapshots`, it has those that the frame has for itself.
+    `snapshots`, it has those that the frame has for itself, and those of its `group` if that is copied as a whole.
     """
     own: Kind = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
 
@@ -70,7 +72,7 @@ def copy_of(
         if layout == "auto" and (keeps_layout or _is_alike(source.store, url, storage_options)):
             layout = own
         store, kind = place_new(url, layout, storage_options, overwrite=overwrite)
-        states = kept.own(source.snapshot) if snapshots else []
+        states = kept.copied(source.snapshot, group) if snapshots else []
         return copied(source.source, store, kind, overwrite=overwrite, kept=states)
 
     return new

@@ -511,7 +511,8 @@ class Group(MutableMapping[str, Any]):
     def copy(self, source: str, into: Group, name: str | None = None) -> None:
         """Copy an array, or a group with all below it, in one commit. Chunks are copied, not compressed again.
 
-        Arrays keep the snapshots that they have for themselves. Those of the whole group are left out.
+        Arrays keep the snapshots that they have for themselves. Those of the whole group are left out;
+        `b2array.convert` copies a group with them.
 
         Parameters
         ----------

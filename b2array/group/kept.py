@@ -11,7 +11,7 @@ frame, which is no member. The manifest names these frames, and which states the
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from b2array.engine.commit import commit, copied
 from b2array.engine.draft import is_part
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import RETIRED, Manifest, is_member_name, members_among, retired_path
-from b2array.engine.snapshot import Snapshot, kept_states
+from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located
 from b2array.format.attributes import UNREADABLE
@@ -108,18 +108,18 @@ def states_needed(held: Snapshot, group: str, names: Collection[str]) -> list[Ke
     return [entry for entry in ledger_of(held.state).entries if entry.group == identity and entry.name in names]
 
 
-def retire(view: Directory, held: Snapshot, needed: list[Kept]) -> RetiredFrame:
-    """Copy states of a member to a retired frame, which the next manifest names.
+def retire(view: Directory, states: Sequence[Snapshot]) -> RetiredFrame:
+    """Copy kept states of one member to a retired frame, which the next manifest names.
 
     It is a sparse frame, which python-blosc2 does not take for a member.
     """
-    states = kept_states(held, needed)
     token = os.urandom(8).hex()
     store = view.store_of(retired_path(token))
     commit(copied(states[-1], store, FrameType.SPARSE, kept=states))
     for path in (retired_path(token), RETIRED, ""):
         view.store_of(path).force()
-    return RetiredFrame(token, tuple((entry.name, entry.generation) for entry in needed))
+    entries = [held.at for held in states if held.at is not None]
+    return RetiredFrame(token, tuple((entry.name, entry.generation) for entry in entries))
 
 
 def remove_frame(store: Store) -> None:
@@ -189,6 +189,11 @@ class Moment:
     def store(self) -> Store:
         """Where the group is."""
         return self.group.store
+
+    @property
+    def identity(self) -> str:
+        """Names the group."""
+        return self._manifest.identity
 
     @property
     def name(self) -> str:

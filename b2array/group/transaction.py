@@ -12,18 +12,19 @@ replace the manifest only if it is the one that was read.
 On a local disk a change of one member alone needs no log: the one step that carries it out is the commit.
 
 A snapshot of the group is a transaction, too: each member keeps the state that the commit gives it. Before a member
-goes, the transaction copies what snapshots need of it; see `b2array.group.kept`.
+goes, the transaction copies what snapshots need of it; see `b2array.group.kept`. A transaction that copies a whole
+group copies its snapshots, too.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from types import MappingProxyType
 from typing import Any
 
@@ -44,7 +45,7 @@ from b2array.engine.manifest import (
     retired_path,
     staged_path,
 )  # fmt: skip
-from b2array.engine.snapshot import Snapshot
+from b2array.engine.snapshot import Snapshot, kept_states
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, UnsupportedError
 from b2array.format.frame import Frame
@@ -125,6 +126,8 @@ class Transaction(Changes):
         self._drops: set[str] = set()  # and those to drop
         self._lists: list[str] = []  # objects that this attempt has made for snapshots
         self._retiring: dict[str, RetiredFrame] = {}  # by the path of the member that goes
+        self._copies: list[tuple[Kept, dict[str, State]]] = []  # snapshots of another group, with their members
+        self._copied_frames: list[RetiredFrame] = []  # and the retired frames that they need
         self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
         self._identity = self._view.manifest.identity or os.urandom(8).hex() if marked else ""
         if replacing is not None:
@@ -308,6 +311,43 @@ class Transaction(Changes):
                 raise KeyError(f"{self.url} has no snapshot {name!r}; it has {', '.join(map(repr, there)) or 'none'}")
         self._drops.update(names)
 
+    def copy_snapshots(self, moments: Sequence[Moment]) -> None:
+        """Let the commit keep snapshots of another group. They replace those of the same names.
+
+        The members of that group are copied already, with the states that they keep. All other states come to retired
+        frames.
+        """
+        self._require_open()
+        self._view.require_ledger()
+        there, missing = self._states_of_new(), defaultdict[Any, list[Snapshot]](list)
+        for then in moments:
+            states = {}
+            for member, state in then.states.items():
+                at = then.name, member, state.generation
+                if at not in there:
+                    held = then.held(state.path)
+                    missing[held.url, held.version].append(held)
+                states[member] = there.get(at) or state._replace(sparse=not self._view.is_local)
+            self._copies.append((then.entry, states))
+        group = self._identity.encode()
+        for found in missing.values():
+            ours = [replace(held, at=replace(held.at, group=group)) for held in found if held.at is not None]
+            self._copied_frames.append(retire(self._view, ours))
+        known = group_ledger(self._view.manifest).names
+        self._drops.update(then.name for then in moments if then.name in known)
+
+    def _states_of_new(self) -> dict[tuple[str, str, bytes], State]:
+        """Return the states that new members keep for the group, by snapshot, member and generation."""
+        group, found = self._identity.encode(), {}
+        for path, name in self._names.items():
+            draft = self._touched[path].draft
+            if draft is None:
+                continue
+            for entry in (keep.entry for keep in draft.keeps):
+                if entry.group == group:
+                    found[entry.name, name, entry.generation] = State(path, entry.generation, draft.sparse)
+        return found
+
     def moment(self, name: str) -> Moment:
         """Return the group as it was at a snapshot."""
         return moment(self._view, name)
@@ -343,10 +383,10 @@ class Transaction(Changes):
             snapshots.keep(handle, name, entry.message, None, replace=False, group=group, when=entry.time)
 
     def _check_moment(self, before: Manifest) -> None:
-        """Raise ConflictError if a snapshot would not have the members that there are now."""
-        if not self._keeps:
-            return
-        if before.identity not in ("", self._identity) or {**self._view.listed(before)} != {**self._view.members()}:
+        """Raise ConflictError if a snapshot would not have the members that there are now, or be of another group."""
+        if (self._keeps or self._copies) and before.identity not in ("", self._identity):
+            raise ConflictError(f"{self.url}: another writer has made the first commit meanwhile")
+        if self._keeps and {**self._view.listed(before)} != {**self._view.members()}:
             raise ConflictError(f"{self.url}: another writer has made or deleted members meanwhile")
 
     def _retire(self, manifest: Manifest) -> dict[str, RetiredFrame]:
@@ -363,21 +403,28 @@ class Transaction(Changes):
             known = self._retiring.get(path)
             if known is None or not {(entry.name, entry.generation) for entry in needed} <= {*known.states}:
                 self._discard_retired([path])
-                known = self._retiring[path] = retire(self._view, held, needed)
+                known = self._retiring[path] = retire(self._view, kept_states(held, needed))
             found[path] = known
         return found
 
     def _discard_retired(self, paths: Iterable[str]) -> None:
         for path in paths:
             if (known := self._retiring.pop(path, None)) is not None:
-                remove_frame(self._view.store_of(retired_path(known.token)))
+                self._remove_retired(known.token)
+
+    def _remove_retired(self, token: str) -> None:
+        remove_frame(self._view.store_of(retired_path(token)))
 
     def _kept(self, before: Manifest, touched: Mapping[str, _Member], frames: Mapping[str, Frame]) -> bytes:
         """Write the lists of members of new snapshots; return the ledger of the group after the transaction."""
         entries = [*group_ledger(before).without(tuple(self._drops)).entries]
+        new = [entry.name for entry in (*self._keeps.values(), *(entry for entry, _ in self._copies))]
+        if clash := [entry.name for entry in entries if entry.name in new]:
+            raise ConflictError(f"{self.url}: another writer has made a snapshot {clash[0]!r} as well")
+        if self._copies:
+            entries += [self._listed(entry, states) for entry, states in self._copies]
+            entries.sort(key=attrgetter("time"))
         for name, entry in self._keeps.items():
-            if name in [each.name for each in entries]:
-                raise ConflictError(f"{self.url}: another writer has made a snapshot {name!r} as well")
             states = {}
             for member, path in self.members().items():
                 one = touched[path]
@@ -386,13 +433,17 @@ class Transaction(Changes):
                 if found is None:
                     raise UnsupportedError(f"{one.handle.url} has no place for snapshots: its metalayers are too many")
                 states[member] = State(path, found.generation, state.frame.frame_type == FrameType.SPARSE)
-            packed, place = pack_members(states), int.from_bytes(os.urandom(8), "big") % 2**63
-            digest = packed[-DIGEST_NBYTES:]
-            self._lists.append(object_name(place))
-            self._view.store.create(object_name(place), packed)
-            self._view.store_of(object_name(place)).force()
-            entries.append(replace(entry, generation=digest, place=place, nbytes=len(packed), digest=digest))
+            entries.append(self._listed(entry, states))
         return Ledger(tuple(entries)).pack() or b""
+
+    def _listed(self, entry: Kept, states: Mapping[str, State]) -> Kept:
+        """Write the list of the members of a snapshot; return its entry in the ledger."""
+        packed, place = pack_members(states), int.from_bytes(os.urandom(8), "big") % 2**63
+        digest = packed[-DIGEST_NBYTES:]
+        self._lists.append(object_name(place))
+        self._view.store.create(object_name(place), packed)
+        self._view.store_of(object_name(place)).force()
+        return replace(entry, generation=digest, place=place, nbytes=len(packed), digest=digest)
 
     def _forget(self, before: Manifest, after: Manifest) -> None:
         """Remove what only dropped snapshots needed. What stays behind, `b2array.vacuum` removes."""
@@ -401,7 +452,7 @@ class Transaction(Changes):
             gone = {*group_ledger(before).entries} - {*group_ledger(after).entries}
             view.store.delete([object_name(entry.place) for entry in gone])
             for token in before.retired.keys() - after.retired.keys():
-                remove_frame(view.store_of(retired_path(token)))
+                self._remove_retired(token)
 
     # The end.
 
@@ -421,6 +472,8 @@ class Transaction(Changes):
         for path, member in self._touched.items():
             self._leave(path, member)
         self._discard_retired([*self._retiring])
+        for frame in self._copied_frames:
+            self._remove_retired(frame.token)
 
     def commit(self) -> None:
         """Make all changes visible at once, or none: ConflictError if another writer changed what they build on."""
@@ -433,7 +486,7 @@ class Transaction(Changes):
                 if not member.is_new and member.draft is not None and not member.draft.changed
             }  # fmt: skip
             touched = {path: member for path, member in sorted(self._touched.items()) if path not in unchanged}
-            if touched or self._removed or self._keeps or self._drops:
+            if touched or self._removed or self._keeps or self._drops or self._copies:
                 self._commit(touched)
         except BaseException:
             if not self._ended:
@@ -475,8 +528,6 @@ class Transaction(Changes):
         view = self._view
         before, stamp = view.read()
         left = view.settle(before)
-        # The first transactions of a group may have begun before it had an identity.
-        self._identity = before.identity or self._identity
         changed = [path for path, member in touched.items() if not member.is_new]
         # In memory, the lock of the manifest excludes all writers.
         locked = sorted({*changed, *self._moved}) if view.is_local else []
@@ -490,17 +541,19 @@ class Transaction(Changes):
             self._check_names(before)
             self._check_moved()
             self._check_moment(before)
+            # The first transactions of a group may have begun before it had an identity.
+            self._identity = before.identity or self._identity
             for path, member in touched.items():
                 log[path] = self._stage(path, member, before.number + 1, frames)
             for path in self._goes(before, log):
                 log[path] = self._deletion(path, before.number + 1)
             retired = self._retire(before)
-            if self._is_one_step(before, log) and not (retired or self._keeps or self._drops):
+            if self._is_one_step(before, log) and not (retired or self._keeps or self._drops or self._copies):
                 self._take_step(*log.items(), locked=locked)
             else:
                 after = replace(
                     self._after(before, {**left, **log}), kept=self._kept(before, touched, frames),
-                    retired=self._all_retired(before, retired),
+                    retired=self._all_retired(before, [*retired.values(), *self._copied_frames]),
                 )  # fmt: skip
                 view.write(after, stamp)
         except BaseException as error:
@@ -629,13 +682,13 @@ class Transaction(Changes):
         after = after.with_summaries({}, log.keys())  # the members are not as these describe them any more
         return after if self._view.store.can.lock else after.with_commit(os.urandom(8).hex())
 
-    def _all_retired(self, before: Manifest, new: Mapping[str, RetiredFrame]) -> Retired:
+    def _all_retired(self, before: Manifest, new: Iterable[RetiredFrame]) -> Retired:
         """Return which states retired frames keep after the transaction."""
-        known = {**before.retired, **{each.token: each.states for each in new.values()}}
         left = {
-            token: tuple(state for state in states if state[0] not in self._drops) for token, states in known.items()
+            token: tuple(state for state in states if state[0] not in self._drops)
+            for token, states in before.retired.items()
         }
-        return {token: states for token, states in left.items() if states}
+        return {token: states for token, states in left.items() if states} | {each.token: each.states for each in new}
 
     def _show(self, after: Manifest) -> None:
         """Let the group show what was committed."""

@@ -318,7 +318,7 @@ def copy(
     keepbits: opts.Keepbits = None,
     overwrite: opts.Overwrite = False,
     at: opts.At = None,
-    snapshots: Annotated[bool, typer.Option(help="Whether the copy has the snapshots of arrays, too.")] = True,
+    snapshots: Annotated[bool, typer.Option(help="Whether the copy has the snapshots, too.")] = True,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
 ) -> int:
@@ -348,7 +348,7 @@ def copy(
             raise UnsupportedError(f"{redact_url(src)} is no array: its chunks can only be copied as they are")
         store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
         with track(held.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as shown:
-            states = kept.own(held) if snapshots else []
+            states = kept.copied(held) if snapshots else []
             commit(copied(held, store, frame_type, overwrite=overwrite, progress=shown, kept=states))
         return OK
     creation.copy(

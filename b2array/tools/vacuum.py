@@ -257,21 +257,21 @@ def _waiting(group: Directory, needed: set[str], members: set[str]) -> tuple[dic
 
 
 def _of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]:
-    """Find chunks in an object store that no index names: of members that were deleted, or never committed."""
+    """Find chunks and kept states in an object store of members that were deleted, or never committed."""
     found: dict[str, Listed] = {}
     parts = (path.rpartition("/") for path in group.store.walk())
-    prefixes = {prefix for prefix, _, name in parts if prefix.endswith(SUFFIXES) and chunk_number(name) is not None}
+    prefixes = {prefix for prefix, _, name in parts if prefix.endswith(SUFFIXES) and _is_of_member(name)}
     for prefix in prefixes - {*members}:
         store = group.store_of(prefix)
         with suppress(OSError, B2ArrayError):
             there = look(store)
             if there.name is None or there.is_mark:
-                found |= {
-                    f"{prefix}/{name}": each
-                    for name, each in store.listing().items()
-                    if chunk_number(name) is not None or name.endswith(KEPT)
-                }
+                found |= {f"{prefix}/{name}": each for name, each in store.listing().items() if _is_of_member(name)}
     return found
+
+
+def _is_of_member(name: str) -> bool:
+    return chunk_number(name) is not None or name.endswith(KEPT)
 
 
 def _marks(group: Directory, members: Collection[str]) -> dict[str, Listed]:
