@@ -276,8 +276,13 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
         spans.append(Span(object_name(entry.place) if held.sparse else "", base, base + entry.nbytes))
     try:
         read = iter(held.read(spans) if spans else ())
-    except FileNotFoundError as error:
-        raise FormatError(f"{held.url}: expected the index of a snapshot, found no {error.filename}") from error
+    except (FileNotFoundError, FormatError) as error:
+        if len(entries) > 1:  # to name the one that is lost
+            return [found for entry in entries for found in kept_states(held, [entry])]
+        (entry,) = entries
+        raise FormatError(
+            f"{held.url}: snapshot {entry.name!r}: expected its index of {entry.nbytes} bytes, found none"
+        ) from error
     found = []
     for entry in entries:
         try:

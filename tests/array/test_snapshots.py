@@ -634,6 +634,35 @@ def test_a_difference_from_a_snapshot_whose_chunks_stock_took_is_told(tmp_path, 
         a.attrs["x"] = 2
 
 
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_snapshots_can_be_dropped_beside_one_that_stock_took(tmp_path, kind):
+    url = str(tmp_path / "a.b2nd")
+    rng = np.random.default_rng(0)
+    a = b2array.asarray(rng.random((40, 50)), url=url, chunks=(10, 50), layout=kind)
+    for name in ("one", "two", "three", "lost"):
+        a[:10] = rng.random((10, 50))
+        a.snapshot(name)
+    three = at(url, "three")[...]
+    held = stock(url)
+    held[:5] = 1  # the chunk gets smaller, and in one file the index behind it is gone
+    del held
+    with pytest.raises(ConflictError, match="'lost'"):
+        at(url, "lost")
+    if kind == "contiguous":
+        with pytest.raises(FormatError, match="snapshot 'lost': expected its index of"):
+            b2array.repack(url)
+    a = b2array.open(url, "r+")
+    a.drop_snapshot("one")
+    assert b2array.expire(url, keep_last=2) == ("two",)
+    a.refresh()
+    a.drop_snapshot("lost")
+    values = a[...]
+    b2array.repack(url)
+    assert (b2array.open(url)[...] == values).all()
+    assert (at(url, "three")[...] == three).all()
+    assert b2array.verify(url, deep=True).ok
+
+
 def test_an_array_of_stock_gets_checksums_with_its_first_snapshot(tmp_path):
     url = str(tmp_path / "a.b2nd")
     blosc2.asarray(X, urlpath=url, chunks=(10, 10), blocks=(5, 5))
