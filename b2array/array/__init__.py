@@ -10,6 +10,7 @@ creation     `create`, `zeros`, `asarray`, `copy`, ...
 chunkwise    `map`: a function of pieces of arrays -> an array
 many         `read_many`: selections of several arrays in common waves of requests
 sequences    `arange`, `linspace`, `eye`, `fromiter`
+snapshots    states under names, as users see them; which boxes of two states differ
 appender     `append`; `Appender`: takes a simulation's steps, writes whole chunks
 dask         graphs that read and write one array
 dask_chunks  cuts that respect chunks

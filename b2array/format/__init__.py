@@ -11,6 +11,7 @@ metalayers   named metadata in header and trailer
 b2nd         the array's metalayer <-> its layout
 dtypes       types of items <-> the text that names them
 annotations  what b2array adds, and the place for more: fill value, dimensions, sizes of blocks, lost chunks
+kept         states that keep their names: the ledger, and a state packed small
 recent       the list of the last commits, for annotations and manifests
 attributes   values of attributes <-> msgpack
 summary      what an array says of itself without its index, for the manifests of groups

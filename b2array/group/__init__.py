@@ -1,10 +1,13 @@
 """Named arrays below one URL, changed together by one commit.
 
-addressing   `open`: what a URL names, and the groups that it leads through
+addressing   `open`: what a URL names
+place        the group that a URL names or leads through, and the name in it
 group        `Group`, the mapping that users hold, and `open_group`
 attributes   a group's attributes as a mapping
 fork         what a transaction and its forks have in common; forks for workers
 transaction  several members, one commit: prepare, replace the manifest, apply
+kept         a group at one moment: the list of its members, and the states of those that went
+snapshots    snapshots of a group, as users see them; how two moments differ
 directory    members in a local directory or a prefix of an object store
 whole        finds, makes, completes, describes and removes a whole group
 summaries    opens members from what the manifest says of them
