@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeVar, Unpack, cast, get_args
 
@@ -22,15 +22,15 @@ from b2array.array.snapshots import SnapshotInfo, checked_entry
 from b2array.display.tables import Block, counted
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Follower, Handle, Mode
-from b2array.engine.manifest import ARRAY, ATTRS, OTHER, check_name, is_embedded
-from b2array.errors import ConflictError, ReadOnlyError
+from b2array.engine.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_embedded
+from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError
 from b2array.format.foreign import check_ending
 from b2array.group import snapshots, unpacked, whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, NewFrame, copy_of
 from b2array.group.fork import Changes, GroupFork
-from b2array.group.kept import Moment, moment
+from b2array.group.kept import Moment, group_ledger, moment
 from b2array.group.members import Members, check_new
 from b2array.group.place import group_of
 from b2array.group.snapshots import GroupDiff
@@ -179,6 +179,11 @@ def _prepare(home: Directory, mode: AnyMode, *, required: bool) -> None:
 
 def _at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Group:
     """Open a group, or a group in another one, as it was."""
+    here, manifest = Directory(address, options), Manifest()
+    with suppress(OSError, B2ArrayError):  # below it turns out what else may be there
+        manifest = here.stored()
+    if group_ledger(manifest).find(at) is not None:
+        return Group(moment(here, at, manifest), "", "r")
     place = group_of(address, options)
     home = whole.home_of(address if place is None else place.group, options)
     prefix = f"{place.name}/" if place is not None and place.name else ""

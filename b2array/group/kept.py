@@ -144,9 +144,12 @@ def unneeded(group: Directory, manifest: Manifest) -> list[str]:
 # The group as it was.
 
 
-def moment(group: Directory, name: str) -> Moment:
-    """Return a group as it was at a snapshot; KeyError if there is none of this name."""
-    manifest, members = group.stored(), None
+def moment(group: Directory, name: str, manifest: Manifest | None = None) -> Moment:
+    """Return a group as it was at a snapshot; KeyError if there is none of this name.
+
+    The caller may have read the `manifest` already.
+    """
+    manifest, members = manifest or group.stored(), None
     entry = group_ledger(manifest).find(name)
     if entry is not None:
         try:

@@ -824,6 +824,13 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
     assert outcomes == sorted(outcomes)
 
 
+def test_opening_a_member_at_a_snapshot_takes_two_operations_more_at_most(place: Place) -> None:
+    url = place.prepared(_changed).url
+    latest = place.operations.watch(lambda: open_group(url)["x"])
+    then = place.operations.watch(lambda: open_group(url, at="one")["x"])
+    assert len(then) <= len(latest) + 2
+
+
 @STORIES
 @pytest.mark.parametrize("way", ["fails", "is lost"])
 def test_an_operation_that_fails_leaves_all_or_nothing(
