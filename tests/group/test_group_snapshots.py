@@ -754,7 +754,7 @@ def _is_cleaned_up(url: str, expected: dict[str, Contents]) -> None:
 
 # Histories.
 
-NAMES = ("x", "y", "in/z", "in/w")
+NAMES = ("x", "y", "in/z", "in/w", "v")
 
 
 @dataclass
@@ -840,6 +840,7 @@ class Histories(RuleBasedStateMachine):
     handles_ = st.integers(0, 1)
     labels = st.sampled_from("abc")
     with_members = precondition(lambda self: self.model.members)
+    with_room = precondition(lambda self: 0 < len(self.model.members) < len(NAMES))
     with_snapshots = precondition(lambda self: self.kept)
 
     @rule(n=handles_, name=st.sampled_from(NAMES), size=st.integers(0, 5), layout=st.sampled_from(LAYOUTS))
@@ -887,11 +888,11 @@ class Histories(RuleBasedStateMachine):
         self.do(n, lambda group: group.__delitem__(name))
         del self.model.members[name]
 
-    @with_members
+    @with_room
     @rule(n=handles_, data=st.data())
     def move(self, n: int, data: Any) -> None:
         name, member = self.one_of(data)
-        to = data.draw(st.sampled_from([each for each in (*NAMES, "v") if each not in self.model.members]))
+        to = data.draw(st.sampled_from(sorted({*NAMES} - self.model.members.keys())))
         self.do(n, lambda group: group.move(name, to))
         del self.model.members[name]
         self.model.members[to] = replace(member, born=next(self.serials))
@@ -911,12 +912,12 @@ class Histories(RuleBasedStateMachine):
         self.do(n, lambda group: group[name].snapshot("own", replace=True))
         member.own = replace(member, items=member.items.copy(), attrs=dict(member.attrs))
 
-    @with_members
+    @with_room
     @rule(n=handles_, data=st.data(), name=st.none() | labels, drops=st.booleans(), forks=st.booleans())
     def transact(self, n: int, data: Any, name: str | None, drops: bool, forks: bool) -> None:
         """Change, delete and make members in one commit, of which a fork is part, and which a snapshot keeps."""
         (changed, member), (deleted, _), value = self.one_of(data), self.one_of(data), next(self.serials)
-        made = data.draw(st.sampled_from([each for each in (*NAMES, "v") if each not in self.model.members]))
+        made = data.draw(st.sampled_from(sorted({*NAMES} - self.model.members.keys())))
         gone = next((each for each in self.kept if drops and each != name), None)
 
         def task(group: Group) -> None:
