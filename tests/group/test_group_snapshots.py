@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import blosc2
 import fsspec
@@ -56,7 +56,12 @@ class Where(NamedTuple):
         return open_store(self.url, storage_options=self.options).walk()
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+KINDS = ["local", "memory", "s3"]
+EVERYWHERE = pytest.mark.parametrize("where", KINDS, indirect=True)
+"""For a test that takes all kinds of stores in an ordinary run, too. The others do so in a slow one."""
+
+
+@pytest.fixture(params=[KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
     if request.param == "local":
         return Where(str(tmp_path / "g.b2d"))
@@ -97,6 +102,7 @@ def change(group: Group) -> None:
     group.move("level", "height")
 
 
+@EVERYWHERE
 def test_a_snapshot_shows_all_members_and_attributes_whatever_became_of_them(where: Where) -> None:
     group = prepared(where)
     before = contents(group)
@@ -649,13 +655,17 @@ def _replace(group: Group) -> None:
     group.create("x", data=[9], overwrite=True)
 
 
-STORIES = pytest.mark.parametrize(
-    ("prepare", "story"),
-    [
-        (_nothing, _keep), (_all_kinds, _keep), (_changed, _restore), (_all_kinds, _restore), (_all_kinds, _drop),
-        (_changed, _delete), (_changed, _replace),
-    ],
-)  # fmt: skip
+Story = tuple[Callable[[Group], None], Callable[[Group], None]]
+"""How a group is prepared, and what is then done to it."""
+STORIES: list[Story] = [
+    (_nothing, _keep), (_all_kinds, _keep), (_changed, _restore), (_all_kinds, _restore), (_all_kinds, _drop),
+    (_changed, _delete), (_changed, _replace),
+]  # fmt: skip
+
+
+@pytest.fixture(params=STORIES, ids=lambda story: "-".join(each.__name__.strip("_") for each in story))
+def story(request: pytest.FixtureRequest) -> Story:
+    return cast(Story, request.param)
 
 
 @pytest.fixture(params=["local", "compared"])
@@ -671,11 +681,12 @@ def everything(url: str) -> dict[str, Contents]:
     return {"": contents(group), **{each.name: contents(open_group(url, at=each.name)) for each in group.snapshots}}
 
 
-@STORIES
+@pytest.mark.crossed
 def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
-    place: Place, prepare: Callable[[Group], None], story: Callable[[Group], None], sampled: Sampled
+    place: Place, story: Story, sampled: Sampled
 ) -> None:
-    before, after, names = _states(place, prepare, story)
+    prepare, task = story
+    before, after, names = _states(place, story)
     outcomes = []
     for at in sampled([at for at, name in enumerate(names) if name in WRITES], 5):
         group = place.prepared(prepare)
@@ -688,7 +699,7 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
             raise Killed
 
         with pytest.raises(Killed):
-            place.operations.watch(lambda: story(group), die)  # noqa: B023
+            place.operations.watch(lambda: task(group), die)  # noqa: B023
         found = everything(url)
         outcomes.append(found == after)
         assert found in (before, after), (at, names[at])
@@ -696,12 +707,11 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
     assert outcomes == sorted(outcomes)
 
 
-@STORIES
+@pytest.mark.crossed
 @pytest.mark.parametrize("way", ["fails", "is lost"])
-def test_an_operation_that_fails_leaves_all_or_nothing(
-    place: Place, prepare: Callable[[Group], None], story: Callable[[Group], None], way: str, sampled: Sampled
-) -> None:
-    before, after, names = _states(place, prepare, story)
+def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, story: Story, way: str, sampled: Sampled) -> None:
+    prepare, task = story
+    before, after, names = _states(place, story)
     for at in sampled([at for at, name in enumerate(names) if name in WRITES or at % 7 == 0], 4):
         group = place.prepared(prepare)
         url = group.url
@@ -716,7 +726,7 @@ def test_an_operation_that_fails_leaves_all_or_nothing(
 
         failure = None
         try:
-            place.operations.watch(lambda: story(group), fail)  # noqa: B023
+            place.operations.watch(lambda: task(group), fail)  # noqa: B023
         except (OSError, B2ArrayError) as error:
             failure = error
         found = everything(url)
@@ -724,14 +734,13 @@ def test_an_operation_that_fails_leaves_all_or_nothing(
         _is_cleaned_up(url, found)
 
 
-def _states(
-    place: Place, prepare: Callable[[Group], None], story: Callable[[Group], None]
-) -> tuple[dict[str, Contents], dict[str, Contents], list[str]]:
+def _states(place: Place, story: Story) -> tuple[dict[str, Contents], dict[str, Contents], list[str]]:
+    prepare, task = story
     group = place.prepared(prepare)
     url = group.url
     before = everything(url)
     assert sorted(group)
-    names = place.operations.watch(lambda: story(group))
+    names = place.operations.watch(lambda: task(group))
     after = everything(url)
     assert before != after
     return before, after, names
