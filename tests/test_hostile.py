@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import blosc2
@@ -27,6 +28,7 @@ from chunks import CODECS
 
 import b2array
 from b2array import codecs, config
+from b2array.array import snapshots
 from b2array.array.array import array_at
 from b2array.bloscpack import header
 from b2array.codec import cblosc, encode
@@ -37,8 +39,11 @@ from b2array.engine.handle import Handle
 from b2array.engine.manifest import Entry, Manifest
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers, summary
+from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, pack_state, unpack_state
+from b2array.format.state import State
 from b2array.format.summary import Record
 from b2array.grid import layout
+from b2array.group import kept as group_kept
 from b2array.store.memory import MemoryStore
 from b2array.workers import pending
 
@@ -199,6 +204,21 @@ def summarized() -> Record:
     return record
 
 
+def kept_states() -> list[bytes]:
+    """Return states of a full and of an empty array, packed, without their digests."""
+    arrays = [b2array.asarray(VALUES, chunks=(7, 7), attrs={"unit": "K"}), b2array.zeros((0, 3))]
+    held = [snapshot.load(MemoryStore({"": a.to_bytes()})) for a in arrays]
+    return [pack_state(each.state, each.header)[:-DIGEST_NBYTES] for each in held]
+
+
+def digest_of(data: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST_NBYTES).digest()
+
+
+def unpack_kept_state(data: bytes) -> State:
+    return unpack_state(data + digest_of(data), Kept("x", 0.0, generation=bytes(16), digest=digest_of(data)))
+
+
 def metadata_of_bloscpack(data: bytes) -> object:
     return header.description(header.unpack_metadata(header.MetaHeader.unpack(data), data))
 
@@ -225,6 +245,15 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
         ],
         attributes.decode_attr,
     ),
+    "ledger of snapshots": (
+        [Ledger((Kept("x", 1e9, "why", b"\x80", bytes(16), (3, 4), 5, 60), Kept("y", 0.0, nbytes=16))).pack()],
+        lambda data: [snapshots.snapshot_info(entry, 0) for entry in Ledger.unpack(data).entries],
+    ),
+    "state of a snapshot": (kept_states(), unpack_kept_state),
+    "members of a snapshot": (
+        [group_kept.pack_members({"a/b": group_kept.State("a/b.b2nd", bytes(16), sparse=True)})[:-DIGEST_NBYTES]],
+        lambda data: group_kept.unpack_members(data + digest_of(data), digest_of(data)),
+    ),
     "manifest of a group": (
         [
             Manifest({"a/b": "a/b.b2nd", "c": "c.b2f"}, "0123456789abcdef", 3).pack(),
@@ -235,6 +264,7 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
                     "b.b2nd": Entry(7, "", "cd", "frame", "0123456789abcdef"),
                 },
             ).pack(),
+            Manifest({}, "0123", 7, kept=b"x", retired={"0123456789abcdef": (("x", bytes(16)),)}).pack(),
         ],
         lambda data: Manifest.unpack(data).pack(),
     ),

@@ -8,7 +8,9 @@ entry of b2array's metalayer; other software keeps it as it is. This module does
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Self
 
@@ -16,11 +18,10 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from b2array import config
 from b2array.buffers import Buffer
-from b2array.codec import decode, encode
+from b2array.codec import encode
+from b2array.codec.chunk import Context
 from b2array.codec.cparams import CParams
-from b2array.codec.header import ChunkHeader
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, Sizes, pack_records, pack_sizes
@@ -39,6 +40,8 @@ DIGEST_NBYTES = 16
 
 _VERSION = 1
 _PLACES_CPARAMS = CParams("zstd")
+_EARLIEST, _LATEST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
+"""What has a date; NaN is no time between them."""
 _NO_FRAME_LEN = 2**62
 """The noted header says nothing about the length of the frame. Checks of a header want one."""
 
@@ -108,6 +111,8 @@ class Kept:
         is_shape = isinstance(shape, list) and all(type(extent) is int and extent >= 0 for extent in shape)
         if not (is_shape or shape is None) or place < 0 or nbytes < DIGEST_NBYTES:
             raise FormatError(f"expected place, size and shape of a kept state, found {place}, {nbytes} and {shape}")
+        if not _EARLIEST <= time <= _LATEST:
+            raise FormatError(f"expected the time of a kept state in seconds since 1970, found {time}")
         found = None if shape is None else tuple(shape)
         return cls(name, time, message, attrs, generation, found, place, nbytes, digest, suspect, group, packed)
 
@@ -177,7 +182,10 @@ class Ledger:
             raise UnsupportedError(f"expected a ledger of kept states of version {_VERSION}, found version {version}")
         if type(floor) is not int or type(dead) is not int or not isinstance(entries, list) or min(floor, dead) < 0:
             raise FormatError("expected two sizes and a list of kept states in the ledger, found something else")
-        return cls(tuple(map(Kept.unpack, entries)), floor, dead)
+        found = cls(tuple(map(Kept.unpack, entries)), floor, dead)
+        if len({*found.names}) < len(found.names):
+            raise FormatError(f"expected a name for each kept state, found {found.names}")
+        return found
 
 
 def ledger_of(state: State) -> Ledger:
@@ -218,7 +226,7 @@ def pack_state(state: State, header: bytes) -> bytes:
     packed_places = encode.encode(places.astype("<i8").tobytes(), typesize=8, cparams=_PLACES_CPARAMS)
     content = {
         "v": _VERSION, "header": fingerprint.with_frame_len(header, 0), "layers": layers,
-        "nchunks": offsets.size, "places": packed_places if offsets.size else b"",
+        "places": packed_places if offsets.size else b"",
     }  # fmt: skip
     packed: bytes = msgpack.packb(content, use_bin_type=True, unicode_errors="surrogateescape")
     return packed + _digest(packed)
@@ -232,16 +240,13 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
     packed, digest = bytes(buf[:-DIGEST_NBYTES]), bytes(buf[-DIGEST_NBYTES:])
     if digest != entry.digest or _digest(packed) != digest:
         raise FormatError(f"expected the state {entry.name!r} with the digest {entry.digest.hex()}, found other bytes")
-    content = msgpack.unpackb(packed, unicode_errors="surrogateescape")
-    version = content.get("v") if isinstance(content, dict) else None
-    if version != _VERSION:
-        raise UnsupportedError(f"expected a kept state of version {_VERSION}, found version {version!r}")
+    content = _unpack_content(packed)
     header = unpack_header(fingerprint.with_frame_len(content["header"], _NO_FRAME_LEN))
     bare = frame.with_tail(
         header, offsets=index.NO_OFFSETS, vlmetalayers=tuple((name, raw) for name, raw in content["layers"]),
         fingerprint_type=FINGERPRINT_128, fingerprint=entry.generation,
     )  # fmt: skip
-    relative = _unpack_places(content["places"], content["nchunks"])
+    relative = index.unpack(content["places"], nbytes=header.nbytes, chunksize=header.chunksize, context=Context())
     described = replace(bare, offsets=relative, frame_len=0)
     offsets = _absolute(relative, _steps(described, parse(described).sizes))
     index.check(offsets, None if header.frame_type == FrameType.SPARSE else header.cbytes)
@@ -253,16 +258,21 @@ def _digest(packed: bytes) -> bytes:
     return blake2b(packed, digest_size=DIGEST_NBYTES).digest()
 
 
-def _unpack_places(buf: bytes, nchunks: int) -> Int64Array:
-    nbytes, limit = 8 * nchunks, config.limits.index_nbytes
-    if nbytes > limit:
-        raise FormatError(f"expected an index of at most {limit} bytes (config.limits.index_nbytes), found {nbytes}")
-    if not nchunks:
-        return index.NO_OFFSETS
-    found = ChunkHeader.unpack(buf)
-    if found.nbytes != nbytes or found.cbytes != len(buf):
-        raise FormatError(f"expected an index of {nbytes} bytes, found one of {found.nbytes}")
-    return np.frombuffer(decode.decode(buf), "<i8").astype(np.int64)
+def _unpack_content(packed: bytes) -> dict[str, Any]:
+    """Return the parts of a packed state, each of its type. The digest tells damage, but not who wrote the bytes."""
+    content: Any = None
+    with suppress(*UNREADABLE):
+        content = msgpack.unpackb(packed, unicode_errors="surrogateescape")
+    if not isinstance(content, dict):
+        raise FormatError("expected a kept state, found other bytes")
+    if content.get("v") != _VERSION:
+        raise UnsupportedError(f"expected a kept state of version {_VERSION}, found version {content.get('v')!r}")
+    header, layers, places = (content.get(key) for key in ("header", "layers", "places"))
+    if not (isinstance(header, bytes) and isinstance(places, bytes) and isinstance(layers, list)):
+        raise FormatError("expected header, metalayers and index of a kept state, found something else")
+    if not all(isinstance(layer, list) and [*map(type, layer)] == [str, bytes] for layer in layers):
+        raise FormatError("expected names and contents of the metalayers of a kept state, found something else")
+    return content
 
 
 # Mostly a chunk follows the one before it. So the places are noted as distances from where that is, which are zeros.

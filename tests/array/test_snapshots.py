@@ -513,6 +513,13 @@ def test_a_ledger_that_cannot_be_read_is_an_error_of_snapshots_alone(a, url):
             Ledger.unpack(wrong)
 
 
+@pytest.mark.parametrize("times", [[float("nan")], [float("inf")], [-1e12], [1e300], [0.0, 0.0]])
+def test_a_ledger_with_times_without_a_date_or_with_a_name_twice_is_refused(times):
+    packed = Ledger(tuple(Kept("x", time, nbytes=16) for time in times)).pack()
+    with pytest.raises(FormatError, match="kept state"):
+        Ledger.unpack(packed)
+
+
 @pytest.mark.parametrize("where", [0, 40, -20, -1])
 def test_a_damaged_index_of_a_snapshot_is_found(tmp_path, layout, where):
     url = str(tmp_path / "a.b2nd")

@@ -6,17 +6,23 @@ import itertools
 import os
 import pickle
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import blosc2
 import fsspec
 import numpy as np
 import pytest
-from lengths import Sampled
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from lengths import Sampled, examples
 from operations import WRITES, Killed, Operations, compare
 
 import b2array
@@ -29,6 +35,7 @@ from b2array.store.open import open_store
 pytestmark = pytest.mark.filterwarnings("ignore:.*one file in this store")
 
 Contents = dict[str, Any]
+LAYOUTS = ["contiguous", "sparse"]
 _serials = itertools.count()
 
 
@@ -49,7 +56,12 @@ class Where(NamedTuple):
         return open_store(self.url, storage_options=self.options).walk()
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+KINDS = ["local", "memory", "s3"]
+EVERYWHERE = pytest.mark.parametrize("where", KINDS, indirect=True)
+"""For a test that takes all kinds of stores in an ordinary run, too. The others do so in a slow one."""
+
+
+@pytest.fixture(params=[KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
     if request.param == "local":
         return Where(str(tmp_path / "g.b2d"))
@@ -90,6 +102,7 @@ def change(group: Group) -> None:
     group.move("level", "height")
 
 
+@EVERYWHERE
 def test_a_snapshot_shows_all_members_and_attributes_whatever_became_of_them(where: Where) -> None:
     group = prepared(where)
     before = contents(group)
@@ -771,18 +784,26 @@ def _copy_over(group: Group) -> None:
     b2array.convert(_SOURCE, group.url, overwrite=True)
 
 
-STORIES = pytest.mark.parametrize(
-    ("prepare", "story"),
-    [
-        (_nothing, _keep), (_all_kinds, _keep), (_changed, _restore), (_all_kinds, _restore), (_all_kinds, _drop),
-        (_changed, _delete), (_changed, _replace),
-    ],
-)  # fmt: skip
+Story = tuple[Callable[[Group], None], Callable[[Group], None]]
+"""How a group is prepared, and what is then done to it."""
+STORIES: list[Story] = [
+    (_nothing, _keep), (_all_kinds, _keep), (_changed, _restore), (_all_kinds, _restore), (_all_kinds, _drop),
+    (_changed, _delete), (_changed, _replace),
+]  # fmt: skip
+
+
+def _named(story: Story) -> str:
+    return "-".join(each.__name__.strip("_") for each in story)
+
+
+@pytest.fixture(params=STORIES, ids=_named)
+def story(request: pytest.FixtureRequest) -> Story:
+    return cast(Story, request.param)
 
 
 # If a member cannot be read, a copy goes on with the others: it may end with an error and yet be there.
 STORIES_OF_KILLS = pytest.mark.parametrize(
-    ("prepare", "story"), [*STORIES.args[1], pytest.param(_beside_source, _copy_over, marks=pytest.mark.slow)]
+    "story", [*STORIES, pytest.param((_beside_source, _copy_over), marks=pytest.mark.slow)], ids=_named
 )
 
 
@@ -800,10 +821,12 @@ def everything(url: str) -> dict[str, Contents]:
 
 
 @STORIES_OF_KILLS
+@pytest.mark.crossed
 def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
-    place: Place, prepare: Callable[[Group], None], story: Callable[[Group], None], sampled: Sampled
+    place: Place, story: Story, sampled: Sampled
 ) -> None:
-    before, after, names = _states(place, prepare, story)
+    prepare, task = story
+    before, after, names = _states(place, story)
     outcomes = []
     for at in sampled([at for at, name in enumerate(names) if name in WRITES], 5):
         group = place.prepared(prepare)
@@ -816,7 +839,7 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
             raise Killed
 
         with pytest.raises(Killed):
-            place.operations.watch(lambda: story(group), die)  # noqa: B023
+            place.operations.watch(lambda: task(group), die)  # noqa: B023
         found = everything(url)
         outcomes.append(found == after)
         assert found in (before, after), (at, names[at])
@@ -831,12 +854,11 @@ def test_opening_a_member_at_a_snapshot_takes_two_operations_more_at_most(place:
     assert len(then) <= len(latest) + 2
 
 
-@STORIES
+@pytest.mark.crossed
 @pytest.mark.parametrize("way", ["fails", "is lost"])
-def test_an_operation_that_fails_leaves_all_or_nothing(
-    place: Place, prepare: Callable[[Group], None], story: Callable[[Group], None], way: str, sampled: Sampled
-) -> None:
-    before, after, names = _states(place, prepare, story)
+def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, story: Story, way: str, sampled: Sampled) -> None:
+    prepare, task = story
+    before, after, names = _states(place, story)
     for at in sampled([at for at, name in enumerate(names) if name in WRITES or at % 7 == 0], 4):
         group = place.prepared(prepare)
         url = group.url
@@ -851,7 +873,7 @@ def test_an_operation_that_fails_leaves_all_or_nothing(
 
         failure = None
         try:
-            place.operations.watch(lambda: story(group), fail)  # noqa: B023
+            place.operations.watch(lambda: task(group), fail)  # noqa: B023
         except (OSError, B2ArrayError) as error:
             failure = error
         found = everything(url)
@@ -859,14 +881,13 @@ def test_an_operation_that_fails_leaves_all_or_nothing(
         _is_cleaned_up(url, found)
 
 
-def _states(
-    place: Place, prepare: Callable[[Group], None], story: Callable[[Group], None]
-) -> tuple[dict[str, Contents], dict[str, Contents], list[str]]:
+def _states(place: Place, story: Story) -> tuple[dict[str, Contents], dict[str, Contents], list[str]]:
+    prepare, task = story
     group = place.prepared(prepare)
     url = group.url
     before = everything(url)
     assert sorted(group)
-    names = place.operations.watch(lambda: story(group))
+    names = place.operations.watch(lambda: task(group))
     after = everything(url)
     assert before != after
     return before, after, names
@@ -885,3 +906,290 @@ def _is_cleaned_up(url: str, expected: dict[str, Contents]) -> None:
     left = [path for path in open_store(url).walk() if "b2kept" in path or "b2retired" in path]
     assert not left
     assert os.fspath(url)
+
+
+# Histories.
+
+NAMES = ("x", "y", "in/z", "in/w", "v")
+
+
+@dataclass
+class Member:
+    """What a member holds. `own` is the state that it has kept for itself; `born` tells it from others of its name."""
+
+    items: np.ndarray[Any, Any]
+    born: int
+    attrs: Contents = field(default_factory=dict)
+    own: Member | None = None
+
+    def fill(self, start: int, value: int) -> None:
+        self.items[start : start + 2] = value
+
+    def resize(self, size: int) -> None:
+        grown = np.zeros(size, self.items.dtype)
+        grown[: self.items.size] = self.items[:size]
+        self.items = grown
+
+
+@dataclass
+class Model:
+    """What a group holds."""
+
+    members: dict[str, Member] = field(default_factory=dict)
+    attrs: Contents = field(default_factory=dict)
+
+    def seen(self) -> Contents:
+        """Return what readers see."""
+        return {**{name: (each.items.tolist(), each.attrs) for name, each in self.members.items()}, "": self.attrs}
+
+    def go_back(self, then: Model) -> None:
+        """Be as the group was; members that are still the same keep their own snapshots."""
+        before, self.members, self.attrs = self.members, deepcopy(then.members), dict(then.attrs)
+        for name, each in self.members.items():
+            now = before.get(name)
+            each.own = now.own if now is not None and now.born == each.born else None
+
+
+def seen(group: Group) -> Contents:
+    """Return what a group shows, its inner group included."""
+    arrays = {name: each for name, each in group.walk() if not isinstance(each, Group)}
+    attrs = [(name, *item) for name, each in {"": group, **group.groups()}.items() for item in each.attrs.items()]
+    found: Contents = {name: (each[...].tolist(), dict(each.attrs)) for name, each in arrays.items()}
+    return {**found, "": {name + key: value for name, key, value in attrs}}
+
+
+class Histories(RuleBasedStateMachine):
+    """Random histories of a group with snapshots, against copies in NumPy. One of two handles may be stale."""
+
+    kind = "local"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.directory = pytest.MonkeyPatch(), tempfile.mkdtemp()
+        self.url = f"{self.directory}/g.b2d" if self.kind == "local" else f"memory://histories-{next(_serials)}.b2d"
+        if self.kind != "local":
+            self.patch.setattr(base, "_LONGEST_PAUSE", 0.001)
+            compare(type(open_store(self.url)), self.patch)
+        self.model = Model()
+        self.kept: dict[str, Model] = {}
+        self.serials = itertools.count(1)
+        self.handles = [open_group(self.url, "w"), open_group(self.url, "r+")]
+
+    def do(self, handle: int, task: Callable[[Group], object]) -> None:
+        """Change the group through one of the handles, which is refreshed if it does not know what the other did."""
+        group = self.handles[handle]
+        try:
+            task(group)
+        except (ConflictError, FileExistsError, FileNotFoundError, KeyError):
+            self.is_as_the_model()
+            group.refresh()
+            task(group)
+
+    def keep(self, name: str) -> None:
+        self.kept.pop(name, None)
+        self.kept[name] = deepcopy(self.model)
+
+    def one_of(self, data: Any) -> tuple[str, Member]:
+        name = data.draw(st.sampled_from(sorted(self.model.members)))
+        return name, self.model.members[name]
+
+    handles_ = st.integers(0, 1)
+    labels = st.sampled_from("abc")
+    with_members = precondition(lambda self: self.model.members)
+    with_room = precondition(lambda self: 0 < len(self.model.members) < len(NAMES))
+    with_snapshots = precondition(lambda self: self.kept)
+
+    @rule(n=handles_, name=st.sampled_from(NAMES), size=st.integers(0, 5), layout=st.sampled_from(LAYOUTS))
+    def make(self, n: int, name: str, size: int, layout: Any) -> None:
+        member = Member(np.full(size, next(self.serials)), next(self.serials))
+        self.do(n, lambda group: group.create(name, data=member.items, chunks=(2,), layout=layout, overwrite=True))
+        self.model.members[name] = member
+
+    @with_members
+    @rule(n=handles_, data=st.data(), start=st.integers(0, 4), by_url=st.booleans())
+    def write(self, n: int, data: Any, start: int, by_url: bool) -> None:
+        (name, member), value = self.one_of(data), next(self.serials)
+
+        def task(group: Group) -> None:
+            array = b2array.open(f"{self.url}/{name}", "r+") if by_url else group[name]
+            array[start : start + 2] = value
+
+        self.do(n, task)
+        member.fill(start, value)
+
+    @with_members
+    @rule(n=handles_, data=st.data(), size=st.integers(1, 7))
+    def resize(self, n: int, data: Any, size: int) -> None:
+        name, member = self.one_of(data)
+        self.do(n, lambda group: group[name].resize(size))
+        member.resize(size)
+
+    @with_members
+    @rule(n=handles_, data=st.data())
+    def annotate_a_member(self, n: int, data: Any) -> None:
+        (name, member), value = self.one_of(data), next(self.serials)
+        self.do(n, lambda group: group[name].attrs.update(n=value))
+        member.attrs["n"] = value
+
+    @rule(n=handles_, inner=st.sampled_from(["", "in"]))
+    def annotate(self, n: int, inner: str) -> None:
+        value = next(self.serials)
+        self.do(n, lambda group: (group.require_group(inner) if inner else group).attrs.update(n=value))
+        self.model.attrs[f"{inner}n"] = value
+
+    @with_members
+    @rule(n=handles_, data=st.data())
+    def delete(self, n: int, data: Any) -> None:
+        name, _ = self.one_of(data)
+        self.do(n, lambda group: group.__delitem__(name))
+        del self.model.members[name]
+
+    @with_room
+    @rule(n=handles_, data=st.data())
+    def move(self, n: int, data: Any) -> None:
+        name, member = self.one_of(data)
+        to = data.draw(st.sampled_from(sorted({*NAMES} - self.model.members.keys())))
+        self.do(n, lambda group: group.move(name, to))
+        del self.model.members[name]
+        self.model.members[to] = replace(member, born=next(self.serials))
+
+    @rule(n=handles_, name=labels)
+    def snapshot(self, n: int, name: str) -> None:
+        if name in self.kept:
+            with pytest.raises(FileExistsError):
+                self.handles[n].snapshot(name)
+        self.handles[n].snapshot(name, replace=True)
+        self.keep(name)
+
+    @with_members
+    @rule(n=handles_, data=st.data())
+    def snapshot_a_member(self, n: int, data: Any) -> None:
+        name, member = self.one_of(data)
+        self.do(n, lambda group: group[name].snapshot("own", replace=True))
+        member.own = replace(member, items=member.items.copy(), attrs=dict(member.attrs))
+
+    @with_room
+    @rule(n=handles_, data=st.data(), name=st.none() | labels, drops=st.booleans(), forks=st.booleans())
+    def transact(self, n: int, data: Any, name: str | None, drops: bool, forks: bool) -> None:
+        """Change, delete and make members in one commit, of which a fork is part, and which a snapshot keeps."""
+        (changed, member), (deleted, _), value = self.one_of(data), self.one_of(data), next(self.serials)
+        made = data.draw(st.sampled_from(sorted({*NAMES} - self.model.members.keys())))
+        gone = next((each for each in self.kept if drops and each != name), None)
+
+        def task(group: Group) -> None:
+            with group.transaction() as changes:
+                if name is not None:
+                    changes.snapshot(name, replace=True)
+                if gone is not None:
+                    changes.drop_snapshot(gone)
+                if deleted != changed:
+                    del changes[deleted]
+                worker = pickle.loads(pickle.dumps(changes.fork())) if forks else changes
+                worker[changed][:2] = value
+                worker.create(made, data=[value])
+                if forks:
+                    changes.merge(worker)
+
+        self.do(n, task)
+        member.fill(0, value)
+        self.model.members[made] = Member(np.array([value]), value)
+        if deleted != changed:
+            del self.model.members[deleted]
+        if gone is not None:
+            del self.kept[gone]
+        if name is not None:
+            self.keep(name)
+
+    @with_snapshots
+    @rule(n=handles_, data=st.data(), then=st.none() | labels)
+    def restore(self, n: int, data: Any, then: str | None) -> None:
+        """Go back, perhaps in a transaction that changes what it went back to, and keeps it."""
+        name, value = data.draw(st.sampled_from(sorted(self.kept))), next(self.serials)
+        self.model.go_back(self.kept[name])
+        if then is None:
+            self.handles[n].restore(name)
+            return
+        with self.handles[n].transaction() as changes:
+            changes.restore(name)
+            for each, member in self.model.members.items():
+                changes[each][:2] = value
+                member.fill(0, value)
+            changes.snapshot(then, replace=True)
+        self.keep(then)
+
+    @with_snapshots
+    @rule(n=handles_, data=st.data())
+    def drop(self, n: int, data: Any) -> None:
+        name = data.draw(st.sampled_from(sorted(self.kept)))
+        self.do(n, lambda group: group.drop_snapshot(name))
+        del self.kept[name]
+
+    @rule(left=st.integers(0, 2))
+    def expire(self, left: int) -> None:
+        gone = [*self.kept][: max(0, len(self.kept) - left)]
+        assert b2array.expire(self.url, keep_last=left) == tuple(gone)
+        for name in gone:
+            del self.kept[name]
+
+    @rule()
+    def clean(self) -> None:
+        b2array.vacuum(self.url, grace=0)
+        b2array.repack(self.url)
+
+    @with_snapshots
+    @rule(data=st.data())
+    def diff(self, data: Any) -> None:
+        at = data.draw(st.sampled_from(sorted(self.kept)))
+        then = data.draw(st.none() | st.sampled_from(sorted(self.kept)))
+        old, new = self.kept[at].members, (self.kept[then] if then else self.model).members
+        found = open_group(self.url).diff(at, then)
+        assert found.made == tuple(sorted(new.keys() - old.keys()))
+        assert found.deleted == tuple(sorted(old.keys() - new.keys()))
+        for name in old.keys() & new.keys():
+            size = max(old[name].items.size, new[name].items.size)
+            one, two = (np.resize(np.pad(each[name].items, (0, size), constant_values=-1), size) for each in (old, new))
+            differ = one != two
+            for (box,) in found.changed.get(name, []):
+                differ[box] = False
+            assert not differ.any()
+
+    @invariant()
+    def is_as_the_model(self) -> None:
+        group = open_group(self.url)
+        assert seen(group) == self.model.seen()
+        assert [each.name for each in group.snapshots] == [*self.kept]
+        for name, model in self.kept.items():
+            assert seen(open_group(self.url, at=name)) == model.seen()
+        for name, member in self.model.members.items():
+            own = [each.name for each in group[name].snapshots if each.name == "own"]
+            assert own == ["own"] * (member.own is not None)
+            if member.own is not None:
+                assert b2array.open(f"{self.url}/{name}", at="own")[...].tolist() == member.own.items.tolist()
+
+    def teardown(self) -> None:
+        try:
+            assert b2array.verify(self.url, deep=True).ok
+            b2array.expire(self.url, keep_last=0)
+            b2array.vacuum(self.url, grace=0)
+            assert seen(open_group(self.url)) == self.model.seen()
+            assert not [path for path in open_store(self.url).walk() if path.startswith(".b2retired")]
+        finally:
+            self.patch.undo()
+            shutil.rmtree(self.directory)
+            fsspec.filesystem("memory").store.clear()
+
+
+class ComparedHistories(Histories):
+    """The same in a store that behaves as an object store."""
+
+    kind = "compared"
+
+
+for machine in (Histories, ComparedHistories):
+    machine.TestCase.settings = settings(
+        max_examples=examples(20), stateful_step_count=15, deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )  # fmt: skip
+
+TestLocal = Histories.TestCase
+TestCompared = ComparedHistories.TestCase
