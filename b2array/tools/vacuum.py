@@ -178,17 +178,16 @@ def _removable(store: Store) -> dict[str, Listed]:
         if not found or (exists and not unfinished):
             raise
         return found
-    found = pending.leftovers(store, files)
-    if held.name:
+    numbers: set[int] = set()
+    needed: set[str] = set()
+    if held.name:  # otherwise the objects below a file's name are those of a directory that it has replaced
         entries = ledger_of(held.state).entries
         needed = {object_name(entry.place) for entry in entries}
-        found |= {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
-        numbers: set[int] = set()
         for state in (held, *kept_states(held, entries)):
             offsets = state.frame.offsets
             numbers.update(offsets[offsets >= 0].tolist())
-        found |= pending.orphans(store, files, numbers)
-    return found
+    kept = {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
+    return pending.leftovers(store, files) | kept | pending.orphans(store, files, numbers)
 
 
 def _awaited(store: Store, url: str, storage_options: Storage, names: Iterable[str]) -> set[str]:
@@ -257,21 +256,21 @@ def _waiting(group: Directory, needed: set[str], members: set[str]) -> tuple[dic
 
 
 def _of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]:
-    """Find chunks in an object store that no index names: of members that were deleted, or never committed."""
+    """Find objects of members that were deleted, or never committed: chunks and states that no index names."""
     found: dict[str, Listed] = {}
     parts = (path.rpartition("/") for path in group.store.walk())
-    prefixes = {prefix for prefix, _, name in parts if prefix.endswith(SUFFIXES) and chunk_number(name) is not None}
+    prefixes = {prefix for prefix, _, name in parts if prefix.endswith(SUFFIXES) and _is_data(name)}
     for prefix in prefixes - {*members}:
         store = group.store_of(prefix)
         with suppress(OSError, B2ArrayError):
             there = look(store)
             if there.name is None or there.is_mark:
-                found |= {
-                    f"{prefix}/{name}": each
-                    for name, each in store.listing().items()
-                    if chunk_number(name) is not None or name.endswith(KEPT)
-                }
+                found |= {f"{prefix}/{name}": each for name, each in store.listing().items() if _is_data(name)}
     return found
+
+
+def _is_data(name: str) -> bool:
+    return chunk_number(name) is not None or name.endswith(KEPT)
 
 
 def _marks(group: Directory, members: Collection[str]) -> dict[str, Listed]:
