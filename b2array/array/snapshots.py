@@ -17,8 +17,8 @@ from b2array.engine.changes import Keep
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk
 from b2array.engine.handle import Handle
-from b2array.engine.snapshot import kept_state, kept_states
-from b2array.errors import ConflictError
+from b2array.engine.snapshot import Snapshot, kept_state, kept_states
+from b2array.errors import ConflictError, FormatError
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.checksums import record_nbytes
 from b2array.format.kept import Kept, ledger_of
@@ -178,11 +178,22 @@ def listed(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
     def task(_: object) -> tuple[SnapshotInfo, ...]:
         held = handle.snapshot
         entries = ledger_of(held.state).entries
-        states = [each.state for each in kept_states(held, entries)]
-        own = _own_nbytes(states if alone else [*states, held.state])
-        return tuple(snapshot_info(entry, nbytes + entry.nbytes) for entry, nbytes in zip(entries, own, strict=False))
+        states = _intact(held, entries)
+        own = _own_nbytes([*states.values()] if alone else [*states.values(), held.state])
+        nbytes = dict(zip(states, own, strict=False))
+        return tuple(snapshot_info(entry, nbytes.get(entry.name, 0) + entry.nbytes) for entry in entries)
 
     return handle.reading(task)
+
+
+def _intact(held: Snapshot, entries: Sequence[Kept]) -> dict[str, State]:
+    """Return kept states by name, without those whose indexes are damaged: these can be dropped, if one sees them."""
+    try:
+        return {entry.name: each.state for entry, each in zip(entries, kept_states(held, entries), strict=True)}
+    except FormatError:
+        if len(entries) == 1:
+            return {}
+    return {name: state for entry in entries for name, state in _intact(held, [entry]).items()}
 
 
 def snapshot_info(entry: Kept, nbytes: int) -> SnapshotInfo:

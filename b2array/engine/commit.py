@@ -171,12 +171,15 @@ def observe(change: ChangeSet, current: Snapshot | None, draft: Draft) -> Facts:
     )  # fmt: skip
 
 
-def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...]:
-    """Return the kept states of a contiguous frame that stay when a change lets others go."""
+def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...] | None:
+    """Return the kept states of a contiguous frame that stay when a change lets others go; None if one is damaged."""
     if current is None or current.sparse or not change.drops:
         return ()
     stay = ledger_of(current.state).without(change.drops).entries
-    return tuple(each.state for each in kept_states(current, stay))
+    try:
+        return tuple(each.state for each in kept_states(current, stay))
+    except FormatError:
+        return None
 
 
 def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:

@@ -85,8 +85,9 @@ class Facts:
         How many bytes the spool's file has for a header; None if there is no such file.
     unnoted : mapping of int to int
         Sizes of chunks' files in bytes, by number, that neither index nor change note. A missing file has none.
-    kept : tuple of State
-        The kept states that stay, if the change lets some go: they tell how much becomes dead space.
+    kept : tuple of State, optional
+        The kept states that stay, if the change lets some go: they tell how much becomes dead space. None if one of
+        them is damaged.
     salt : bytes
         Random bytes, which tell this commit from an equal one.
     """
@@ -97,7 +98,7 @@ class Facts:
     aside: bool = False
     header_room: int | None = None
     unnoted: Mapping[int, int] = field(default_factory=dict)
-    kept: tuple[State, ...] = ()
+    kept: tuple[State, ...] | None = ()
     salt: bytes = b""
 
 
@@ -294,7 +295,7 @@ def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State
     if not change.keeps and not change.drops:
         return _Keeping(ledger.pack())
     is_sparse, salt = made.frame.frame_type == FrameType.SPARSE, int.from_bytes(facts.salt[:8], "big")
-    inside, objects, entries, stay = b"", {}, [*ledger.without(change.drops).entries], [made, *facts.kept]
+    inside, objects, entries, stay = b"", {}, [*ledger.without(change.drops).entries], [made]
     for number, keep in enumerate(change.keeps, salt):
         kept = _with_places(keep, made, placed)
         packed = pack_state(kept, frame.pack_header(kept.frame))
@@ -316,10 +317,11 @@ def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State
     floor = dead = 0
     if not is_sparse:
         floor = placed.end + len(inside)
-        if change.drops or current is None:
-            dead = floor - sum(entry.nbytes for entry in entries if not entry.packed) - _needed_nbytes(stay)
+        if facts.kept is not None and (change.drops or current is None):
+            needed = _needed_nbytes([*stay, *facts.kept])
+            dead = floor - sum(entry.nbytes for entry in entries if not entry.packed) - needed
         else:
-            # Everything that was needed before still is, and so are the new bytes.
+            # Everything that was needed before still is, as far as one knows, and so are the new bytes.
             before = _dead_nbytes(made, ledger)
             dead = ledger.dead if before is None else before
     return _Keeping(Ledger(tuple(entries), floor, max(0, dead)).pack(), inside, objects)
