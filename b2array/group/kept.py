@@ -26,7 +26,15 @@ from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import RETIRED, Manifest, is_member_name, members_among, retired_path
 from b2array.engine.snapshot import Snapshot, kept_states
 from b2array.engine.source import FRAME_NAME
-from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located
+from b2array.errors import (
+    B2ArrayError,
+    ConflictError,
+    FormatError,
+    ReadOnlyError,
+    UnsupportedError,
+    located,
+    located_error,
+)
 from b2array.format.attributes import UNREADABLE
 from b2array.format.header import FrameType
 from b2array.format.kept import DIGEST_NBYTES, KEPT, Kept, Ledger, ledger_of, object_name
@@ -111,12 +119,17 @@ def states_needed(held: Snapshot, group: str, names: Collection[str]) -> list[Ke
 def retire(view: Directory, held: Snapshot, needed: list[Kept]) -> RetiredFrame:
     """Copy states of a member to a retired frame, which the next manifest names.
 
-    It is a sparse frame, which python-blosc2 does not take for a member.
+    It is a sparse frame, which python-blosc2 does not take for a member. FormatError: a state is damaged.
     """
-    states = kept_states(held, needed)
     token = os.urandom(8).hex()
     store = view.store_of(retired_path(token))
-    commit(copied(states[-1], store, FrameType.SPARSE, kept=states))
+    try:
+        states = kept_states(held, needed)
+        commit(copied(states[-1], store, FrameType.SPARSE, kept=states))
+    except FormatError as error:
+        names = ", ".join(repr(entry.name) for entry in needed)
+        told = f"{held.url} cannot go: snapshots of the group need it, and cannot be copied; drop them first: {names}"
+        raise located_error(told, error) from error
     for path in (retired_path(token), RETIRED, ""):
         view.store_of(path).force()
     return RetiredFrame(token, tuple((entry.name, entry.generation) for entry in needed))

@@ -192,8 +192,10 @@ class Transaction(Changes):
         self._change_shown(added={name: path})
         return member.handle
 
-    def _staged(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> tuple[str, _Member]:
-        """Begin a new member; return its path, too."""
+    def _staged(
+        self, name: str, suffix: str, new: NewFrame, *, overwrite: bool, may_move: bool = True
+    ) -> tuple[str, _Member]:
+        """Begin a new member; return its path, too. It may get another suffix than the one asked for."""
         view, path = self._view, name + suffix
         if view.is_local:
             if not overwrite or path not in self._removed.values():
@@ -206,9 +208,10 @@ class Transaction(Changes):
         draft, replaced = self._begun(path, new, overwrite=overwrite)
         if replaced is not None and draft.sparse != (replaced == FRAME_NAME):
             draft.abort()
-            if suffix == OTHER:
+            other = ARRAY if suffix == OTHER else OTHER
+            if not may_move or (other == ARRAY and draft.state.layout is None):
                 raise FileExistsError(f"{draft.url} exists and has another layout")
-            return self._staged(name, OTHER, new, overwrite=overwrite)
+            return self._staged(name, other, new, overwrite=overwrite, may_move=False)
         return path, self._entered(draft)
 
     def _entered(self, draft: Draft, token: str = "") -> _Member:
