@@ -335,7 +335,9 @@ class Transaction(Changes):
 
     def _change_ledger(self, path: str) -> None:
         handle, group = self.open(path, "r+"), self._identity.encode()
-        for entry in ledger_of(handle.snapshot.state).entries:
+        draft = self._touched[path].draft
+        dropped = () if draft is None else draft.drops
+        for entry in ledger_of(handle.snapshot.state).without(tuple(dropped)).entries:
             if entry.name in self._keeps and entry.group != group:
                 raise FileExistsError(
                     f"{handle.url} has a snapshot {entry.name!r} of its own; choose another name for that of the group"

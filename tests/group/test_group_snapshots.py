@@ -166,6 +166,17 @@ def test_a_member_has_snapshots_of_its_own_beside_those_of_the_group(where: Wher
     assert where.at("ours", "time")[0] == where.at("mine", "moved")[0] == 0
 
 
+def test_a_name_that_a_member_gives_up_in_a_transaction_is_free_for_the_group(where: Where) -> None:
+    group = prepared(where)
+    group["time"].snapshot("x")
+    group["time"][0] = 9
+    with group.transaction() as changes:
+        changes["time"].drop_snapshot("x")
+        changes.snapshot("x")
+    assert where.open(at="x")["time"][0] == where.at("x", "time")[0] == 9
+    assert [each.name for each in group["time"].snapshots] == ["x"]
+
+
 def test_a_second_snapshot_of_a_name_says_how_to_replace_it(where: Where) -> None:
     group = prepared(where)
     group.snapshot("x")
