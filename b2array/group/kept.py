@@ -111,7 +111,7 @@ def states_needed(held: Snapshot, group: str, names: Collection[str]) -> list[Ke
 def retire(view: Directory, states: Sequence[Snapshot]) -> RetiredFrame:
     """Copy kept states of one member to a retired frame, which the next manifest names.
 
-    It is a sparse frame, which python-blosc2 does not take for a member.
+    It is a sparse frame, which python-blosc2 does not take for a member. FormatError: a state is damaged.
     """
     token = os.urandom(8).hex()
     store = view.store_of(retired_path(token))

@@ -47,7 +47,7 @@ from b2array.engine.manifest import (
 )  # fmt: skip
 from b2array.engine.snapshot import Snapshot, kept_states
 from b2array.engine.source import FRAME_NAME
-from b2array.errors import B2ArrayError, ConflictError, UnsupportedError
+from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, ledger_of, object_name
@@ -195,8 +195,10 @@ class Transaction(Changes):
         self._change_shown(added={name: path})
         return member.handle
 
-    def _staged(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> tuple[str, _Member]:
-        """Begin a new member; return its path, too."""
+    def _staged(
+        self, name: str, suffix: str, new: NewFrame, *, overwrite: bool, may_move: bool = True
+    ) -> tuple[str, _Member]:
+        """Begin a new member; return its path, too. It may get another suffix than the one asked for."""
         view, path = self._view, name + suffix
         if view.is_local:
             if not overwrite or path not in self._removed.values():
@@ -209,9 +211,10 @@ class Transaction(Changes):
         draft, replaced = self._begun(path, new, overwrite=overwrite)
         if replaced is not None and draft.sparse != (replaced == FRAME_NAME):
             draft.abort()
-            if suffix == OTHER:
+            other = ARRAY if suffix == OTHER else OTHER
+            if not may_move or (other == ARRAY and draft.state.layout is None):
                 raise FileExistsError(f"{draft.url} exists and has another layout")
-            return self._staged(name, OTHER, new, overwrite=overwrite)
+            return self._staged(name, other, new, overwrite=overwrite, may_move=False)
         return path, self._entered(draft)
 
     def _entered(self, draft: Draft, token: str = "") -> _Member:
@@ -372,7 +375,9 @@ class Transaction(Changes):
 
     def _change_ledger(self, path: str) -> None:
         handle, group = self.open(path, "r+"), self._identity.encode()
-        for entry in ledger_of(handle.snapshot.state).entries:
+        draft = self._touched[path].draft
+        dropped = () if draft is None else draft.drops
+        for entry in ledger_of(handle.snapshot.state).without(tuple(dropped)).entries:
             if entry.name in self._keeps and entry.group != group:
                 raise FileExistsError(
                     f"{handle.url} has a snapshot {entry.name!r} of its own; choose another name for that of the group"
@@ -403,9 +408,19 @@ class Transaction(Changes):
             known = self._retiring.get(path)
             if known is None or not {(entry.name, entry.generation) for entry in needed} <= {*known.states}:
                 self._discard_retired([path])
-                known = self._retiring[path] = retire(self._view, kept_states(held, needed))
+                known = self._retiring[path] = self._retired(held, needed)
             found[path] = known
         return found
+
+    def _retired(self, held: Snapshot, needed: list[Kept]) -> RetiredFrame:
+        try:
+            return retire(self._view, kept_states(held, needed))
+        except FormatError as error:
+            names = ", ".join(repr(entry.name) for entry in needed)
+            raise located_error(
+                f"{held.url} cannot go: snapshots of the group need it, and cannot be copied; drop them first: {names}",
+                error,
+            ) from error
 
     def _discard_retired(self, paths: Iterable[str]) -> None:
         for path in paths:

@@ -178,17 +178,16 @@ def _removable(store: Store) -> dict[str, Listed]:
         if not found or (exists and not unfinished):
             raise
         return found
-    found = pending.leftovers(store, files)
-    if held.name:
+    numbers: set[int] = set()
+    needed: set[str] = set()
+    if held.name:  # otherwise the objects below a file's name are those of a directory that it has replaced
         entries = ledger_of(held.state).entries
         needed = {object_name(entry.place) for entry in entries}
-        found |= {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
-        numbers: set[int] = set()
         for state in (held, *kept_states(held, entries)):
             offsets = state.frame.offsets
             numbers.update(offsets[offsets >= 0].tolist())
-        found |= pending.orphans(store, files, numbers)
-    return found
+    kept = {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
+    return pending.leftovers(store, files) | kept | pending.orphans(store, files, numbers)
 
 
 def _awaited(store: Store, url: str, storage_options: Storage, names: Iterable[str]) -> set[str]:

@@ -20,7 +20,7 @@ from lengths import examples
 import b2array
 from b2array import config
 from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError
-from b2array.format.kept import KEPT, Kept, Ledger
+from b2array.format.kept import KEPT, Kept, Ledger, object_name
 
 LAYOUTS = ["contiguous", "sparse"]
 X = np.random.default_rng(1).integers(0, 9999, (40, 50))
@@ -539,6 +539,29 @@ def test_a_damaged_index_of_a_snapshot_is_found(tmp_path, layout, where):
     report = b2array.verify(url)
     assert [problem.kind for problem in report.problems] == ["snapshot"]
     assert (b2array.open(url)[1:] == X[1:]).all()
+
+
+def test_damaged_snapshots_are_listed_and_dropped_one_by_one(tmp_path, layout):
+    url = str(tmp_path / "a.b2nd")
+    a = b2array.asarray(X, url=url, chunks=(10, 10), layout=layout)
+    for name in ("one", "two", "three"):
+        a.snapshot(name)
+        a[0] += 1
+    for entry in Ledger.unpack(a._handle.snapshot.state.annotations.kept).entries[:2]:
+        file = Path(url, object_name(entry.place)) if layout == "sparse" else Path(url)
+        content = bytearray(file.read_bytes())
+        content[(0 if layout == "sparse" else a._handle.frame.header_len + entry.place) + 40] ^= 1
+        file.write_bytes(content)
+    a = b2array.open(url, "r+")
+    assert [each.name for each in a.snapshots] == ["one", "two", "three"]
+    assert all(each.nbytes for each in a.snapshots)
+    a.drop_snapshot("one")
+    a.drop_snapshot("two")
+    assert (at(url, "three")[0] == X[0] + 2).all()
+    b2array.repack(url)
+    b2array.vacuum(url, grace=0)
+    assert b2array.verify(url, deep=True).ok
+    assert (at(url, "three")[0] == X[0] + 2).all()
 
 
 def test_a_damaged_chunk_of_a_snapshot_is_found(tmp_path, layout):

@@ -73,6 +73,19 @@ def test_leftovers_of_a_file_that_was_never_finished_are_removed(path):
         b2array.vacuum(path, grace=0)
 
 
+def test_what_a_directory_leaves_below_the_file_that_replaced_it_is_removed(bucket, s3_options):
+    url = f"s3://{bucket}/a.b2nd"
+    a = b2array.asarray(np.arange(4), url=url, chunks=(2,), layout="sparse", storage_options=s3_options)
+    a.snapshot("x")
+    a.drop_snapshot("x")
+    a[...] = 7
+    b2array.asarray(np.arange(3), url=url, layout="contiguous", overwrite=True, storage_options=s3_options)
+    removed = b2array.vacuum(url, grace=0, storage_options=s3_options).removed
+    assert [name.rpartition(".")[2] for name in removed] == ["chunk", "chunk", "b2kept"]
+    assert open_store(f"s3://{bucket}", storage_options=s3_options).walk() == ["a.b2nd"]
+    assert b2array.open(url, storage_options=s3_options)[...].tolist() == [0, 1, 2]
+
+
 def test_an_older_state_that_was_vacuumed_is_a_conflict_and_never_other_data(path):
     data = noise()
     a = write(path, data, "sparse")
