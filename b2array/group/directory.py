@@ -419,8 +419,9 @@ class Directory:
         try:
             held = redo.read_member(self.store_of, manifest, path)
         except MISSING:
-            # The caller may have taken the path from an earlier list; on a local disk, files are the list.
-            if self.is_local or path not in self.members().values() or self._stored()[0] != manifest:
+            # The caller may have taken the path from an earlier list: a commit through this handle shows its own
+            # manifest, but none of the changes that others have made before. On a local disk, files are the list.
+            if self.is_local or path not in self.listed(manifest).values() or self._stored()[0] != manifest:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
         identity, number = held.state.annotations.group_commit or ("", 0)

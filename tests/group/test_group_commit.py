@@ -465,3 +465,25 @@ def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(
         outcomes.add(told)
     assert (False, False) in outcomes
     assert not clash or len(outcomes) > 1
+
+
+@pytest.mark.parametrize("way", ["deleted", "replaced"])
+def test_a_handle_with_later_commits_of_its_own_is_told_of_a_member_that_another_one_took(
+    place: Place, way: str
+) -> None:
+    one = open_group(place.new(), "w")
+    one.create("x", data=[1], layout="sparse")
+    other = open_group(one.url, "r+")
+    assert other["x"][0] == 1
+    if way == "deleted":
+        del one["x"]
+    else:
+        one.create("x", data=[2], layout="contiguous", overwrite=True)
+    other["y"] = [3]
+    with suppress(ConflictError):
+        assert (way, other["x"][0]) == ("replaced", 2)
+    other.refresh()
+    assert {name: each[0] for name, each in other.arrays().items()} == {
+        "y": 3,
+        **({"x": 2} if way == "replaced" else {}),
+    }
