@@ -333,12 +333,13 @@ class Transaction(Changes):
     def _change_ledger(self, path: str) -> None:
         handle, group = self.open(path, "r+"), self._identity.encode()
         for entry in ledger_of(handle.snapshot.state).entries:
-            if entry.name in self._keeps and entry.group != group:
+            if entry.name in self._keeps and not entry.group:
                 raise FileExistsError(
                     f"{handle.url} has a snapshot {entry.name!r} of its own; choose another name for that of the group"
                 )
-            if entry.name in self._drops | self._keeps.keys() and entry.group == group:
-                snapshots.drop(handle, entry.name, group=group)
+            # A file that somebody has taken from another group does not need the states that it had there.
+            if entry.name in self._keeps or (entry.name in self._drops and entry.group == group):
+                snapshots.drop(handle, entry.name, group=entry.group)
         for name, entry in self._keeps.items():
             snapshots.keep(handle, name, entry.message, None, replace=False, group=group, when=entry.time)
 

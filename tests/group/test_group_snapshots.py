@@ -486,6 +486,22 @@ def test_a_member_that_somebody_removed_without_the_group_is_told_by_name(tmp_pa
     assert group.snapshots == ()
 
 
+def test_a_file_from_another_group_does_not_keep_the_names_that_it_had_there(tmp_path: Path) -> None:
+    there, here = prepared(Where(str(tmp_path / "there"))), prepared(Where(str(tmp_path / "here")))
+    there.snapshot("x")
+    shutil.copy(tmp_path / "there/time.b2nd", tmp_path / "here/guest.b2nd")
+    with pytest.raises(ValueError, match=r"copy leaves it out"):
+        b2array.open(tmp_path / "here/guest.b2nd", "r+").drop_snapshot("x")
+    assert b2array.copy(tmp_path / "here/guest.b2nd").snapshots == ()
+    here.refresh()
+    here["guest"][0] = 7
+    here.snapshot("x")
+    here["guest"][0] = 8
+    assert open_group(tmp_path / "here", at="x")["guest"][0] == 7
+    here.drop_snapshot("x")
+    assert here["guest"].snapshots == ()
+
+
 def test_damage_of_the_list_of_members_is_told(tmp_path: Path) -> None:
     group = prepared(Where(str(tmp_path / "g")))
     group.snapshot("x")
