@@ -133,7 +133,10 @@ def _entries(draft: Draft) -> dict[str, Kept]:
 
 def _refuse_of_group(draft: Draft, entry: Kept, group: bytes) -> None:
     if entry.group and entry.group != group:
-        raise ValueError(f"{draft.url}: {entry.name!r} is a snapshot of the group; drop it there")
+        raise ValueError(
+            f"{draft.url}: {entry.name!r} is a snapshot of the group; drop it there. A file that was taken from its"
+            " group keeps it: b2array.copy leaves it out"
+        )
 
 
 def _give_checksums(draft: Draft) -> None:

@@ -378,12 +378,13 @@ class Transaction(Changes):
         draft = self._touched[path].draft
         dropped = () if draft is None else draft.drops
         for entry in ledger_of(handle.snapshot.state).without(tuple(dropped)).entries:
-            if entry.name in self._keeps and entry.group != group:
+            if entry.name in self._keeps and not entry.group:
                 raise FileExistsError(
                     f"{handle.url} has a snapshot {entry.name!r} of its own; choose another name for that of the group"
                 )
-            if entry.name in self._drops | self._keeps.keys() and entry.group == group:
-                snapshots.drop(handle, entry.name, group=group)
+            # A file that somebody has taken from another group does not need the states that it had there.
+            if entry.name in self._keeps or (entry.name in self._drops and entry.group == group):
+                snapshots.drop(handle, entry.name, group=entry.group)
         for name, entry in self._keeps.items():
             snapshots.keep(handle, name, entry.message, None, replace=False, group=group, when=entry.time)
 

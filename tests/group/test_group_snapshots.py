@@ -656,6 +656,22 @@ def test_vacuum_finds_dropped_states_of_members_that_are_gone(where: Where) -> N
     assert not [path for path in where.files() if "b2kept" in path or "b2retired" in path]
 
 
+def test_a_file_from_another_group_does_not_keep_the_names_that_it_had_there(tmp_path: Path) -> None:
+    there, here = prepared(Where(str(tmp_path / "there"))), prepared(Where(str(tmp_path / "here")))
+    there.snapshot("x")
+    shutil.copy(tmp_path / "there/time.b2nd", tmp_path / "here/guest.b2nd")
+    with pytest.raises(ValueError, match=r"copy leaves it out"):
+        b2array.open(tmp_path / "here/guest.b2nd", "r+").drop_snapshot("x")
+    assert b2array.copy(tmp_path / "here/guest.b2nd").snapshots == ()
+    here.refresh()
+    here["guest"][0] = 7
+    here.snapshot("x")
+    here["guest"][0] = 8
+    assert open_group(tmp_path / "here", at="x")["guest"][0] == 7
+    here.drop_snapshot("x")
+    assert here["guest"].snapshots == ()
+
+
 def test_damage_of_the_list_of_members_is_told(tmp_path: Path) -> None:
     group = prepared(Where(str(tmp_path / "g")))
     group.snapshot("x")
