@@ -16,7 +16,8 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 
 import blosc2
@@ -37,8 +38,10 @@ from b2array.engine.handle import Handle
 from b2array.engine.manifest import Entry, Manifest
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers, summary
+from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, pack_state, unpack_state
 from b2array.format.summary import Record
 from b2array.grid import layout
+from b2array.group.kept import State, pack_members, unpack_members
 from b2array.store.memory import MemoryStore
 from b2array.workers import pending
 
@@ -203,7 +206,15 @@ def metadata_of_bloscpack(data: bytes) -> object:
     return header.description(header.unpack_metadata(header.MetaHeader.unpack(data), data))
 
 
+def digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST_NBYTES).digest()
+
+
 SUMMARY = summarized()
+STATE = snapshot.load(MemoryStore({"": b2array.asarray(VALUES, chunks=(12, 10), attrs={"unit": "K"}).to_bytes()}))
+LEDGER = Ledger(
+    (Kept("x", 1.5, "a remark", b"", b"1" * 16, (40, 3), 7, 80, b"2" * 16), Kept("y", 2.5, nbytes=16)), 90, 3
+)
 START = len(SUMMARY[0])
 PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     "metalayers": (
@@ -234,6 +245,7 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
                     "a.b2nd": Entry(7, "ab", "cd", "header", header=b"header"),
                     "b.b2nd": Entry(7, "", "cd", "frame", "0123456789abcdef"),
                 },
+                kept=LEDGER.pack() or b"", retired={"0123456789abcdef": (("x", b"1"), ("y", b"2"))},
             ).pack(),
         ],
         lambda data: Manifest.unpack(data).pack(),
@@ -241,6 +253,15 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     "summary of an array": (
         [b"".join(SUMMARY)],
         lambda data: summary.unpack([data[:START], data[START : START + 16], data[START + 16 :]]),
+    ),
+    "ledger of kept states": ([LEDGER.pack() or b""], lambda data: Ledger.unpack(data).pack()),
+    "kept state": (
+        [pack_state(STATE.state, STATE.header)[:-DIGEST_NBYTES]],
+        lambda data: unpack_state(data + digest(data), replace(LEDGER.entries[0], digest=digest(data))),
+    ),
+    "members of a snapshot": (
+        [pack_members({"a/b": State("a/b.b2nd", b"1"), "c": State("c.b2f", b"2", sparse=True)})[:-DIGEST_NBYTES]],
+        lambda data: unpack_members(data + digest(data), digest(data)),
     ),
     "journal of a write": ([pending.Journal(3, 8, b"0123456789abcdef", "0123").pack()], pending.Journal.unpack),
     "header of a Bloscpack file": (
@@ -285,6 +306,7 @@ def our_array(layout: str, codec: str = "lz4") -> Callable[[Path], None]:
             values, url=path, chunks=(12, 10), blocks=(6, 5), layout=layout, attrs={"unit": "K", "list": [1, 2]},
             dims=("y", "x"), cparams=cparams,
         )  # fmt: skip
+        a.snapshot("start", "as it was", {"n": 1})
         a[:12] = a[:12] + 1
         a[12:, :10] = 0
         a.close()
@@ -394,7 +416,40 @@ def copy_array(rng: random.Random, path: Path) -> None:
         a.to_bytes()
 
 
-FRAME_USES = (read_array, write_array, write_array, read_schunk, write_schunk, look_after, look_after, copy_array)
+@contextmanager
+def known() -> Iterator[None]:
+    """Let damage take the name of a snapshot away."""
+    try:
+        yield
+    except KeyError as error:
+        if "has no snapshot" not in str(error):
+            raise
+
+
+def use_snapshots(rng: random.Random, path: Path) -> None:
+    with known(), array_at(path, "r+") as a:
+        if a.nbytes > 2**20 or a.nchunks > 1000:
+            return
+        what = rng.randrange(6)
+        if what == 0:
+            str([str(each) for each in a.snapshots])
+        elif what == 1:
+            a.snapshot("new")
+        elif what == 2:
+            a.drop_snapshot(rng.choice([*(each.name for each in a.snapshots), "start"]))
+        elif what == 3:
+            a.restore("start")
+        elif what == 4:
+            a.diff("start")
+        else:
+            then = b2array.open(path, at="start")
+            if then.nbytes < 2**20 and then.nchunks < 1000:
+                then[...], dict(then.attrs)
+
+
+FRAME_USES = (
+    read_array, write_array, write_array, read_schunk, write_schunk, look_after, look_after, copy_array, use_snapshots,
+)  # fmt: skip
 
 
 def make_group(path: Path) -> None:
@@ -402,6 +457,9 @@ def make_group(path: Path) -> None:
     group.create("air/temperature", data=VALUES, chunks=(12, 10), blocks=(6, 5))
     group.create("air/pressure", data=VALUES[0])
     group.attrs["place"] = "roof"
+    group["gone"] = [1, 2]
+    group.snapshot("start")
+    del group["gone"]
     with group.transaction() as joint:
         joint["air/pressure"][0] = 7
 
@@ -430,6 +488,30 @@ def read_group(rng: random.Random, path: Path) -> None:
             if isinstance(a, b2array.NDArray) and a.nbytes < 2**20 and a.nchunks < 1000:
                 a[...], dict(a.attrs)
     dict(group.attrs), repr(group), group._repr_html_()
+
+
+def use_snapshots_of_group(rng: random.Random, path: Path) -> None:
+    verbs: tuple[Callable[[b2array.Group], object], ...] = (
+        lambda group: [str(each) for each in group.snapshots],
+        lambda group: group.snapshot("new"),
+        lambda group: group.drop_snapshot("start"),
+        lambda group: group.restore("start"),
+        lambda group: group.diff("start"),
+        lambda _: b2array.vacuum(path, grace=0),
+        lambda _: read_then(path),
+        lambda _: read_then(path),
+    )
+    with known():
+        rng.choice(verbs)(b2array.open_group(path, "r+"))
+
+
+def read_then(path: Path) -> None:
+    then = b2array.open_group(path, at="start")
+    for name in ("air/temperature", "air/pressure", "gone"):
+        if name in then:
+            a = then[name]
+            if isinstance(a, b2array.NDArray) and a.nbytes < 2**20 and a.nchunks < 1000:
+                a[...], dict(a.attrs)
 
 
 def write_group(rng: random.Random, path: Path) -> None:
@@ -476,6 +558,7 @@ def use_bloscpack(rng: random.Random, path: Path) -> None:
         b2array.bloscpack.unpack(path)
 
 
+GROUP_USES = (read_group, write_group, write_group, use_snapshots_of_group)
 FILES = {
     "contiguous": Subject(our_array("contiguous"), FRAME_USES),
     "contiguous, sealed": Subject(our_array("contiguous"), FRAME_USES, sealed=True),
@@ -486,8 +569,8 @@ FILES = {
     "stock sparse": Subject(stock_array(contiguous=False), FRAME_USES),
     "super-chunk": Subject(make_schunk, FRAME_USES),
     "super-chunk, sealed": Subject(make_schunk, FRAME_USES, sealed=True),
-    "group": Subject(make_group, (read_group, write_group, write_group)),
-    "group, sealed": Subject(make_group, (read_group, write_group, write_group), sealed=True),
+    "group": Subject(make_group, GROUP_USES),
+    "group, sealed": Subject(make_group, GROUP_USES, sealed=True),
     "store": Subject(make_store, (read_group, write_group, write_group)),
     "archive": Subject(make_archive, (read_group,)),
     "bloscpack": Subject(make_bloscpack, (use_bloscpack,)),

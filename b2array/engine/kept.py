@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from b2array.engine.fetch import fetch
-from b2array.engine.snapshot import Snapshot, kept_state
+from b2array.engine.snapshot import Snapshot, kept_state, ledger_in
 from b2array.engine.source import ChunkRequest
 from b2array.errors import ConflictError, FormatError
-from b2array.format.kept import ledger_of
 
 __all__ = ["opened", "own"]
 
@@ -23,7 +22,7 @@ def opened(held: Snapshot, name: str) -> Snapshot:
 
     Raises what `kept_state` raises; ConflictError if a chunk is not there any more.
     """
-    entry = ledger_of(held.state).find(name)
+    entry = ledger_in(held).find(name)
     if entry is None or (held.frame.is_ours and not entry.suspect):
         return kept_state(held, name)
     try:
@@ -39,7 +38,7 @@ def opened(held: Snapshot, name: str) -> Snapshot:
 
 def own(held: Snapshot) -> list[Snapshot]:
     """Return the states that a frame keeps for itself, and not for a snapshot of its group."""
-    return [opened(held, entry.name) for entry in ledger_of(held.state).entries if not entry.group]
+    return [opened(held, entry.name) for entry in ledger_in(held).entries if not entry.group]
 
 
 def _require_intact(held: Snapshot) -> None:

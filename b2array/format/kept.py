@@ -8,6 +8,7 @@ entry of b2array's metalayer; other software keeps it as it is. This module does
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Self
@@ -108,10 +109,13 @@ class Kept:
         is_shape = isinstance(shape, list) and all(type(extent) is int and extent >= 0 for extent in shape)
         if not (is_shape or shape is None) or place < 0 or nbytes < DIGEST_NBYTES:
             raise FormatError(f"expected place, size and shape of a kept state, found {place}, {nbytes} and {shape}")
+        if not _FIRST_TIME <= time <= _LAST_TIME:
+            raise FormatError(f"expected a time in the years 1 to 9999 in a kept state, found {time} seconds")
         found = None if shape is None else tuple(shape)
         return cls(name, time, message, attrs, generation, found, place, nbytes, digest, suspect, group, packed)
 
 
+_FIRST_TIME, _LAST_TIME = -62135596800.0, 253402300799.0  # of the years 1 to 9999, which datetime knows
 _KINDS = [str, float, str, bytes, bytes, int, int, bytes, bool, bytes, bytes]
 
 
@@ -232,21 +236,33 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
     packed, digest = bytes(buf[:-DIGEST_NBYTES]), bytes(buf[-DIGEST_NBYTES:])
     if digest != entry.digest or _digest(packed) != digest:
         raise FormatError(f"expected the state {entry.name!r} with the digest {entry.digest.hex()}, found other bytes")
-    content = msgpack.unpackb(packed, unicode_errors="surrogateescape")
+    content: Any = None
+    with suppress(*UNREADABLE):
+        content = msgpack.unpackb(packed, unicode_errors="surrogateescape")
     version = content.get("v") if isinstance(content, dict) else None
     if version != _VERSION:
         raise UnsupportedError(f"expected a kept state of version {_VERSION}, found version {version!r}")
-    header = unpack_header(fingerprint.with_frame_len(content["header"], _NO_FRAME_LEN))
+    stored, layers, nchunks, places = map(content.get, ("header", "layers", "nchunks", "places"))
+    if [*map(type, (stored, layers, nchunks, places))] != [bytes, list, int, bytes] or not all(map(_is_layer, layers)):
+        raise FormatError("expected header, metalayers and index of a kept state, found something else")
+    header = unpack_header(fingerprint.with_frame_len(stored, _NO_FRAME_LEN))
+    expected = -(-header.nbytes // header.chunksize) if header.chunksize > 0 else nchunks
+    if nchunks != expected or nchunks < 0:
+        raise FormatError(f"expected an index of {expected} chunks, found one of {nchunks}")
     bare = frame.with_tail(
-        header, offsets=index.NO_OFFSETS, vlmetalayers=tuple((name, raw) for name, raw in content["layers"]),
+        header, offsets=index.NO_OFFSETS, vlmetalayers=tuple((name, raw) for name, raw in layers),
         fingerprint_type=FINGERPRINT_128, fingerprint=entry.generation,
     )  # fmt: skip
-    relative = _unpack_places(content["places"], content["nchunks"])
+    relative = _unpack_places(places, nchunks)
     described = replace(bare, offsets=relative, frame_len=0)
     offsets = _absolute(relative, _steps(described, parse(described).sizes))
     index.check(offsets, None if header.frame_type == FrameType.SPARSE else header.cbytes)
     offsets.flags.writeable = False
     return parse(replace(described, offsets=offsets))
+
+
+def _is_layer(content: Any) -> bool:
+    return isinstance(content, list) and [*map(type, content)] == [str, bytes]
 
 
 def _digest(packed: bytes) -> bytes:

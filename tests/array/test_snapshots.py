@@ -5,11 +5,14 @@ from __future__ import annotations
 import pickle
 import shutil
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from pathlib import Path
 
 import blosc2
 import fsspec
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,8 +22,10 @@ from lengths import examples
 
 import b2array
 from b2array import config
+from b2array.engine.kept import opened
+from b2array.engine.snapshot import kept_state, ledger_in
 from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError
-from b2array.format.kept import KEPT, Kept, Ledger, object_name
+from b2array.format.kept import DIGEST_NBYTES, KEPT, Kept, Ledger, object_name, pack_state, unpack_state
 
 LAYOUTS = ["contiguous", "sparse"]
 X = np.random.default_rng(1).integers(0, 9999, (40, 50))
@@ -512,6 +517,39 @@ def test_a_ledger_that_cannot_be_read_is_an_error_of_snapshots_alone(a, url):
     for wrong in (b"\xc1", b"\x90", Ledger((Kept("x", 0.0, nbytes=16),)).pack()[:-1]):
         with pytest.raises(FormatError, match="ledger"):
             Ledger.unpack(wrong)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("header", 5), ("header", b""), ("layers", 3), ("layers", [[1, 2, 3]]), ("layers", [[1, 2]]), ("nchunks", "x"),
+        ("nchunks", 2**60), ("nchunks", -1), ("nchunks", 0), ("nchunks", None), ("places", 3), ("places", b""),
+    ],
+)  # fmt: skip
+def test_a_forged_index_of_a_snapshot_is_refused(a, key, value):
+    held = a._handle.snapshot
+    content = msgpack.unpackb(pack_state(held.state, held.header)[:-DIGEST_NBYTES])
+    forged = msgpack.packb({**content, key: value})
+    digest = blake2b(forged, digest_size=DIGEST_NBYTES).digest()
+    with pytest.raises(FormatError):
+        unpack_state(forged + digest, Kept("one", 0.0, digest=digest))
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), -1e300, 253402300800.0])
+def test_a_time_that_no_clock_shows_is_refused(time):
+    assert Ledger.unpack(Ledger((Kept("one", -1.5, nbytes=16),)).pack()).names == ["one"]
+    with pytest.raises(FormatError, match="years 1 to 9999"):
+        Ledger.unpack(Ledger((Kept("one", time, nbytes=16),)).pack())
+
+
+def test_a_list_that_cannot_be_read_is_told_with_the_url(a):
+    a.snapshot("one")
+    state = a._handle.snapshot.state
+    wrong = state.with_annotations(replace(state.annotations, kept=b"\x90"))
+    held = replace(a._handle.snapshot, state=wrong)
+    for look in (lambda: kept_state(held, "one"), lambda: opened(held, "one"), lambda: ledger_in(held)):
+        with pytest.raises(FormatError, match=r"a\.b2nd: expected a ledger"):
+            look()
 
 
 @pytest.mark.parametrize("where", [0, 40, -20, -1])
