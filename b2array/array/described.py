@@ -20,10 +20,10 @@ from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.redo import writers_lock
+from b2array.engine.snapshot import ledger_in
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.header import FrameType
-from b2array.format.kept import ledger_of
 from b2array.store.memory import MemoryStore
 
 __all__ = ["Attributes", "Described", "Opened"]
@@ -351,7 +351,7 @@ class Described(Opened, Readable):
         if at is not None:
             return {"snapshot": at.name}
         try:
-            names = ledger_of(self._handle.snapshot.state).names
+            names = ledger_in(self._handle.snapshot).names
         except (FormatError, UnsupportedError) as error:
             return {"snapshots": f"cannot be read: {error}"}
         return {"snapshots": ", ".join(names)} if names else {}

@@ -18,7 +18,7 @@ from b2array.engine.changes import Keep
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk
 from b2array.engine.handle import Handle
-from b2array.engine.snapshot import Snapshot, kept_states
+from b2array.engine.snapshot import Snapshot, kept_states, ledger_in
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.checksums import record_nbytes
@@ -184,7 +184,7 @@ def listed(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
 
     def task(_: object) -> tuple[SnapshotInfo, ...]:
         held = handle.snapshot
-        entries = ledger_of(held.state).entries
+        entries = ledger_in(held).entries
         states, errors = _readable(held, entries)
         own = _own_nbytes([*states.values()] if alone else [*states.values(), held.state])
         alone_nbytes = dict(zip(states, own, strict=False))

@@ -399,7 +399,13 @@ class Draft(Target):
         self.drops = (*self.drops, name)
 
     def go_back(self, state: State) -> None:
-        """Become what a kept state of the base says, but for the names under which states are kept."""
+        """Become what a kept state of the base says, but for the names under which states are kept.
+
+        FormatError: the frame has other blocks now, which no change of a frame does.
+        """
+        here, there = self.state.sizes.shape[1] - 1, state.sizes.shape[1] - 1
+        if here != there:
+            raise FormatError(f"{self.url}: expected {here} blocks in each chunk of the snapshot, found {there}")
         if self.buffer is not None:
             self.buffer.replace({})
         now = self.state

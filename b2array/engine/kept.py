@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from b2array.engine.fetch import fetch
-from b2array.engine.snapshot import Snapshot, kept_state
+from b2array.engine.snapshot import Snapshot, kept_state, ledger_in
 from b2array.engine.source import ChunkRequest
 from b2array.errors import ConflictError, FormatError
-from b2array.format.kept import ledger_of
 
 __all__ = ["CopiedGroup", "copied", "opened"]
 
@@ -26,7 +25,7 @@ def opened(held: Snapshot, name: str) -> Snapshot:
 
     Raises what `kept_state` raises; ConflictError if a chunk is not there any more.
     """
-    entry = ledger_of(held.state).find(name)
+    entry = ledger_in(held).find(name)
     if entry is None or (held.frame.is_ours and not entry.suspect):
         return kept_state(held, name)
     try:
@@ -56,7 +55,7 @@ def copied(held: Snapshot, group: CopiedGroup | None = None) -> list[Snapshot]:
     those of the group's snapshots, for the new group.
     """
     found = []
-    for entry in ledger_of(held.state).entries:
+    for entry in ledger_in(held).entries:
         if not entry.group:
             found.append(opened(held, entry.name))
         elif group is not None and entry.group == group.old and entry.name in group.names:

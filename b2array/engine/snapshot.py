@@ -16,11 +16,11 @@ from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec.header import Special
 from b2array.engine.source import FRAME_NAME, CachedHead, Location, Source
-from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
+from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located, located_error
 from b2array.format import foreign, frame, index
 from b2array.format.frame import FINGERPRINT_NBYTES, Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
-from b2array.format.kept import Kept, ledger_of, object_name, unpack_state
+from b2array.format.kept import Kept, Ledger, ledger_of, object_name, unpack_state
 from b2array.format.state import State, parse
 from b2array.store.base import (
     Head,
@@ -35,7 +35,7 @@ from b2array.store.base import (
 )
 from b2array.store.spans import Span
 
-__all__ = ["Snapshot", "frame_in", "kept_state", "kept_states", "load", "reload", "restore", "unchanged"]
+__all__ = ["Snapshot", "frame_in", "kept_state", "kept_states", "ledger_in", "load", "reload", "restore", "unchanged"]
 
 _FIRST_READ = 64 * 2**10
 _LAST_READ = 64 * 2**10
@@ -252,13 +252,18 @@ def reload(held: Snapshot, *, even_new: bool = False) -> Snapshot:
     return current
 
 
+def ledger_in(held: Snapshot) -> Ledger:
+    """Return the ledger of a frame; FormatError or UnsupportedError, with the frame's URL, if it cannot be read."""
+    return located(held.url, lambda: ledger_of(held.state))
+
+
 def kept_state(held: Snapshot, name: str, generation: bytes | None = None) -> Snapshot:
     """Return a state that the frame of a snapshot keeps under a name.
 
     KeyError: there is none of this name. ConflictError: there is no longer the one of this `generation`. FormatError:
     its index is damaged.
     """
-    ledger = ledger_of(held.state)
+    ledger = ledger_in(held)
     entry = ledger.find(name)
     if generation is not None and (entry is None or entry.generation != generation):
         raise ConflictError(f"{held.url}: the snapshot {name!r} was dropped since it was opened")

@@ -19,10 +19,9 @@ from b2array.array.schunk import SChunk
 from b2array.engine import kept, snapshot
 from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.manifest import SUFFIXES
-from b2array.engine.snapshot import Snapshot
+from b2array.engine.snapshot import Snapshot, ledger_in
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format import dtypes
-from b2array.format.kept import ledger_of
 from b2array.group.archive import MAGIC
 from b2array.group.group import AnyMode, Group, check_mode, open_group
 from b2array.group.place import Place, Storage, cut_path, group_of
@@ -318,7 +317,7 @@ def split_member(url: str) -> tuple[str, str]:
 
 def _of_group(url: Url, held: Snapshot, storage_options: Storage, at: str) -> Any:
     """Open what was in the place of a frame at a snapshot of its group; None if the frame has that snapshot itself."""
-    place = None if ledger_of(held.state).find(at) is not None else group_of(url, storage_options)
+    place = None if ledger_in(held).find(at) is not None else group_of(url, storage_options)
     if place is not None and place.name:
         with suppress(KeyError):
             return open_group(place.group, at=at, storage_options=storage_options)[place.name]

@@ -24,12 +24,12 @@ from b2array.engine.commit import commit, copied
 from b2array.engine.draft import is_part
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import RETIRED, Manifest, is_member_name, members_among, retired_path
-from b2array.engine.snapshot import Snapshot
+from b2array.engine.snapshot import Snapshot, ledger_in
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located
 from b2array.format.attributes import UNREADABLE
 from b2array.format.header import FrameType
-from b2array.format.kept import DIGEST_NBYTES, KEPT, Kept, Ledger, ledger_of, object_name
+from b2array.format.kept import DIGEST_NBYTES, KEPT, Kept, Ledger, object_name
 from b2array.group.directory import Directory
 from b2array.group.members import Members
 from b2array.store.base import MISSING, Store
@@ -105,7 +105,7 @@ class RetiredFrame(NamedTuple):
 def states_needed(held: Snapshot, group: str, names: Collection[str]) -> list[Kept]:
     """Return the states in a member's frame that the group's snapshots of these names may need."""
     identity = group.encode()
-    return [entry for entry in ledger_of(held.state).entries if entry.group == identity and entry.name in names]
+    return [entry for entry in ledger_in(held).entries if entry.group == identity and entry.name in names]
 
 
 def retire(view: Directory, states: Sequence[Snapshot]) -> RetiredFrame:
@@ -253,7 +253,7 @@ class Moment:
                 held = redo.read_member(group.store_of, self._manifest, path)
         except (*MISSING, ConflictError):
             return None
-        entry = ledger_of(held.state).find(self.name)
+        entry = ledger_in(held).find(self.name)
         if entry is None or entry.generation != generation:
             return None
         return kept.opened(held, self.name)

@@ -14,9 +14,8 @@ from b2array.array.snapshots import Box, SnapshotInfo, differing, snapshot_info
 from b2array.engine import redo, snapshot
 from b2array.engine.handle import Handle
 from b2array.engine.manifest import ATTRS, is_embedded, retired_path
-from b2array.engine.snapshot import Snapshot
+from b2array.engine.snapshot import Snapshot, ledger_in
 from b2array.errors import B2ArrayError
-from b2array.format.kept import ledger_of
 from b2array.format.state import State
 from b2array.group.directory import Directory, copy_of
 from b2array.group.kept import Moment, group_ledger, moment
@@ -57,7 +56,7 @@ def restore(changes: Transaction, name: str) -> None:
     stay = set()
     for member, path in then.members().items():
         if changes.members().get(member) == path and not is_embedded(path) and not then.is_retired(path):
-            entries = ledger_of(changes.open(path, "r+").snapshot.state).entries
+            entries = ledger_in(changes.open(path, "r+").snapshot).entries
             entry = next((each for each in entries if each.name == name), None)
             if entry is None or (entry.group, entry.generation) != (group, then.states[member].generation):
                 continue
@@ -94,7 +93,7 @@ def listed(group: Directory) -> tuple[SnapshotInfo, ...]:
         path, is_retired = frame
         with suppress(OSError, B2ArrayError):  # a damaged member does not hide the snapshots
             held = _held(group, path, is_retired=is_retired)
-            ours = [entry.name for entry in ledger_of(held.state).entries if entry.group == identity]
+            ours = [entry.name for entry in ledger_in(held).entries if entry.group == identity]
             if ours:
                 return {
                     each.name: each.nbytes

@@ -45,7 +45,7 @@ from b2array.engine.manifest import (
     retired_path,
     staged_path,
 )  # fmt: skip
-from b2array.engine.snapshot import Snapshot, kept_states
+from b2array.engine.snapshot import Snapshot, kept_states, ledger_in
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format.frame import Frame
@@ -377,7 +377,7 @@ class Transaction(Changes):
         handle, group = self.open(path, "r+"), self._identity.encode()
         draft = self._touched[path].draft
         dropped = () if draft is None else draft.drops
-        for entry in ledger_of(handle.snapshot.state).without(tuple(dropped)).entries:
+        for entry in ledger_in(handle.snapshot).without(tuple(dropped)).entries:
             if entry.name in self._keeps and not entry.group:
                 raise FileExistsError(
                     f"{handle.url} has a snapshot {entry.name!r} of its own; choose another name for that of the group"

@@ -9,8 +9,9 @@ from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from b2array.engine.snapshot import ledger_in
 from b2array.exchange.formats import Storage
-from b2array.format.kept import Kept, ledger_of
+from b2array.format.kept import Kept
 from b2array.group import addressing
 from b2array.group.directory import Directory
 from b2array.group.group import Group
@@ -88,7 +89,7 @@ def expire(
 def _entries(found: Any) -> Sequence[Kept]:
     """Return the snapshots of a group, or those that a frame has for itself, the oldest first."""
     if not isinstance(found, Group):
-        entries = ledger_of(found._handle.snapshot.state).entries
+        entries = ledger_in(found._handle.snapshot).entries
         return [entry for entry in entries if not entry.group]
     return group_ledger(found._home.stored()).entries if isinstance(found._home, Directory) else ()
 

@@ -17,11 +17,11 @@ from b2array.display.tables import counted, size
 from b2array.engine.fetch import chunk_number
 from b2array.engine.manifest import MANIFEST, RETIRED, SUFFIXES, members_among
 from b2array.engine.redo import discard, look, read_member
-from b2array.engine.snapshot import kept_states, load
+from b2array.engine.snapshot import kept_states, ledger_in, load
 from b2array.errors import B2ArrayError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
-from b2array.format.kept import KEPT, ledger_of, object_name
+from b2array.format.kept import KEPT, object_name
 from b2array.group import unpacked
 from b2array.group.directory import Directory
 from b2array.group.kept import remove_frame, unneeded
@@ -181,7 +181,7 @@ def _removable(store: Store) -> dict[str, Listed]:
     numbers: set[int] = set()
     needed: set[str] = set()
     if held.name:  # otherwise the objects below a file's name are those of a directory that it has replaced
-        entries = ledger_of(held.state).entries
+        entries = ledger_in(held).entries
         needed = {object_name(entry.place) for entry in entries}
         for state in (held, *kept_states(held, entries)):
             offsets = state.frame.offsets

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from lengths import examples
 
 import b2array
 from b2array import config
+from b2array.engine.kept import opened
+from b2array.engine.snapshot import kept_state, ledger_in
 from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.format.kept import KEPT, Kept, Ledger, object_name
 
@@ -518,6 +521,16 @@ def test_a_ledger_with_times_without_a_date_or_with_a_name_twice_is_refused(time
     packed = Ledger(tuple(Kept("x", time, nbytes=16) for time in times)).pack()
     with pytest.raises(FormatError, match="kept state"):
         Ledger.unpack(packed)
+
+
+def test_a_list_that_cannot_be_read_is_told_with_the_url(a):
+    a.snapshot("one")
+    state = a._handle.snapshot.state
+    wrong = state.with_annotations(replace(state.annotations, kept=b"\x90"))
+    held = replace(a._handle.snapshot, state=wrong)
+    for look in (lambda: kept_state(held, "one"), lambda: opened(held, "one"), lambda: ledger_in(held)):
+        with pytest.raises(FormatError, match=r"a\.b2nd: expected a ledger"):
+            look()
 
 
 @pytest.mark.parametrize("where", [0, 40, -20, -1])
