@@ -9,6 +9,7 @@ the answer of a server is lost; then nothing is cleaned up, because the store ma
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -16,7 +17,6 @@ from functools import partial
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader, Special
@@ -27,7 +27,7 @@ from b2array.engine.fetch import each_chunk
 from b2array.engine.plan import Facts, Plan, Step, plan, unnoted
 from b2array.engine.snapshot import Snapshot, kept_states, load, reload
 from b2array.engine.source import Location, Source
-from b2array.errors import B2ArrayError, ConflictError, FormatError, located, warn
+from b2array.errors import B2ArrayError, ConflictError, FormatError, located, located_error, warn
 from b2array.format import index
 from b2array.format.annotations import LAYER, Annotations
 from b2array.format.frame import Frame
@@ -347,16 +347,19 @@ def copied(
             shown.advance()
         for n in lost:
             new.mark_lost(n)
-        _copy_kept(new, old.frame.offsets, kept)
+        _copy_kept(new, old.frame, kept)
     except BaseException:
         new.abort()
         raise
     return new
 
 
-def _copy_kept(new: Draft, old_index: npt.NDArray[np.int64], kept: Sequence[Snapshot]) -> None:
-    """Let a copy of a frame keep states, too. Chunks that are in several states are copied once."""
-    index_now, records_now = new.state.frame.offsets, new.state.records
+def _copy_kept(new: Draft, old: Frame, kept: Sequence[Snapshot]) -> None:
+    """Let a copy of a frame keep states, too. Chunks that are in several states are copied once.
+
+    Where other software may have written over a chunk of a state, it is compared with the checksums that the state has.
+    """
+    old_index, index_now, records_now = old.offsets, new.state.frame.offsets, new.state.records
     stored = np.flatnonzero(old_index >= 0).tolist()
     copies = {int(old_index[n]): (int(index_now[n]), int(records_now[n])) for n in stored}
     for held in kept:
@@ -364,6 +367,11 @@ def _copy_kept(new: Draft, old_index: npt.NDArray[np.int64], kept: Sequence[Snap
         lost = held.state.annotations.lost
         offsets[list(lost)] = index.special_offset(Special.ZEROS)  # nobody reads them
         wanted = np.flatnonzero(offsets >= 0).tolist()
+        if held.at is not None and (held.at.suspect or not old.is_ours):
+            try:
+                deque(each_chunk(held, wanted), 0)
+            except FormatError as error:
+                raise located_error(f"{held.url}: the snapshot {held.at.name!r} is damaged; drop it", error) from error
         missing = [n for n in wanted if int(offsets[n]) not in copies]
         for n, each in zip(missing, each_chunk(held, missing), strict=True):
             staged = new.store_stored(n, bytes(each.region))

@@ -706,6 +706,32 @@ def test_snapshots_can_be_dropped_beside_one_that_stock_took(tmp_path, kind):
     assert b2array.verify(url, deep=True).ok
 
 
+@pytest.mark.parametrize("commits", [0, 1])
+def test_a_chunk_that_stock_took_never_gets_into_a_copy_and_never_counts_as_equal(tmp_path, layout, commits):
+    url, copy = str(tmp_path / "a.b2nd"), str(tmp_path / "copy.b2nd")
+    a = b2array.asarray(np.arange(40), url=url, chunks=(7,), layout=layout)
+    a.snapshot("one")
+    stock(url)[3] = 77
+    for _ in range(commits):
+        b2array.open(url, "r+")[30] = 5
+    for act in (
+        lambda: b2array.open(url).diff("one"),
+        lambda: b2array.copy(url, copy),
+        lambda: b2array.copy(url, copy, chunks=(9,)),
+        lambda: at(url, "one"),
+        lambda: b2array.open(url, "r+").restore("one"),
+    ):
+        with pytest.raises(ConflictError, match="'one'"):
+            act()
+    if layout == "contiguous":
+        with pytest.raises(FormatError, match="snapshot 'one' is damaged; drop it"):
+            b2array.repack(url)
+    assert b2array.open(url)[3] == 77
+    b2array.open(url, "r+").drop_snapshot("one")
+    b2array.repack(url)
+    assert b2array.open(url)[3] == 77
+
+
 def test_an_array_of_stock_gets_checksums_with_its_first_snapshot(tmp_path):
     url = str(tmp_path / "a.b2nd")
     blosc2.asarray(X, urlpath=url, chunks=(10, 10), blocks=(5, 5))
