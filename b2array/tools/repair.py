@@ -235,7 +235,10 @@ def _write(held: Snapshot, found: Findings, lost: Collection[int], files: Iterab
             held, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version, kept=states,
         ))  # fmt: skip
         return
-    annotations = replace(held.state.annotations, next=None, sizes=None, records=None)
+    kept = held.state.annotations.kept
+    if not held.frame.is_ours:
+        kept = ledger_of(held.state).suspected().pack()
+    annotations = replace(held.state.annotations, next=None, sizes=None, records=None, kept=kept)
     state = changeable(held.state).with_annotations(annotations)
     for n in found.checked:
         state.sizes[n] = sizes_row(found.heads[n], sized_blocks(held.frame))

@@ -732,6 +732,18 @@ def test_a_chunk_that_stock_took_never_gets_into_a_copy_and_never_counts_as_equa
     assert b2array.open(url)[3] == 77
 
 
+def test_a_repaired_directory_still_knows_that_stock_has_changed_it(tmp_path):
+    url = str(tmp_path / "a.b2nd")
+    b2array.asarray(np.arange(40), url=url, chunks=(7,), layout="sparse").snapshot("one")
+    stock(url)[3] = 77
+    place = b2array.open(url)._handle.snapshot.locate(4)
+    Path(url, place.name).write_bytes(b"damaged")
+    assert b2array.repair(url, backup=False).lost
+    for act in (lambda: at(url, "one"), lambda: b2array.open(url).diff("one")):
+        with pytest.raises(ConflictError, match="other software"):
+            act()
+
+
 def test_an_array_of_stock_gets_checksums_with_its_first_snapshot(tmp_path):
     url = str(tmp_path / "a.b2nd")
     blosc2.asarray(X, urlpath=url, chunks=(10, 10), blocks=(5, 5))
