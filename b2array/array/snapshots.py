@@ -18,7 +18,7 @@ from b2array.engine.changes import Keep
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk
 from b2array.engine.handle import Handle
-from b2array.engine.snapshot import Snapshot, kept_states, ledger_in
+from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, unknown_name
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.checksums import record_nbytes
@@ -156,15 +156,11 @@ def drop(handle: Handle, name: str, *, group: bytes = b"") -> None:
         draft.refuse_names_in_fork()
         found = _entries(draft).get(name)
         if found is None:
-            raise KeyError(_unknown(draft.url, name, _entries(draft)))
+            raise unknown_name(draft.url, name, _entries(draft))
         _refuse_of_group(draft, found, group)
         draft.drop(name)
 
     handle.change(task, anywhere=True)
-
-
-def _unknown(url: str, name: str, names: Mapping[str, object]) -> str:
-    return f"{url} has no snapshot {name!r}; it has {', '.join(map(repr, names)) or 'none'}"
 
 
 def restore(handle: Handle, name: str) -> None:
@@ -173,7 +169,7 @@ def restore(handle: Handle, name: str) -> None:
     def task(draft: Draft) -> None:
         draft.refuse_names_in_fork()
         if draft.base is None:
-            raise KeyError(_unknown(draft.url, name, {}))
+            raise unknown_name(draft.url, name, ())
         draft.go_back(kept.opened(draft.base, name).state)
 
     handle.change(task, anywhere=True)

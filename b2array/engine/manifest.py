@@ -24,7 +24,8 @@ from b2array.store.endings import TEMPORARY
 
 __all__ = [
     "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "RETIRED", "SUFFIXES", "Entry", "Kind", "Manifest", "Retired",
-    "check_name", "check_path", "is_embedded", "is_member_name", "members_among", "retired_path", "staged_path",
+    "check_name", "check_path", "is_attrs", "is_embedded", "is_member_name", "members_among", "retired_path",
+    "staged_path",
 ]  # fmt: skip
 
 MANIFEST = ".b2group"
@@ -305,6 +306,11 @@ def _is_state(content: Any) -> bool:
 
 def _belong(name: str, path: str) -> bool:
     return members_among([path]) == {name: path} or (path == f"{EMBEDDED}/{name}" and is_embedded(path))
+
+
+def is_attrs(name: str) -> bool:
+    """Whether a member of this name holds the attributes of its group."""
+    return name.rpartition("/")[2] == ATTRS
 
 
 def is_embedded(path: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -35,7 +35,18 @@ from b2array.store.base import (
 )
 from b2array.store.spans import Span
 
-__all__ = ["Snapshot", "frame_in", "kept_state", "kept_states", "ledger_in", "load", "reload", "restore", "unchanged"]
+__all__ = [
+    "Snapshot",
+    "frame_in",
+    "kept_state",
+    "kept_states",
+    "ledger_in",
+    "load",
+    "reload",
+    "restore",
+    "unchanged",
+    "unknown_name",
+]
 
 _FIRST_READ = 64 * 2**10
 _LAST_READ = 64 * 2**10
@@ -268,9 +279,13 @@ def kept_state(held: Snapshot, name: str, generation: bytes | None = None) -> Sn
     if generation is not None and (entry is None or entry.generation != generation):
         raise ConflictError(f"{held.url}: the snapshot {name!r} was dropped since it was opened")
     if entry is None:
-        listed = ", ".join(map(repr, ledger.names))
-        raise KeyError(f"{held.url} has no snapshot {name!r}; it has {listed or 'none'}")
+        raise unknown_name(held.url, name, ledger.names)
     return kept_states(held, [entry])[0]
+
+
+def unknown_name(url: str, name: str, names: Iterable[str]) -> KeyError:
+    """Return the error of a snapshot that there is not, given the names of those that there are."""
+    return KeyError(f"{url} has no snapshot {name!r}; it has {', '.join(map(repr, names)) or 'none'}")
 
 
 def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:

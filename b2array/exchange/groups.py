@@ -24,7 +24,7 @@ from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.kept import CopiedGroup
-from b2array.engine.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, members_among
+from b2array.engine.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, is_attrs, members_among
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import Build, Building, Format, Piece, Settings, Source, Storage, Tree
@@ -99,7 +99,7 @@ def tree_of(home: Home, paths: Mapping[str, str], error: Exception | None = None
     def attrs(path: str) -> dict[str, Any]:
         return dict(Attributes(home.open(path, "r")))
 
-    groups = {name: path for name, path in paths.items() if name.rpartition("/")[2] == ATTRS}
+    groups = {name: path for name, path in paths.items() if is_attrs(name)}
     return Tree(
         tuple(name for name in paths if name not in groups), opened,
         {name.removesuffix(ATTRS).rstrip("/"): partial(attrs, path) for name, path in groups.items()}, error,

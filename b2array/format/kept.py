@@ -31,7 +31,10 @@ from b2array.format.frame import FINGERPRINT_128, Frame
 from b2array.format.header import FrameType, unpack_header
 from b2array.format.state import State, parse
 
-__all__ = ["DIGEST_NBYTES", "KEPT", "Kept", "Ledger", "ledger_of", "object_name", "pack_state", "unpack_state"]
+__all__ = [
+    "DIGEST_NBYTES", "KEPT", "Kept", "Ledger", "ledger_of", "object_name", "pack_state", "sealed", "unpack_state",
+    "unsealed",
+]  # fmt: skip
 
 KEPT = ".b2kept"
 """Ending of the objects that hold kept states of a sparse frame."""
@@ -229,7 +232,7 @@ def pack_state(state: State, header: bytes) -> bytes:
         "places": packed_places if offsets.size else b"",
     }  # fmt: skip
     packed: bytes = msgpack.packb(content, use_bin_type=True, unicode_errors="surrogateescape")
-    return packed + _digest(packed)
+    return sealed(packed)
 
 
 def unpack_state(buf: Buffer, entry: Kept) -> State:
@@ -237,10 +240,7 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
 
     FormatError: the bytes are damaged, or those of another state. UnsupportedError: a later version wrote them.
     """
-    packed, digest = bytes(buf[:-DIGEST_NBYTES]), bytes(buf[-DIGEST_NBYTES:])
-    if digest != entry.digest or _digest(packed) != digest:
-        raise FormatError(f"expected the state {entry.name!r} with the digest {entry.digest.hex()}, found other bytes")
-    content = _unpack_content(packed)
+    content = _unpack_content(unsealed(buf, entry.digest, f"the state {entry.name!r}"))
     header = unpack_header(fingerprint.with_frame_len(content["header"], _NO_FRAME_LEN))
     bare = frame.with_tail(
         header, offsets=index.NO_OFFSETS, vlmetalayers=tuple((name, raw) for name, raw in content["layers"]),
@@ -252,6 +252,19 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
     index.check(offsets, None if header.frame_type == FrameType.SPARSE else header.cbytes)
     offsets.flags.writeable = False
     return parse(replace(described, offsets=offsets))
+
+
+def sealed(packed: bytes) -> bytes:
+    """Return bytes with their digest behind them."""
+    return packed + _digest(packed)
+
+
+def unsealed(buf: Buffer, digest: bytes, what: str) -> bytes:
+    """Return what `sealed` was given. FormatError: it is not what the digest is of; `what` names it."""
+    packed, found = bytes(buf[:-DIGEST_NBYTES]), bytes(buf[-DIGEST_NBYTES:])
+    if found != digest or _digest(packed) != digest:
+        raise FormatError(f"expected {what} with the digest {digest.hex()}, found other bytes")
+    return packed
 
 
 def _digest(packed: bytes) -> bytes:

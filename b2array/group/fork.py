@@ -23,7 +23,7 @@ from b2array.engine.changes import ChangeSet, merged
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk
 from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import ATTRS, is_embedded
+from b2array.engine.manifest import is_attrs, is_embedded
 from b2array.engine.source import Source
 from b2array.errors import ConflictError
 from b2array.group.directory import Directory, NewFrame, copy_of
@@ -143,18 +143,18 @@ class Changes(ABC):
             alike: list[Handle] = [forked for _, forked in news]
             if name in names:
                 alike.append(self.open(names[name], "r"))
-            agree = _attributes_agree if _is_attrs(name) else _are_equal
+            agree = _attributes_agree if is_attrs(name) else _are_equal
             if not all(agree(one, other) for one, other in combinations(alike, 2)):
                 raise ConflictError(f"{self.url}: {name!r} was made by two forks, or by a fork and after it was made")
             if name in names:
-                if _is_attrs(name):
+                if is_attrs(name):
                     found[name] = list(news)
                 continue
             try:
                 check_new(name, names, self.url)
             except (FileExistsError, ValueError) as error:
                 raise ConflictError(f"the changes of forks exclude each other: {error}") from None
-            found[name] = list(news) if _is_attrs(name) else [news[0]]
+            found[name] = list(news) if is_attrs(name) else [news[0]]
             names.add(name, name + news[0][0])
         return found
 
@@ -165,13 +165,9 @@ class Changes(ABC):
             handle = self.create(name, suffix, new, overwrite=True)
         else:
             handle = self.open(known, "r+")
-        if _is_attrs(name):
+        if is_attrs(name):
             for _, forked in news:
                 Attributes(handle).update(Attributes(forked))
-
-
-def _is_attrs(name: str) -> bool:
-    return name.rpartition("/")[2] == ATTRS
 
 
 def _attributes_agree(one: Handle, other: Handle) -> bool:

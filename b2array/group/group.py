@@ -22,7 +22,7 @@ from b2array.array.snapshots import SnapshotInfo, checked_entry
 from b2array.display.tables import Block, counted
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Follower, Handle, Mode
-from b2array.engine.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_embedded
+from b2array.engine.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
 from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError
 from b2array.format.foreign import check_ending
 from b2array.group import snapshots, unpacked, whole
@@ -280,7 +280,7 @@ class Group(MutableMapping[str, Any]):
     def _shown(self) -> Iterator[str]:
         for name in self._below():
             # A frame with attributes is no member, but it makes its group exist.
-            yield name.removesuffix(ATTRS).rstrip("/") if name.rpartition("/")[2] == ATTRS else name
+            yield name.removesuffix(ATTRS).rstrip("/") if is_attrs(name) else name
 
     def _inner(self, name: str) -> Group:
         return self._at(f"{self._prefix}{name}/")
@@ -344,7 +344,7 @@ class Group(MutableMapping[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         name = name.removeprefix("/") if isinstance(name, str) else ""
-        if not name or name.rpartition("/")[2] == ATTRS:
+        if not name or is_attrs(name):
             return False
         members, full = self._members(), self._prefix + name
         return full in members or members.is_group(full)
@@ -747,6 +747,13 @@ class Group(MutableMapping[str, Any]):
             raise ValueError("a fork cannot make, drop or go back to snapshots: do that in the transaction")  # noqa: TRY004
         return home
 
+    @contextmanager
+    def _keeping(self) -> Iterator[Transaction]:
+        """Let the block change snapshots: in the transaction under way, or in one of its own."""
+        self._keeper()
+        with self._changing() as changes:
+            yield cast(Transaction, changes._home)
+
     def _outermost(self, home: H) -> H:
         """Return the home; raise ValueError for an inner group, whose members are part of the outermost one."""
         if self._prefix:
@@ -779,9 +786,8 @@ class Group(MutableMapping[str, Any]):
         KeyError
             There is no snapshot of this name.
         """
-        self._keeper()
-        with self._changing() as changes:
-            snapshots.restore(cast(Transaction, changes._home), name)
+        with self._keeping() as changes:
+            snapshots.restore(changes, name)
 
     def drop_snapshot(self, name: str) -> None:
         """Forget a snapshot, in one commit. `b2array.vacuum` or `b2array.repack` then free what it held alone.
@@ -791,9 +797,8 @@ class Group(MutableMapping[str, Any]):
         KeyError
             There is no snapshot of this name.
         """
-        self._keeper()
-        with self._changing() as changes:
-            cast(Transaction, changes._home).drop_snapshots([name])
+        with self._keeping() as changes:
+            changes.drop_snapshots([name])
 
     def diff(self, at: str, then: str | None = None) -> GroupDiff:
         """Return how the group differs from a snapshot. Indexes and attributes are compared, and no items.
@@ -909,7 +914,7 @@ def _add_copy(group: Group, full: str, held: Handle) -> None:
     if full not in home.members():
         suffix = ARRAY if held.frame.metalayer("b2nd") is not None else OTHER
         _replaced(home, full, suffix, copy_of(held, home.storage_options), overwrite=False)
-    elif full.rpartition("/")[2] == ATTRS:
+    elif is_attrs(full):
         group.attrs.add(Attributes(held))
     else:
         raise FileExistsError(f"{home.url}: there is a member {full!r}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgpack
@@ -24,12 +23,12 @@ from b2array.engine.commit import commit, copied
 from b2array.engine.draft import is_part
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import RETIRED, Manifest, is_member_name, members_among, retired_path
-from b2array.engine.snapshot import Snapshot, ledger_in
+from b2array.engine.snapshot import Snapshot, ledger_in, unknown_name
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located
 from b2array.format.attributes import UNREADABLE
 from b2array.format.header import FrameType
-from b2array.format.kept import DIGEST_NBYTES, KEPT, Kept, Ledger, object_name
+from b2array.format.kept import KEPT, Kept, Ledger, object_name, sealed, unsealed
 from b2array.group.directory import Directory
 from b2array.group.members import Members
 from b2array.store.base import MISSING, Store
@@ -66,7 +65,7 @@ def pack_members(members: Mapping[str, State]) -> bytes:
     {'x': State(path='x.b2nd', generation=b'1', sparse=False)}
     """
     packed: bytes = msgpack.packb({"v": _VERSION, "members": {name: [*state] for name, state in members.items()}})
-    return packed + blake2b(packed, digest_size=DIGEST_NBYTES).digest()
+    return sealed(packed)
 
 
 def unpack_members(buf: Buffer, digest: bytes) -> dict[str, State]:
@@ -74,9 +73,7 @@ def unpack_members(buf: Buffer, digest: bytes) -> dict[str, State]:
 
     FormatError: it is something else. UnsupportedError: a later version wrote it.
     """
-    packed, found = bytes(buf[:-DIGEST_NBYTES]), bytes(buf[-DIGEST_NBYTES:])
-    if found != digest or blake2b(packed, digest_size=DIGEST_NBYTES).digest() != digest:
-        raise FormatError(f"expected the members of a snapshot with the digest {digest.hex()}, found other bytes")
+    packed = unsealed(buf, digest, "the members of a snapshot")
     content: Any = None
     with suppress(*UNREADABLE):
         content = msgpack.unpackb(packed)
@@ -159,8 +156,7 @@ def moment(group: Directory, name: str, manifest: Manifest | None = None) -> Mom
                 raise FormatError(f"{group.url}: expected the members of the snapshot {name!r}, found none") from None
             return moment(group, name)
     if entry is None or members is None:
-        listed = ", ".join(map(repr, group_ledger(manifest).names))
-        raise KeyError(f"{group.url} has no snapshot {name!r}; it has {listed or 'none'}")
+        raise unknown_name(group.url, name, group_ledger(manifest).names)
     return Moment(group, manifest, entry, members)
 
 

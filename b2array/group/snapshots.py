@@ -13,7 +13,7 @@ from b2array.array.drafts import Kind
 from b2array.array.snapshots import Box, SnapshotInfo, differing, snapshot_info
 from b2array.engine import redo, snapshot
 from b2array.engine.handle import Handle
-from b2array.engine.manifest import ATTRS, is_embedded, retired_path
+from b2array.engine.manifest import ATTRS, is_attrs, is_embedded, retired_path
 from b2array.engine.snapshot import Snapshot, ledger_in
 from b2array.errors import B2ArrayError
 from b2array.format.state import State
@@ -56,12 +56,12 @@ def restore(changes: Transaction, name: str) -> None:
     stay = set()
     for member, path in then.members().items():
         if changes.members().get(member) == path and not is_embedded(path) and not then.is_retired(path):
-            entries = ledger_in(changes.open(path, "r+").snapshot).entries
-            entry = next((each for each in entries if each.name == name), None)
+            ledger = ledger_in(changes.open(path, "r+").snapshot)
+            entry = ledger.find(name)
             if entry is None or (entry.group, entry.generation) != (group, then.states[member].generation):
                 continue
             # A file without chunks has no room for those of other snapshots: if all are the group's, they are retired.
-            others = [each.group for each in entries if not each.packed]
+            others = [each.group for each in ledger.entries if not each.packed]
             if not (entry.packed and others and {*others} == {group}):
                 stay.add(member)
     changes.remove({member: path for member, path in changes.members().items() if member not in stay})
@@ -132,7 +132,7 @@ def differences(group: Directory, at: str, then: str | None) -> GroupDiff:
         one, other = before.held(old[name]), later.held(names[name])
         is_same_frame = one.url == other.url and one.frame.frame_type == other.frame.frame_type
         boxes, has_other_attrs = _compared(one.state, other.state, is_same_frame=is_same_frame)
-        if name.rpartition("/")[2] == ATTRS:
+        if is_attrs(name):
             if has_other_attrs:
                 attrs.add(_group_of(name))
             continue
@@ -141,7 +141,7 @@ def differences(group: Directory, at: str, then: str | None) -> GroupDiff:
         if has_other_attrs:
             attrs.add(name)
     made, deleted = names.keys() - old.keys(), old.keys() - names.keys()
-    attrs |= {_group_of(name) for name in made | deleted if name.rpartition("/")[2] == ATTRS}
+    attrs |= {_group_of(name) for name in made | deleted if is_attrs(name)}
     arrays = [tuple(sorted(name for name in some if name.rpartition("/")[2] != ATTRS)) for some in (made, deleted)]
     return GroupDiff(arrays[0], arrays[1], changed, tuple(sorted(attrs)))
 

@@ -45,7 +45,7 @@ from b2array.engine.manifest import (
     retired_path,
     staged_path,
 )  # fmt: skip
-from b2array.engine.snapshot import Snapshot, kept_states, ledger_in
+from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, unknown_name
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format.frame import Frame
@@ -311,7 +311,7 @@ class Transaction(Changes):
         there = [name for name in group_ledger(self._view.manifest).names if name not in self._drops]
         for name in names:
             if name not in there:
-                raise KeyError(f"{self.url} has no snapshot {name!r}; it has {', '.join(map(repr, there)) or 'none'}")
+                raise unknown_name(self.url, name, there)
         self._drops.update(names)
 
     def copy_snapshots(self, moments: Sequence[Moment]) -> None:

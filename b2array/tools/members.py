@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
 
-from b2array.engine.manifest import ATTRS, EMBEDDED, is_embedded
+from b2array.engine.manifest import ATTRS, EMBEDDED, is_attrs, is_embedded
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import B2ND, Format, Storage
 from b2array.exchange.groups import B2Z, members_of
@@ -109,7 +109,7 @@ def collected(
     if error is not None:
         found["."] = Failure(home, str(error), isinstance(error, FormatError))
     for member, path in paths.items():
-        name = f"{member.removesuffix(ATTRS).rstrip('/')}/" if member.rpartition("/")[2] == ATTRS else member
+        name = f"{member.removesuffix(ATTRS).rstrip('/')}/" if is_attrs(member) else member
         try:
             if (one := result(path)) is not None:
                 found[name] = one
