@@ -118,11 +118,11 @@ class Cache:
             slab = self._new_slab(nbytes, needed)
         if slab not in self._slabs or not slab.has_room(nbytes, needed):
             slab = self._new_slab(nbytes, needed)
-        start = slab.filled
-        slab.filled += nbytes
+        start, stop = slab.filled, slab.filled + nbytes
+        slab.filled = stop
         slab.used += needed
-        self._filling.append(slab)
-        return slab, slab.memory[start : slab.filled]
+        self._filling.append(slab)  # from here on, another thread may fill it
+        return slab, slab.memory[start:stop]
 
     def _new_slab(self, nbytes: int, needed: int) -> Slab:
         whole = max(needed, min(_SLAB_NBYTES, config.cache_bytes // _LEAST_SLABS))
@@ -141,8 +141,12 @@ class Cache:
     def shrink(self) -> None:
         """Forget what the cache may no longer have, because it was made smaller."""
         self._evict(config.cache_bytes)
-        # Nothing but these lists holds the memory of slabs that are not in the cache any more.
-        self._filling = [slab for slab in self._filling if slab in self._slabs]
+        for slab in list(self._filling):
+            if slab not in self._slabs:
+                # Nothing but this list holds the memory of the slab. A new list would give a slab that another thread
+                # has just taken out of the old one to a second thread.
+                with suppress(ValueError):
+                    self._filling.remove(slab)
 
     def add(self, key: Key, numbers: Sequence[int], tile: Tile, slab: Slab) -> None:
         """Keep the blocks `numbers` of a chunk, which are the rows of a tile in memory from `room_for`."""

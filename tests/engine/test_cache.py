@@ -6,12 +6,14 @@ import gc
 import os
 import pickle
 import random
+import sys
 import tracemalloc
 import weakref
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from types import SimpleNamespace
 
 import blosc2
@@ -361,6 +363,30 @@ def test_the_cache_takes_no_more_memory_than_it_may_however_small_the_blocks_are
         assert _traced(read) <= 1.25 * 2**19
         assert cache.blocks.nbytes <= 2**19
         assert len(cache.blocks._chunks) > 1
+
+
+def test_a_call_that_comes_in_between_the_lines_of_another_one_gets_memory_of_its_own():
+    kept, lent = cache.Cache(), []
+
+    def interrupt(frame, event, _):
+        # As other threads and signal handlers may, at any line.
+        if event == "line":
+            lent.append(kept.room_for(1, 32)[1])
+        return interrupt
+
+    before = sys.gettrace()
+    with config.using(cache_bytes=2**20):
+        for nbytes in (16, 64, 16):
+            sys.settrace(lambda frame, *_: interrupt if frame.f_code is cache.Cache.room_for.__code__ else None)
+            try:
+                _, memory = kept.room_for(1, nbytes)
+            finally:
+                sys.settrace(before)
+            assert memory.nbytes == nbytes
+            lent.append(memory)
+    assert len(lent) > 20
+    places = sorted((memory.__array_interface__["data"][0], memory.nbytes) for memory in lent)
+    assert all(start + nbytes <= after for (start, nbytes), (after, _) in pairwise(places))
 
 
 def test_a_smaller_cache_frees_memory_at_once(monkeypatch):
