@@ -170,7 +170,7 @@ def restore(handle: Handle, name: str) -> None:
         draft.refuse_names_in_fork()
         if draft.base is None:
             raise unknown_name(draft.url, name, ())
-        draft.go_back(kept.opened(draft.base, name).state)
+        draft.go_back(kept.opened(draft.base, name, deep=True).state)
 
     handle.change(task, anywhere=True)
 
@@ -240,8 +240,8 @@ def differences(handle: Handle, at: str, then: str | None) -> list[Box]:
     def task(_: object) -> list[Box]:
         held = handle.snapshot
         # Other software puts other items where a chunk was: then the place of the chunk says nothing.
-        now = held if then is None else kept.opened(held, then)
-        return differing(kept.opened(held, at).state, now.state)
+        now = held if then is None else kept.opened(held, then, deep=True)
+        return differing(kept.opened(held, at, deep=True).state, now.state)
 
     return handle.reading(task)
 

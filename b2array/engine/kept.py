@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from b2array.engine.fetch import fetch
+from b2array.engine.fetch import each_chunk, fetch
 from b2array.engine.snapshot import Snapshot, kept_state, ledger_in
 from b2array.engine.source import ChunkRequest
 from b2array.errors import ConflictError, FormatError
@@ -17,11 +18,12 @@ __all__ = ["CopiedGroup", "copied", "opened"]
 _AT_ONCE = 256
 
 
-def opened(held: Snapshot, name: str) -> Snapshot:
+def opened(held: Snapshot, name: str, *, deep: bool = False) -> Snapshot:
     """Return a state that the frame of a snapshot keeps under a name.
 
     If other software has changed the frame since, the beginning of each chunk is compared with its checksums, and all
-    of a chunk whose beginning tells nothing.
+    of a chunk whose beginning tells nothing. The rest is compared when it is read. With `deep` all of each chunk is
+    compared now: for callers that trust the places of the chunks, and do not read them.
 
     Raises what `kept_state` raises; ConflictError if a chunk is not there any more.
     """
@@ -30,7 +32,7 @@ def opened(held: Snapshot, name: str) -> Snapshot:
         return kept_state(held, name)
     try:
         found = kept_state(held, name)
-        _require_intact(found)
+        _require_intact(found, deep=deep)
     except FormatError as error:
         raise ConflictError(
             f"{held.url}: other software has changed the frame since the snapshot {name!r} was made, and took data of "
@@ -66,9 +68,12 @@ def copied(held: Snapshot, group: CopiedGroup | None = None) -> list[Snapshot]:
     return found
 
 
-def _require_intact(held: Snapshot) -> None:
-    """Compare the stored chunks with their checksums, as far as their heads do not tell."""
+def _require_intact(held: Snapshot, *, deep: bool) -> None:
+    """Compare the stored chunks with their checksums: all of each chunk if `deep`, or if its head does not tell."""
     stored = [n for n in np.flatnonzero(held.frame.offsets >= 0).tolist() if n not in held.state.annotations.lost]
+    if deep:
+        deque(each_chunk(held, stored), 0)
+        return
     for first in range(0, len(stored), _AT_ONCE):
         numbers = stored[first : first + _AT_ONCE]
         begun = fetch(held, [ChunkRequest(n, (0,)) for n in numbers])

@@ -732,6 +732,20 @@ def test_a_chunk_that_stock_took_never_gets_into_a_copy_and_never_counts_as_equa
     assert b2array.open(url)[3] == 77
 
 
+def test_a_change_by_stock_that_shows_in_no_head_neither_counts_as_equal_nor_is_restored(tmp_path):
+    url = str(tmp_path / "a.b2nd")
+    items = np.arange(16000) // 4000
+    blosc2.asarray(items, urlpath=url, chunks=(8000,), blocks=(1000,))
+    b2array.open(url, "r+").snapshot("one")
+    stock(url)[5000:6000] = 3  # the new chunk is as large as the old one, and so is each of its blocks
+    assert (at(url, "one")[:1000] == items[:1000]).all()
+    with pytest.raises(ChecksumError, match="block 5"):
+        at(url, "one")[5500]
+    for act in (lambda: b2array.open(url).diff("one"), lambda: b2array.open(url, "r+").restore("one")):
+        with pytest.raises(ConflictError, match="'one'"):
+            act()
+
+
 def test_a_repaired_directory_still_knows_that_stock_has_changed_it(tmp_path):
     url = str(tmp_path / "a.b2nd")
     b2array.asarray(np.arange(40), url=url, chunks=(7,), layout="sparse").snapshot("one")
