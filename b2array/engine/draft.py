@@ -390,12 +390,10 @@ class Draft(Target):
 
     def keep(self, keep: Keep) -> None:
         """Let the commit keep a state under a name, which is free."""
-        self.refuse_names_in_fork()
         self.keeps = (*self.keeps, keep)
 
     def drop(self, name: str) -> None:
         """Let the commit forget a kept state of the base."""
-        self.refuse_names_in_fork()
         self.drops = (*self.drops, name)
 
     def go_back(self, state: State) -> None:

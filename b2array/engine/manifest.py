@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self, get_args
 
@@ -18,7 +17,6 @@ from b2array.buffers import Buffer
 from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import recent, summary
-from b2array.format.kept import Ledger
 from b2array.format.summary import Record
 from b2array.store.endings import TEMPORARY
 
@@ -274,7 +272,7 @@ class Manifest:
             {path: Entry.unpack(path, entry) for path, entry in log.items()},
             _checked("summaries", content.pop("summaries", b""), bytes),
             _checked("recent", content.pop("recent", b""), bytes),
-            _ledger(_checked("kept", content.pop("kept", b""), bytes)),
+            _checked("kept", content.pop("kept", b""), bytes),
             _retired(_checked("retired", content.pop("retired", {}), dict)),
             tuple(content.items()),
         )
@@ -284,12 +282,6 @@ def _checked(key: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise FormatError(f"expected {key!r} of type {kind.__name__} in the manifest, found {type(value).__name__}")
     return value
-
-
-def _ledger(packed: bytes) -> bytes:
-    with suppress(UnsupportedError):  # only snapshots need it
-        Ledger.unpack(packed)
-    return packed
 
 
 def _retired(content: Mapping[Any, Any]) -> Retired:

@@ -86,7 +86,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     snapshots = {}
     if isinstance(home, Directory) and not split_member(url)[1]:
         with suppress(FormatError, UnsupportedError):
-            snapshots = {name: partial(moment, home, name) for name in group_ledger(home.stored()).names}
+            snapshots = {name: partial(moment, home, name) for name in group_ledger(home.url, home.stored()).names}
     yield replace(tree_of(home, paths, error), snapshots=snapshots)
 
 

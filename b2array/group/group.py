@@ -182,7 +182,7 @@ def _at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Group:
     here, manifest = Directory(address, options), Manifest()
     with suppress(OSError, B2ArrayError):  # below it turns out what else may be there
         manifest = here.stored()
-    if group_ledger(manifest).find(at) is not None:
+    if group_ledger(here.url, manifest).find(at) is not None:
         return Group(moment(here, at, manifest), "", "r")
     place = group_of(address, options)
     home = whole.home_of(address if place is None else place.group, options)

@@ -22,7 +22,7 @@ from b2array.engine import kept, redo, snapshot
 from b2array.engine.commit import commit, copied
 from b2array.engine.draft import is_part
 from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import RETIRED, Manifest, is_member_name, members_among, retired_path
+from b2array.engine.manifest import MANIFEST, RETIRED, Manifest, is_member_name, members_among, retired_path
 from b2array.engine.snapshot import Snapshot, ledger_in, unknown_name
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located
@@ -50,9 +50,9 @@ class State(NamedTuple):
     sparse: bool = False
 
 
-def group_ledger(manifest: Manifest) -> Ledger:
-    """Return the ledger of a group's snapshots."""
-    return Ledger.unpack(manifest.kept)
+def group_ledger(url: str, manifest: Manifest) -> Ledger:
+    """Return the ledger of the snapshots of a group; FormatError or UnsupportedError if it cannot be read."""
+    return located(f"{url}/{MANIFEST}", lambda: Ledger.unpack(manifest.kept))
 
 
 def pack_members(members: Mapping[str, State]) -> bytes:
@@ -127,7 +127,7 @@ def remove_frame(store: Store) -> None:
 
 def unneeded(group: Directory, manifest: Manifest) -> list[str]:
     """Return the paths in a group of what no snapshot needs: of dropped ones, and of writers that were killed."""
-    needed = {object_name(entry.place) for entry in group_ledger(manifest).entries}
+    needed = {object_name(entry.place) for entry in group_ledger(group.url, manifest).entries}
     needed |= {retired_path(token) for token in manifest.retired}
     found = set()
     for path in group.store.walk():
@@ -147,7 +147,7 @@ def moment(group: Directory, name: str, manifest: Manifest | None = None) -> Mom
     The caller may have read the `manifest` already.
     """
     manifest, members = manifest or group.stored(), None
-    entry = group_ledger(manifest).find(name)
+    entry = group_ledger(group.url, manifest).find(name)
     if entry is not None:
         try:
             members = _members(group, entry)
@@ -156,7 +156,7 @@ def moment(group: Directory, name: str, manifest: Manifest | None = None) -> Mom
                 raise FormatError(f"{group.url}: expected the members of the snapshot {name!r}, found none") from None
             return moment(group, name)
     if entry is None or members is None:
-        raise unknown_name(group.url, name, group_ledger(manifest).names)
+        raise unknown_name(group.url, name, group_ledger(group.url, manifest).names)
     return Moment(group, manifest, entry, members)
 
 
@@ -224,7 +224,7 @@ class Moment:
                 return found
             if not is_last:  # the member may have been retired meanwhile
                 self._manifest = self.group.stored()
-        now = group_ledger(self._manifest).find(self.name)
+        now = group_ledger(self.url, self._manifest).find(self.name)
         if now is None or now.digest != self.entry.digest:
             raise ConflictError(f"{self.url}: the snapshot {self.name!r} was dropped since it was opened")
         raise FormatError(

@@ -81,7 +81,7 @@ def listed(group: Directory) -> tuple[SnapshotInfo, ...]:
     """List the snapshots of a group, the oldest first, with the bytes that each of them holds alone."""
     group.refresh()
     manifest, members = group.manifest, group.members()
-    entries = group_ledger(manifest).entries
+    entries = group_ledger(group.url, manifest).entries
     if not entries:
         return ()
     frames = [(path, False) for path in members.values() if not is_embedded(path)]

@@ -296,7 +296,7 @@ class Transaction(Changes):
         """Let the commit keep the state that it makes of all members, under a name."""
         self._require_open()
         self._view.require_ledger()
-        name, known = entry.name, group_ledger(self._view.manifest).find(entry.name)
+        name, known = entry.name, group_ledger(self.url, self._view.manifest).find(entry.name)
         if name in self._keeps:
             raise FileExistsError(f"{self.url}: the transaction makes a snapshot {name!r} already")
         if known is not None and name not in self._drops:
@@ -308,7 +308,7 @@ class Transaction(Changes):
     def drop_snapshots(self, names: Collection[str]) -> None:
         """Let the commit forget snapshots of the group; KeyError if there is none of a name."""
         self._require_open()
-        there = [name for name in group_ledger(self._view.manifest).names if name not in self._drops]
+        there = [name for name in group_ledger(self.url, self._view.manifest).names if name not in self._drops]
         for name in names:
             if name not in there:
                 raise unknown_name(self.url, name, there)
@@ -336,7 +336,7 @@ class Transaction(Changes):
         for found in missing.values():
             ours = [replace(held, at=replace(held.at, group=group)) for held in found if held.at is not None]
             self._copied_frames.append(retire(self._view, ours))
-        known = group_ledger(self._view.manifest).names
+        known = group_ledger(self.url, self._view.manifest).names
         self._drops.update(then.name for then in moments if then.name in known)
 
     def _states_of_new(self) -> dict[tuple[str, str, bytes], State]:
@@ -397,7 +397,7 @@ class Transaction(Changes):
 
     def _retire(self, manifest: Manifest) -> dict[str, RetiredFrame]:
         """Copy what snapshots need of the members that go; return the retired frames by the members' paths."""
-        names = {*group_ledger(manifest).names} - self._drops
+        names = {*group_ledger(self.url, manifest).names} - self._drops
         if not names or not self._removed:
             return {}
         found = {}
@@ -433,7 +433,7 @@ class Transaction(Changes):
 
     def _kept(self, before: Manifest, touched: Mapping[str, _Member], frames: Mapping[str, Frame]) -> bytes:
         """Write the lists of members of new snapshots; return the ledger of the group after the transaction."""
-        entries = [*group_ledger(before).without(tuple(self._drops)).entries]
+        entries = [*group_ledger(self.url, before).without(tuple(self._drops)).entries]
         new = [entry.name for entry in (*self._keeps.values(), *(entry for entry, _ in self._copies))]
         if clash := [entry.name for entry in entries if entry.name in new]:
             raise ConflictError(f"{self.url}: another writer has made a snapshot {clash[0]!r} as well")
@@ -465,7 +465,7 @@ class Transaction(Changes):
         """Remove what only dropped snapshots needed. What stays behind, `b2array.vacuum` removes."""
         view = self._view
         with suppress(OSError, B2ArrayError):
-            gone = {*group_ledger(before).entries} - {*group_ledger(after).entries}
+            gone = {*group_ledger(self.url, before).entries} - {*group_ledger(self.url, after).entries}
             view.store.delete([object_name(entry.place) for entry in gone])
             for token in before.retired.keys() - after.retired.keys():
                 self._remove_retired(token)

@@ -186,7 +186,7 @@ def clear(group: Directory) -> None:
     group.recover()
     with committing(group) as changes:
         changes.remove(dict(group.members()))
-        changes.drop_snapshots(group_ledger(group.manifest).names)
+        changes.drop_snapshots(group_ledger(group.url, group.manifest).names)
     if group.is_local:
         complete(group)
     elif group.read()[1] is None:

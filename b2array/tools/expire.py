@@ -91,7 +91,7 @@ def _entries(found: Any) -> Sequence[Kept]:
     if not isinstance(found, Group):
         entries = ledger_in(found._handle.snapshot).entries
         return [entry for entry in entries if not entry.group]
-    return group_ledger(found._home.stored()).entries if isinstance(found._home, Directory) else ()
+    return group_ledger(found.url, found._home.stored()).entries if isinstance(found._home, Directory) else ()
 
 
 def _limit(older_than: str | float | timedelta | datetime | None) -> float:

@@ -305,7 +305,7 @@ def _of_group(found: Members, whole: Callable[[str], Report], *, deep: bool, pro
 def _of_moments(home: Directory, *, deep: bool, progress: bool) -> Report | None:
     """Check what the snapshots of a group need besides its members: the lists of members, and retired frames."""
     manifest = home.stored()
-    entries = group_ledger(manifest).entries
+    entries = group_ledger(home.url, manifest).entries
     if not entries:
         return None
     problems: list[Problem] = []
