@@ -25,6 +25,7 @@ import b2array
 from b2array import config
 from b2array.errors import B2ArrayError, ConflictError, UnsupportedError
 from b2array.store import upload
+from b2array.store.base import Version
 from b2array.store.open import FILE_SYSTEM, open_store
 from b2array.store.secrets import secrets
 from b2array.store.spans import Span
@@ -275,7 +276,7 @@ def test_a_request_that_is_not_allowed_is_a_permission_error_without_secrets(clo
         lambda: store.stamp("x"),
         lambda: store.read([Span("x", 0, 3)]),
         lambda: store.create("y", b"content"),
-        lambda: store.replace("x", b"new", expected="1"),
+        lambda: store.replace("x", b"new", expected=Version("1")),
     ):
         with pytest.raises(PermissionError) as caught:
             ask()
@@ -295,7 +296,7 @@ def test_a_write_that_another_one_under_way_refuses_is_sent_again(cloud_of, buck
         assert store.replace("", b"two", expected=stamp.version) == store.stamp("")
         gate.arm(lambda *_: (409, text))
         with config.using(retries=1), pytest.raises(ConflictError):
-            store.replace("", b"three", expected='"1"')
+            store.replace("", b"three", expected=Version('"1"'))
         assert len(gate.asked) == 2
 
 
@@ -380,7 +381,7 @@ def test_each_operation_is_one_request(cloud, cloud_url, gate):
     assert (head.stamp, bytes(head.data)) == (stamp, b"9876543210")
     assert isinstance(missing, FileNotFoundError)
     with pytest.raises(ConflictError):
-        count(lambda: store.replace("x", b"", expected="1" if cloud.kind == "gcs" else '"1"'))
+        count(lambda: store.replace("x", b"", expected=Version("1" if cloud.kind == "gcs" else '"1"')))
     with pytest.raises(FileExistsError):
         count(lambda: store.create("x", b""))
     count(lambda: store.delete(["x"]))

@@ -22,6 +22,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.implementations.zip import ZipFileSystem
+from servers import range_server
 
 import b2array
 from b2array import bloscpack
@@ -392,6 +393,14 @@ def test_obstore_says_whether_the_bucket_or_the_object_is_missing(cloud_of, _buc
         b2array.open(f"{cloud.protocol}://no-such-bucket/a.b2nd", storage_options=cloud.options)
     with pytest.raises(FileNotFoundError, match=rf"^{url}/a.b2nd does not exist"):
         b2array.open(f"{url}/a.b2nd", storage_options=cloud.options)
+
+
+def test_obstore_reads_from_a_server_without_entity_tags(tmp_path):
+    store = pytest.importorskip("obstore.fsspec").FsspecStore("http", client_options={"allow_http": True})
+    b2array.asarray(DATA, url=tmp_path / "a.b2nd", **OPTIONS)
+    with range_server(tags=False) as server:
+        server.objects["a.b2nd"] = (tmp_path / "a.b2nd").read_bytes()
+        assert np.array_equal(b2array.open(server.url_of("a.b2nd"), fs=store)[7], DATA[7])
 
 
 @pytest.mark.parametrize("kind", ["s3 obstore", "gcs obstore", "azure obstore"])

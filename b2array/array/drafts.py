@@ -34,7 +34,7 @@ from b2array.grid.layout import Layout, extents
 from b2array.grid.selection import select
 from b2array.keywords import F, spelled_out
 from b2array.store.atomic import require_free
-from b2array.store.base import Store
+from b2array.store.base import Store, Version
 from b2array.store.memory import MemoryStore
 from b2array.store.open import cut, open_store
 
@@ -219,7 +219,7 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
     return draft
 
 
-def empty_frame(store: Store, *, sparse: bool, replaces: str | None) -> Draft:
+def empty_frame(store: Store, *, sparse: bool, replaces: Version | None) -> Draft:
     """Begin the draft of a super-chunk without chunks, in the place of the frame that has this version."""
     kind = FrameType.SPARSE if sparse else FrameType.CONTIGUOUS
     state = parse(frame.create(CParams(), frame_type=kind, typesize=1, chunksize=2**13))

@@ -28,7 +28,7 @@ from b2array.format.annotations import Annotations, Records, Sizes
 from b2array.format.frame import Frame
 from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import State, changed_chunks, sized_blocks, with_index
-from b2array.store.base import identity
+from b2array.store.base import Version
 from b2array.store.spool import Part, Segment
 
 __all__ = [
@@ -65,13 +65,13 @@ class New:
 
     state: State
     overwrite: bool = False
-    replaces: str | None = None
+    replaces: Version | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _new, (*self.state.without_index(0), self.state.annotations, self.overwrite, self.replaces)
 
 
-def _new(thin: Frame, index: bytes, annotations: Annotations, overwrite: bool, replaces: str | None) -> New:
+def _new(thin: Frame, index: bytes, annotations: Annotations, overwrite: bool, replaces: Version | None) -> New:
     return New(with_index(thin, index, annotations), overwrite, replaces)
 
 
@@ -269,7 +269,8 @@ def _same(entry: Kept | None) -> object:
 
 def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
     # Other software rewrites chunks in their places, and a file that is written again moves its chunks.
-    moved = not current.sparse and identity(base.version or "") != identity(current.version or "")
+    was, now = base.version, current.version
+    moved = not current.sparse and (was and was.tag) != (now and now.tag)
     comparable = current.alike(base) and current.frame.is_ours
     theirs = changed_chunks(base.state, current.state, moved=moved) if comparable else None
     if change.is_structural or change.compacts or theirs is None:

@@ -35,7 +35,7 @@ from b2array.format.header import FrameType
 from b2array.format.kept import ledger_of
 from b2array.format.state import State
 from b2array.progress import Progress
-from b2array.store.base import Store, attempts, durability, may_still_happen, too_many_conflicts
+from b2array.store.base import Store, Version, attempts, durability, may_still_happen, too_many_conflicts
 
 __all__ = ["commit", "copied", "stage"]
 
@@ -236,10 +236,10 @@ def _make_objects(made: Plan, draft: Draft) -> None:
             draft.store.create(name, content)
 
 
-def _write(made: Plan, draft: Draft, current: Snapshot | None) -> str:
+def _write(made: Plan, draft: Draft, current: Snapshot | None) -> Version | None:
     """Write a file or an object with header and tail, and what lies between them. Return its version."""
     store, name, new = draft.store, draft.name, draft.new
-    expected = current.version if current is not None else new.replaces if new is not None else None
+    expected = current.version if current else new.replaces if new else None
     exclusive = current is None and new is not None and not new.overwrite
     if made.finishes_spool:
         path = draft.staging.finish(made.header, made.tail, durable=durability() != "off")
@@ -253,7 +253,7 @@ def _pieces(made: Plan, draft: Draft) -> Iterator[Buffer]:
     return chain((made.header,), draft.staging.pieces(made.pieces), (made.tail,))
 
 
-def _extend(made: Plan, draft: Draft, current: Snapshot) -> str:
+def _extend(made: Plan, draft: Draft, current: Snapshot) -> Version | None:
     """Append to the file, and let its header refer to the new index."""
     store = draft.store
     _append(made, draft, current)
@@ -316,7 +316,7 @@ def _whole(draft: Draft, current: Snapshot) -> Draft:
 def copied(
     source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False,
     progress: Progress | None = None, lost: Collection[int] = (),
-    locked: bool = False, replaces: str | None = None, is_same: bool = False, kept: Sequence[Snapshot] = (),
+    locked: bool = False, replaces: Version | None = None, is_same: bool = False, kept: Sequence[Snapshot] = (),
 ) -> Draft:  # fmt: skip
     """Return a draft of a new frame with the chunks of `source`, as they are stored, but for the `lost` ones.
 

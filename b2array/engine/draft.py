@@ -47,7 +47,7 @@ from b2array.format.header import FrameType
 from b2array.format.kept import KEPT
 from b2array.format.state import State
 from b2array.progress import Progress
-from b2array.store.base import Store, join_views_at
+from b2array.store.base import Store, Version, join_views_at
 from b2array.store.spans import Span
 from b2array.store.spool import Spool
 
@@ -91,7 +91,7 @@ class Draft(Target):
         Whether the new frame may replace another one.
     locked : bool, default False
         Whether the caller holds the store's lock.
-    replaces : str, optional
+    replaces : Version, optional
         The version of the frame that the new one replaces: no other one is overwritten.
     is_same : bool, default False
         Whether the new frame is the same as an old one, in another file: it keeps the identity.
@@ -104,7 +104,7 @@ class Draft(Target):
 
     def __init__(
         self, store: Store, base: Snapshot | None, new: State | None = None, *,
-        overwrite: bool = False, locked: bool = False, replaces: str | None = None, is_same: bool = False,
+        overwrite: bool = False, locked: bool = False, replaces: Version | None = None, is_same: bool = False,
     ) -> None:  # fmt: skip
         start = base.state if base is not None else new
         if start is None:

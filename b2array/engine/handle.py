@@ -22,7 +22,7 @@ from b2array.format.frame import Frame
 from b2array.format.kept import Kept
 from b2array.format.state import with_index
 from b2array.format.summary import Summary
-from b2array.store.base import MISSING, Mutex, Store, attempts
+from b2array.store.base import MISSING, Mutex, Store, Version, attempts
 
 __all__ = ["RECOVERABLE", "Follower", "Handle", "Mode"]
 
@@ -421,7 +421,7 @@ def _explain(source: Source, error: B2ArrayError | OSError) -> None:
 
 
 def _restored(
-    kind: type[Handle], store: Store, thin: Frame, index: bytes, start: int, version: str | None, generation: str,
+    kind: type[Handle], store: Store, thin: Frame, index: bytes, start: int, version: Version | None, generation: str,
     mode: Mode, at: Kept | None,
 ) -> Handle:  # fmt: skip
     return kind(Snapshot(store, with_index(thin, index), start, version, generation, at=at), mode)

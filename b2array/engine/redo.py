@@ -27,7 +27,7 @@ from b2array.format.frame import FINGERPRINT_NBYTES
 from b2array.format.header import unpack_header
 from b2array.format.index import chunk_name
 from b2array.format.kept import KEPT, ledger_of, object_name
-from b2array.store.base import MISSING, Head, Store, attempts, stale_reader, too_many_conflicts
+from b2array.store.base import MISSING, Head, Store, Version, attempts, stale_reader, too_many_conflicts
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.local import LocalStore
 from b2array.store.spans import Span
@@ -56,7 +56,7 @@ class Found(NamedTuple):
     state: str = ""
     lasting: str = ""
     name: str | None = None
-    version: str | None = None
+    version: Version | None = None
 
     @property
     def is_mark(self) -> bool:
@@ -84,7 +84,8 @@ def look(store: Store) -> Found:
         for name, head in zip(names, store.head(names, 1), strict=True):
             if isinstance(head, Head):
                 version = (head.stamp or store.stamp(name)).version
-                return Found(None, _DAMAGED + version, _DAMAGED + version, name, version)
+                state = f"{_DAMAGED}{version or ''}"
+                return Found(None, state, state, name, version)
         raise
     identity = held.state.annotations.identity
     lasting = f"id {identity.hex()}" if identity else held.generation
@@ -360,7 +361,7 @@ def _waiting(store: Store) -> tuple[Path, str, Entry] | None:
 
 
 @lru_cache(maxsize=16)
-def _log_of(url: str, version: str) -> Mapping[str, Entry]:  # noqa: ARG001 - the version is that of the manifest
+def _log_of(url: str, version: Version | None) -> Mapping[str, Entry]:  # noqa: ARG001 - the version is that of the manifest
     (head,) = LocalStore(url).head([MANIFEST], config.limits.metadata_nbytes)
     if isinstance(head, Exception):
         raise head

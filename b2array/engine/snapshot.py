@@ -24,14 +24,13 @@ from b2array.format.kept import Kept, Ledger, ledger_of, object_name, unpack_sta
 from b2array.format.state import State, parse
 from b2array.store.base import (
     Head,
-    KnownBytes,
     Store,
     Tail,
+    Version,
     read_whole,
     says_more,
     stale_reader,
     where,
-    with_known_bytes,
 )
 from b2array.store.spans import Span
 
@@ -65,7 +64,7 @@ class Snapshot(Source):
     store: Store
     state: State
     start: int
-    version: str | None
+    version: Version | None
     generation: str
     unique: str = ""
     header: bytes = b""
@@ -75,7 +74,7 @@ class Snapshot(Source):
     is_local: bool = field(init=False)
     heads: MutableMapping[int, CachedHead] = field(init=False, default_factory=dict)
     cache_key: object | None = field(init=False)
-    _expected: str | None = field(init=False)
+    _expected: Version | None = field(init=False)
     _is_unchecked: bool = field(init=False)
     _ordered: npt.NDArray[np.int64] | None = field(init=False, default=None)
 
@@ -83,7 +82,7 @@ class Snapshot(Source):
         described = self.state.frame
         expected = None if described.frame_type == FrameType.SPARSE else self.version
         if expected is not None and self.store.can.local and described.is_ours:
-            expected = with_known_bytes(expected, self._last_bytes())
+            expected = Version(expected.tag, expected.state, *self._last_bytes())
         object.__setattr__(self, "frame", described)
         object.__setattr__(self, "sparse", described.frame_type == FrameType.SPARSE)
         object.__setattr__(self, "is_local", self.store.can.local)
@@ -93,12 +92,12 @@ class Snapshot(Source):
         object.__setattr__(self, "_is_unchecked", unchecked)
         object.__setattr__(self, "cache_key", self._new_cache_key())
 
-    def _last_bytes(self) -> KnownBytes:
-        """Return the last bytes of this state, which no other file has."""
+    def _last_bytes(self) -> tuple[bytes, int]:
+        """Return the last bytes of this state, which no other file has there, and where they end."""
         described, at = self.state.frame, self.at
         if at is None:
-            return KnownBytes(self.start + described.frame_len, described.fingerprint)
-        return KnownBytes(self.start + described.header_len + at.place + at.nbytes, at.digest)
+            return described.fingerprint, self.start + described.frame_len
+        return at.digest, self.start + described.header_len + at.place + at.nbytes
 
     def _new_cache_key(self) -> object | None:
         """Return the key of this frame's blocks in the cache; None if they must not be cached.
@@ -223,8 +222,8 @@ def _load(store: Store, start: int, *, in_one_wave: bool = True) -> Snapshot:
         raise _refusal(store, heads)
     # On object stores an empty object may stand for the directory.
     name, head = found[-1] if not found[0][1].data else found[0]
-    version = head.stamp.version if head.stamp else None
-    if tail is None or name or tail.version != (version or ""):
+    version = head.version
+    if tail is None or name or tail.version != version:
         return _parse(store, name, start, head.data, version, head.unique)
     try:
         return _parse(store, name, start, head.data, version, head.unique, tail)
@@ -252,7 +251,7 @@ def reload(held: Snapshot, *, even_new: bool = False) -> Snapshot:
     if held.header and held.frame.is_ours:
         head = unchanged(held.store, held.frame, held.header, held.start)
         if head is not None:
-            return replace(held, version=head.stamp.version if head.stamp else None, unique=head.unique)
+            return replace(held, version=head.version, unique=head.unique)
     current = load(held.store, start=held.start)
     if held.at is not None:
         return kept_state(current, held.at.name, held.at.generation)
@@ -330,7 +329,7 @@ def unchanged(store: Store, described: Frame, header: bytes, start: int = 0) -> 
     return head if tail == described.fingerprint else None
 
 
-def restore(store: Store, data: Buffer, version: str | None, unique: str = "") -> Snapshot:
+def restore(store: Store, data: Buffer, version: Version | None, unique: str = "") -> Snapshot:
     """Read a frame. `data` has at least its header, and the store the rest. Raises what `load` raises."""
     try:
         sparse = unpack_header(data).frame_type == FrameType.SPARSE
@@ -354,7 +353,7 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
 
 
 def _parse(
-    store: Store, name: str, start: int, data: memoryview, version: str | None, unique: str = "",
+    store: Store, name: str, start: int, data: memoryview, version: Version | None, unique: str = "",
     end: Tail | None = None,
 ) -> Snapshot:  # fmt: skip
     try:
@@ -390,9 +389,9 @@ def _wrong_kind(found: FrameType) -> FormatError:
     return FormatError(f"expected a {expected.name.lower()} frame, found a {found.name.lower()} one")
 
 
-def _digest(header: bytes, tail: Buffer, version: str | None) -> str:
+def _digest(header: bytes, tail: Buffer, version: Version | None) -> str:
     """Name a state that other software wrote: it may write chunks again without changing a byte of the frame."""
     digest = blake2b(header, digest_size=16)
     digest.update(tail)
-    digest.update((version or "").encode())
+    digest.update(str(version or "").encode())
     return digest.hexdigest()

@@ -139,7 +139,7 @@ class Archive:
         # Its own store keeps the archive open as long as the member is used, even if another archive replaces it.
         store = open_store(self._address, storage_options=self._options)
         held = located(where, lambda: snapshot.load(store, start=start))
-        if held.version is not None and held.version != stamp.version:
+        if held.version not in (None, stamp.version):
             raise stale_reader(self.url)
         if held.frame.frame_len > entry.nbytes:
             raise FormatError(f"{where}: expected a frame in {entry.nbytes} bytes, found {held.frame.frame_len}")

@@ -37,8 +37,8 @@ from b2array.group import embedded, summaries
 from b2array.group.members import Members
 from b2array.store.base import (
     MISSING,
-    Stamp,
     Store,
+    Version,
     attempts,
     conflict,
     stale_reader,
@@ -100,8 +100,10 @@ class Directory:
         self.storage_options = dict(storage_options)
         self._known = known
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
-        self._inner: tuple[str, dict[str, str]] = "", {}  # the embedded members of a version of their frame
-        self._settled = ""  # the version of the manifest whose redo log this handle has seen carried out
+        # The embedded members, with the version of their frame.
+        self._inner: tuple[Version | None, dict[str, str]] = None, {}
+        # The version of the manifest whose redo log this handle has seen carried out.
+        self._settled: Version | None = None
         self.store = open_store(url, storage_options=self.storage_options)
         # Members are opened when they are asked for. By then the working directory may be another one.
         self._address = self.store.url if self.is_local else url
@@ -231,7 +233,7 @@ class Directory:
     def _embedded(self, manifest: Manifest) -> dict[str, str]:
         """Return the members in the embedding frame, but for those that the redo log deletes."""
         version = self.store.stamp(EMBEDDED).version
-        if version != self._inner[0]:
+        if version is None or version != self._inner[0]:
             self._inner = version, embedded.members(self._embedding("r"))
         return {
             name: path for name, path in self._inner[1].items()
@@ -282,12 +284,12 @@ class Directory:
     def _embedding(self, mode: Mode) -> SChunk:
         return SChunk(Handle(snapshot.load(self.store_of(EMBEDDED)), mode))
 
-    def read(self) -> tuple[Manifest, Stamp | None]:
+    def read(self) -> tuple[Manifest, Version | None]:
         """Read the manifest and its version. Where there is no manifest, there is no version either."""
-        manifest, stamp = self._stored()
+        manifest, version = self._stored()
         if not self.is_local:
             manifest = replace(manifest, members=self.listed(manifest))
-        return manifest, stamp
+        return manifest, version
 
     def stored(self) -> Manifest:
         """Read the manifest as it is now."""
@@ -296,14 +298,14 @@ class Directory:
     def require_ledger(self) -> None:
         """Raise UnsupportedError if the group has no place for snapshots."""
 
-    def _stored(self, *, versioned: bool = True) -> tuple[Manifest, Stamp | None]:
+    def _stored(self, *, versioned: bool = True) -> tuple[Manifest, Version | None]:
         limit = config.limits.metadata_nbytes
         (head,) = self.store.head([MANIFEST], limit)
-        stamp = None
-        unversioned = not isinstance(head, Exception) and head.stamp is None
+        version = None
+        unversioned = not isinstance(head, Exception) and head.version is None
         if unversioned and versioned and self.store.can.write:
             # Read the version first: then the content is at least as new, and no update is lost.
-            stamp = self.store.stamp(MANIFEST)
+            version = self.store.stamp(MANIFEST).version
             (head,) = self.store.head([MANIFEST], limit)
         if isinstance(head, MISSING):
             return Manifest(), None
@@ -312,17 +314,17 @@ class Directory:
         where, data = f"{self.url}/{MANIFEST}", head.data
         if len(data) == limit:
             raise LimitError(f"{where} has {limit} bytes or more")
-        return located(where, lambda: Manifest.unpack(data)), head.stamp or stamp
+        return located(where, lambda: Manifest.unpack(data)), head.version or version
 
-    def write(self, manifest: Manifest, stamp: Stamp | None) -> None:
+    def write(self, manifest: Manifest, version: Version | None) -> None:
         """Replace the manifest of that version, or raise ConflictError. The caller holds its lock."""
         manifest = self._as_stored(manifest)
         content = manifest.pack()
         try:
-            if stamp is None:
+            if version is None:
                 self.store.create(MANIFEST, content)
             else:
-                self.store.replace(MANIFEST, content, expected=stamp.version)
+                self.store.replace(MANIFEST, content, expected=version)
         except (ConflictError, FileExistsError) as error:
             # The answer to a request that succeeded may have been lost.
             if self._stored()[0] != manifest:
@@ -340,20 +342,20 @@ class Directory:
         """Replace the manifest by a changed one; try again if another writer came first."""
         for _ in attempts(self.store):
             with self.store.lock(MANIFEST), suppress(ConflictError):
-                manifest, stamp = self.read()
+                manifest, version = self.read()
                 manifest = change(manifest)
-                self.write(manifest, stamp)
+                self.write(manifest, version)
                 return manifest
         raise too_many_conflicts(self.store)
 
     def recover(self) -> None:
         """Complete a commit that was interrupted, and show the result."""
-        manifest, stamp = self._stored()
-        if manifest.redo and stamp is not None and stamp.version != self._settled:
+        manifest, version = self._stored()
+        if manifest.redo and version != self._settled:
             with self.store.lock(MANIFEST):
-                found, stamp = self._stored()
-                self.settle(found)
-                self._settled = stamp.version if stamp is not None else ""
+                manifest, version = self._stored()
+                self.settle(manifest)
+                self._settled = version
             self.refresh()
 
     def settle(self, manifest: Manifest, *, locked: Collection[str] = ()) -> dict[str, Entry]:

@@ -68,7 +68,7 @@ def promise(store: Store, record: Any, keep: Callable[[Summary], Snapshot]) -> P
     head = unchanged(store, described, said.header)
     if head is None:
         return None
-    data, version = head.data, head.stamp.version if head.stamp else None
+    data, version = head.data, head.version
     if len(data) < described.frame_len:
         data = memoryview(said.header)
     return Promised(store, said, lambda: restore(store, data, version, head.unique))

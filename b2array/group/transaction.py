@@ -67,7 +67,7 @@ from b2array.group.kept import (
 )  # fmt: skip
 from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
-from b2array.store.base import MISSING, Stamp, Store, attempts, may_still_happen, too_many_conflicts
+from b2array.store.base import MISSING, Store, Version, attempts, may_still_happen, too_many_conflicts
 
 __all__ = ["Transaction", "changing", "committing"]
 
@@ -542,7 +542,7 @@ class Transaction(Changes):
         The caller holds the lock of the manifest, and releases those that are added to `locks`.
         """
         view = self._view
-        before, stamp = view.read()
+        before, version = view.read()
         left = view.settle(before)
         changed = [path for path, member in touched.items() if not member.is_new]
         # In memory, the lock of the manifest excludes all writers.
@@ -571,12 +571,12 @@ class Transaction(Changes):
                     self._after(before, {**left, **log}), kept=self._kept(before, touched, frames),
                     retired=self._all_retired(before, [*retired.values(), *self._copied_frames]),
                 )  # fmt: skip
-                view.write(after, stamp)
+                view.write(after, version)
         except BaseException as error:
             late = after is not None and may_still_happen(view.store, error)
-            if after is None or not self._happened(after, stamp, error, late=late):
+            if after is None or not self._happened(after, version, error, late=late):
                 self._unstage(touched, log)
-                if isinstance(error, ConflictError) and after is not None and view.read()[1] != stamp:
+                if isinstance(error, ConflictError) and after is not None and view.read()[1] != version:
                     return False
                 raise
         # From here on the changes are committed; what fails now is left to the next writer.
@@ -727,7 +727,7 @@ class Transaction(Changes):
             lists, self._lists = self._lists, []
             self._view.store.delete(lists)
 
-    def _happened(self, after: Manifest, stamp: Stamp | None, error: BaseException, *, late: bool) -> bool:
+    def _happened(self, after: Manifest, version: Version | None, error: BaseException, *, late: bool) -> bool:
         """Whether the manifest was replaced despite an error, as when a server's answer is lost.
 
         Raises `error` if that is unknown, or if it may still be replaced (`late`). Everything then stays where it is,
@@ -739,7 +739,7 @@ class Transaction(Changes):
             self._overtaken = self._view.read()[0].follows(after)
             if self._overtaken:
                 return True
-            if isinstance(error, ConflictError) or (self._view.read()[1] == stamp and not late):
+            if isinstance(error, ConflictError) or (self._view.read()[1] == version and not late):
                 return False
         self._ended = True
         for member in self._touched.values():
@@ -767,7 +767,7 @@ class Transaction(Changes):
             return
         view = self._view
         is_described = bool(after.summaries) or (self._marked and len(self.members()) <= _MOST_DESCRIBED)
-        now, stamp = view.read()
+        now, version = view.read()
         if now.commit == after.commit:
             # A program that makes a member usually goes on to change it: a summary would soon be out of date.
             soon = set() if self._marked else {*self._names}
@@ -775,7 +775,7 @@ class Transaction(Changes):
             cleared = replace(now, redo=left)
             if is_described or not view.is_local:
                 cleared = cleared.with_summaries(records, members=self.members())
-            view.write(cleared, stamp)
+            view.write(cleared, version)
             self._directory.show(cleared, self.members())
 
 

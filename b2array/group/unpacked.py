@@ -25,10 +25,9 @@ import weakref
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import msgpack
 
@@ -44,7 +43,7 @@ from b2array.group.directory import Directory, copy_of
 from b2array.group.members import Members
 from b2array.store import disk
 from b2array.store.atomic import AtomicFile, require_free
-from b2array.store.base import Head
+from b2array.store.base import Head, Version
 from b2array.store.endings import TEMPORARY, WORK
 from b2array.store.links import refuse_link
 from b2array.store.local import LocalStore
@@ -56,30 +55,6 @@ _SUFFIX = ".b2z"
 _NOTE_NBYTES = 2**12
 
 
-@dataclass(frozen=True, slots=True)
-class _Note:
-    """Versions of the archive: the one that the writer began with, "" if there was none, and the one it has written."""
-
-    begun: str
-    written: str = ""
-
-    def pack(self) -> bytes:
-        packed: bytes = msgpack.packb(astuple(self))
-        return packed
-
-    @classmethod
-    def read(cls, work: str) -> Self | None:
-        """Read the note in a directory; None if there is none, or if the bytes are no note."""
-        (head,) = LocalStore(work).head([NOTE], _NOTE_NBYTES)
-        if not isinstance(head, Head):
-            return None
-        try:
-            begun, written = msgpack.unpackb(head.data)
-        except (ValueError, TypeError, msgpack.UnpackException):
-            return None
-        return cls(begun, written) if isinstance(begun, str) and isinstance(written, str) else None
-
-
 class Unpacked(Directory):
     """The members of an archive in the directory of its writer.
 
@@ -88,6 +63,7 @@ class Unpacked(Directory):
     """
 
     _lock: FileIO | None = None
+    _begun: Version | None = None
     _archive: Archive | None = None
 
     @property
@@ -95,9 +71,9 @@ class Unpacked(Directory):
         """Where the archive is."""
         return self.store.url.removesuffix(WORK)
 
-    def own(self, lock: FileIO) -> None:
-        """Own the directory, whose lock this is."""
-        self._lock = lock
+    def own(self, lock: FileIO, begun: Version | None) -> None:
+        """Own the directory, whose lock this is. The writer began with this version of the archive, if there is one."""
+        self._lock, self._begun = lock, begun
         self._finalizer = weakref.finalize(self, _forgotten, lock, self.url)
 
     def members(self) -> Members:
@@ -140,11 +116,12 @@ class Unpacked(Directory):
         self.recover()
         self.refresh()
         archive = LocalStore(self.url)
-        note = _Note.read(self.store.url) or _Note("")
-        packed = AtomicFile(archive, overwrite=bool(note.begun), expected=note.begun or None)
+        begun = self._begun
+        packed = AtomicFile(archive, overwrite=begun is not None, expected=begun)
         try:
             self._pack(packed.path)
-            _write(self.store.url, _Note(note.begun, LocalStore(packed.path).stamp("").version))
+            written = LocalStore(packed.path).stamp("").version
+            _write(self.store.url, begun, written)
             packed.finish()
         except BaseException:
             packed.abort()
@@ -234,27 +211,27 @@ def unpacked(url: str, storage_options: Mapping[str, Any], mode: str, *, resume:
         )
     try:
         refuse_link(work)
-        home = _begun(path, work, storage_options, mode, resume=resume)
+        begun = _version(path, replace=mode == "w")
+        home = _begun(path, work, storage_options, mode, begun, resume=resume)
     except BaseException:
         if not os.path.lexists(work):
             LocalStore(path).drop_lock()
         lock.close()
         raise
-    home.own(lock)
+    home.own(lock, begun)
     return home
 
 
 def _begun(
-    path: str, work: str, storage_options: Mapping[str, Any], mode: str, *, resume: bool | None
+    path: str, work: str, storage_options: Mapping[str, Any], mode: str, begun: Version | None, *, resume: bool | None
 ) -> Unpacked:  # fmt: skip
-    """Do what `unpacked` does. The caller holds the lock."""
-    begun = _version(path, replace=mode == "w")
+    """Do what `unpacked` does, with this version of the archive. The caller holds the lock."""
     left = _left(work, begun)
     if left is None or mode == "w" or resume is False:
         remove(work)
     elif resume is None:
         raise ConflictError(f"{path}: a writer did not finish. {_offer(path)}")
-    elif left.begun != begun:
+    elif left != _text(begun):
         raise ConflictError(
             f"{path} was replaced after the writer began whose changes are in {work}; resume=False removes them"
         )
@@ -272,15 +249,15 @@ def _begun(
             Archive(path, {}).unpack(home.store)
         if mode == "w" or not Path(work, EMBEDDED).exists():
             whole.initialise(home)
-        _write(work, _Note(begun))
+        _write(work, begun)
     except BaseException:
         remove(work)
         raise
     return home
 
 
-def _version(path: str, *, replace: bool) -> str:
-    """Return the version of the archive, "" if there is none; raise FormatError or FileExistsError for other files."""
+def _version(path: str, *, replace: bool) -> Version | None:
+    """Return the version of the archive, None if there is none; raise FormatError or FileExistsError for others."""
     store = LocalStore(path)
     (head,) = store.head([""], 16)
     if replace:
@@ -288,20 +265,32 @@ def _version(path: str, *, replace: bool) -> str:
     elif isinstance(head, Head) and not whole.is_archive(store):
         raise FormatError(f"{path}: expected an archive, found another file")
     if isinstance(head, FileNotFoundError):
-        return ""
+        return None
     if isinstance(head, Exception):
         raise head
     return store.stamp("").version
 
 
-def _left(work: str, version: str) -> _Note | None:
-    """Return the note of a writer that left changes; None if it left nothing, or if the archive has it all."""
-    note = _Note.read(work)
-    return None if note is None or (version and note.written == version) else note
+def _left(work: str, version: Version | None) -> str | None:
+    """Return the version that a writer began with who left changes; None if there are none, or the archive has them."""
+    (head,) = LocalStore(work).head([NOTE], _NOTE_NBYTES)
+    if not isinstance(head, Head):
+        return None
+    try:
+        begun, written = msgpack.unpackb(head.data)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
+    is_note = isinstance(begun, str) and isinstance(written, str)
+    return begun if is_note and (version is None or written != _text(version)) else None
 
 
-def _write(work: str, note: _Note) -> None:
-    LocalStore(work).replace(NOTE, note.pack())
+def _write(work: str, begun: Version | None, written: Version | None = None) -> None:
+    """Write the note: the version of the archive that the writer began with, and the one that it has written."""
+    LocalStore(work).replace(NOTE, msgpack.packb([_text(begun), _text(written)]))
+
+
+def _text(version: Version | None) -> str:
+    return str(version or "")
 
 
 def remove(work: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from b2array.store.base import Head, Store, durability
+from b2array.store.base import Head, Store, Version, durability
 from b2array.store.endings import LOCK
 from b2array.store.local import LocalStore
 
@@ -61,7 +61,7 @@ class AtomicFile:
     ConflictError.
     """
 
-    def __init__(self, store: Store, *, overwrite: bool, expected: str | None = None) -> None:
+    def __init__(self, store: Store, *, overwrite: bool, expected: Version | None = None) -> None:
         self._store, self._overwrite, self._expected = store, overwrite, expected
         beside = store.temporary("")
         self._directory = tempfile.TemporaryDirectory(prefix="b2array-") if beside is None else None

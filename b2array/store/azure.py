@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from b2array.store.base import Stamp, conflict, where
+from b2array.store.base import Stamp, Version, conflict, where
 from b2array.store.cloud import ABSENT, CloudStore, Part, remove_each
 
 __all__ = ["AzureStore"]
@@ -24,22 +24,22 @@ class AzureStore(CloudStore):
             return conflict(where(self.url, name))
         return super()._translate(error, name)
 
-    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
+    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
         container, key, version = fs.split_path(path)
         asked = {"offset": start, "length": stop - start, "version_id": version, **_condition(expected)}
         async with fs.service_client.get_blob_client(container, key) as blob:
             stream = await blob.download_blob(**asked, **fs._timeout_kwargs)
             content = await stream.readall()
         size = stream.properties.content_range.rpartition("/")[2]
-        return content, Stamp(int(size), stream.properties.etag)
+        return content, Stamp(int(size), Version(stream.properties.etag))
 
     async def _ask(self, fs: Any, path: str) -> Stamp:
         container, key, version = fs.split_path(path)
         async with fs.service_client.get_blob_client(container, key) as blob:
             found = await blob.get_blob_properties(version_id=version, **fs._timeout_kwargs)
-        return Stamp(found.size, found.etag)
+        return Stamp(found.size, Version(found.etag))
 
-    async def _send(self, fs: Any, path: str, content: bytes, expected: str | None) -> str:
+    async def _send(self, fs: Any, path: str, content: bytes, expected: Version | None) -> Version:
         from azure.core.exceptions import ResourceExistsError
 
         async with _blob(fs, path) as blob:
@@ -54,9 +54,9 @@ class AzureStore(CloudStore):
                 begun = await self._begin(fs, path, expected)
                 part = await self._send_part(fs, path, begun, Part(0, 0, content, len(content)))
                 return await self._finish(fs, path, begun, [part], expected)
-        return str(made["etag"])
+        return Version(made["etag"])
 
-    async def _begin(self, fs: Any, path: str, expected: str | None) -> str:
+    async def _begin(self, fs: Any, path: str, expected: Version | None) -> str:
         return os.urandom(8).hex()
 
     async def _send_part(self, fs: Any, path: str, begun: str, part: Part) -> str:
@@ -65,14 +65,14 @@ class AzureStore(CloudStore):
             await blob.stage_block(ident, part.content, **fs._timeout_kwargs)
         return ident
 
-    async def _finish(self, fs: Any, path: str, begun: str, sent: list[str], expected: str | None) -> str:
+    async def _finish(self, fs: Any, path: str, begun: str, sent: list[str], expected: Version | None) -> Version:
         from azure.storage.blob import BlobBlock
 
         async with _blob(fs, path) as blob:
             made = await blob.commit_block_list(
                 [BlobBlock(ident) for ident in sent], **_condition(expected), **fs._timeout_kwargs
             )
-        return str(made["etag"])
+        return Version(made["etag"])
 
     async def _abort(self, fs: Any, path: str, begun: str) -> None:
         """Leave the parts to Azure, which drops them after a week."""
@@ -89,11 +89,11 @@ def _blob(fs: Any, path: str) -> Any:
     return fs.service_client.get_blob_client(*fs.split_path(path)[:2])
 
 
-def _condition(expected: str | None) -> dict[str, Any]:
+def _condition(expected: Version | None) -> dict[str, Any]:
     from azure.core import MatchConditions
 
     if expected is None:
         return {}
     if expected == ABSENT:
         return {"match_condition": MatchConditions.IfMissing}
-    return {"match_condition": MatchConditions.IfNotModified, "etag": expected}
+    return {"match_condition": MatchConditions.IfNotModified, "etag": expected.tag}

@@ -38,6 +38,7 @@ __all__ = [
     "Stamp",
     "Store",
     "Tail",
+    "Version",
     "attempts",
     "durability",
     "in_one_state",
@@ -91,11 +92,29 @@ class Capabilities:
 READ_ONLY = Capabilities(write=False)
 
 
+class Version(NamedTuple):
+    """The version of an object, which differs between its states. Where nothing tells them apart, None is in its place.
+
+    The `tag` stays while the object is appended to, and the `state` changes with every write. In clouds and on HTTP the
+    tag alone names the state: it is an entity tag or a generation. A reader can add `known` bytes, which end at `stop`:
+    appending keeps them, and no other object has them there. A new file may get the inode of a deleted one.
+    """
+
+    tag: str
+    state: str = ""
+    known: bytes = b""
+    stop: int = 0
+
+    def __str__(self) -> str:
+        """Return the version, without known bytes, as digests, logs and notes have it. Nobody reads it back."""
+        return f"{self.tag}@{self.state}" if self.state else self.tag
+
+
 class Stamp(NamedTuple):
-    """The state of an object: its size in bytes (-1 if unknown), and a version that differs between states."""
+    """The state of an object: its size in bytes (-1 if unknown), and its version."""
 
     size: int
-    version: str
+    version: Version | None
 
 
 class Head(NamedTuple):
@@ -109,13 +128,18 @@ class Head(NamedTuple):
     stamp: Stamp | None
     unique: str = ""
 
+    @property
+    def version(self) -> Version | None:
+        """The version of the object, if the backend sends it with the bytes."""
+        return self.stamp.version if self.stamp else None
+
 
 class Tail(NamedTuple):
-    """The last bytes of an object, where they start in it, and the version of its state; "" if that has none."""
+    """The last bytes of an object, where they start in it, and its version."""
 
     data: memoryview
     start: int
-    version: str
+    version: Version | None
 
 
 class Listed(NamedTuple):
@@ -144,14 +168,13 @@ class Store(ABC):
     """Whether only this process can reach the objects."""
 
     @abstractmethod
-    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
+    def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
         """Read spans of any objects: writable bytes, one item per span. Spans that are close together share a request.
 
         If all spans lie in one object, `expected` is the version that it had. The store refuses the bytes of an object
-        that has replaced it. Local files are compared by inode, which appending keeps, and by the bytes that
-        `with_known_bytes` adds; objects in clouds and on HTTP by entity tag or generation. Other stores ignore
-        `expected`. With `clip`, a span that reaches beyond the end of its object gives fewer bytes. Views of
-        overlapping spans may share memory.
+        that has replaced it. Local files are compared by the tag, which appending keeps, and by the known bytes;
+        objects in clouds and on HTTP by the tag. Other stores ignore `expected`. With `clip`, a span that reaches
+        beyond the end of its object gives fewer bytes. Views of overlapping spans may share memory.
 
         Raises
         ------
@@ -164,7 +187,7 @@ class Store(ABC):
         """
 
     def gather(
-        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
+        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: Version | None = None
     ) -> memoryview:
         """Read spans into one buffer of `nbytes` bytes, each to its place. The bytes between them are undefined.
 
@@ -249,7 +272,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:
         """Write an object, as a whole or not at all. It may replace an older one, whose version may be `expected`.
 
         Clouds compare the version while they write; the content is in memory as a whole then. Local files compare
@@ -267,7 +290,7 @@ class Store(ABC):
         """Return the path of a file to make for `adopt`, or None if the store takes no files."""
         return None
 
-    def adopt(self, path: str, name: str, *, exclusive: bool, expected: str | None = None) -> Stamp:  # noqa: ARG002
+    def adopt(self, path: str, name: str, *, exclusive: bool, expected: Version | None = None) -> Stamp:  # noqa: ARG002
         """Rename the file at `path`, from `temporary`, to the object `name`.
 
         With `exclusive`, only if there is no such object. ConflictError says that it is not the `expected` version.
@@ -382,7 +405,7 @@ def as_answer(error: Exception) -> Exception:
     return error
 
 
-def read_whole(store: Store, span: Span, expected: str | None) -> memoryview:
+def read_whole(store: Store, span: Span, expected: Version | None) -> memoryview:
     """Read a part of a file without which the rest means nothing."""
     (view,) = store.read([span], expected=expected, clip=True)
     if len(view) < span.stop - span.start:
@@ -465,33 +488,6 @@ def in_one_state(function: Callable[[], T]) -> T:
         with suppress(ConflictError):
             return function()
     return function()
-
-
-# Versions.
-
-
-def identity(version: str) -> str:
-    """Return the part of a version that stays while an object is appended to."""
-    return version.partition("@")[0]
-
-
-class KnownBytes(NamedTuple):
-    """Bytes of an object that end at `stop`. Appending keeps them, and no other object has them there."""
-
-    stop: int
-    content: bytes
-
-
-def with_known_bytes(version: str, known: KnownBytes) -> str:
-    """Add bytes that identify an object to its version, because a new file may get the inode of a deleted one."""
-    return f"{version}#{known.stop}:{known.content.hex()}"
-
-
-def split_version(version: str) -> tuple[str, KnownBytes | None]:
-    """Undo `with_known_bytes`."""
-    version, _, known = version.partition("#")
-    stop, _, content = known.partition(":")
-    return version, KnownBytes(int(stop), bytes.fromhex(content)) if known else None
 
 
 # Spans and buffers.

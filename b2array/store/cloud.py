@@ -21,7 +21,7 @@ from b2array import threads
 from b2array.buffers import Buffer
 from b2array.errors import LimitError
 from b2array.store import upload
-from b2array.store.base import Capabilities, Stamp, conflict, join_pieces, where
+from b2array.store.base import Capabilities, Stamp, Version, conflict, join_pieces, where
 from b2array.store.file_systems import spelled_out
 from b2array.store.remote import ABSENT, FsspecStore, answer, at_once, join, status_of
 from b2array.store.spans import Span
@@ -71,7 +71,7 @@ class CloudStore(FsspecStore):
     # The requests of a cloud. An expected version may be `ABSENT`; None sets no condition.
 
     @abstractmethod
-    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
+    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
         """Read a range of an object."""
 
     @abstractmethod
@@ -79,11 +79,11 @@ class CloudStore(FsspecStore):
         """Read the state of an object."""
 
     @abstractmethod
-    async def _send(self, fs: Any, path: str, content: bytes, expected: str | None) -> str:
+    async def _send(self, fs: Any, path: str, content: bytes, expected: Version | None) -> Version:
         """Write an object; return its version."""
 
     @abstractmethod
-    async def _begin(self, fs: Any, path: str, expected: str | None) -> Any:
+    async def _begin(self, fs: Any, path: str, expected: Version | None) -> Any:
         """Begin an upload in parts; return what names it."""
 
     @abstractmethod
@@ -91,7 +91,7 @@ class CloudStore(FsspecStore):
         """Write a part; return what names it."""
 
     @abstractmethod
-    async def _finish(self, fs: Any, path: str, begun: Any, sent: list[Any], expected: str | None) -> str:
+    async def _finish(self, fs: Any, path: str, begun: Any, sent: list[Any], expected: Version | None) -> Version:
         """Make the object of its parts; return its version."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class CloudStore(FsspecStore):
             return conflict(where(self.url, name))
         return super()._translate(error, name)
 
-    def _answers(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
+    def _answers(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
         return self._get_each(partial(_of_object, self._get), spans, expected)
 
     def stamp(self, name: str) -> Stamp:
@@ -119,7 +119,7 @@ class CloudStore(FsspecStore):
     def _list(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
         return answer(fs.loop, partial(getattr(fs, f"_{verb}"), root, **options))
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:
         content = upload.split(data) if expected is None else join_pieces(data)
         place = where(self.url, name)
         if isinstance(content, bytes) and len(content) > self.put_limit:
@@ -131,12 +131,12 @@ class CloudStore(FsspecStore):
                 raise
         raise conflict(place)
 
-    def _put(self, name: str, content: bytes | bytearray, expected: str | None) -> Stamp:
+    def _put(self, name: str, content: bytes | bytearray, expected: Version | None) -> Stamp:
         version = self._wait(name, partial(_of_object, self._send), content, expected)
         self._forget(name)
         return Stamp(len(content), version)
 
-    def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:
+    def _put_parts(self, name: str, parts: Iterator[bytes], expected: Version | None) -> Stamp:
         begun: list[Any] = []
 
         def begin(_: None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from b2array import config
-from b2array.store.base import Stamp
+from b2array.store.base import Stamp, Version
 from b2array.store.cloud import ABSENT, CloudStore, Part, remove_each
 from b2array.store.remote import bytes_range
 
@@ -26,24 +26,24 @@ class GcsStore(CloudStore):
     _serves_ends = True
     uploads = 1  # a resumable upload takes one part after the other
 
-    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
+    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
         asked = {"alt": "media", "headers": {"Range": bytes_range(start, stop)}, **_condition(expected)}
         headers, content = await fs._call("GET", _OBJECT, *_place(fs, path), **asked, **_generation(fs, path))
         size = headers.get("Content-Range", "").rpartition("/")[2] or len(content)
-        return content, Stamp(int(size), headers["X-Goog-Generation"])
+        return content, Stamp(int(size), Version(headers["X-Goog-Generation"]))
 
     async def _ask(self, fs: Any, path: str) -> Stamp:
         asked = {"fields": "size,generation", "json_out": True, **_generation(fs, path)}
         found = await fs._call("GET", _OBJECT, *_place(fs, path), **asked)
-        return Stamp(int(found["size"]), found["generation"])
+        return Stamp(int(found["size"]), Version(found["generation"]))
 
-    async def _send(self, fs: Any, path: str, content: bytes, expected: str | None) -> str:
+    async def _send(self, fs: Any, path: str, content: bytes, expected: Version | None) -> Version:
         bucket, key = _place(fs, path)
         asked = {"uploadType": "media", "name": key, "headers": _BYTES, "json_out": True, **_condition(expected)}
         made = await fs._call("POST", _uploads(fs), bucket, data=content, **asked)
-        return str(made["generation"])
+        return Version(made["generation"])
 
-    async def _begin(self, fs: Any, path: str, expected: str | None) -> str:
+    async def _begin(self, fs: Any, path: str, expected: Version | None) -> str:
         bucket, key = _place(fs, path)
         asked = {"uploadType": "resumable", "name": key, **_condition(expected)}
         headers, _ = await fs._call("POST", _uploads(fs), bucket, **asked)
@@ -66,8 +66,8 @@ class GcsStore(CloudStore):
             if not part.start <= start < part.stop or stalled > config.retries:
                 raise OSError(f"expected an upload to go on behind {part.start}, found that {start} bytes have arrived")
 
-    async def _finish(self, fs: Any, path: str, begun: str, sent: list[str], expected: str | None) -> str:
-        return sent[-1]
+    async def _finish(self, fs: Any, path: str, begun: str, sent: list[str], expected: Version | None) -> Version:
+        return Version(sent[-1])
 
     async def _abort(self, fs: Any, path: str, begun: str) -> None:
         await fs._call("DELETE", re.sub("&ifGenerationMatch=[0-9]+", "", begun))
@@ -89,7 +89,7 @@ def _generation(fs: Any, path: str) -> dict[str, str]:
     return {} if generation is None else {"generation": generation}
 
 
-def _condition(expected: str | None) -> dict[str, str]:
+def _condition(expected: Version | None) -> dict[str, str]:
     if expected is None:
         return {}
-    return {"ifGenerationMatch": "0" if expected == ABSENT else expected}
+    return {"ifGenerationMatch": "0" if expected == ABSENT else expected.tag}

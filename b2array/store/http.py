@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from b2array.errors import ConflictError, UnsupportedError
-from b2array.store.base import READ_ONLY, Listed, Stamp, stale_reader, where
+from b2array.store.base import READ_ONLY, Listed, Stamp, Version, stale_reader, where
 from b2array.store.remote import FsspecStore, bytes_range, patiently, stamp_of, status_of
 from b2array.store.spans import Span
 
@@ -33,14 +33,14 @@ class HttpStore(FsspecStore):
     can = READ_ONLY
     _serves_ends = True
 
-    def _answers(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
+    def _answers(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
         answers = self._get_each(self._get, spans, expected, _CONNECTIONS)
         return [
             each if isinstance(each, Exception) else _answer(span, *each)
             for span, each in zip(spans, answers, strict=True)
         ]
 
-    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
+    def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
         try:
             return super().read(spans, expected=expected, clip=clip)
         except ConflictError:
@@ -61,17 +61,17 @@ class HttpStore(FsspecStore):
     def walk(self) -> list[str]:
         raise UnsupportedError(f"{self.url} cannot be listed")
 
-    async def _get(self, fs: Any, url: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
+    async def _get(self, fs: Any, url: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
         """Read a range of an object, and the state of the object."""
         return await patiently(partial(self._ask, fs, url, start, stop, expected), _may_pass)
 
-    async def _ask(self, fs: Any, url: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
+    async def _ask(self, fs: Any, url: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
         from aiohttp import ClientPayloadError
 
         # Ranges are counted in compressed bytes if the server compresses.
         headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", "Range": bytes_range(start, stop)}
-        if expected is not None and _is_strong(expected):
-            headers["If-Match"] = expected
+        if expected and _is_strong(expected):
+            headers["If-Match"] = expected.tag
         session, place = await fs.set_session(), fs.encode_url(url)
         async with session.get(place, **{**fs.kwargs, "headers": headers}) as answer:
             if answer.url.path == f"{place.path}/":  # the server shows what is in the directory
@@ -110,7 +110,7 @@ def _answer(span: Span, content: bytes, stamp: Stamp) -> tuple[bytes, Stamp | No
     """Return an answer with its state, if it has one: without a strong entity tag, two states may look the same."""
     if _is_strong(stamp.version):
         return content, stamp
-    return content, stamp._replace(version="") if span.start < 0 else None
+    return content, stamp._replace(version=None) if span.start < 0 else None
 
 
 async def _beginning(stream: Any, nbytes: int) -> bytes:
@@ -120,9 +120,9 @@ async def _beginning(stream: Any, nbytes: int) -> bytes:
     return bytes(taken)
 
 
-def _is_strong(version: str) -> bool:
+def _is_strong(version: Version | None) -> bool:
     """Whether a version is an entity tag that is different for any two contents."""
-    return version.startswith('"')
+    return version is not None and version.tag.startswith('"')
 
 
 def _may_pass(error: Exception) -> bool:

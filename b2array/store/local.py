@@ -25,15 +25,14 @@ from b2array.store.base import (
     Listed,
     Stamp,
     Store,
+    Version,
     as_answer,
     as_pieces,
     check_span,
     conflict,
     durability,
-    identity,
     merge,
     scatter,
-    split_version,
     stale_reader,
     too_short,
 )
@@ -53,9 +52,13 @@ _IOV_MAX = 1024
 """The most buffers that POSIX systems fill in one call."""
 
 
-def _local_stamp(status: os.stat_result) -> Stamp:
+def _version_of(status: os.stat_result) -> Version:
     # Without the device: its number differs between computers that share the file system.
-    return Stamp(status.st_size, f"{status.st_ino}@{status.st_mtime_ns}:{status.st_size}")
+    return Version(f"{status.st_ino}", f"{status.st_mtime_ns}:{status.st_size}")
+
+
+def _local_stamp(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_size, _version_of(status))
 
 
 def _unique(path: str, status: os.stat_result) -> str:
@@ -75,7 +78,7 @@ class _File:
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
         self.path = path
-        self.known: set[str] = set()
+        self.known: set[Version] = set()
 
     @classmethod
     def open(cls, path: str, *, follow: bool) -> Self:
@@ -87,7 +90,7 @@ class _File:
     def stamp(self) -> Stamp:
         return _local_stamp(os.fstat(self.fd))
 
-    def require(self, expected: str) -> None:
+    def require(self, expected: Version) -> None:
         """Raise ConflictError unless this is the file of that version: later commits append to it, patch its header.
 
         FormatError says that the file was cut off.
@@ -95,13 +98,13 @@ class _File:
         if expected in self.known:
             return
         status = os.fstat(self.fd)
-        found = _local_stamp(status)
-        version, known = split_version(expected)
-        if version != found.version:
-            if identity(version) != identity(found.version) or stat.S_ISDIR(status.st_mode):
+        found = _version_of(status)
+        tag, state, known, stop = expected
+        if (tag, state) != (found.tag, found.state):
+            if tag != found.tag or stat.S_ISDIR(status.st_mode):
                 raise stale_reader(self.path)
             # A new file may get the inode of a deleted one. `read` raises FormatError if this one is too short.
-            if known is not None and self.read(known.stop - len(known.content), known.stop) != known.content:
+            if known and self.read(stop - len(known), stop) != known:
                 raise stale_reader(self.path)
         self.known.add(expected)
 
@@ -216,7 +219,7 @@ class LocalStore(Store):
             file = self._file = self._open_new("")
         return file
 
-    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
+    def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
         views: list[memoryview] = []
         for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):
@@ -227,7 +230,7 @@ class LocalStore(Store):
         return scatter(spans, merged, views)
 
     def gather(
-        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: str | None = None
+        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: Version | None = None
     ) -> memoryview:
         # The thread uses the memory again: fresh memory costs more time than reading into it.
         check = partial(self._check_size, spans) if nbytes > _TRUSTED_ROOM else None
@@ -331,11 +334,11 @@ class LocalStore(Store):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         return self._write(path, data, exclusive=True)
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:
         return self._write(self._own_path(name), data, exclusive=False, expected=expected)
 
     def _write(
-        self, path: str, data: Buffer | Iterable[Buffer], *, exclusive: bool, expected: str | None = None
+        self, path: str, data: Buffer | Iterable[Buffer], *, exclusive: bool, expected: Version | None = None
     ) -> Stamp:  # fmt: skip
         disk.make_directories(os.path.dirname(path))
         temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY}"
@@ -355,10 +358,10 @@ class LocalStore(Store):
     def temporary(self, name: str) -> str | None:
         return f"{self._own_path(name)}.{os.urandom(8).hex()}{TEMPORARY}"
 
-    def adopt(self, path: str, name: str, *, exclusive: bool, expected: str | None = None) -> Stamp:
+    def adopt(self, path: str, name: str, *, exclusive: bool, expected: Version | None = None) -> Stamp:
         return self._rename(path, self._own_path(name), exclusive=exclusive, expected=expected)
 
-    def _rename(self, source: str, target: str, *, exclusive: bool, expected: str | None) -> Stamp:
+    def _rename(self, source: str, target: str, *, exclusive: bool, expected: Version | None) -> Stamp:
         links.refuse_link(source)
         stamp = _local_stamp(os.stat(source))
         if exclusive:
@@ -367,7 +370,7 @@ class LocalStore(Store):
             found = None
             with suppress(FileNotFoundError):
                 status = os.stat(target)
-                found = _local_stamp(status).version
+                found = _version_of(status)
                 os.chmod(source, status.st_mode & 0o7777)
             if expected is not None and found != expected:
                 raise conflict(target)

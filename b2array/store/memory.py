@@ -18,10 +18,10 @@ from b2array.store.base import (
     Mutex,
     Stamp,
     Store,
+    Version,
     as_answer,
     check_span,
     conflict,
-    identity,
     join_pieces,
     stale_reader,
     too_short,
@@ -35,7 +35,7 @@ __all__ = ["MemoryStore"]
 @dataclasses.dataclass(slots=True)
 class _Object:
     data: bytes | bytearray
-    identity: str = dataclasses.field(default_factory=lambda: os.urandom(8).hex())
+    tag: str = dataclasses.field(default_factory=lambda: os.urandom(8).hex())
     state: int = 0
     modified: float = dataclasses.field(default_factory=time.time)
 
@@ -48,7 +48,7 @@ class _Object:
         return self.data
 
     def stamp(self) -> Stamp:
-        return Stamp(len(self.data), f"{self.identity}@{self.state}")
+        return Stamp(len(self.data), Version(self.tag, f"{self.state}"))
 
 
 class MemoryStore(Store):
@@ -86,14 +86,14 @@ class MemoryStore(Store):
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where(self.url, name)) from None
 
-    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
+    def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
         with self._mutex.held:
             return [self._copy(span, expected, clip=clip) for span in spans]
 
-    def _copy(self, span: Span, expected: str | None, *, clip: bool) -> memoryview:
+    def _copy(self, span: Span, expected: Version | None, *, clip: bool) -> memoryview:
         name, start, stop = check_span(self.url, span)
         found = self._get(name)
-        if expected is not None and found.identity != identity(expected):
+        if expected is not None and found.tag != expected.tag:
             raise stale_reader(where(self.url, name))
         if stop > len(found.data) and not clip:
             raise too_short(where(self.url, name), start, stop, len(found.data) - start)
@@ -130,7 +130,7 @@ class MemoryStore(Store):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name))
         return new.stamp()
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:
         new = _Object(join_pieces(data))
         with self._mutex.held:
             if expected is not None and (name not in self._objects or self.stamp(name).version != expected):

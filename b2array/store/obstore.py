@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from b2array.errors import FormatError, LimitError, UnsupportedError
-from b2array.store.base import READ_ONLY, Capabilities, Listed, Stamp, conflict, where
+from b2array.store.base import READ_ONLY, Capabilities, Listed, Stamp, Version, conflict, where
 from b2array.store.cloud import ABSENT, CloudStore, remove_each
 from b2array.store.file_systems import FILE_SYSTEM
 from b2array.store.upload import PART
@@ -49,6 +49,7 @@ class ObstoreStore(CloudStore):
         if fs.protocol not in _PROTOCOLS:
             raise UnsupportedError(f"{self.url}: obstore is used for s3, gs, az and http, not for {fs.protocol!r}")
         self._cloud = _PROTOCOLS[fs.protocol]
+        self._tag = "version" if self._cloud == "gcs" else "e_tag"
         self.put_limit = _LIMITS[self._cloud]  # type: ignore[misc]
         self.can = READ_ONLY if self._cloud == "http" else Capabilities(compare=True)
         self._serves_ends = self._cloud != "azure"
@@ -87,11 +88,11 @@ class ObstoreStore(CloudStore):
             return self._os_error(OSError(text.partition("\n")[0]), status, place)
         return super()._translate(error, name)
 
-    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: str | None) -> tuple[Any, Stamp]:
+    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: Version | None) -> tuple[Any, Stamp]:
         store, key = _place(fs, path)
         asked: dict[str, Any] = {"range": {"suffix": -start} if start < 0 else (start, stop)}
         if expected is not None and self._cloud != "gcs":
-            asked["if_match"] = expected
+            asked["if_match"] = expected.tag
         answer = await store.get_async(key, options=asked)
         stamp = self._stamp_of(answer.meta)
         if expected is not None and stamp.version != expected:
@@ -103,21 +104,20 @@ class ObstoreStore(CloudStore):
         return self._stamp_of(await store.head_async(key))
 
     def _stamp_of(self, meta: Mapping[str, Any]) -> Stamp:
-        return Stamp(meta["size"], self._version_of(meta))
+        tag = meta[self._tag]  # an HTTP server may send none
+        return Stamp(meta["size"], Version(tag) if tag else None)
 
-    def _version_of(self, meta: Mapping[str, Any]) -> str:
-        return meta["version" if self._cloud == "gcs" else "e_tag"] or ""
-
-    async def _send(self, fs: Any, path: str, content: bytes | bytearray, expected: str | None) -> str:
+    async def _send(self, fs: Any, path: str, content: bytes | bytearray, expected: Version | None) -> Version:
         store, key = _place(fs, path)
         mode: Any = "overwrite"
         if expected == ABSENT:
             mode = "create"
         elif expected is not None:
-            mode = {"version" if self._cloud == "gcs" else "e_tag": expected}
-        return self._version_of(await store.put_async(key, content, mode=mode, use_multipart=False))
+            mode = {self._tag: expected.tag}
+        made = await store.put_async(key, content, mode=mode, use_multipart=False)
+        return Version(made[self._tag] or "")
 
-    def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:
+    def _put_parts(self, name: str, parts: Iterator[bytes], expected: Version | None) -> Stamp:
         if expected is not None:  # obstore has no condition for an upload in parts
             return self._put(name, self._collected(name, parts), expected)
         failures: list[BaseException] = []
@@ -152,13 +152,13 @@ class ObstoreStore(CloudStore):
                 raise LimitError(f"{place}: {len(content)} bytes or more are too many to make an object in one request")
         return content
 
-    async def _begin(self, fs: Any, path: str, expected: str | None) -> Any:
+    async def _begin(self, fs: Any, path: str, expected: Version | None) -> Any:
         raise NotImplementedError("obstore itself divides an upload")
 
     async def _send_part(self, fs: Any, path: str, begun: Any, part: Any) -> Any:
         raise NotImplementedError("obstore itself divides an upload")
 
-    async def _finish(self, fs: Any, path: str, begun: Any, sent: list[Any], expected: str | None) -> str:
+    async def _finish(self, fs: Any, path: str, begun: Any, sent: list[Any], expected: Version | None) -> Version:
         raise NotImplementedError("obstore itself divides an upload")
 
     async def _abort(self, fs: Any, path: str, begun: Any) -> None:

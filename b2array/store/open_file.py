@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeGuard, cas
 
 from b2array.buffers import Buffer
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
-from b2array.store.base import READ_ONLY, Head, Listed, Mutex, Stamp, Store, as_answer, merge, scatter, too_short
+from b2array.store.base import (
+    READ_ONLY,
+    Head,
+    Listed,
+    Mutex,
+    Stamp,
+    Store,
+    Version,
+    as_answer,
+    merge,
+    scatter,
+    too_short,
+)
 from b2array.store.file_systems import address_of
 from b2array.store.spans import Span
 
@@ -127,7 +139,7 @@ class OpenFileStore(Store):
         with _turn.held:
             return cast(int, self._file().seek(0, io.SEEK_END))
 
-    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:  # noqa: ARG002
+    def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:  # noqa: ARG002
         merged = merge(self.url, spans, _READ_LIMIT)
         buffers = []
         for each in merged:
@@ -160,8 +172,7 @@ class OpenFileStore(Store):
 
     def stamp(self, name: str) -> Stamp:
         self._require_unnamed(name)
-        size = self._size()
-        return Stamp(size, f":{size}")
+        return Stamp(self._size(), None)
 
     def listing(self) -> dict[str, Listed]:
         return {"": Listed(self._size(), None)}
@@ -175,7 +186,7 @@ class OpenFileStore(Store):
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:  # noqa: ARG002
         self._refuse()
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:  # noqa: ARG002
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:  # noqa: ARG002
         self._refuse()
 
     def delete(self, names: Iterable[str]) -> None:  # noqa: ARG002

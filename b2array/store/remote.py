@@ -25,6 +25,7 @@ from b2array.store.base import (
     Stamp,
     Store,
     Tail,
+    Version,
     as_answer,
     conflict,
     merge,
@@ -45,9 +46,9 @@ __all__ = [
 ]  # fmt: skip
 
 _T = TypeVar("_T")
-_Get = Callable[[Any, str, int, int, str | None], Awaitable[tuple[bytes, Stamp]]]
+_Get = Callable[[Any, str, int, int, Version | None], Awaitable[tuple[bytes, Stamp]]]
 
-ABSENT: Final = ""
+ABSENT: Final = Version("")
 """The version of an object that does not exist, as a condition for writing."""
 
 _READ_LIMIT = 16 * 2**20  # larger reads are split: several connections are faster than one
@@ -202,7 +203,7 @@ class FsspecStore(Store):
             made.__cause__ = error
         return made
 
-    def read(self, spans: Sequence[Span], *, expected: str | None = None, clip: bool = False) -> list[memoryview]:
+    def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
         filled = [each.span for each in merged if each.span.start < each.span.stop]
         answers = self._ranges(filled, expected)[::-1] if filled else []
@@ -213,7 +214,7 @@ class FsspecStore(Store):
             raise stale_reader(where(self.url, filled[0].name)) from None
         return scatter(spans, merged, (found.get(each.span, memoryview(b"")) for each in merged))
 
-    def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
+    def _ranges(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
         """Return for each span its bytes and the object's state, if the server sends it with them, or an error."""
         try:
             answers = self._answers(spans, expected)
@@ -221,7 +222,7 @@ class FsspecStore(Store):
             answers = [error] * len(spans)
         return [as_answer(each) if isinstance(each, Exception) else each for each in answers]
 
-    def _answers(self, spans: Sequence[Span], expected: str | None) -> list[Any]:  # noqa: ARG002
+    def _answers(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:  # noqa: ARG002
         # fsspec returns errors here; one that it raised would not say which object it is about.
         names, starts, stops = ([*column] for column in zip(*spans, strict=True))
 
@@ -232,7 +233,9 @@ class FsspecStore(Store):
 
         return self._call(names[0], request)
 
-    def _get_each(self, get: _Get, spans: Sequence[Span], expected: str | None, most: int = CONNECTIONS) -> list[Any]:
+    def _get_each(
+        self, get: _Get, spans: Sequence[Span], expected: Version | None, most: int = CONNECTIONS
+    ) -> list[Any]:
         """Do the same by a request for each span."""
 
         def send(fs: Any, _: str) -> Awaitable[list[Any]]:
@@ -282,7 +285,8 @@ class FsspecStore(Store):
         except Exception as error:  # noqa: BLE001 - the caller judges it
             return as_answer(error)
         stamp = None if isinstance(answer, Exception) else answer[1]
-        return Head(data, stamp, f"{self._ident}/{span.name} {stamp.version}" if self._ident and stamp else "")
+        version = self._ident and stamp and stamp.version
+        return Head(data, stamp, f"{self._ident}/{span.name} {version}" if version else "")
 
     def stamp(self, name: str) -> Stamp:
         return self._call(name, lambda fs, path: stamp_of(fs.info(path)))
@@ -319,26 +323,26 @@ class FsspecStore(Store):
         except ConflictError:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name)) from None
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:
         if expected is not None and self._version(name) != expected:
             raise conflict(where(self.url, name))
         self._require_writable()
         return self._write(name, upload.split(data), None)
 
-    def _write(self, name: str, content: bytes | Iterator[bytes], expected: str | None) -> Stamp:
+    def _write(self, name: str, content: bytes | Iterator[bytes], expected: Version | None) -> Stamp:
         """Write an object that replaces this version, any (None), or none (`ABSENT`)."""
         if isinstance(content, bytes):
             return self._put(name, content, expected)
-        if expected == ABSENT and self._version(name) is not None:
+        if expected == ABSENT and self._version(name) != ABSENT:
             raise conflict(where(self.url, name))
         return self._put_parts(name, content, expected)
 
-    def _put(self, name: str, content: bytes, expected: str | None) -> Stamp:
+    def _put(self, name: str, content: bytes, expected: Version | None) -> Stamp:
         options = {"mode": "create"} if expected == ABSENT else {}
         self._call(name, lambda fs, path: upload.in_directory(fs, path, lambda: fs.pipe_file(path, content, **options)))
         return self.stamp(name)
 
-    def _put_parts(self, name: str, parts: Iterator[bytes], expected: str | None) -> Stamp:  # noqa: ARG002
+    def _put_parts(self, name: str, parts: Iterator[bytes], expected: Version | None) -> Stamp:  # noqa: ARG002
         # Make the parts outside of `_call`, which would translate their errors.
         file = self._call(name, upload.begin)
         try:
@@ -351,11 +355,11 @@ class FsspecStore(Store):
             raise
         return self.stamp(name)
 
-    def _version(self, name: str) -> str | None:
+    def _version(self, name: str) -> Version | None:
         try:
             return self.stamp(name).version
         except FileNotFoundError:
-            return None
+            return ABSENT
 
     def _require_writable(self) -> None:
         if not self.can.write:
@@ -389,7 +393,7 @@ class CachingStore(FsspecStore):
 
     can = READ_ONLY
 
-    def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:  # noqa: ARG002
+    def _ranges(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:  # noqa: ARG002
         parallel = CONNECTIONS if self._links[0] == "simplecache" else 1
         groups = [[*group] for _, group in itertools.groupby(spans, key=lambda span: span.name)]
         with _caching.held:
@@ -476,8 +480,8 @@ def _name(path: str, root: str) -> str:
 def stamp_of(info: Mapping[str, Any]) -> Stamp:
     """Return the state of an object that a file system describes."""
     size = info.get("size")
-    version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
-    return Stamp(-1 if size is None else size, version if version.startswith('"') else f"{version}:{size}")
+    tag = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
+    return Stamp(-1 if size is None else size, Version(tag if tag.startswith('"') else f"{tag}:{size}"))
 
 
 def _modified(info: Mapping[str, Any]) -> float | None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from b2array.errors import UnsupportedError
-from b2array.store.base import Stamp, where
+from b2array.store.base import Stamp, Version, where
 from b2array.store.cloud import ABSENT, CloudStore, Part
 from b2array.store.remote import bytes_range, patiently
 
@@ -30,10 +30,10 @@ class S3Store(CloudStore):
             return FileNotFoundError(errno.ENOENT, missing, where(self.url, name))
         return super()._translate(error, name)
 
-    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: str | None) -> tuple[bytes, Stamp]:
+    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
         from s3fs.core import _error_wrapper
 
-        condition = {} if expected is None else {"IfMatch": expected}
+        condition = {} if expected is None else {"IfMatch": expected.tag}
 
         async def read() -> tuple[Any, bytes]:
             answer = await fs._call_s3("get_object", **_place(fs, path), Range=bytes_range(start, stop), **condition)
@@ -42,13 +42,13 @@ class S3Store(CloudStore):
 
         answer, content = await _error_wrapper(read, retries=fs.retries)
         size = answer.get("ContentRange", "").rpartition("/")[2] or answer["ContentLength"]
-        return content, Stamp(int(size), answer["ETag"])
+        return content, Stamp(int(size), Version(answer["ETag"]))
 
     async def _ask(self, fs: Any, path: str) -> Stamp:
         answer = await fs._call_s3("head_object", **_place(fs, path))
-        return Stamp(answer["ContentLength"], answer["ETag"])
+        return Stamp(answer["ContentLength"], Version(answer["ETag"]))
 
-    async def _send(self, fs: Any, path: str, content: bytes, expected: str | None) -> str:
+    async def _send(self, fs: Any, path: str, content: bytes, expected: Version | None) -> Version:
         # If s3fs split the upload, it would drop the condition.
         put = partial(fs._pipe_file, path, content, chunksize=self.put_limit, **await _condition(fs, expected))
         # Another write under way may fail: only a later answer tells whether it came first.
@@ -58,9 +58,9 @@ class S3Store(CloudStore):
             if expected != ABSENT or not _is_busy(error):
                 raise
             raise _busy() from None
-        return str(answer["ETag"])
+        return Version(answer["ETag"])
 
-    async def _begin(self, fs: Any, path: str, expected: str | None) -> Any:
+    async def _begin(self, fs: Any, path: str, expected: Version | None) -> Any:
         await _condition(fs, expected)
         answer = await fs._call_s3("create_multipart_upload", **_place(fs, path))
         return {"UploadId": answer["UploadId"]}
@@ -70,7 +70,7 @@ class S3Store(CloudStore):
         answer = await fs._call_s3("upload_part", **_place(fs, path), **begun, **number, Body=part.content)
         return {**number, "ETag": answer["ETag"]}
 
-    async def _finish(self, fs: Any, path: str, begun: Any, sent: list[Any], expected: str | None) -> str:
+    async def _finish(self, fs: Any, path: str, begun: Any, sent: list[Any], expected: Version | None) -> Version:
         condition = await _condition(fs, expected)
         parts = {"MultipartUpload": {"Parts": sent}}
         try:
@@ -80,7 +80,7 @@ class S3Store(CloudStore):
                 raise
             # S3 wants all parts again, but their source is used up.
             raise _busy() from None
-        return str(answer["ETag"])
+        return Version(answer["ETag"])
 
     async def _abort(self, fs: Any, path: str, begun: Any) -> None:
         await fs._call_s3("abort_multipart_upload", **_place(fs, path), **begun)
@@ -114,7 +114,7 @@ def _place(fs: Any, path: str) -> dict[str, Any]:
     return {"Bucket": bucket, "Key": key, **({} if version is None else {"VersionId": version})}
 
 
-async def _condition(fs: Any, expected: str | None) -> dict[str, str]:
+async def _condition(fs: Any, expected: Version | None) -> dict[str, str]:
     if expected is None:
         return {}
     await fs.set_session()
@@ -122,4 +122,4 @@ async def _condition(fs: Any, expected: str | None) -> dict[str, str]:
     known = (model.operation_model(name).input_shape.members for name in ("PutObject", "CompleteMultipartUpload"))
     if not all({"IfMatch", "IfNoneMatch"} <= members.keys() for members in known):
         raise UnsupportedError("safe writing to S3 needs botocore 1.35.70 or later")
-    return {"IfNoneMatch": "*"} if expected == ABSENT else {"IfMatch": expected}
+    return {"IfNoneMatch": "*"} if expected == ABSENT else {"IfMatch": expected.tag}

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 
 from b2array.buffers import Buffer
 from b2array.store import upload
-from b2array.store.base import Capabilities, Mutex, Stamp, conflict, where
-from b2array.store.remote import ABSENT, FsspecStore, join
+from b2array.store.base import Capabilities, Mutex, Stamp, Version, conflict, where
+from b2array.store.remote import FsspecStore, join
 from b2array.store.spans import Span
 
 __all__ = ["SharedMemoryStore"]
@@ -39,19 +39,19 @@ class SharedMemoryStore(FsspecStore):
         if file is None:
             raise FileNotFoundError(path)
         serial = _serials.setdefault(file, next(_next_serial))
-        return Stamp(file.size, f"{serial}@{file.modified.isoformat()}")
+        return Stamp(file.size, Version(f"{serial}", f"{file.modified}"))
 
-    def _ranges(self, spans: Sequence[Span], expected: str | None) -> list[Any]:
+    def _ranges(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
         with _shared_memory.held:
             if expected is not None and self._version(spans[0].name) != expected:
                 return [conflict(where(self.url, spans[0].name))] * len(spans)
             answers = zip(spans, super()._ranges(spans, None), strict=True)
             return [each if isinstance(each, Exception) else (each[0], self.stamp(span.name)) for span, each in answers]
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: str | None = None) -> Stamp:
+    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:
         return self._write(name, upload.split(data), expected)
 
-    def _write(self, name: str, content: bytes | Iterator[bytes], expected: str | None) -> Stamp:
+    def _write(self, name: str, content: bytes | Iterator[bytes], expected: Version | None) -> Stamp:
         from fsspec.implementations.memory import MemoryFile
 
         fs, root = self._connect()
@@ -60,7 +60,7 @@ class SharedMemoryStore(FsspecStore):
         file.writelines([content] if isinstance(content, bytes) else content)
         with _shared_memory.held:
             # The file system itself would take a prefix for an object, and look for no object above a large one.
-            if expected is not None and (self._version(name) or ABSENT) != expected:
+            if expected is not None and self._version(name) != expected:
                 raise conflict(place)
             if any(outer in fs.store for outer in itertools.accumulate(path.split("/")[:-1], "{}/{}".format)):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import blosc2
+import msgpack
 import numpy as np
 import pytest
 
 import b2array
 from b2array import open_group
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
+from b2array.group.archive import NOTE
+from b2array.store.endings import WORK
 
 X = np.arange(12.0).reshape(3, 4)
 
@@ -235,6 +238,17 @@ def _error_of_opening(url: str) -> str:
     except Exception as error:  # noqa: BLE001
         return type(error).__name__
     return ""
+
+
+def test_the_note_names_the_archive_that_the_writer_began_with(url: Path) -> None:
+    made(url, x=[1])
+    status = url.stat()
+    with open_group(url, "a") as group:
+        (note,) = Path(f"{url}{WORK}").glob(NOTE)
+        assert msgpack.unpackb(note.read_bytes()) == [f"{status.st_ino}@{status.st_mtime_ns}:{status.st_size}", ""]
+        group["x"][0] = 2
+        note.unlink()  # the writer itself does not need it
+    assert found(url) == {"x": [2]}
 
 
 def test_an_archive_that_somebody_replaced_is_not_overwritten(url: Path) -> None:

@@ -19,7 +19,7 @@ from lengths import examples
 from b2array import config
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.store import base
-from b2array.store.base import Head, Store
+from b2array.store.base import Head, Store, Version
 from b2array.store.http import HttpStore
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
@@ -581,8 +581,59 @@ def test_the_only_object_can_be_deleted(maker):
         store.stamp("")
 
 
+# ---- versions ----
+
+versions = st.builds(
+    Version, st.text("@#:1a", max_size=3), st.text("@#:1a", max_size=3), st.binary(max_size=2), st.integers(0, 2)
+)
+
+
+@given(versions, versions)
+def test_versions_are_equal_if_all_their_parts_are(a, b):
+    parts = [(each.tag, each.state, each.known, each.stop) for each in (a, b)]
+    assert (a == b) == (parts[0] == parts[1])
+    assert len({a, b}) == len({*parts})
+    assert {a: 1}[pickle.loads(pickle.dumps(a))] == 1
+
+
+def test_a_version_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        Version("7").tag = "8"
+    with pytest.raises(AttributeError):
+        Version("7").other = "8"
+
+
+def test_the_text_of_a_version_is_the_one_in_stored_notes_and_digests():
+    assert str(Version("7", "12:9", b"last", 40)) == f"{Version('7', '12:9')}" == "7@12:9"
+    assert str(Version('"tag"')) == '"tag"'
+
+
+@on(WRITABLE)
+def test_the_version_is_the_same_as_long_as_nobody_writes(maker):
+    store = maker.single(b"as it is")
+    first, second = store.stamp("").version, store.stamp("").version
+    assert first == second
+    assert hash(first) == hash(second)
+    assert pickle.loads(pickle.dumps(first)) == first
+
+
 @on(APPENDABLE)
-def test_appending_cuts_first_and_keeps_the_identity(maker):
+def test_the_tag_stays_while_an_object_is_appended_to_and_goes_when_it_is_replaced(maker):
+    store = maker.single(b"0123456789")
+    before = store.stamp("").version
+    store.append("", 10, b"more")
+    appended = store.stamp("").version
+    patched = store.patch("", 0, b"ab").version
+    replaced = store.replace("", b"another one").version
+    assert before.tag == appended.tag == patched.tag != replaced.tag
+    assert len({before, appended, replaced}) == 3
+    for version in (before, appended, patched):
+        with pytest.raises(ConflictError):
+            store.read([Span("", 0, 1)], expected=version)
+
+
+@on(APPENDABLE)
+def test_appending_cuts_first_and_keeps_the_tag(maker):
     store = maker.single(b"committed, aborted and longer")
     version = store.stamp("").version
     store.append("", 10, [b" and", b" more"])

@@ -86,7 +86,7 @@ ON_A_STORE = {
     "delete": lambda store: store.delete(["thesis.txt"]),
     "lock": lambda store: store.lock(INDEX).__enter__(),
     "remove": lambda store: store.remove(INDEX, everything),
-    "withdraw": lambda store: store.withdraw({"thesis.txt": Stamp(len(PRECIOUS), "")}),
+    "withdraw": lambda store: store.withdraw({"thesis.txt": Stamp(len(PRECIOUS), None)}),
 }
 
 
