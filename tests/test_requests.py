@@ -382,6 +382,25 @@ def test_a_large_tail_is_read_in_a_second_wave(tmp_path, http):
     assert found.attrs["noise"] == a.attrs["noise"]
 
 
+def test_a_snapshot_near_the_end_of_a_file_is_opened_with_the_requests_of_the_newest_state(tmp_path, http):
+    path, data = tmp_path / "a.b2nd", values("random")
+    write_ours(path, data, "contiguous")
+    a = b2array.open(path, "r+")
+    a.snapshot("before")
+    a[0, 0, 0] = 7
+    b2array.repack(path)  # as each commit to an object store does
+    url = served(http, path)
+    assert len(http.objects["a.b2nd"]) > 2 * 2**16
+    asked = []
+    for at in (None, "before"):
+        http.requests.clear()
+        found = b2array.open(url, at=at)
+        asked.append(sorted(http.requests))
+        assert found[0, 0, 0] == (7 if at is None else data[0, 0, 0])
+    assert asked[0] == asked[1]
+    assert len(asked[0]) == 3
+
+
 class Changing(dict):
     """Objects on a server that change after each request."""
 

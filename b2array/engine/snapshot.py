@@ -69,6 +69,7 @@ class Snapshot(Source):
     unique: str = ""
     header: bytes = b""
     at: Kept | None = None
+    ends: tuple[Tail, ...] = ()
     frame: Frame = field(init=False)
     sparse: bool = field(init=False)
     is_local: bool = field(init=False)
@@ -289,12 +290,18 @@ def unknown_name(url: str, name: str, names: Iterable[str]) -> KeyError:
 
 def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
     """Return states that the frame of a snapshot keeps, with one wave of requests."""
-    spans = []
-    for entry in (entry for entry in entries if not entry.packed):
+    spans, known = {}, {}
+    for entry in entries:
         base = 0 if held.sparse else held.start + held.frame.header_len + entry.place
-        spans.append(Span(object_name(entry.place) if held.sparse else "", base, base + entry.nbytes))
+        span = Span(object_name(entry.place) if held.sparse else "", base, base + entry.nbytes)
+        views = [end.data[span.start - end.start :] for end in held.ends if end.start <= span.start]
+        view = entry.packed or next((view[: entry.nbytes] for view in views if len(view) >= entry.nbytes), None)
+        if view is None:
+            spans[entry] = span
+        else:
+            known[entry] = view
     try:
-        read = iter(held.read(spans) if spans else ())
+        known.update(zip(spans, held.read([*spans.values()]) if spans else (), strict=True))
     except (FileNotFoundError, FormatError) as error:
         if len(entries) > 1:  # to name the one that is lost
             return [found for entry in entries for found in kept_states(held, [entry])]
@@ -305,7 +312,7 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
     found = []
     for entry in entries:
         try:
-            state = unpack_state(entry.packed or next(read), entry)
+            state = unpack_state(known[entry], entry)
         except (FormatError, UnsupportedError) as error:
             raise located_error(f"{held.url}: snapshot {entry.name!r}", error) from error
         if state.frame.frame_type != held.frame.frame_type:
@@ -375,7 +382,11 @@ def _parse(
         raise located_error(store.url, error) from error
     header = bytes(data[:header_len])
     generation = found.fingerprint.hex() if found.is_ours else _digest(header, tail, version)
-    return Snapshot(store, parse(found), start, version, generation, unique, header)
+    state = parse(found)
+    ends: tuple[Tail, ...] = ()
+    if state.annotations.kept and not (name or store.can.local):
+        ends = tuple(each for each in (Tail(data, start, version), end) if each is not None)
+    return Snapshot(store, state, start, version, generation, unique, header, ends=ends)
 
 
 def _has_tail(end: Tail, first: int, stop: int) -> bool:
