@@ -187,35 +187,11 @@ def directory_server(directory: Path) -> Iterator[str]:
         server.server_close()
 
 
-# S3 compares and writes in one step. moto compares first and writes later, so that requests that write must take turns.
-_MOTO = """
-import sys, threading
-from moto import backends
-from moto.moto_server import threaded_moto_server
-from moto.moto_server.threaded_moto_server import ThreadedMotoServer
-modules = [*backends.list_of_moto_modules()]
-backends.list_of_moto_modules = lambda: modules  # else it lists a directory for every request
-turn = threading.Lock()
-class OneWriteAtATime(threaded_moto_server.DomainDispatcherApplication):
-    def __call__(self, environ, start_response):
-        if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
-            return super().__call__(environ, start_response)
-        with turn:
-            return super().__call__(environ, start_response)
-threaded_moto_server.DomainDispatcherApplication = OneWriteAtATime
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-server.stop()
-"""
-
-
 @contextmanager
 def s3_server() -> Iterator[dict[str, object]]:
     """Run moto's S3 server in a process of its own, which ends with this one; gives storage options for it."""
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _MOTO],
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("moto_server.py"))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
