@@ -6,9 +6,11 @@ import gc
 import itertools
 import os
 import random
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TypeVar
 from unittest import TestCase
 
@@ -36,7 +38,7 @@ settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
-COUNTS = {"--torture": (8, 50), "--hostile": (60, 200), "--power": (8, 40)}
+COUNTS = {"--torture": (8, 50), "--hostile": (60, 200), "--power": (3, 15)}
 """How often tests of kills, damage and power failures repeat: in an ordinary run, and with the mark `slow`."""
 
 
@@ -109,12 +111,22 @@ def _leave_each_value(items: list[pytest.Function]) -> None:
         item.add_marker(pytest.mark.slow)
 
 
+def _is_another_obstore(item: pytest.Function) -> bool:
+    """Say whether a test reaches a kind of server by obstore, and the ordinary run takes another kind for it."""
+    chosen = clouds.OBSTORE[zlib.crc32(item.originalname.encode()) % len(clouds.OBSTORE)]
+    return item.callspec.params.get("cloud") in {*clouds.OBSTORE} - {chosen}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let the tests of a long run take as long as they need; random tests are slow where a profile makes them so."""
     by_function: dict[str, list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.get_closest_marker("crossed"):
+        if not (isinstance(item, pytest.Function) and hasattr(item, "callspec")):
+            continue
+        if _is_another_obstore(item):
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("crossed"):
             by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for same in by_function.values():
         _leave_each_value(same)
@@ -157,6 +169,20 @@ def _frozen() -> None:
     """Let the collector of garbage skip what is there already: after some thousand tests it is millions of objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def _path_numbers() -> Iterator[int]:
+    return itertools.count()
+
+
+@pytest.fixture
+def tmp_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _path_numbers: Iterator[int]
+) -> Path:
+    """Make a directory. To find a number for it, pytest's own fixture lists those of all tests before."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    return tmp_path_factory.mktemp(f"{name}{next(_path_numbers)}", numbered=False)
 
 
 @pytest.fixture(params=SHORT_AND_SLOW)

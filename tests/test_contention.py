@@ -19,6 +19,8 @@ from b2array.errors import ConflictError
 from b2array.group.directory import Directory
 from b2array.store.cloud import CloudStore
 
+pytestmark = pytest.mark.crossed
+
 PLACES = [("s3", "contiguous"), ("s3", "sparse"), ("gcs", "contiguous"), ("azure", "sparse")]
 """Kinds of servers, each with a layout that is committed there."""
 SHAPE, CHUNKS = (32, 20), (4, 20)

@@ -182,7 +182,7 @@ def test_any_bit_may_flip(
         if victim.name == ".b2lock":
             continue
         content = victim.read_bytes()
-        for at in sampled(sorted(rng.sample(range(len(content)), min(len(content), 140 // len(files(path))))), 4):
+        for at in sampled(sorted(rng.sample(range(len(content)), min(len(content), 140 // len(files(path))))), 8):
             changed = bytearray(content)
             changed[at] ^= 1 << rng.randrange(8)
             victim.write_bytes(changed)

@@ -21,6 +21,8 @@ from servers import S3_KEY, S3_SECRET, directory_server
 import b2array
 from b2array.errors import B2ArrayError, ChunkMissingError, ConflictError, ReadOnlyError, UnsupportedError
 
+pytestmark = pytest.mark.crossed
+
 ROOT = Path(__file__).parents[1]
 DATA = np.arange(40 * 50, dtype="i4").reshape(40, 50)
 OPTIONS = {"chunks": (10, 50), "blocks": (5, 25)}
@@ -260,8 +262,8 @@ def test_processes_that_write_disjoint_parts_lose_nothing(target, rows_of_a_chun
     url, options = target
     b2array.create(url, (12, 30), "i4", chunks=(rows_of_a_chunk, 30), layout="sparse", storage_options=options)
     command = [sys.executable, "-c", WRITE, url, json.dumps(options)]
-    processes = [subprocess.Popen([*command, str(rank), "3"], cwd=ROOT) for rank in range(3)]
-    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    processes = [subprocess.Popen([*command, str(rank), "2"], cwd=ROOT) for rank in range(2)]
+    assert [process.wait(120) for process in processes] == [0, 0]
     a = b2array.open(url, storage_options=options)
     assert np.array_equal(a[...], np.repeat(np.arange(1, 13)[:, None], 30, axis=1))
     assert len({*a._handle.frame.offsets.tolist()}) == a.nchunks
@@ -340,12 +342,10 @@ def test_a_refused_chunk_is_that_refusal_and_never_zeros(tmp_path, http, layout,
     a = b2array.open(http.url_of("a.b2nd"))
     for path in http.objects:
         http.statuses[path] = status
-    with pytest.raises(Exception, match=str(status)) as caught:
-        a[0]
-    assert not isinstance(caught.value, B2ArrayError | FileNotFoundError)
-    with pytest.raises(Exception, match=str(status)) as caught:
-        b2array.open(http.url_of("a.b2nd"))
-    assert not isinstance(caught.value, B2ArrayError | FileNotFoundError)
+    for verb in (lambda: a[0], lambda: b2array.open(http.url_of("a.b2nd"))):
+        with b2array.config.using(retries=1), pytest.raises(Exception, match=str(status)) as caught:
+            verb()
+        assert not isinstance(caught.value, B2ArrayError | FileNotFoundError)
 
 
 @both_layouts

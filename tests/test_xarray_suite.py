@@ -25,7 +25,10 @@ from xarray.tests import test_backends_datatree as theirs_of_trees
 import b2array
 from b2array.xarray_io import Backend, to_b2array
 
-pytestmark = pytest.mark.filterwarnings("default", "ignore:The specified chunks separate:UserWarning")
+pytestmark = [
+    pytest.mark.crossed,
+    pytest.mark.filterwarnings("default", "ignore:The specified chunks separate:UserWarning"),
+]
 
 create_test_datatree = theirs_to_share.create_test_datatree
 simple_datatree = theirs_to_share.simple_datatree

@@ -606,7 +606,7 @@ def test_processes_compute_what_an_http_server_has(http: RangeServer, tmp_path: 
     )
     arrays = [served["x"], served["y"], promised["x"], promised["y"].T, served["x"].view[:, 7:], copied]
     wanted = [values, values, values, values.T, values[:, 7:], values]
-    with dask.config.set({"scheduler": "processes", "num_workers": 2}):
+    with dask.config.set({"scheduler": "processes", "num_workers": 1}):
         for found, expected in zip(dask.compute(*(a.to_dask() + 1 for a in arrays)), wanted, strict=True):
             np.testing.assert_array_equal(found, expected + 1)
         lost = served["x"].to_dask()

@@ -19,6 +19,8 @@ from b2array import Group, NDArray, SChunk
 from b2array.errors import ChecksumError, FormatError, LimitError, ReadOnlyError
 from b2array.group.place import group_of
 
+pytestmark = pytest.mark.crossed
+
 X = np.arange(12.0).reshape(3, 4)
 
 

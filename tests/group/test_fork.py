@@ -404,7 +404,7 @@ def test_processes_change_a_group(tmp_path: Path, kind: str) -> None:
             assert shown.attrs == {f"worker {n}": n for n in range(1, 8)}
 
 
-OFTEN = {("s3", "sparse"), ("gcs", "contiguous"), ("azure", "sparse")}
+OFTEN = {("gcs", "contiguous"), ("azure", "sparse")}
 CLOUDS = [
     pytest.param(kind, layout, marks=() if (kind, layout) in OFTEN else pytest.mark.slow)
     for kind in clouds.KINDS

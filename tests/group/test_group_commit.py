@@ -294,7 +294,7 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
 ) -> None:
     before, after, names = states(place, story)
     outcomes = []
-    for at in sampled([at for at, name in enumerate(names) if name in WRITES and (name == "append" or not half)], 5):
+    for at in sampled([at for at, name in enumerate(names) if name in WRITES and (name == "append" or not half)], 6):
         name = names[at]
         group = place.prepared()
         url = group.url
@@ -326,7 +326,7 @@ def test_vacuum_of_a_member_leaves_what_a_killed_writer_committed(
 ) -> None:
     _, after, names = states(place, story)
     spared = 0
-    for at in sampled([at for at, name in enumerate(names) if name in WRITES], 5):
+    for at in sampled([at for at, name in enumerate(names) if name in WRITES], 6):
         group = place.prepared()
         url = group.url
 
@@ -357,7 +357,7 @@ def test_vacuum_of_a_member_leaves_what_a_killed_writer_committed(
 def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, way: str, sampled: Sampled) -> None:
     before, after, names = states(place, change)
     places = [at for at, name in enumerate(names) if name in WRITES or (way == "fails" and at % 7 == 0)]
-    for at in sampled(places, 6):
+    for at in sampled(places, 12):
         name = names[at]
         group = place.prepared()
         url = group.url
@@ -429,7 +429,7 @@ def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(
     after = found(group.url)
     outcomes = set()
     writes = [at for at, name in enumerate(names) if name in WRITES]
-    for at in sorted({*sampled(writes, 5), *sampled(range(3 + clash, len(names), 7), 8)}):
+    for at in sorted({*sampled(writes, 9), *sampled(range(3 + clash, len(names), 7), 16)}):
         group = place.prepared(free=[0])
         failures: list[BaseException] = []
 

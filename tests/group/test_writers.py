@@ -30,7 +30,10 @@ from b2array.store.local import LocalStore
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 ROWS = (6, 100)
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="writers are killed in processes of their own")
+pytestmark = [
+    pytest.mark.crossed,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="writers are killed in processes of their own"),
+]
 
 
 def in_a_child(task: Callable[[], object]) -> None:

@@ -178,6 +178,7 @@ def s3(bucket, s3_options):
     return open_store(f"s3://{bucket}/big", storage_options=s3_options)
 
 
+@pytest.mark.usefixtures("part")
 @pytest.mark.parametrize("failing", ["create_multipart_upload", "upload_part", "complete_multipart_upload"])
 def test_s3_a_request_that_fails_leaves_what_was_there_and_no_parts(s3, bucket, s3_options, failing, monkeypatch):
     import s3fs
@@ -205,6 +206,7 @@ def test_s3_a_request_that_fails_leaves_what_was_there_and_no_parts(s3, bucket, 
     assert "Uploads" not in found
 
 
+@pytest.mark.usefixtures("part")
 def test_a_creator_who_comes_between_is_noticed_at_the_end(cloud, cloud_url):
     store = open_store(f"{cloud_url}/big", storage_options=cloud.options)
 
@@ -217,6 +219,7 @@ def test_a_creator_who_comes_between_is_noticed_at_the_end(cloud, cloud_url):
     assert content(store) == b"the other one's"
 
 
+@pytest.mark.usefixtures("part")
 def test_a_creator_who_sends_parts_in_between_is_noticed(cloud, cloud_url):
     store = open_store(f"{cloud_url}/big", storage_options=cloud.options)
 
@@ -229,6 +232,7 @@ def test_a_creator_who_sends_parts_in_between_is_noticed(cloud, cloud_url):
     assert content(store) == b"".join(large(1))
 
 
+@pytest.mark.usefixtures("part")
 def test_s3_creating_what_exists_sends_no_parts(s3, s3_calls):
     s3.create("", b"before")
     s3_calls.clear()

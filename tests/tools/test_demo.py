@@ -89,6 +89,7 @@ def test_the_pond_is_a_pond() -> None:
     np.testing.assert_array_equal(field, demo.ripples(40, 48))
 
 
+@pytest.mark.slow
 def test_runs_as_a_program(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "b2array", "demo"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=120)

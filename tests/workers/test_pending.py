@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -46,33 +47,28 @@ def place(url: Path, layout: str) -> dict[str, object]:
     return {"url": url, "layout": layout, "chunks": (10, 15), "blocks": (5, 15)}
 
 
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-import b2array, dask
-from b2array.array import dask as graphs
-from test_pending import place, source
-original, count = graphs.write_part, 0
-def limited(*args):
-    global count
-    count += 1
-    if count > 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(*args)
-graphs.write_part = limited
-url, layout, region = Path(sys.argv[2]), sys.argv[3], sys.argv[4] == "region"
-with dask.config.set(scheduler="sync"):
-    if region:
-        b2array.open(url, mode="r+").store(source(-1))
-    else:
-        b2array.from_dask(source(), **place(url, layout))
-"""
+def killed(url: Path, layout: str, *, new: bool) -> None:
+    """Let a process be killed when it begins with its third piece."""
+    pid = os.fork()
+    if not pid:
+        try:
+            gc.freeze()
+            count, original = itertools.count(), graphs.write_part
 
+            def limited(*args: object) -> object:
+                if next(count) == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return original(*args)
 
-def killed(url: Path, layout: str, what: str) -> None:
-    done = subprocess.run([sys.executable, "-c", _KILLED, __file__, str(url), layout, what], check=False)
-    assert done.returncode == -signal.SIGKILL
+            graphs.write_part = limited
+            if new:
+                b2array.from_dask(source(), **place(url, layout))
+            else:
+                b2array.open(url, mode="r+").store(source(-1))
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status)
 
 
 def age(path: Path, seconds: float) -> None:
@@ -85,7 +81,7 @@ def age(path: Path, seconds: float) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_killed_write_of_a_new_array_is_removed_when_it_is_old(tmp_path: Path, layout: str) -> None:
     url = tmp_path / "a.b2nd"
-    killed(url, layout, "new")
+    killed(url, layout, new=True)
     before = sorted(tmp_path.rglob("*"))
     waiting = [path for path in before if path.suffix in (".chunk", ".b2tmp")]
     assert len(waiting) == (4 if layout == "sparse" else 2)
@@ -108,7 +104,7 @@ def test_a_killed_write_into_an_array_is_removed_and_the_array_stays(tmp_path: P
     url = tmp_path / "a.b2nd"
     b2array.asarray(values(), **place(url, layout))
     kept = sorted(tmp_path.rglob("*"))
-    killed(url, layout, "region")
+    killed(url, layout, new=False)
     report = b2array.verify(url, deep=True)
     assert report.ok
     assert [name.rstrip("/").endswith(JOURNAL) for name in report.leftovers] == [True]
