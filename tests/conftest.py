@@ -38,7 +38,7 @@ settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
-COUNTS = {"--torture": (8, 50), "--hostile": (60, 200), "--power": (3, 15)}
+COUNTS = {"--torture": (8, 50), "--hostile": (60, 200), "--power": (5, 20)}
 """How often tests of kills, damage and power failures repeat: in an ordinary run, and with the mark `slow`."""
 
 

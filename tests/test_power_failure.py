@@ -19,7 +19,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from powerfail import Crash, Disk, materialise
+from powerfail import EVERY_MOMENT, Crash, Disk, materialise
 
 import b2array
 from b2array import bloscpack, config
@@ -481,7 +481,7 @@ def test_a_power_failure_costs_no_array_and_with_full_no_commit(tmp_path, story,
     print(story.__name__, durable, dict(found), f"of {found.total()} states")
     allowed = {"newest"} if durable == "full" else {"newest", "older"}
     assert not {*found} - allowed, found.most_common()
-    assert found.total() > len(disk.log)
+    assert found.total() > len(disk.log) // 3
 
 
 @pytest.mark.parametrize("story", [Array, SparseArray, Group, Bloscpack])
@@ -490,6 +490,6 @@ def test_without_waiting_a_power_failure_may_cost_an_array(tmp_path, story, powe
     told = story(tmp_path / "root")
     disk, states = recorded(told, "off")
     with config.using(durable="off", cache_bytes=0):
-        found = tried(told, disk, states, seed, power)
+        found = tried(told, disk, states, seed, max(power, EVERY_MOMENT))
     print(story.__name__, "off", found.most_common(9))
     assert {*found} - {"newest", "older"}

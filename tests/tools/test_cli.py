@@ -62,7 +62,13 @@ def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "main", functools.partial(demo.main, 8, 16))
 
 
-@pytest.mark.usefixtures("small_demo")
+@pytest.fixture
+def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `bench` call each function once."""
+    monkeypatch.setattr(bench, "repeated", lambda calls: bench.timed(next(iter(calls))))
+
+
+@pytest.mark.usefixtures("small_demo", "_measured_once")
 def test_the_transcripts_of_the_documentation_are_what_happens(run: Run) -> None:
     names: dict[str, Any] = {}
     checker = doctest.OutputChecker()
@@ -640,7 +646,7 @@ def test_dead_space_is_reclaimed(run: Run, waves: np.ndarray) -> None:
         ("bench waves.b2nd --no-alternatives", ["measuring: 5 items"]),
     ],
 )
-@pytest.mark.usefixtures("waves")
+@pytest.mark.usefixtures("waves", "_measured_once")
 def test_progress_is_shown_on_request(command: str, shown: list[str], run: Run) -> None:
     Path("some.bin").write_bytes(bytes(3000))
     bloscpack.pack(bytes(3000), "some.blp")
@@ -674,10 +680,8 @@ def test_storage_options_are_passed_on(run: Run, s3_options: dict[str, Any], buc
     assert run("cat", f"s3://{bucket}/waves.b2nd", "[3, 4]", *given) == (0, "124.\n", "")
 
 
-def test_bench_measures_every_pattern_and_other_shapes(
-    run: Run, waves: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "_SECONDS", 0.001)
+@pytest.mark.usefixtures("_measured_once")
+def test_bench_measures_every_pattern_and_other_shapes(run: Run, waves: np.ndarray) -> None:
     found = json.loads(run("bench", "waves.b2nd", "--json")[1])
     assert [each["pattern"] for each in found["file"]] == ["one item", "one chunk", "[i, :]", "[:, i]", "everything"]
     assert [each["nbytes"] for each in found["file"]] == [8, 800, 320, 240, 9600]
@@ -692,11 +696,9 @@ def test_a_super_chunk_that_bench_cannot_measure_is_not_damaged(run: Run) -> Non
     assert err.endswith("log.b2frame is a super-chunk: bench measures arrays\n")
 
 
+@pytest.mark.usefixtures("_measured_once")
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 4, 5)])
-def test_arrays_of_any_shape_are_described_and_measured(
-    shape: tuple[int, ...], run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "_SECONDS", 0.001)
+def test_arrays_of_any_shape_are_described_and_measured(shape: tuple[int, ...], run: Run) -> None:
     b2array.asarray(np.ones(shape), url="x.b2nd")
     for command in (["info", "--chunks"], ["info", "--raw"], ["info", "--json", "--chunks"], ["bench"], ["cat"]):
         code, _, err = run(command[0], "x.b2nd", *command[1:])
@@ -790,9 +792,8 @@ def test_an_error_of_no_member_has_no_empty_name(run: Run) -> None:
     assert re.match(r"b2array: [^:]*\.b2group: expected", err)
 
 
-@pytest.mark.usefixtures("waves")
-def test_members_are_described_measured_and_copied_by_their_path(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_SECONDS", 0.001)
+@pytest.mark.usefixtures("waves", "_measured_once")
+def test_members_are_described_measured_and_copied_by_their_path(run: Run) -> None:
     assert run("copy", "waves.b2nd", "g.b2d/a/waves") == (0, "", "")
     assert run("copy", "g.b2d", "g.b2z") == (0, "", "")
     for url in ("g.b2d/a/waves", "g.b2d/a/waves.b2nd", "g.b2d#a/waves", "g.b2z/a/waves", "g.b2z#a/waves"):
