@@ -9,7 +9,6 @@ the answer of a server is lost; then nothing is cleaned up, because the store ma
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -24,6 +23,7 @@ from b2array.config import HEADER_LEN
 from b2array.engine.changes import LOWEST_CODE, ChangeSet, Keep
 from b2array.engine.draft import Draft, discard
 from b2array.engine.fetch import each_chunk
+from b2array.engine.kept import require_intact
 from b2array.engine.plan import Facts, Plan, Step, plan, unnoted
 from b2array.engine.snapshot import Snapshot, kept_states, load, reload
 from b2array.engine.source import Location, Source
@@ -369,7 +369,7 @@ def _copy_kept(new: Draft, old: Frame, kept: Sequence[Snapshot]) -> None:
         wanted = np.flatnonzero(offsets >= 0).tolist()
         if held.at is not None and (held.at.suspect or not old.is_ours):
             try:
-                deque(each_chunk(held, wanted), 0)
+                require_intact(held, deep=True)
             except FormatError as error:
                 raise located_error(f"{held.url}: the snapshot {held.at.name!r} is damaged; drop it", error) from error
         missing = [n for n in wanted if int(offsets[n]) not in copies]

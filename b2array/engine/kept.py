@@ -13,7 +13,7 @@ from b2array.engine.snapshot import Snapshot, kept_state, ledger_in
 from b2array.engine.source import ChunkRequest
 from b2array.errors import ConflictError, FormatError
 
-__all__ = ["CopiedGroup", "copied", "opened"]
+__all__ = ["CopiedGroup", "copied", "opened", "require_intact"]
 
 _AT_ONCE = 256
 
@@ -32,7 +32,7 @@ def opened(held: Snapshot, name: str, *, deep: bool = False) -> Snapshot:
         return kept_state(held, name)
     try:
         found = kept_state(held, name)
-        _require_intact(found, deep=deep)
+        require_intact(found, deep=deep)
     except FormatError as error:
         raise ConflictError(
             f"{held.url}: other software has changed the frame since the snapshot {name!r} was made, and took data of "
@@ -68,8 +68,11 @@ def copied(held: Snapshot, group: CopiedGroup | None = None) -> list[Snapshot]:
     return found
 
 
-def _require_intact(held: Snapshot, *, deep: bool) -> None:
-    """Compare the stored chunks with their checksums: all of each chunk if `deep`, or if its head does not tell."""
+def require_intact(held: Snapshot, *, deep: bool) -> None:
+    """Compare the stored chunks with their checksums: all of each chunk if `deep`, or if its head does not tell.
+
+    Raises what `fetch` raises.
+    """
     stored = [n for n in np.flatnonzero(held.frame.offsets >= 0).tolist() if n not in held.state.annotations.lost]
     if deep:
         deque(each_chunk(held, stored), 0)
