@@ -167,8 +167,16 @@ def test_a_group_in_files_shows_what_was_committed(
     ("kind", "layout"),
     [
         ("s3", "contiguous"),
-        pytest.param("gcs", "sparse", marks=pytest.mark.slow),
-        pytest.param("azure", "sparse", marks=pytest.mark.slow),
+        *(
+            pytest.param(kind, layout, marks=pytest.mark.slow)
+            for kind, layout in [
+                ("s3", "sparse"),
+                ("gcs", "contiguous"),
+                ("gcs", "sparse"),
+                ("azure", "contiguous"),
+                ("azure", "sparse"),
+            ]
+        ),
     ],
 )
 def test_a_group_in_an_object_store_shows_what_was_committed(

@@ -216,8 +216,9 @@ def test_an_answer_with_other_bytes_is_not_believed(http, reply):
     http.objects["a"] = CONTENT
     store = open_store(http.url_of("a"))
     assert read(store, ("", 0, 5)) == [CONTENT[:5]]
-    http.replies[:] = [reply] * 2
-    assert read(store, ("", 100, 200)) == [CONTENT[100:200]]
+    for count in (1, 2):
+        http.replies[:] = [reply] * count
+        assert read(store, ("", 100, 200)) == [CONTENT[100:200]]
     http.replies[:] = [reply] * 2
     assert bytes(store.head([""], 100, offset=100)[0].data) == CONTENT[100:200]
     http.replies[:] = [reply] * 9
@@ -551,9 +552,9 @@ def test_s3_loses_no_update_between_processes(bucket, s3_options):
     store = open_store(url, storage_options=s3_options)
     store.create("", b"0")
     command = [sys.executable, "-c", INCREMENT, url, json.dumps(s3_options)]
-    processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
-    assert [process.wait(60) for process in processes] == [0, 0]
-    assert read(store, ("", 0, 2)) == [b"16"]
+    processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert read(store, ("", 0, 2)) == [b"24"]
 
 
 def test_s3_sees_what_others_write(s3, s3_options):

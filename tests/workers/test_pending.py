@@ -68,7 +68,7 @@ def killed(url: Path, layout: str, *, new: bool) -> None:
         finally:
             os._exit(1)
     _, status = os.waitpid(pid, 0)
-    assert os.WIFSIGNALED(status)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 def age(path: Path, seconds: float) -> None:
