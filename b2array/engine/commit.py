@@ -21,6 +21,7 @@ from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.changes import LOWEST_CODE, ChangeSet, Keep
+from b2array.engine.claims import release
 from b2array.engine.draft import Draft, discard
 from b2array.engine.fetch import each_chunk
 from b2array.engine.kept import require_intact
@@ -151,7 +152,10 @@ def _newest(draft: Draft) -> Snapshot:
     """Return the newest state, and put the changes on top of it."""
     if draft.base is None:
         raise ValueError("a new frame has no earlier state")
-    current = reload(draft.base)
+    free = draft.claimed
+    while (current := reload(draft.base)).state.annotations.claim is not None and current.generation != free:
+        release(current)
+        free = current.generation
     draft.rebase(current)
     return current
 
@@ -308,6 +312,7 @@ def _whole(draft: Draft, current: Snapshot) -> Draft:
         draft.as_source(), draft.store, FrameType.CONTIGUOUS, progress=draft.progress, replaces=current.version,
         is_same=True, kept=kept_states(current, stay),
     )  # fmt: skip
+    whole.claim = draft.claim
     for keep in draft.keeps:
         whole.keep(keep)
     return whole

@@ -7,7 +7,8 @@ writer carries the log out, so that readers who open members directly see the ch
 
 A writer who dies before the commit leaves files that no reader finds; one who dies later leaves a redo log. The next
 writer carries that out before it does anything else. Other writers wait for the locks of local files; object stores
-replace the manifest only if it is the one that was read.
+replace the manifest only if it is the one that was read, and there claims hold writers of single members back; see
+`b2array.engine.claims`.
 
 On a local disk a change of one member alone needs no log: the one step that carries it out is the commit.
 
@@ -128,6 +129,7 @@ class Transaction(Changes):
         self._retiring: dict[str, RetiredFrame] = {}  # by the path of the member that goes
         self._copies: list[tuple[Kept, dict[str, State]]] = []  # snapshots of another group, with their members
         self._copied_frames: list[RetiredFrame] = []  # and the retired frames that they need
+        self._claims: dict[str, Snapshot] = {}  # the states that only claim members, by path
         self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
         self._identity = self._view.manifest.identity or os.urandom(8).hex() if marked else ""
         if replacing is not None:
@@ -487,6 +489,7 @@ class Transaction(Changes):
         self._ended = True
         for path, member in self._touched.items():
             self._leave(path, member)
+        self._disclaim()
         self._discard_retired([*self._retiring])
         for frame in self._copied_frames:
             self._remove_retired(frame.token)
@@ -563,6 +566,9 @@ class Transaction(Changes):
                 log[path] = self._stage(path, member, before.number + 1, frames)
             for path in self._goes(before, log):
                 log[path] = self._deletion(path, before.number + 1)
+            if view.store.can.compare and not self._claim(touched, log, before, version):
+                self._unstage(touched, log)
+                return False
             retired = self._retire(before)
             if self._is_one_step(before, log) and not (retired or self._keeps or self._drops or self._copies):
                 self._take_step(*log.items(), locked=locked)
@@ -675,6 +681,56 @@ class Transaction(Changes):
         view = self._view
         before = view.state_of_embedded(path) if is_embedded(path) else redo.look(view.store_of(path)).lasting
         return Entry(number, before, "", "delete", os.urandom(8).hex())
+
+    def _claim(
+        self, touched: Mapping[str, _Member], log: dict[str, Entry], before: Manifest, version: Version | None
+    ) -> bool:
+        """Claim the members that the commit changes or moves; False if another writer has come in between.
+
+        In the order of their paths, so that two transactions do not wait for each other.
+        """
+        for path in sorted(log):
+            member, store = touched.get(path), self._view.store_of(path)
+            if member is not None:
+                base, is_ours = None if member.draft is None else member.draft.base, True
+            else:
+                found, known = redo.look(store), self._claims.get(path)
+                base = found.frame if path in self._moved else None
+                is_ours = known is not None and known.generation == found.state
+                if base is not None and found.state != self._moved[path]:
+                    return False
+            if base is None:
+                continue
+            if version is None:  # whoever finds a claim must be able to change the manifest
+                with suppress(ConflictError):
+                    self._view.write(before, None)
+                return False
+            try:
+                claimed = self._changed_claim(base, path, base.generation if is_ours else "")
+            except (ConflictError, *MISSING):
+                return False
+            has_room = claimed.state.annotations.claim is not None
+            state = claimed.generation if has_room else redo.look(store).state
+            self._claims[path] = claimed
+            log[path] = replace(log[path], before=state)
+            if member is None:
+                self._moved[path] = state
+            elif member.draft is not None:
+                member.draft.claimed = state
+        return True
+
+    def _disclaim(self) -> None:
+        """Take the claims back, as far as they are still there; otherwise other writers would wait for the commit."""
+        for claimed in self._claims.values():
+            with suppress(OSError, B2ArrayError):
+                if redo.look(claimed.store).state == claimed.generation:
+                    self._changed_claim(claimed, "", claimed.generation)
+
+    def _changed_claim(self, base: Snapshot, path: str, ours: str) -> Snapshot:
+        """Commit a claim on a state, or its end. `ours` names the state that this transaction has claimed before."""
+        draft = Draft(base.store, base)
+        draft.claim, draft.claimed = (path, base.unclaimed), ours
+        return commit(draft)
 
     def _is_one_step(self, before: Manifest, log: Mapping[str, Entry]) -> bool:
         """Whether the one step that carries out the change is atomic by itself, so that no log is needed."""
