@@ -7,7 +7,7 @@ import gc
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
 
@@ -23,6 +23,13 @@ from b2array.store.spans import Span
 
 # fsspec was interrupted before it could send a request.
 pytestmark = pytest.mark.filterwarnings("ignore:.*was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """Let what an interrupt has left go here, and not in another test, which expects no warning."""
+    yield
+    gc.collect()
 
 
 def interrupt(action: Callable[[], object], moment: int) -> int:
