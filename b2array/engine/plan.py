@@ -50,6 +50,8 @@ __all__ = ["Facts", "Plan", "Step", "plan", "unnoted"]
 
 Int64Array = npt.NDArray[np.int64]
 
+_NO_PLACES = np.zeros(0, np.int64)
+
 _ATOMIC_HEADER = 512
 """A header is rewritten in place only if it changes only within its first bytes, as many as a disk's sector has."""
 _DEAD_LIMIT = 2**16
@@ -251,6 +253,8 @@ class _Placed(NamedTuple):
 
     def resolved(self, codes: Int64Array) -> Int64Array:
         """Return an index with places instead of codes."""
+        if not self.starts.size:  # the same index may be packed already
+            return codes
         offsets = np.array(codes, np.int64)
         spooled = is_spooled(offsets)
         offsets[spooled] = self.starts[-1 - offsets[spooled]]
@@ -259,6 +263,8 @@ class _Placed(NamedTuple):
 
 def _placed(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
     """Place the chunks that the indexes refer to one behind the other, in the order in which they were spooled."""
+    if not change.extents.size:
+        return _Placed(_NO_PLACES, change.extents[:, ::2], data_start)
     indexes = [codes, *(keep.state.frame.offsets for keep in change.keeps if keep.state is not None)]
     kept = np.unique(np.concatenate([-1 - each[is_spooled(each)] for each in indexes]))
     pieces = change.extents[kept][:, ::2]

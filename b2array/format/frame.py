@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -57,6 +57,8 @@ _BIN32 = 0xC6
 _NO_FINGERPRINT, FINGERPRINT_128, FINGERPRINT_NBYTES = 0, 3, 16
 _VLMETA_CPARAMS = CParams("zstd")
 _RAW = CParams("zstd", clevel=0, filters=())
+_SAMPLED, _SAMPLE = 2**20, 2**16
+"""Of a metalayer of this many bytes, a sample says whether it can be compressed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,6 +76,8 @@ class Frame(Header):
         The fingerprint's type is 0 if there is none, and 3 if it is ours; 1 and 2 are kept but not checked.
     fingerprint : bytes
         16 bytes.
+    packed_index : (numpy.ndarray, bytes), optional
+        An index, and the chunk that holds it. If it is this one, the next commit takes the chunk as it is.
     """
 
     offsets: NDArray[np.int64]
@@ -81,6 +85,7 @@ class Frame(Header):
     trailer_version: int = _TRAILER_VERSION
     fingerprint_type: int = _NO_FINGERPRINT
     fingerprint: bytes = bytes(FINGERPRINT_NBYTES)
+    packed_index: tuple[NDArray[np.int64], bytes] | None = field(default=None, repr=False)
 
     @property
     def is_ours(self) -> bool:
@@ -251,13 +256,17 @@ def pack(frame: Frame, header: bytes | None = None) -> Packed:
     header = pack_header(frame) if header is None else header
     fields = _computed(frame, len(header))
     cbytes = fields["cbytes"]
-    tail = index.pack(frame.offsets) + _pack_trailer(frame.vlmetalayers)
+    known, packed_index = frame.packed_index or (None, b"")
+    if known is not frame.offsets:
+        packed_index = index.pack(frame.offsets)
+    tail = packed_index + _pack_trailer(frame.vlmetalayers)
     data_len = cbytes if frame.frame_type == FrameType.CONTIGUOUS else 0
     frame_len = len(header) + data_len + len(tail)
     header = fingerprint.with_frame_len(header, frame_len)
     digest = fingerprint.fingerprint(header, tail)
     tail = tail[:-FINGERPRINT_NBYTES] + digest
-    return Packed(header, tail, replace(frame, **fields, frame_len=frame_len, fingerprint=digest))
+    fields |= {"frame_len": frame_len, "fingerprint": digest, "packed_index": (frame.offsets, packed_index)}
+    return Packed(header, tail, replace(frame, **fields))
 
 
 def pack_header(frame: Frame) -> bytes:
@@ -312,11 +321,18 @@ def _pack_trailer(vlmetalayers: Layers) -> bytes:
 
 def pack_vlmeta(value: Buffer) -> bytes:
     """Return the chunk that holds the content of a variable-length metalayer."""
-    packed = encode.encode(value, typesize=1, cparams=_VLMETA_CPARAMS)
-    if 4 * len(packed) > 3 * memoryview(value).nbytes:
-        # Each opening would decode it, which takes longer than reading a few more bytes.
-        return encode.encode(value, typesize=1, cparams=_RAW)
-    return packed
+    content = memoryview(value)
+    # Each opening would decode it, which takes longer than reading a few more bytes.
+    middle = content.nbytes // 2
+    if content.nbytes < _SAMPLED or _shrinks(content[middle : middle + _SAMPLE]):
+        packed = encode.encode(value, typesize=1, cparams=_VLMETA_CPARAMS)
+        if 4 * len(packed) <= 3 * content.nbytes:
+            return packed
+    return encode.encode(value, typesize=1, cparams=_RAW)
+
+
+def _shrinks(content: memoryview) -> bool:
+    return 4 * len(encode.encode(content, typesize=1, cparams=_VLMETA_CPARAMS)) <= 3 * content.nbytes
 
 
 def unpack_vlmeta(buf: Buffer) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Self
 
@@ -24,10 +25,10 @@ from b2array.codec.chunk import Context
 from b2array.codec.cparams import CParams
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import fingerprint, frame, index
-from b2array.format.annotations import LAYER, Sizes, pack_records, pack_sizes
+from b2array.format.annotations import LAYER, pack_records, pack_sizes
 from b2array.format.attributes import UNREADABLE
 from b2array.format.checksums import record_nbytes
-from b2array.format.frame import FINGERPRINT_128, Frame
+from b2array.format.frame import FINGERPRINT_128
 from b2array.format.header import FrameType, unpack_header
 from b2array.format.state import State, parse
 
@@ -193,7 +194,12 @@ class Ledger:
 
 def ledger_of(state: State) -> Ledger:
     """Return the ledger of a frame."""
-    return Ledger.unpack(state.annotations.kept)
+    return _ledger(state.annotations.kept)
+
+
+@lru_cache(maxsize=8)
+def _ledger(packed: bytes | None) -> Ledger:
+    return Ledger.unpack(packed)
 
 
 def object_name(number: int) -> str:
@@ -225,7 +231,7 @@ def pack_state(state: State, header: bytes) -> bytes:
         [LAYER, frame.pack_vlmeta(annotations.pack())],
     ]
     offsets = state.frame.offsets
-    places = _relative(offsets, _steps(state.frame, state.sizes))
+    places = _relative(offsets, _steps(state))
     packed_places = encode.encode(places.astype("<i8").tobytes(), typesize=8, cparams=_PLACES_CPARAMS)
     content = {
         "v": _VERSION, "header": fingerprint.with_frame_len(header, 0), "layers": layers,
@@ -247,11 +253,11 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
         fingerprint_type=FINGERPRINT_128, fingerprint=entry.generation,
     )  # fmt: skip
     relative = index.unpack(content["places"], nbytes=header.nbytes, chunksize=header.chunksize, context=Context())
-    described = replace(bare, offsets=relative, frame_len=0)
-    offsets = _absolute(relative, _steps(described, parse(described).sizes))
+    state = parse(replace(bare, offsets=relative, frame_len=0))
+    offsets = _absolute(relative, _steps(state))
     index.check(offsets, None if header.frame_type == FrameType.SPARSE else header.cbytes)
     offsets.flags.writeable = False
-    return parse(replace(described, offsets=offsets))
+    return replace(state, frame=replace(state.frame, offsets=offsets))
 
 
 def sealed(packed: bytes) -> bytes:
@@ -291,12 +297,13 @@ def _unpack_content(packed: bytes) -> dict[str, Any]:
 # Mostly a chunk follows the one before it. So the places are noted as distances from where that is, which are zeros.
 
 
-def _steps(described: Frame, sizes: Sizes) -> Int64Array:
+def _steps(state: State) -> Int64Array:
     """Return for each chunk how far behind it the next one is expected."""
+    described = state.frame
     if described.frame_type == FrameType.SPARSE:
         return np.ones(described.nchunks, np.int64)
     nblocks = -(-described.chunksize // described.blocksize) if described.chunksize > 0 < described.blocksize else 0
-    return sizes[:, 0].astype(np.int64) + record_nbytes(nblocks)
+    return state.sizes[:, 0].astype(np.int64) + record_nbytes(nblocks)
 
 
 def _relative(offsets: Int64Array, steps: Int64Array) -> Int64Array:
@@ -310,10 +317,10 @@ def _relative(offsets: Int64Array, steps: Int64Array) -> Int64Array:
 
 
 def _absolute(relative: Int64Array, steps: Int64Array) -> Int64Array:
-    # Places are far smaller than the values that stand for chunks which are not stored.
-    stored = ~np.isin(relative, [*index.SPECIALS])
+    # The values that stand for chunks which are not stored are far below all distances.
+    stored = relative > max(index.SPECIALS)
     offsets = np.array(relative, np.int64)
-    before = np.zeros(int(stored.sum()), np.int64)
-    before[1:] = steps[stored][:-1]
-    offsets[stored] = np.cumsum(relative[stored] + before)
+    distances = relative[stored]
+    distances[1:] += steps[stored][:-1]
+    offsets[stored] = np.cumsum(distances)
     return offsets

@@ -164,7 +164,7 @@ class State:
             short = frame.pack_vlmeta(replace(self.annotations, sizes=None).pack())
             layers = tuple((name, short if name == LAYER else raw) for name, raw in layers)
         index = encode.encode(self.frame.offsets.astype("<i8").tobytes(), typesize=8)
-        return replace(self.frame, vlmetalayers=layers, offsets=self.frame.offsets[:0]), index
+        return replace(self.frame, vlmetalayers=layers, offsets=self.frame.offsets[:0], packed_index=None), index
 
 
 def parse(described: Frame, annotations: Annotations | None = None) -> State:
