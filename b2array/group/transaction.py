@@ -693,12 +693,13 @@ class Transaction(Changes):
             member, store = touched.get(path), self._view.store_of(path)
             if member is not None:
                 base, is_ours = None if member.draft is None else member.draft.base, True
-            else:
+            elif path in self._moved:
                 found, known = redo.look(store), self._claims.get(path)
-                base = found.frame if path in self._moved else None
-                is_ours = known is not None and known.generation == found.state
-                if base is not None and found.state != self._moved[path]:
+                if found.state != self._moved[path]:
                     return False
+                base, is_ours = found.frame, known is not None and known.generation == found.state
+            else:
+                base, is_ours = None, False
             if base is None:
                 continue
             if version is None:  # whoever finds a claim must be able to change the manifest
