@@ -21,7 +21,7 @@ from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.changes import LOWEST_CODE, ChangeSet, Keep
-from b2array.engine.claims import release
+from b2array.engine.claims import is_claimed, release
 from b2array.engine.draft import Draft, discard
 from b2array.engine.fetch import each_chunk
 from b2array.engine.kept import require_intact
@@ -101,9 +101,14 @@ def _remove_old(draft: Draft, made: Snapshot) -> None:
 
 def _change(draft: Draft) -> Snapshot:
     """Put the changes on top of the newest state, and publish that; again if others were faster."""
+    free = ""
     for _ in attempts(draft.store):
         with draft.lock():
             current = _newest(draft)
+            if is_claimed(current) and draft.claim is None and current.generation != free:
+                release(current)
+                free = current.generation
+                continue
             made = _planned(draft, current)
             try:
                 if made.step == Step.COMPACT:
@@ -152,10 +157,7 @@ def _newest(draft: Draft) -> Snapshot:
     """Return the newest state, and put the changes on top of it."""
     if draft.base is None:
         raise ValueError("a new frame has no earlier state")
-    free = draft.claimed
-    while (current := reload(draft.base)).state.annotations.claim is not None and current.generation != free:
-        release(current)
-        free = current.generation
+    current = reload(draft.base)
     draft.rebase(current)
     return current
 

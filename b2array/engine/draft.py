@@ -103,8 +103,6 @@ class Draft(Target):
     """The names of the kept states that the commit lets go."""
     claim: tuple[str, str] | None = None
     """The path of the frame in a group, and its state, if the commit only claims it; no path takes a claim back."""
-    claimed: str = ""
-    """The generation of the state that the transaction of this draft has claimed."""
 
     def __init__(
         self, store: Store, base: Snapshot | None, new: State | None = None, *,

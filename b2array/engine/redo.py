@@ -48,7 +48,8 @@ StoreOf = Callable[[str], Store]
 class Found(NamedTuple):
     """What is at a path: a frame, a mark that says that one was deleted, a damaged frame, or nothing.
 
-    `state` names its present state: a frame's generation, the version of a damaged one, or "" for nothing. `lasting`
+    `state` names its present state: a frame's generation, the version of a damaged one, or "" for nothing; a claim
+    changes nothing. `lasting`
     stays the same when a frame is changed, where b2array made it. `name` is that of the object with its header.
     """
 
@@ -88,9 +89,9 @@ def look(store: Store) -> Found:
                 return Found(None, state, state, name, version)
         raise
     identity = held.state.annotations.identity
-    lasting = f"id {identity.hex()}" if identity else held.generation
+    lasting = f"id {identity.hex()}" if identity else held.unclaimed
     shown = None if held.state.annotations.deleted else held
-    return Found(shown, held.generation, lasting, held.name, held.version)
+    return Found(shown, held.unclaimed, lasting, held.name, held.version)
 
 
 def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:

@@ -102,7 +102,7 @@ class Annotations:
         The ledger of kept states, as `b2array.format.kept` packs it.
     claim : (str, str), optional
         Says that a transaction of a group is about to change this member: its path in the group, and the generation of
-        the state that it was in before; in stores without locks.
+        the state that it was in before; in stores without locks. No path says that the transaction was given up.
     foreign : bool
         The metalayer has a later major version: nothing was read from it, and the frame must not be written.
 

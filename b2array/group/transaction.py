@@ -46,7 +46,7 @@ from b2array.engine.manifest import (
     retired_path,
     staged_path,
 )  # fmt: skip
-from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, unknown_name
+from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, reload, unknown_name
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format.frame import Frame
@@ -663,7 +663,7 @@ class Transaction(Changes):
                 frame, header = stage(draft, put, mark)
             # Where other software wrote the frame, its state is also the time of its file.
             is_ours = draft.base.frame.is_ours
-            before = draft.base.generation if is_ours else redo.look(view.store_of(path)).state
+            before = draft.base.unclaimed if is_ours else redo.look(view.store_of(path)).state
         frames[path] = frame
         after = frame.fingerprint.hex()
         if header:
@@ -685,21 +685,18 @@ class Transaction(Changes):
     def _claim(
         self, touched: Mapping[str, _Member], log: dict[str, Entry], before: Manifest, version: Version | None
     ) -> bool:
-        """Claim the members that the commit changes or moves; False if another writer has come in between.
-
-        In the order of their paths, so that two transactions do not wait for each other.
-        """
-        for path in sorted(log):
+        """Claim the members that the commit changes or moves; False if another writer has come in between."""
+        for path, entry in log.items():
             member, store = touched.get(path), self._view.store_of(path)
             if member is not None:
-                base, is_ours = None if member.draft is None else member.draft.base, True
+                base = None if member.draft is None else member.draft.base
             elif path in self._moved:
-                found, known = redo.look(store), self._claims.get(path)
+                found = redo.look(store)
                 if found.state != self._moved[path]:
                     return False
-                base, is_ours = found.frame, known is not None and known.generation == found.state
+                base = found.frame
             else:
-                base, is_ours = None, False
+                base = None
             if base is None:
                 continue
             if version is None:  # whoever finds a claim must be able to change the manifest
@@ -707,31 +704,19 @@ class Transaction(Changes):
                     self._view.write(before, None)
                 return False
             try:
-                claimed = self._changed_claim(base, path, base.generation if is_ours else "")
+                self._claims[path] = claimed = _changed_claim(base, path)
             except (ConflictError, *MISSING):
                 return False
-            has_room = claimed.state.annotations.claim is not None
-            state = claimed.generation if has_room else redo.look(store).state
-            self._claims[path] = claimed
-            log[path] = replace(log[path], before=state)
-            if member is None:
-                self._moved[path] = state
-            elif member.draft is not None:
-                member.draft.claimed = state
+            if claimed.state.annotations.claim is None:  # its metalayers are too many
+                log[path] = replace(entry, before=redo.look(store).state)
         return True
 
     def _disclaim(self) -> None:
         """Take the claims back, as far as they are still there; otherwise other writers would wait for the commit."""
         for claimed in self._claims.values():
             with suppress(OSError, B2ArrayError):
-                if redo.look(claimed.store).state == claimed.generation:
-                    self._changed_claim(claimed, "", claimed.generation)
-
-    def _changed_claim(self, base: Snapshot, path: str, ours: str) -> Snapshot:
-        """Commit a claim on a state, or its end. `ours` names the state that this transaction has claimed before."""
-        draft = Draft(base.store, base)
-        draft.claim, draft.claimed = (path, base.unclaimed), ours
-        return commit(draft)
+                if reload(claimed).generation == claimed.generation:
+                    _changed_claim(claimed, "")
 
     def _is_one_step(self, before: Manifest, log: Mapping[str, Entry]) -> bool:
         """Whether the one step that carries out the change is atomic by itself, so that no log is needed."""
@@ -834,6 +819,13 @@ class Transaction(Changes):
                 cleared = cleared.with_summaries(records, members=self.members())
             view.write(cleared, version)
             self._directory.show(cleared, self.members())
+
+
+def _changed_claim(base: Snapshot, path: str) -> Snapshot:
+    """Commit a claim to a state, or its end. ConflictError: there is another state by now."""
+    draft = Draft(base.store, base)
+    draft.claim = path, base.unclaimed
+    return commit(draft)
 
 
 @contextmanager

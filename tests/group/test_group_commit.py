@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -478,11 +479,22 @@ def _move_level(group: Group) -> None:
     group.move("level", "moved")
 
 
-def _last_item(url: str, name: str) -> None:
-    """Change the last chunk of an array by its own URL, again where another writer was faster."""
+def _last_item(url: str, name: str, way: str = "url") -> None:
+    """Change the last chunk of an array."""
+    if way == "url":
+        b2array.open(f"{url}/{name}.b2nd", "r+")[-1] = 50
+    elif way == "group":
+        open_group(url, "r+")[name][-1] = 50
+    else:
+        with open_group(url, "r+").transaction() as changes:
+            changes[name][-1] = 50
+
+
+def _insisting(task: Callable[..., object], *args: Any) -> None:
+    """Do something again where another writer was faster."""
     for _ in range(3):
         with suppress(ConflictError):
-            b2array.open(f"{url}/{name}.b2nd", "r+")[-1] = 50
+            task(*args)
             return
     raise AssertionError("expected to win at last")
 
@@ -513,19 +525,23 @@ def _check_both(place: Place, group: Group, name: str, at: object) -> None:
     assert b2array.open(f"{group.url}/{name}.b2nd")[-1] == 50
 
 
+@pytest.mark.parametrize("way", ["url", "group", "transaction"])
 @pytest.mark.parametrize("name", ["time", "level"])
-def test_a_writer_by_an_own_url_and_a_transaction_that_meet_at_any_operation_both_win(
-    place: Place, two_chunks: Callable[[], Group], name: str, sampled: Sampled
+def test_a_writer_of_one_member_and_a_transaction_that_meet_at_any_operation_both_win(
+    place: Place, two_chunks: Callable[[], Group], name: str, way: str, sampled: Sampled
 ) -> None:
     group = two_chunks()
     names = {
-        "transaction": place.operations.watch(lambda: _first_items(group)),
-        "writer": place.operations.watch(lambda: _last_item(group.url, name)),
+        "transaction": place.operations.watch(lambda: _insisting(_first_items, group)),
+        "writer": place.operations.watch(lambda: _insisting(_last_item, group.url, name, way)),
     }
     for outer, operations in names.items():
         for at in _moments(operations, sampled):
             group = two_chunks()
-            tasks = [lambda: _first_items(group), lambda: _last_item(group.url, name)]  # noqa: B023
+            tasks = [
+                partial(_insisting, _first_items, group),
+                partial(_insisting, _last_item, group.url, name, way),
+            ]
             first, second = tasks if outer == "transaction" else tasks[::-1]
             failures: list[BaseException] = []
             _meeting(place, at, first, lambda: _noting(second, failures))  # noqa: B023
@@ -574,7 +590,7 @@ def test_a_writer_by_an_own_url_loses_nothing_of_a_transaction_that_was_killed(
         with suppress(Killed):
             place.operations.watch(lambda: _first_items(group), kill)  # noqa: B023
         seen = found(group.url)
-        _last_item(group.url, name)
+        _insisting(_last_item, group.url, name)
         seen[name][-1] = 50
         assert found(group.url) == found(group.url, "r+") == seen, (at, names[at])
 
