@@ -17,6 +17,7 @@ import b2array
 from b2array.codec import encode
 from b2array.codec.header import Special
 from b2array.engine.changes import LOWEST_CODE, SEGMENT, ChangeSet, applied, merged, rebased
+from b2array.engine.claims import is_claimed
 from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
@@ -199,11 +200,15 @@ def test_a_state_that_another_writer_has_changed_is_not_claimed(layout: str) -> 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_claim_can_be_taken_back(layout: str) -> None:
-    held = claimed(base_of(layout))
+def test_a_claim_can_be_taken_back_and_changes_nothing_then_either(layout: str) -> None:
+    base = base_of(layout)
+    held = claimed(base)
+    assert is_claimed(held)
     draft = Draft(held.store, held)
     draft.claim = "", held.unclaimed
-    assert commit(draft).state.annotations.claim is None
+    free = commit(draft)
+    assert not is_claimed(free)
+    assert free.unclaimed == base.generation
 
 
 def test_a_frame_of_the_other_layout_is_a_conflict() -> None:
