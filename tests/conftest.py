@@ -59,6 +59,12 @@ def pytest_configure() -> None:
     b2array.config.durable = "off"
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Let one test more run than there are cores: many wait for other processes."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else (os.cpu_count() or 1) + 1
+
+
 def _entries(config: pytest.Config) -> set[str]:
     """Name what lies in the current directory, except for what tools keep in hidden files."""
     return {path.name for path in config.invocation_params.dir.iterdir() if not path.name.startswith((".", "__"))}
@@ -111,10 +117,11 @@ def _leave_each_value(items: list[pytest.Function]) -> None:
         item.add_marker(pytest.mark.slow)
 
 
-def _is_another_obstore(item: pytest.Function) -> bool:
-    """Say whether a test reaches a kind of server by obstore, and the ordinary run takes another kind for it."""
-    chosen = clouds.OBSTORE[zlib.crc32(item.originalname.encode()) % len(clouds.OBSTORE)]
-    return item.callspec.params.get("cloud") in {*clouds.OBSTORE} - {chosen}
+def _is_another_cloud(item: pytest.Function) -> bool:
+    """Say whether an ordinary run leaves out the object store that a test is about: it takes S3 and another one."""
+    first, *others = clouds.KINDS
+    chosen = others[zlib.crc32(item.originalname.encode()) % len(others)]
+    return item.callspec.params.get("cloud", first) not in (first, chosen)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -124,7 +131,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not (isinstance(item, pytest.Function) and hasattr(item, "callspec")):
             continue
-        if _is_another_obstore(item):
+        if _is_another_cloud(item):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("crossed"):
             by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
