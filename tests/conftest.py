@@ -59,12 +59,6 @@ def pytest_configure() -> None:
     b2array.config.durable = "off"
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int | None:
-    """Let one test more run than there are cores: many wait for other processes."""
-    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else (os.cpu_count() or 1) + 1
-
-
 def _entries(config: pytest.Config) -> set[str]:
     """Name what lies in the current directory, except for what tools keep in hidden files."""
     return {path.name for path in config.invocation_params.dir.iterdir() if not path.name.startswith((".", "__"))}
