@@ -243,9 +243,10 @@ def rebased(change: ChangeSet, base: Snapshot, current: Snapshot) -> ChangeSet:
     """
     if current.generation == change.base:
         return change
-    if current.unclaimed == base.unclaimed:  # nothing but a claim has come
+    takes_back = change.claim is not None and not change.claim[0]
+    if current.unclaimed == base.unclaimed and not takes_back:  # nothing but a claim has come
         return replace(change, base=current.generation)
-    if change.claim is not None:
+    if change.claim is not None:  # what another transaction has claimed since stays so
         raise ConflictError(f"{current.url} was changed by another writer before it could be claimed")
     if current.sparse != base.sparse:
         raise ConflictError(f"{current.url}: another writer replaced the frame by one of the other layout")

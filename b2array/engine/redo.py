@@ -48,9 +48,9 @@ StoreOf = Callable[[str], Store]
 class Found(NamedTuple):
     """What is at a path: a frame, a mark that says that one was deleted, a damaged frame, or nothing.
 
-    `state` names its present state: a frame's generation, the version of a damaged one, or "" for nothing; a claim
-    changes nothing. `lasting`
-    stays the same when a frame is changed, where b2array made it. `name` is that of the object with its header.
+    `state` names its present state: a frame's generation, which a claim does not change, the version of a damaged one,
+    or "" for nothing. `lasting` stays the same when a frame is changed, where b2array made it. `name` is that of the
+    object with its header.
     """
 
     frame: Snapshot | None

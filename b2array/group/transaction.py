@@ -32,6 +32,7 @@ from typing import Any
 from b2array.array import snapshots
 from b2array.buffers import Buffer
 from b2array.engine import redo
+from b2array.engine.claims import is_claimed
 from b2array.engine.commit import commit, stage
 from b2array.engine.draft import Draft, warn_of_forgotten
 from b2array.engine.handle import Handle, Mode
@@ -46,7 +47,7 @@ from b2array.engine.manifest import (
     retired_path,
     staged_path,
 )  # fmt: skip
-from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, reload, unknown_name
+from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, unknown_name
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format.frame import Frame
@@ -129,7 +130,7 @@ class Transaction(Changes):
         self._retiring: dict[str, RetiredFrame] = {}  # by the path of the member that goes
         self._copies: list[tuple[Kept, dict[str, State]]] = []  # snapshots of another group, with their members
         self._copied_frames: list[RetiredFrame] = []  # and the retired frames that they need
-        self._claims: dict[str, Snapshot] = {}  # the states that only claim members, by path
+        self._claims: dict[str, Snapshot] = {}  # the claims that no other transaction relies on, by path
         self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
         self._identity = self._view.manifest.identity or os.urandom(8).hex() if marked else ""
         if replacing is not None:
@@ -704,9 +705,13 @@ class Transaction(Changes):
                     self._view.write(before, None)
                 return False
             try:
-                self._claims[path] = claimed = _changed_claim(base, path)
+                before_it, claimed = _changed_claim(base, path)
             except (ConflictError, *MISSING):
                 return False
+            known = self._claims.pop(path, None)
+            is_own = known is not None and known.generation == before_it.generation
+            if is_own or not is_claimed(before_it):
+                self._claims[path] = claimed
             if claimed.state.annotations.claim is None:  # its metalayers are too many
                 log[path] = replace(entry, before=redo.look(store).state)
         return True
@@ -715,8 +720,7 @@ class Transaction(Changes):
         """Take the claims back, as far as they are still there; otherwise other writers would wait for the commit."""
         for claimed in self._claims.values():
             with suppress(OSError, B2ArrayError):
-                if reload(claimed).generation == claimed.generation:
-                    _changed_claim(claimed, "")
+                _changed_claim(claimed, "")
 
     def _is_one_step(self, before: Manifest, log: Mapping[str, Entry]) -> bool:
         """Whether the one step that carries out the change is atomic by itself, so that no log is needed."""
@@ -821,11 +825,15 @@ class Transaction(Changes):
             self._directory.show(cleared, self.members())
 
 
-def _changed_claim(base: Snapshot, path: str) -> Snapshot:
-    """Commit a claim to a state, or its end. ConflictError: there is another state by now."""
+def _changed_claim(base: Snapshot, path: str) -> tuple[Snapshot, Snapshot]:
+    """Commit a claim to a state, or its end. Return the state before, perhaps another claim, and the new one.
+
+    ConflictError: the member has changed.
+    """
     draft = Draft(base.store, base)
     draft.claim = path, base.unclaimed
-    return commit(draft)
+    claimed = commit(draft)
+    return draft.base or base, claimed
 
 
 @contextmanager

@@ -211,6 +211,17 @@ def test_a_claim_can_be_taken_back_and_changes_nothing_then_either(layout: str) 
     assert free.unclaimed == base.generation
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_who_takes_a_claim_back_leaves_a_later_one(layout: str) -> None:
+    held = claimed(base_of(layout))
+    later = claimed(held)
+    draft = Draft(held.store, held)
+    draft.claim = "", held.unclaimed
+    with pytest.raises(ConflictError):
+        commit(draft)
+    assert reload(held).generation == later.generation
+
+
 def test_a_frame_of_the_other_layout_is_a_conflict() -> None:
     base = base_of("sparse")
     draft = Draft(base.store, base)

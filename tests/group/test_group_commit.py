@@ -23,6 +23,7 @@ from operations import WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import Group, config, open_group
+from b2array.engine.manifest import MANIFEST
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.store import base
 from b2array.store.open import open_store
@@ -593,6 +594,42 @@ def test_a_writer_by_an_own_url_loses_nothing_of_a_transaction_that_was_killed(
         _insisting(_last_item, group.url, name)
         seen[name][-1] = 50
         assert found(group.url) == found(group.url, "r+") == seen, (at, names[at])
+
+
+@pytest.mark.parametrize("name", ["time", "level"])
+def test_a_transaction_that_gives_up_leaves_the_claims_of_another_one(
+    place: Place, two_chunks: Callable[[], Group], name: str, sampled: Sampled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    giving_up: list[int] = []
+    kind = type(open_store(place.new()))
+    replace = kind.replace
+
+    def refused(store: Any, path: str, *args: Any, **options: Any) -> Any:
+        if path == MANIFEST and threading.get_ident() in giving_up:
+            raise ConflictError("another writer was faster")
+        return replace(store, path, *args, **options)
+
+    monkeypatch.setattr(kind, "replace", refused)
+
+    def give_up_and_write(url: str) -> None:
+        giving_up.append(threading.get_ident())
+        with suppress(ConflictError), open_group(url, "r+").transaction() as changes:
+            changes[name].attrs["x"] = 1
+        giving_up.clear()
+        _insisting(_last_item, url, name)
+
+    names = place.operations.watch(partial(_insisting, _first_items, two_chunks()))
+    for at in _moments(names, sampled):
+        group = two_chunks()
+        failures: list[BaseException] = []
+        _meeting(
+            place,
+            at,
+            partial(_insisting, _first_items, group),
+            partial(_noting, partial(give_up_and_write, group.url), failures),
+        )
+        assert not failures, (at, failures)
+        _check_both(place, group, name, (at, names[at]))
 
 
 @pytest.mark.parametrize("moves", [False, True])
