@@ -229,12 +229,12 @@ class Writer(Worker):
 
     def array(self, name: str) -> b2array.NDArray:
         """Open an array for writing: through the group, by its own URL, or the handle of a step before."""
-        way = self.random.choice(["group", "url", "old"])
+        way = self.random.choice(["group", "url", "old"]) if self.settings.is_local else "group"
         if way == "old" and name in self.arrays:
             array = self.arrays[name]
             array.refresh()
         elif way == "url":
-            array = b2array.open(f"{self.settings.url}/{name}.b2nd", "r+", storage_options=self.settings.options)
+            array = b2array.open(f"{self.settings.url}/{name}.b2nd", "r+")
         else:
             array = self.group[name]
         self.arrays[name] = array
@@ -242,11 +242,19 @@ class Writer(Worker):
 
     def fill(self) -> None:
         name = self.single()
-        self.fill_in(self.array(name), name)
+        if self.settings.is_local:
+            self.fill_in(self.array(name), name)
+        else:
+            with self.group.transaction() as changes:
+                self.fill_in(changes[name], name)
 
     def append(self) -> None:
         name = self.single()
-        self._grow(self.array(name), name)
+        if self.settings.is_local:
+            self._grow(self.array(name), name)
+        else:
+            with self.group.transaction() as changes:
+                self._grow(changes[name], name)
 
     def _grow(self, array: b2array.NDArray, name: str) -> None:
         if array.shape[0] < MOST_ROWS:
@@ -281,7 +289,8 @@ class Writer(Worker):
             self.group.consolidate()
         elif verb is b2array.repack:
             name = self.random.choice(NAMES)
-            b2array.repack(f"{self.settings.url}/{name}.b2nd", storage_options=self.settings.options)
+            if self.settings.is_local:
+                b2array.repack(f"{self.settings.url}/{name}.b2nd")
         else:
             verb(self.settings.url, storage_options=self.settings.options)
 

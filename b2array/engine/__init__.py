@@ -16,8 +16,7 @@ header, index and trailer, and does no I/O. `commit.publish` carries the plan ou
 
 A transaction of a group calls `commit.stage` for each member: the same, up to the last write. The group then writes its
 manifest once, with an entry for each member in its redo log. `redo.carry_out` takes the last step of each member, now
-or, if the writer was killed, when the next one comes. Locks hold other writers of a member back until then; in a store
-without locks, claims do.
+or, if the writer was killed, when the next one comes.
 
 For a parallel write, `b2array.workers.fork.fork` makes handles whose drafts begin with everything that the transaction
 has changed. `Draft.of_fork` makes such a draft. What comes back is again a `ChangeSet`. `changes.merged` joins those of
@@ -39,7 +38,6 @@ plan         `plan`: every decision of a commit (no I/O)
 commit       `commit`, `publish`, `stage`: the only code that writes a commit
 manifest     `Manifest`, `Entry`: what a group's manifest says (no I/O)
 redo         reads members of a group through the redo log in its manifest, and carries it out; `writers_lock`
-claims       `release`: what a writer does who finds that a transaction of a group has claimed a member
 handle       `Handle`: shows a state, begins transactions, tries again after conflicts
 edits        insert, update, delete and reorder chunks
 resize       resize, append, insert, delete along an axis

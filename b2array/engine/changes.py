@@ -153,8 +153,6 @@ class ChangeSet:
         The states that it keeps under names.
     drops : tuple of str
         The names of the kept states that it lets go.
-    claim : (str, str), optional
-        The path of the frame in a group, and the state that a transaction of the group claims; no path takes it back.
     of_fork : OfFork, optional
         What else is known of the change of a fork.
     """
@@ -178,7 +176,6 @@ class ChangeSet:
     filters: tuple[int, FilterSlots] | None = None
     keeps: tuple[Keep, ...] = ()
     drops: tuple[str, ...] = ()
-    claim: tuple[str, str] | None = None
     of_fork: OfFork | None = None
 
     @property
@@ -189,7 +186,7 @@ class ChangeSet:
     @property
     def is_empty(self) -> bool:
         """Whether it changes nothing."""
-        return self._leaves_state and not self.keeps and not self.drops and self.claim is None
+        return self._leaves_state and not self.keeps and not self.drops
 
     @property
     def _leaves_state(self) -> bool:
@@ -243,11 +240,6 @@ def rebased(change: ChangeSet, base: Snapshot, current: Snapshot) -> ChangeSet:
     """
     if current.generation == change.base:
         return change
-    takes_back = change.claim is not None and not change.claim[0]
-    if current.unclaimed == base.unclaimed and not takes_back:  # nothing but a claim has come
-        return replace(change, base=current.generation)
-    if change.claim is not None:  # what another transaction has claimed since stays so
-        raise ConflictError(f"{current.url} was changed by another writer before it could be claimed")
     if current.sparse != base.sparse:
         raise ConflictError(f"{current.url}: another writer replaced the frame by one of the other layout")
     if change.numbers.size or change.reads.size or change.is_structural or change.compacts:

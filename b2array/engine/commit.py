@@ -21,7 +21,6 @@ from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.changes import LOWEST_CODE, ChangeSet, Keep
-from b2array.engine.claims import is_claimed, release
 from b2array.engine.draft import Draft, discard
 from b2array.engine.fetch import each_chunk
 from b2array.engine.kept import require_intact
@@ -101,14 +100,9 @@ def _remove_old(draft: Draft, made: Snapshot) -> None:
 
 def _change(draft: Draft) -> Snapshot:
     """Put the changes on top of the newest state, and publish that; again if others were faster."""
-    free = ""
     for _ in attempts(draft.store):
         with draft.lock():
             current = _newest(draft)
-            if is_claimed(current) and draft.claim is None and current.generation != free:
-                release(current)
-                free = current.generation
-                continue
             made = _planned(draft, current)
             try:
                 if made.step == Step.COMPACT:
@@ -314,7 +308,6 @@ def _whole(draft: Draft, current: Snapshot) -> Draft:
         draft.as_source(), draft.store, FrameType.CONTIGUOUS, progress=draft.progress, replaces=current.version,
         is_same=True, kept=kept_states(current, stay),
     )  # fmt: skip
-    whole.claim = draft.claim
     for keep in draft.keeps:
         whole.keep(keep)
     return whole

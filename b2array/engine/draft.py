@@ -101,8 +101,6 @@ class Draft(Target):
     """The states that the commit keeps under names."""
     drops: tuple[str, ...] = ()
     """The names of the kept states that the commit lets go."""
-    claim: tuple[str, str] | None = None
-    """The path of the frame in a group, and its state, if the commit only claims it; no path takes a claim back."""
 
     def __init__(
         self, store: Store, base: Snapshot | None, new: State | None = None, *,
@@ -478,7 +476,7 @@ class Draft(Target):
             order=self._order, geometry=self._geometry(),
             attrs=dict(self._attrs), before=self._before, after=state.annotations,
             next=self.staging.next, compacts=self._compacts, filters=self._filters,
-            keeps=self.keeps, drops=self.drops, claim=self.claim,
+            keeps=self.keeps, drops=self.drops,
         )  # fmt: skip
 
     def _geometry(self) -> Frame | None:

@@ -219,7 +219,6 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Ste
         header=header,
         next=change.next if is_sparse else None,
         kept=kept.ledger,
-        claim=change.claim,
     )
     if current is None or not current.frame.is_ours or change.numbers.size or change.is_structural:
         annotations = replace(annotations, sizes=packed_sizes(state.sizes), records=pack_records(state.records))

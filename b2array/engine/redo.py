@@ -48,9 +48,8 @@ StoreOf = Callable[[str], Store]
 class Found(NamedTuple):
     """What is at a path: a frame, a mark that says that one was deleted, a damaged frame, or nothing.
 
-    `state` names its present state: a frame's generation, which a claim does not change, the version of a damaged one,
-    or "" for nothing. `lasting` stays the same when a frame is changed, where b2array made it. `name` is that of the
-    object with its header.
+    `state` names its present state: a frame's generation, the version of a damaged one, or "" for nothing. `lasting`
+    stays the same when a frame is changed, where b2array made it. `name` is that of the object with its header.
     """
 
     frame: Snapshot | None
@@ -89,9 +88,9 @@ def look(store: Store) -> Found:
                 return Found(None, state, state, name, version)
         raise
     identity = held.state.annotations.identity
-    lasting = f"id {identity.hex()}" if identity else held.unclaimed
+    lasting = f"id {identity.hex()}" if identity else held.generation
     shown = None if held.state.annotations.deleted else held
-    return Found(shown, held.unclaimed, lasting, held.name, held.version)
+    return Found(shown, held.generation, lasting, held.name, held.version)
 
 
 def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:

@@ -119,12 +119,6 @@ class Snapshot(Source):
             return object()
         return blake2b(repr((self.unique, self.start, self.generation)).encode(), digest_size=16).digest()
 
-    @property
-    def unclaimed(self) -> str:
-        """The generation of this state, or of the one that it was before a transaction has claimed it."""
-        claim = self.state.annotations.claim
-        return self.generation if claim is None else claim[1]
-
     def staleness(self) -> ConflictError | None:
         """Return the error that says why the store does not hold this state any more; None if it does."""
         try:

@@ -46,7 +46,7 @@ _FIELDS = {
     "id": "identity", "fill": "fill", "dims": "dims", "dtype": "dtype", "next": "next", "attrs": "attrs",
     "lost": "lost", "sizes": "sizes", "cparams": "cparams", "records": "records", "chain": "commit",
     "header": "header", "recent": "recent", "group": "group_commit", "job": "forks_of", "deleted": "deleted",
-    "kept": "kept", "claim": "claim",
+    "kept": "kept",
 }  # fmt: skip
 """The fields by their keys in the metalayer."""
 _MAPS = ("attrs", "cparams")
@@ -100,9 +100,6 @@ class Annotations:
         Names the frame, from its making on: one that is deleted and made again has another. Every commit keeps it.
     kept : bytes, optional
         The ledger of kept states, as `b2array.format.kept` packs it.
-    claim : (str, str), optional
-        Says that a transaction of a group is about to change this member: its path in the group, and the generation of
-        the state that it was in before; in stores without locks. No path says that the transaction was given up.
     foreign : bool
         The metalayer has a later major version: nothing was read from it, and the frame must not be written.
 
@@ -132,7 +129,6 @@ class Annotations:
     foreign: bool = False
     identity: bytes | None = None
     kept: bytes | None = None
-    claim: tuple[str, str] | None = None
 
     @classmethod
     def unpack(cls, buf: Buffer, *, itemsize: int, ndim: int, nchunks: int) -> Self:
@@ -170,7 +166,6 @@ class Annotations:
             unknown=tuple([(key, value) for key, value in layer.items() if key != "v" and key not in _FIELDS]),
             identity=_bytes(layer.get("id")) or None,
             kept=_bytes(layer.get("kept")) or None,
-            claim=_claim(layer.get("claim")),
         )
 
     def pack(self) -> bytes:
@@ -214,13 +209,6 @@ def _group_commit(value: object) -> tuple[str, int] | None:
         return None
     identity, number = value
     return (identity, number) if isinstance(identity, str) and _is_number(number, 0) else None
-
-
-def _claim(value: object) -> tuple[str, str] | None:
-    if not isinstance(value, list) or [*map(type, value)] != [str, str]:
-        return None
-    path, before = value
-    return path, before
 
 
 def _are_dims(dims: list[object], ndim: int) -> bool:

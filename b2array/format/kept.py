@@ -224,7 +224,7 @@ def pack_state(state: State, header: bytes) -> bytes:
     annotations = replace(
         state.annotations, sizes=pack_sizes(state.sizes[:, :1]) if state.sizes.any() else None,
         records=pack_records(state.records), kept=None, commit=None, header=None, recent=b"", group_commit=None,
-        forks_of=None, claim=None,
+        forks_of=None,
     )  # fmt: skip
     layers = [
         *([name, raw] for name, raw in state.frame.vlmetalayers if name != LAYER),

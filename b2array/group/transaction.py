@@ -7,8 +7,7 @@ writer carries the log out, so that readers who open members directly see the ch
 
 A writer who dies before the commit leaves files that no reader finds; one who dies later leaves a redo log. The next
 writer carries that out before it does anything else. Other writers wait for the locks of local files; object stores
-replace the manifest only if it is the one that was read, and there claims hold writers of single members back; see
-`b2array.engine.claims`.
+replace the manifest only if it is the one that was read.
 
 On a local disk a change of one member alone needs no log: the one step that carries it out is the commit.
 
@@ -32,7 +31,6 @@ from typing import Any
 from b2array.array import snapshots
 from b2array.buffers import Buffer
 from b2array.engine import redo
-from b2array.engine.claims import is_claimed
 from b2array.engine.commit import commit, stage
 from b2array.engine.draft import Draft, warn_of_forgotten
 from b2array.engine.handle import Handle, Mode
@@ -130,7 +128,6 @@ class Transaction(Changes):
         self._retiring: dict[str, RetiredFrame] = {}  # by the path of the member that goes
         self._copies: list[tuple[Kept, dict[str, State]]] = []  # snapshots of another group, with their members
         self._copied_frames: list[RetiredFrame] = []  # and the retired frames that they need
-        self._claims: dict[str, Snapshot] = {}  # the claims that no other transaction relies on, by path
         self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
         self._identity = self._view.manifest.identity or os.urandom(8).hex() if marked else ""
         if replacing is not None:
@@ -490,7 +487,6 @@ class Transaction(Changes):
         self._ended = True
         for path, member in self._touched.items():
             self._leave(path, member)
-        self._disclaim()
         self._discard_retired([*self._retiring])
         for frame in self._copied_frames:
             self._remove_retired(frame.token)
@@ -567,9 +563,6 @@ class Transaction(Changes):
                 log[path] = self._stage(path, member, before.number + 1, frames)
             for path in self._goes(before, log):
                 log[path] = self._deletion(path, before.number + 1)
-            if view.store.can.compare and not self._claim(touched, log, before, version):
-                self._unstage(touched, log)
-                return False
             retired = self._retire(before)
             if self._is_one_step(before, log) and not (retired or self._keeps or self._drops or self._copies):
                 self._take_step(*log.items(), locked=locked)
@@ -664,7 +657,7 @@ class Transaction(Changes):
                 frame, header = stage(draft, put, mark)
             # Where other software wrote the frame, its state is also the time of its file.
             is_ours = draft.base.frame.is_ours
-            before = draft.base.unclaimed if is_ours else redo.look(view.store_of(path)).state
+            before = draft.base.generation if is_ours else redo.look(view.store_of(path)).state
         frames[path] = frame
         after = frame.fingerprint.hex()
         if header:
@@ -682,45 +675,6 @@ class Transaction(Changes):
         view = self._view
         before = view.state_of_embedded(path) if is_embedded(path) else redo.look(view.store_of(path)).lasting
         return Entry(number, before, "", "delete", os.urandom(8).hex())
-
-    def _claim(
-        self, touched: Mapping[str, _Member], log: dict[str, Entry], before: Manifest, version: Version | None
-    ) -> bool:
-        """Claim the members that the commit changes or moves; False if another writer has come in between."""
-        for path, entry in log.items():
-            member, store = touched.get(path), self._view.store_of(path)
-            if member is not None:
-                base = None if member.draft is None else member.draft.base
-            elif path in self._moved:
-                found = redo.look(store)
-                if found.state != self._moved[path]:
-                    return False
-                base = found.frame
-            else:
-                base = None
-            if base is None:
-                continue
-            if version is None:  # whoever finds a claim must be able to change the manifest
-                with suppress(ConflictError):
-                    self._view.write(before, None)
-                return False
-            try:
-                before_it, claimed = _changed_claim(base, path)
-            except (ConflictError, *MISSING):
-                return False
-            known = self._claims.pop(path, None)
-            is_own = known is not None and known.generation == before_it.generation
-            if is_own or not is_claimed(before_it):
-                self._claims[path] = claimed
-            if claimed.state.annotations.claim is None:  # its metalayers are too many
-                log[path] = replace(entry, before=redo.look(store).state)
-        return True
-
-    def _disclaim(self) -> None:
-        """Take the claims back, as far as they are still there; otherwise other writers would wait for the commit."""
-        for claimed in self._claims.values():
-            with suppress(OSError, B2ArrayError):
-                _changed_claim(claimed, "")
 
     def _is_one_step(self, before: Manifest, log: Mapping[str, Entry]) -> bool:
         """Whether the one step that carries out the change is atomic by itself, so that no log is needed."""
@@ -823,17 +777,6 @@ class Transaction(Changes):
                 cleared = cleared.with_summaries(records, members=self.members())
             view.write(cleared, version)
             self._directory.show(cleared, self.members())
-
-
-def _changed_claim(base: Snapshot, path: str) -> tuple[Snapshot, Snapshot]:
-    """Commit a claim to a state, or its end. Return the state before, perhaps another claim, and the new one.
-
-    ConflictError: the member has changed.
-    """
-    draft = Draft(base.store, base)
-    draft.claim = path, base.unclaimed
-    claimed = commit(draft)
-    return draft.base or base, claimed
 
 
 @contextmanager

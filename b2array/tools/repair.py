@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from b2array.engine.changes import changeable
-from b2array.engine.claims import is_claimed, release
 from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import chunk_number
@@ -230,8 +229,6 @@ def _readable(held: Snapshot, entry: Kept) -> Iterator[Snapshot]:
 
 def _write(held: Snapshot, found: Findings, lost: Collection[int], files: Iterable[str]) -> None:
     store, version = held.store, held.version
-    if is_claimed(held):
-        release(held)
     if not held.sparse:
         states = [state for entry in ledger_of(held.state).entries for state in _readable(held, entry)]
         commit(copied(

@@ -17,7 +17,6 @@ import b2array
 from b2array.codec import encode
 from b2array.codec.header import Special
 from b2array.engine.changes import LOWEST_CODE, SEGMENT, ChangeSet, applied, merged, rebased
-from b2array.engine.claims import is_claimed
 from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
@@ -164,62 +163,6 @@ def test_lost_chunks_keep_their_mark_when_the_order_changes() -> None:
     draft.reindex([1, 0, 2], nbytes=3 * 8 * WIDTH)
     assert applied(draft.freeze(), base.state).annotations.lost == (0,)
     draft.abort()
-
-
-def claimed(base: Snapshot) -> Snapshot:
-    """Return the state that a transaction of a group has claimed."""
-    draft = Draft(base.store, base)
-    draft.claim = "a.b2nd", base.unclaimed
-    return commit(draft)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_claim_is_no_conflict_and_goes_with_the_next_commit(layout: str) -> None:
-    base = base_of(layout)
-    again = claimed(claimed(base))
-    assert again.state.annotations.claim == ("a.b2nd", base.generation)
-    assert again.unclaimed == base.unclaimed == base.generation != again.generation
-    draft = Draft(base.store, base)
-    draft.reindex([2, 0, 1], nbytes=3 * 8 * WIDTH)  # which no other commit may precede
-    commit(draft)
-    after = reload(again)
-    assert after.state.annotations.claim is None
-    assert after.unclaimed == after.generation
-    assert after.frame.nchunks == 3
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_state_that_another_writer_has_changed_is_not_claimed(layout: str) -> None:
-    base = base_of(layout)
-    other = Draft(base.store, base)
-    other.put(0, packed(7))
-    made = commit(other)
-    with pytest.raises(ConflictError, match="before it could be claimed"):
-        claimed(base)
-    assert reload(base).generation == made.generation
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_claim_can_be_taken_back_and_changes_nothing_then_either(layout: str) -> None:
-    base = base_of(layout)
-    held = claimed(base)
-    assert is_claimed(held)
-    draft = Draft(held.store, held)
-    draft.claim = "", held.unclaimed
-    free = commit(draft)
-    assert not is_claimed(free)
-    assert free.unclaimed == base.generation
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_who_takes_a_claim_back_leaves_a_later_one(layout: str) -> None:
-    held = claimed(base_of(layout))
-    later = claimed(held)
-    draft = Draft(held.store, held)
-    draft.claim = "", held.unclaimed
-    with pytest.raises(ConflictError):
-        commit(draft)
-    assert reload(held).generation == later.generation
 
 
 def test_a_frame_of_the_other_layout_is_a_conflict() -> None:

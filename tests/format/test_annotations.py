@@ -32,7 +32,7 @@ scalars = (
 plain = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 known = {
     "v", "id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes", "cparams", "records", "chain", "header",
-    "recent", "group", "job", "deleted", "kept", "claim",
+    "recent", "group", "job", "deleted",
 }  # fmt: skip
 
 all_annotations = st.builds(
@@ -51,8 +51,6 @@ all_annotations = st.builds(
     group_commit=st.none() | st.tuples(st.text(), st.integers(0, 2**32)),
     forks_of=st.none() | st.binary(),
     deleted=st.booleans(),
-    kept=st.none() | st.binary(min_size=1),
-    claim=st.none() | st.tuples(st.text(), st.text()),
     identity=st.none() | st.binary(min_size=1),
     unknown=st.dictionaries(st.text().filter(lambda key: key not in known) | st.integers(0, 9), plain).map(
         lambda unknown: tuple(unknown.items())
@@ -103,9 +101,6 @@ def test_empty_annotations_say_only_their_version() -> None:
         {"group": ["identity", 1, 2]},
         {"job": "text"},
         {"deleted": 1},
-        {"claim": "a.b2nd"},
-        {"claim": ["a.b2nd"]},
-        {"claim": ["a.b2nd", 1]},
     ],
 )
 def test_what_does_not_fit_is_ignored(entry: dict) -> None:
