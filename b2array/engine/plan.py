@@ -50,8 +50,6 @@ __all__ = ["Facts", "Plan", "Step", "plan", "unnoted"]
 
 Int64Array = npt.NDArray[np.int64]
 
-_NO_PLACES = np.zeros(0, np.int64)
-
 _ATOMIC_HEADER = 512
 """A header is rewritten in place only if it changes only within its first bytes, as many as a disk's sector has."""
 _DEAD_LIMIT = 2**16
@@ -263,7 +261,7 @@ class _Placed(NamedTuple):
 def _placed(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
     """Place the chunks that the indexes refer to one behind the other, in the order in which they were spooled."""
     if not change.extents.size:
-        return _Placed(_NO_PLACES, change.extents[:, ::2], data_start)
+        return _Placed(index.NO_OFFSETS, change.extents[:, ::2], data_start)
     indexes = [codes, *(keep.state.frame.offsets for keep in change.keeps if keep.state is not None)]
     kept = np.unique(np.concatenate([-1 - each[is_spooled(each)] for each in indexes]))
     pieces = change.extents[kept][:, ::2]

@@ -256,7 +256,7 @@ class Staging:
         """
         took_long = time.monotonic() - self._since >= CHECKED_AFTER
         made = np.array([*self._unreserved, *((*self._made, *self._adopted) if took_long else ())], np.int64)
-        if not made.size:  # to look for nothing in a long index takes time, too
+        if not made.size:
             return []
         names = [index.chunk_name(number) for number in made[np.isin(made, offsets)].tolist()]
         heads = self._store.head(names, 1) if names else []
@@ -264,7 +264,7 @@ class Staging:
 
     def unused(self, offsets: Int64Array) -> dict[str, Stamp]:
         """Return the files made here that an index does not refer to, by their names."""
-        if not self._made:
+        if not self._made:  # to look for nothing in a long index takes time, too
             return {}
         numbers = np.array([*self._made], np.int64)
         return {index.chunk_name(n): self._made[n] for n in numbers[~np.isin(numbers, offsets)].tolist()}

@@ -248,12 +248,12 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
     """
     content = _unpack_content(unsealed(buf, entry.digest, f"the state {entry.name!r}"))
     header = unpack_header(fingerprint.with_frame_len(content["header"], _NO_FRAME_LEN))
-    bare = frame.with_tail(
-        header, offsets=index.NO_OFFSETS, vlmetalayers=tuple((name, raw) for name, raw in content["layers"]),
+    relative = index.unpack(content["places"], nbytes=header.nbytes, chunksize=header.chunksize, context=Context())
+    described = frame.with_tail(
+        header, offsets=relative, vlmetalayers=tuple((name, raw) for name, raw in content["layers"]),
         fingerprint_type=FINGERPRINT_128, fingerprint=entry.generation,
     )  # fmt: skip
-    relative = index.unpack(content["places"], nbytes=header.nbytes, chunksize=header.chunksize, context=Context())
-    state = parse(replace(bare, offsets=relative, frame_len=0))
+    state = parse(replace(described, frame_len=0))
     offsets = _absolute(relative, _steps(state))
     index.check(offsets, None if header.frame_type == FrameType.SPARSE else header.cbytes)
     offsets.flags.writeable = False
