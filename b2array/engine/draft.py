@@ -592,6 +592,9 @@ class Draft(Target):
         change = rebased(change, self.base, current)
         self.base, self.state, self._own_tables = current, applied(change, current.state), bool(change.numbers.size)
         self._before = current.state.annotations
+        if self._touched.size != self.state.frame.nchunks:  # a change of metadata alone goes onto any number of chunks
+            self._touched = np.zeros(self.state.frame.nchunks, bool)
+            self._read = self._touched.copy()
         self.staging.next = change.next
         return self.freeze()
 

@@ -165,6 +165,22 @@ def test_lost_chunks_keep_their_mark_when_the_order_changes() -> None:
     draft.abort()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("count", [1, 50])
+def test_a_change_of_metadata_goes_onto_another_number_of_chunks(layout: str, count: int) -> None:
+    base = base_of(layout)
+    ours, theirs = Draft(base.store, base), Draft(base.store, base)
+    ours.set_attr("unit", b"m")
+    theirs.reindex([0] + [-1] * (count - 1), nbytes=count * 8 * WIDTH)
+    commit(theirs)
+    made = ours.rebase(reload(base))
+    assert not made.reads.size
+    for n in range(count):  # as a file that is written again reads them
+        ours.as_source().locate(n)
+    after = commit(ours)
+    assert (after.frame.nchunks, after.state.attr("unit")) == (count, b"m")
+
+
 def test_a_frame_of_the_other_layout_is_a_conflict() -> None:
     base = base_of("sparse")
     draft = Draft(base.store, base)
