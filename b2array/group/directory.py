@@ -332,7 +332,8 @@ class Directory:
         self.store.force()
 
     def _as_stored(self, manifest: Manifest) -> Manifest:
-        return replace(manifest, members=None) if self.is_local else manifest
+        members = None if self.is_local or manifest.members is None else {**manifest.members}
+        return replace(manifest, members=members)
 
     def holds(self, manifest: Manifest) -> bool:
         """Whether the stored manifest is this one."""

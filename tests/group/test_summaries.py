@@ -434,6 +434,15 @@ def test_on_s3_a_change_by_the_own_url_is_never_mixed_with_the_summary(
     assert _records(open_group(url, storage_options=s3_options))["a.b2nd"] is not None
 
 
+def test_a_prefix_of_arrays_without_a_manifest_is_consolidated(bucket: str, s3_options: dict[str, object]) -> None:
+    url = f"s3://{bucket}/g.b2d"
+    b2array.asarray(_DATA, url=f"{url}/a.b2nd", storage_options=s3_options)
+    open_group(url, "r+", storage_options=s3_options).consolidate()
+    group = open_group(url, storage_options=s3_options)
+    assert _records(group)["a.b2nd"] is not None
+    assert np.array_equal(group.arrays()["a"][...], _DATA)
+
+
 def test_a_transaction_between_opening_and_reading_is_told(bucket: str, s3_options: dict[str, object]) -> None:
     url = f"s3://{bucket}/g.b2d"
     writer = _filled(url, storage_options=s3_options)
