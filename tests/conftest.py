@@ -111,11 +111,14 @@ def _leave_each_value(items: list[pytest.Function]) -> None:
         item.add_marker(pytest.mark.slow)
 
 
-def _is_another_cloud(item: pytest.Function) -> bool:
-    """Say whether an ordinary run leaves out the object store that a test is about: it takes S3 and another one."""
-    first, *others = clouds.KINDS
-    chosen = others[zlib.crc32(item.originalname.encode()) % len(others)]
-    return item.callspec.params.get("cloud", first) not in (first, chosen)
+def _leave_two_clouds(items: list[pytest.Function]) -> None:
+    """Mark most object stores of one test as slow: an ordinary run takes the first, which is S3, and another one."""
+    first, *others = dict.fromkeys(item.callspec.params.get("cloud") for item in items)
+    if others:
+        chosen = others[zlib.crc32(items[0].originalname.encode()) % len(others)]
+        for item in items:
+            if item.callspec.params["cloud"] not in (first, chosen):
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -125,12 +128,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not (isinstance(item, pytest.Function) and hasattr(item, "callspec")):
             continue
-        if _is_another_cloud(item):
-            item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("crossed"):
-            by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for same in by_function.values():
-        _leave_each_value(same)
+        _leave_two_clouds(same)
+        if same[0].get_closest_marker("crossed"):
+            _leave_each_value(same)
     if _is_long():
         for item in filter(_is_random, items):
             item.add_marker(pytest.mark.slow)
