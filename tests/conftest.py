@@ -38,7 +38,7 @@ settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("b2array")
 
 
-COUNTS = {"--torture": (8, 50), "--hostile": (60, 200), "--power": (5, 20)}
+COUNTS = {"--torture": (8, 50), "--hostile": (60, 200), "--power": (3, 20)}
 """How often tests of kills, damage and power failures repeat: in an ordinary run, and with the mark `slow`."""
 
 
@@ -111,11 +111,22 @@ def _leave_each_value(items: list[pytest.Function]) -> None:
         item.add_marker(pytest.mark.slow)
 
 
-def _is_another_cloud(item: pytest.Function) -> bool:
-    """Say whether an ordinary run leaves out the object store that a test is about: it takes S3 and another one."""
-    first, *others = clouds.KINDS
-    chosen = others[zlib.crc32(item.originalname.encode()) % len(others)]
-    return item.callspec.params.get("cloud", first) not in (first, chosen)
+def _cloud_of(item: pytest.Function) -> object:
+    """Return the value of the parameter that says which object store a test is about, or None."""
+    for name, value in item.callspec.params.items():
+        if name == "cloud" or (isinstance(value, str) and value in clouds.KINDS):
+            return value
+    return None
+
+
+def _leave_two_clouds(items: list[pytest.Function]) -> None:
+    """Mark most object stores of one test as slow: an ordinary run takes the first, which is S3, and another one."""
+    left = {item: _cloud_of(item) for item in items if item.get_closest_marker("slow") is None}
+    first, *others = dict.fromkeys(filter(None, left.values())) or [None]
+    chosen = {None, first, *others[zlib.crc32(items[0].originalname.encode()) % max(1, len(others)) :][:1]}
+    for item, cloud in left.items():
+        if cloud not in chosen:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -125,12 +136,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not (isinstance(item, pytest.Function) and hasattr(item, "callspec")):
             continue
-        if _is_another_cloud(item):
-            item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("crossed"):
-            by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        by_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for same in by_function.values():
-        _leave_each_value(same)
+        _leave_two_clouds(same)
+        if same[0].get_closest_marker("crossed"):
+            _leave_each_value(same)
     if _is_long():
         for item in filter(_is_random, items):
             item.add_marker(pytest.mark.slow)

@@ -87,6 +87,9 @@ KINDS = (
     "file", "dir of files", "class of its own", "memory", "memory of its own", "dir of memory", "s3", "dir of s3",
 )  # fmt: skip
 everywhere = pytest.mark.parametrize("held", KINDS, indirect=True)
+nearly_everywhere = pytest.mark.parametrize(
+    "held", [*KINDS[:-1], pytest.param(KINDS[-1], marks=pytest.mark.slow)], indirect=True
+)
 
 
 def below(held: Held, name: str) -> str:
@@ -129,7 +132,7 @@ def test_a_group_is_made_and_read_by_a_path_in_a_file_system(held):
     assert "nothing to repair" in str(b2array.repair(path, fs=held.fs, dry_run=True))
 
 
-@everywhere
+@nearly_everywhere
 def test_a_handle_is_pickled_with_its_file_system(held):
     path = below(held, "a.b2nd")
     a = b2array.asarray(DATA, url=path, fs=held.fs, layout="sparse", **OPTIONS)
@@ -140,7 +143,7 @@ def test_a_handle_is_pickled_with_its_file_system(held):
         assert not b2array.open(path, fs=held.fs)[7].any()  # a memory of its own is copied
 
 
-@everywhere
+@nearly_everywhere
 def test_every_function_that_makes_or_changes_arrays_takes_a_file_system(held):
     import dask.array as da
 
@@ -169,7 +172,7 @@ def test_every_function_that_makes_or_changes_arrays_takes_a_file_system(held):
     assert bloscpack.open(at("packed.blp"), fs=fs)[3].tolist() == DATA[3].tolist()
 
 
-@everywhere
+@nearly_everywhere
 def test_files_are_converted_between_file_systems(held, tmp_path):
     fs, at = held.fs, lambda name: below(held, name)
     np.save(tmp_path / "x.npy", DATA)
@@ -179,7 +182,7 @@ def test_files_are_converted_between_file_systems(held, tmp_path):
     assert np.array_equal(np.load(tmp_path / "y.npy"), DATA)
 
 
-@everywhere
+@nearly_everywhere
 def test_xarray_reads_and_writes_by_a_path_in_a_file_system(held):
     xr = pytest.importorskip("xarray")
     path = below(held, "g.b2d")

@@ -28,6 +28,7 @@ def offsets(array):
 # --- fill values ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.crossed
 @LAYOUTS
 @pytest.mark.parametrize(
     ("dtype", "fill", "special"),

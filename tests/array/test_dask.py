@@ -9,6 +9,8 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,7 @@ WITH_DASK: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", WITH_DASK)
 def test_operators_with_a_dask_array_read_whole_chunks_piece_by_piece(
     stored: b2array.NDArray, monkeypatch: pytest.MonkeyPatch, name: str
@@ -273,6 +276,7 @@ def test_nothing_is_visible_before_the_commit(tmp_path: Path, layout: str) -> No
         b2array.from_dask(x, tmp_path / "a.b2nd", layout=layout)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     "region", [None, (slice(3, 33), slice(5, 25)), (slice(10, 20),), (slice(None), slice(-1, None)), (slice(4, 4),)]
 )
@@ -533,6 +537,7 @@ def test_dask_store_in_a_transaction_is_one_commit(stored: b2array.NDArray) -> N
     assert np.array_equal(b2array.open(stored.url)[...], -numbers(43, 30))
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("lock", [True, False])
 def test_dask_store_by_threads_loses_nothing(stored: b2array.NDArray, lock: bool) -> None:
     da.store(da.from_array(-numbers(43, 30), chunks=(7, 6)), stored, lock=lock)
@@ -540,7 +545,7 @@ def test_dask_store_by_threads_loses_nothing(stored: b2array.NDArray, lock: bool
 
 
 def test_dask_store_works_in_all_its_forms(stored: b2array.NDArray, tmp_path: Path) -> None:
-    x = da.from_array(-numbers(43, 30), chunks=(7, 6))
+    x = da.from_array(-numbers(43, 30), chunks=(17, 13))
     expected = numbers(43, 30)
     expected[5:15, 3:9] = -expected[5:15, 3:9]
     da.store(x[5:15, 3:9], stored, regions=(slice(5, 15), slice(3, 9)), lock=False)
@@ -595,6 +600,7 @@ def test_processes_compute_what_an_http_server_has(http: RangeServer, tmp_path: 
     group = b2array.open_group(tmp_path / "g.b2d", "w")
     group.create("x", data=values, chunks=(20, 50))
     group.create("y", data=values, chunks=(20, 50), layout="sparse")
+    group.create("z", data=values, chunks=(20, 50))
     group.consolidate()
     http.objects |= {
         str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
@@ -606,10 +612,13 @@ def test_processes_compute_what_an_http_server_has(http: RangeServer, tmp_path: 
     )
     arrays = [served["x"], served["y"], promised["x"], promised["y"].T, served["x"].view[:, 7:], copied]
     wanted = [values, values, values, values.T, values[:, 7:], values]
-    with dask.config.set({"scheduler": "processes", "num_workers": 1}):
+    with (
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
+        dask.config.set({"scheduler": "processes", "pool": pool}),
+    ):
         for found, expected in zip(dask.compute(*(a.to_dask() + 1 for a in arrays)), wanted, strict=True):
             np.testing.assert_array_equal(found, expected + 1)
-        lost = served["x"].to_dask()
-        http.objects["g.b2d/x.b2nd"] = b2array.asarray(-values, chunks=(20, 50)).to_bytes()
-        with pytest.raises(ConflictError, match=r"x\.b2nd changed since it was opened"):
+        lost = served["z"].to_dask()
+        http.objects["g.b2d/z.b2nd"] = b2array.asarray(-values, chunks=(20, 50)).to_bytes()
+        with pytest.raises(ConflictError, match=r"z\.b2nd changed since it was opened"):
             lost.compute()

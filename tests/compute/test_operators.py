@@ -26,6 +26,7 @@ def equal(found, expected):
     return same(found, expected)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("verb", BINARY)
 @pytest.mark.parametrize("dtype", ["i4", "f8", "?", "c8"])
 def test_operators_are_numpys(verb, dtype):

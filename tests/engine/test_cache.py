@@ -184,6 +184,7 @@ def _fsspec(root, options):
     return put
 
 
+@pytest.mark.crossed
 @place
 @MAKERS
 @pytest.mark.usefixtures("settled")
@@ -196,6 +197,7 @@ def test_frames_that_look_alike_are_read_as_themselves(put, make):
             assert np.array_equal(a[2:5, 10:30], noise(seed)[2:5, 10:30])
 
 
+@pytest.mark.crossed
 @place
 @MAKERS
 @pytest.mark.usefixtures("settled")
@@ -212,7 +214,7 @@ def test_many_frames_in_random_order_read_the_same_with_the_cache_and_without(pu
     frames = [make(seed) for make in (stock, ours, forged) for seed in range(3)]
     openers = [put(f"{n}.b2nd", frame) for n, frame in enumerate(frames)]
     handles, others = ([opened() for opened in openers] for _ in range(2))
-    for _ in range(80):
+    for _ in range(40):
         n = chosen.randrange(len(openers))
         if chosen.random() < 0.1:
             handles[n] = openers[n]()
