@@ -126,8 +126,11 @@ def assigned(draw, shape, dtype):
 def is_one_of(found, wanted, read, value, dtype):
     """Whether an assignment ends as NumPy's; if key and value are both wrong, either mistake may be named.
 
-    Which one NumPy names first depends on the number and shapes of index arrays.
+    Which one NumPy names first depends on the number and shapes of index arrays. So does whether it converts a value of
+    which nothing is assigned.
     """
+    if found is None and isinstance(read, np.ndarray) and not read.size:
+        return wanted is None or wanted is outcome(lambda: np.asarray(value, dtype))
     both = (read, outcome(lambda: np.asarray(value, dtype))) if {type(read), type(wanted)} == {type} else ()
     return any(found is error for error in (wanted, *both))
 
