@@ -157,7 +157,7 @@ def test_each_operation_of_a_file_system_may_fail(monkeypatch, layout, story, mo
     states = told(story(f"faulty://{next(_places)}/a.b2nd", layout))
     count = len(FAULTS.names)
     assert count > 20
-    for at in sampled(range(count), 8):
+    for at in sampled(range(count), 16):
         FAULTS.arm(at, mode)
         retold(story(f"faulty://{next(_places)}/a.b2nd", layout), states)
         assert FAULTS.fired
