@@ -82,6 +82,7 @@ def test_a_dataset_makes_the_round_trip(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     "values",
     [
