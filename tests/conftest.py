@@ -8,6 +8,7 @@ import os
 import random
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -100,13 +101,16 @@ def _values(item: pytest.Function) -> set[tuple[str, int]]:
 
 
 def _leave_each_value(items: list[pytest.Function]) -> None:
-    """Mark most combinations of one test's parameters as slow, so that each value stays in one of the others."""
-    left = [item for item in items if item.get_closest_marker("slow") is None]
-    unseen = set().union(*map(_values, left))
+    """Mark most combinations of one test's parameters as slow, so that each value stays in one of the others.
+
+    Where one value has to come more than once, because another parameter has more of them, all come about as often.
+    """
+    left = {item: _values(item) for item in items if item.get_closest_marker("slow") is None}
+    unseen, times = set().union(*left.values()), Counter[tuple[str, int]]()
     while unseen:
-        chosen = max(left, key=lambda item: len(unseen & _values(item)))
-        left.remove(chosen)
-        unseen -= _values(chosen)
+        chosen = max(left, key=lambda item: (len(unseen & left[item]), -sum(times[value] for value in left[item])))
+        unseen -= left[chosen]
+        times.update(left.pop(chosen))
     for item in left:
         item.add_marker(pytest.mark.slow)
 

@@ -148,6 +148,7 @@ STORIES = pytest.mark.parametrize("story", [Story, ChunkStory, SnapshotStory])
 _places = itertools.count()
 
 
+@pytest.mark.crossed
 @both_layouts
 @STORIES
 @pytest.mark.parametrize("mode", ["error", "lost", "twice", "short"])
@@ -157,7 +158,7 @@ def test_each_operation_of_a_file_system_may_fail(monkeypatch, layout, story, mo
     states = told(story(f"faulty://{next(_places)}/a.b2nd", layout))
     count = len(FAULTS.names)
     assert count > 20
-    for at in sampled(range(count), 8):
+    for at in sampled(range(count), 6):
         FAULTS.arm(at, mode)
         retold(story(f"faulty://{next(_places)}/a.b2nd", layout), states)
         assert FAULTS.fired
@@ -219,6 +220,7 @@ def opened(path: str, mode: str, **options: Any) -> FaultyFile:
     return FaultyFile(open(path, mode, **options))  # noqa: PTH123 - Path has no opener
 
 
+@pytest.mark.crossed
 @both_layouts
 @STORIES
 @pytest.mark.parametrize("durable", [False, True])
@@ -232,7 +234,7 @@ def test_each_call_of_the_system_may_fail(tmp_path, monkeypatch, layout, story, 
         names = FAULTS.names
         assert {"open", "link", "write"} <= {*names}
         assert ("fsync" in names) == durable
-        for at, name in sampled([*enumerate(names)], 12):
+        for at, name in sampled([*enumerate(names)], 6):
             if durable and name != "fsync" and at % 5:
                 continue  # as without
             FAULTS.arm(at)

@@ -32,6 +32,9 @@ def load_make() -> Any:
 make = load_make()
 ARRAYS = [(author, name) for author, cases in (("stock", make.STOCK), ("ours", make.OURS)) for name in cases]
 
+ONE_IN_THREE = [pytest.param(*each, marks=() if n % 3 == 0 else pytest.mark.slow) for n, each in enumerate(ARRAYS)]
+"""For tests in which the file matters less than where it lies."""
+
 READ_ONLY = ("ndcell", "ndmean")
 """Made with filters that b2array only reads."""
 
@@ -80,7 +83,7 @@ def test_arrays_read_equal(author: str, name: str) -> None:
                 assert_same(np.asarray(array[row]), np.asarray(expected[row]))
 
 
-@pytest.mark.parametrize(("author", "name"), ARRAYS)
+@pytest.mark.parametrize(("author", "name"), ONE_IN_THREE)
 def test_arrays_read_equal_from_memory_and_inside_of_another_file(author: str, name: str, tmp_path: Path) -> None:
     path = make.path_of(author, name)
     with b2array.open(path) as array:

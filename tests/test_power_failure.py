@@ -468,6 +468,7 @@ def seed(request: pytest.FixtureRequest) -> int:
     return given
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("story", STORIES)
 @pytest.mark.parametrize("durable", ["ordered", "full"])
 def test_a_power_failure_costs_no_array_and_with_full_no_commit(tmp_path, story, durable, power, seed, request):

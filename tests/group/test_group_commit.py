@@ -287,6 +287,7 @@ def _goes_on(place: Place, url: str, expected: Contents) -> None:
         assert b2array.verify(held.url, deep=True).problems == ()
 
 
+@pytest.mark.crossed
 @STORIES
 @pytest.mark.parametrize("half", [False, True])
 def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
@@ -320,6 +321,7 @@ def test_a_writer_that_is_killed_at_any_operation_leaves_all_or_nothing(
     assert half or {*outcomes} == {False, True}
 
 
+@pytest.mark.crossed
 @STORIES
 def test_vacuum_of_a_member_leaves_what_a_killed_writer_committed(
     place: Place, tmp_path: Path, story: Callable[..., None], sampled: Sampled
@@ -353,6 +355,7 @@ def test_vacuum_of_a_member_leaves_what_a_killed_writer_committed(
     assert spared or (place.kind == "local" and story is begin_again)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("way", ["fails", "is lost"])
 def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, way: str, sampled: Sampled) -> None:
     before, after, names = states(place, change)
@@ -383,6 +386,7 @@ def test_an_operation_that_fails_leaves_all_or_nothing(place: Place, way: str, s
         check_all_follow(place, url, after)
 
 
+@pytest.mark.crossed
 @STORIES
 def test_readers_see_all_or_nothing_at_every_operation(place: Place, story: Callable[..., None]) -> None:
     before, after, _ = states(place, story)
@@ -408,6 +412,7 @@ def test_readers_see_all_or_nothing_at_every_operation(place: Place, story: Call
     assert [each for each, _ in itertools.groupby(seen)] == [before, after]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("clash", [False, True])
 def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(
     place: Place, clash: bool, sampled: Sampled
