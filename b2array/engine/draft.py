@@ -166,9 +166,13 @@ class Draft(Target):
         draft.staging.inherit(change.segments, change.extents)
         draft.state = draft._seen = applied(change, draft.state)
         draft._before = draft.state.annotations
-        draft._touched = np.zeros(draft.state.frame.nchunks, bool)
-        draft._read = draft._touched.copy()
+        draft._forget_chunks()
         return draft
+
+    def _forget_chunks(self) -> None:
+        """Note that no chunk of the state was changed or read here."""
+        self._touched = np.zeros(self.state.frame.nchunks, bool)
+        self._read = self._touched.copy()
 
     def _new_staging(self) -> Staging:
         if self.sparse:
@@ -593,8 +597,7 @@ class Draft(Target):
         self.base, self.state, self._own_tables = current, applied(change, current.state), bool(change.numbers.size)
         self._before = current.state.annotations
         if self._touched.size != self.state.frame.nchunks:  # a change of metadata alone goes onto any number of chunks
-            self._touched = np.zeros(self.state.frame.nchunks, bool)
-            self._read = self._touched.copy()
+            self._forget_chunks()
         self.staging.next = change.next
         return self.freeze()
 

@@ -287,8 +287,8 @@ class Directory:
     def read(self) -> tuple[Manifest, Version | None]:
         """Read the manifest and its version. Where there is no manifest, there is no version either."""
         manifest, version = self._stored()
-        if not self.is_local:
-            manifest = replace(manifest, members=self.listed(manifest))
+        if not self.is_local and manifest.members is None:
+            manifest = replace(manifest, members={**self.listed(manifest)})
         return manifest, version
 
     def stored(self) -> Manifest:
@@ -332,8 +332,7 @@ class Directory:
         self.store.force()
 
     def _as_stored(self, manifest: Manifest) -> Manifest:
-        members = None if self.is_local or manifest.members is None else {**manifest.members}
-        return replace(manifest, members=members)
+        return replace(manifest, members=None) if self.is_local else manifest
 
     def holds(self, manifest: Manifest) -> bool:
         """Whether the stored manifest is this one."""
