@@ -129,9 +129,10 @@ def is_one_of(found, wanted, read, value, dtype):
     Which one NumPy names first depends on the number and shapes of index arrays. So does whether it converts a value of
     which nothing is assigned.
     """
+    converted = outcome(lambda: np.asarray(value, dtype))
     if found is None and isinstance(read, np.ndarray) and not read.size:
-        return wanted is None or wanted is outcome(lambda: np.asarray(value, dtype))
-    both = (read, outcome(lambda: np.asarray(value, dtype))) if {type(read), type(wanted)} == {type} else ()
+        return wanted is None or wanted is converted
+    both = (read, converted) if {type(read), type(wanted)} == {type} else ()
     return any(found is error for error in (wanted, *both))
 
 

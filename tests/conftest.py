@@ -126,10 +126,13 @@ def _cloud_of(item: pytest.Function) -> object:
 def _leave_two_clouds(items: list[pytest.Function]) -> None:
     """Mark most object stores of one test as slow: an ordinary run takes the first, which is S3, and another one."""
     left = {item: _cloud_of(item) for item in items if item.get_closest_marker("slow") is None}
-    first, *others = dict.fromkeys(filter(None, left.values())) or [None]
-    chosen = {None, first, *others[zlib.crc32(items[0].originalname.encode()) % max(1, len(others)) :][:1]}
+    found = [*dict.fromkeys(filter(None, left.values()))]
+    if len(found) < 3:
+        return
+    first, *others = found
+    another = others[zlib.crc32(items[0].originalname.encode()) % len(others)]
     for item, cloud in left.items():
-        if cloud not in chosen:
+        if cloud not in (None, first, another):
             item.add_marker(pytest.mark.slow)
 
 
