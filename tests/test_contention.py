@@ -271,21 +271,21 @@ def test_equal_chunks_in_other_places_are_not_taken_for_each_other(opened):
 def test_many_writers_of_different_chunks_all_succeed(opened):
     def write(n):
         array = opened()
-        for value in range(1, 3):
+        for value in range(1, 4):
             array[4 * n : 4 * n + 4] = 10 * n + value
 
-    together(write, 4)
-    assert np.array_equal(opened("r")[:16], np.repeat(10 * np.arange(4) + 2, 4)[:, None] * np.ones((1, 20), "i8"))
+    together(write, 5)
+    assert np.array_equal(opened("r")[:20], np.repeat(10 * np.arange(5) + 3, 4)[:, None] * np.ones((1, 20), "i8"))
 
 
 def test_writers_of_different_rows_of_one_chunk_all_succeed(opened):
     def write(n):
         array = opened()
-        for value in range(1, 3):
+        for value in range(1, 4):
             array[n] = 10 * n + value
 
     together(write, 4)
-    assert np.array_equal(opened("r")[:4], (10 * np.arange(4) + 2)[:, None] * np.ones((1, 20), "i8"))
+    assert np.array_equal(opened("r")[:4], (10 * np.arange(4) + 3)[:, None] * np.ones((1, 20), "i8"))
 
 
 def test_a_slow_writer_among_fast_ones_gets_its_turn(opened, monkeypatch):

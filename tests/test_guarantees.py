@@ -174,13 +174,13 @@ def test_an_assignment_is_done_again_on_the_shape_that_another_writer_has_left(r
 def test_concurrent_writers_lose_nothing(request, tmp_path, place):
     a, where = make(place, request, tmp_path)
     failures: list[BaseException] = []
-    start = threading.Barrier(3)
+    start = threading.Barrier(4)
 
     def work(n: int) -> None:
         try:
             mine = handle(a, where, "r+")
             start.wait()
-            for k in range(2):
+            for k in range(3):
                 while True:
                     try:
                         mine[n, k] = n + 1
@@ -192,13 +192,13 @@ def test_concurrent_writers_lose_nothing(request, tmp_path, place):
         except BaseException as error:  # noqa: BLE001 - it is looked at below
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert failures == []
-    assert handle(a, where)[:3, :2].tolist() == [[n + 1] * 2 for n in range(3)]
+    assert handle(a, where)[:, :3].tolist() == [[n + 1] * 3 for n in range(4)]
 
 
 def test_two_single_writers_that_look_at_the_same_moment_overwrite_each_other(request, tmp_path, monkeypatch):

@@ -107,7 +107,7 @@ def _settings() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", [5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 12))])
-@pytest.mark.parametrize(("writes", "most"), [pytest.param(0, 500, id="reads"), pytest.param(0.4, 40, id="writes")])
+@pytest.mark.parametrize(("writes", "most"), [pytest.param(0, 800, id="reads"), pytest.param(0.4, 60, id="writes")])
 def test_what_comes_in_between_the_lines_of_a_call_disturbs_neither(
     tmp_path: Path, writes: float, most: int, seed: int
 ) -> None:

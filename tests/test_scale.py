@@ -65,5 +65,5 @@ def test_two_writers_of_many_chunks_are_merged_in_as_many_steps_as_chunks(layout
                 other.update_chunk(half + n, CHUNK)
 
     # Both so many that the dead space makes one file be rewritten.
-    few, many = (ncalls(merge, filled(layout, count)) for count in (500, 1250))
+    few, many = (ncalls(merge, filled(layout, count)) for count in (800, 2000))
     assert many < 2.8 * few

@@ -262,8 +262,8 @@ def test_processes_that_write_disjoint_parts_lose_nothing(target, rows_of_a_chun
     url, options = target
     b2array.create(url, (12, 30), "i4", chunks=(rows_of_a_chunk, 30), layout="sparse", storage_options=options)
     command = [sys.executable, "-c", WRITE, url, json.dumps(options)]
-    processes = [subprocess.Popen([*command, str(rank), "2"], cwd=ROOT) for rank in range(2)]
-    assert [process.wait(120) for process in processes] == [0, 0]
+    processes = [subprocess.Popen([*command, str(rank), "3"], cwd=ROOT) for rank in range(3)]
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
     a = b2array.open(url, storage_options=options)
     assert np.array_equal(a[...], np.repeat(np.arange(1, 13)[:, None], 30, axis=1))
     assert len({*a._handle.frame.offsets.tolist()}) == a.nchunks

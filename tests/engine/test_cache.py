@@ -214,7 +214,7 @@ def test_many_frames_in_random_order_read_the_same_with_the_cache_and_without(pu
     frames = [make(seed) for make in (stock, ours, forged) for seed in range(3)]
     openers = [put(f"{n}.b2nd", frame) for n, frame in enumerate(frames)]
     handles, others = ([opened() for opened in openers] for _ in range(2))
-    for _ in range(40):
+    for _ in range(80):
         n = chosen.randrange(len(openers))
         if chosen.random() < 0.1:
             handles[n] = openers[n]()

@@ -325,7 +325,7 @@ def test_threads_share_a_store(maker):
     wrong = []
 
     def work(seed):
-        for number in range(5):
+        for number in range(10):
             start = (seed * 997 + number * 131) % 9000
             spans = [("00000000.chunk", start, start + 50), ("0000000A.chunk", start, start + 99)]
             if read(store, *spans) != [SPARSE[name][first:last] for name, first, last in spans]:
@@ -533,7 +533,7 @@ def test_no_update_is_lost_between_threads(maker):
     store = maker.sparse({"count": b"0"})
 
     def increment():
-        for _ in range(3):
+        for _ in range(5):
             while True:
                 with store.lock("count"):
                     before = store.stamp("count")
@@ -549,7 +549,7 @@ def test_no_update_is_lost_between_threads(maker):
         thread.start()
     for thread in threads:
         thread.join()
-    assert content_of(store, "count") == b"9"
+    assert content_of(store, "count") == b"15"
 
 
 @on((*WRITABLE, "http"))

@@ -553,9 +553,9 @@ def test_s3_loses_no_update_between_processes(bucket, s3_options):
     store = open_store(url, storage_options=s3_options)
     store.create("", b"0")
     command = [sys.executable, "-c", INCREMENT, url, json.dumps(s3_options)]
-    processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
-    assert [process.wait(60) for process in processes] == [0, 0]
-    assert read(store, ("", 0, 2)) == [b"16"]
+    processes = [subprocess.Popen(command, cwd=ROOT) for _ in range(3)]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert read(store, ("", 0, 2)) == [b"24"]
 
 
 def test_s3_sees_what_others_write(s3, s3_options):
