@@ -15,8 +15,16 @@ def interrupted(
 
     `counts` says, for a frame and an event of `sys.setprofile`, whether that is one of the moments. Return the error,
     whose traceback keeps what the action held, and how many moments the action had.
+
+    Python swallows an error that is raised while it finalizes an object, an unfinished generator for instance. Then the
+    action goes on, and there is no error.
     """
     passed = 0
+    unraisable = sys.unraisablehook
+
+    def report(swallowed: sys.UnraisableHookArgs) -> None:
+        if swallowed.exc_type is not KeyboardInterrupt:
+            unraisable(swallowed)
 
     def follow(frame: FrameType, event: str, _: object) -> None:
         nonlocal passed
@@ -25,6 +33,7 @@ def interrupted(
             sys.setprofile(None)
             raise KeyboardInterrupt
 
+    sys.unraisablehook = report
     sys.setprofile(follow)
     try:
         action()
@@ -32,6 +41,7 @@ def interrupted(
         return error, passed
     finally:
         sys.setprofile(None)
+        sys.unraisablehook = unraisable
     return None, passed
 
 
