@@ -325,7 +325,7 @@ def open_schunk(
     FormatError, UnsupportedError
         It is no frame, or one of an unknown kind.
     """
-    held = load(open_store(url, storage_options=storage_options, fs=fs), start=offset)
+    held = load(open_store(url, storage_options=storage_options, fs=fs), start=offset, bare=at is not None)
     return SChunk(Handle(held if at is None else kept.opened(held, at), mode))
 
 

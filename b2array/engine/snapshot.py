@@ -187,10 +187,11 @@ class Snapshot(Source):
             raise stale_reader(self.url)
 
 
-def load(store: Store, *, start: int = 0, marks: bool = False) -> Snapshot:
+def load(store: Store, *, start: int = 0, marks: bool = False, bare: bool = False) -> Snapshot:
     """Read the frame that a store holds now.
 
     An empty frame that marks the place of a deleted one is none, FileNotFoundError, unless the caller asks for `marks`.
+    A `bare` snapshot has no index and no layout: for callers that only open kept states of it.
 
     One wave of requests finds out whether the store is one file or a directory, and reads the first 64 KiB and, where
     servers can be asked for it, the last 64 KiB of the file. More follow if index and trailer are not in these, or if
@@ -202,15 +203,15 @@ def load(store: Store, *, start: int = 0, marks: bool = False) -> Snapshot:
     held = None
     for _ in range(config.retries):
         with suppress(ConflictError):  # another writer came between the two waves
-            held = _load(store, start)
+            held = _load(store, start, bare=bare)
             break
-    held = held or _load(store, start)
+    held = held or _load(store, start, bare=bare)
     if not marks and held.state.annotations.deleted:
         raise FileNotFoundError(f"{store.url} was deleted")
     return held
 
 
-def _load(store: Store, start: int, *, in_one_wave: bool = True) -> Snapshot:
+def _load(store: Store, start: int, *, bare: bool, in_one_wave: bool = True) -> Snapshot:
     names = (FRAME_NAME,) if store.is_prefix else ("",) if start else ("", FRAME_NAME)
     if start or store.is_prefix or not in_one_wave:
         heads, tail = store.head(names, _FIRST_READ, offset=start), None
@@ -225,14 +226,14 @@ def _load(store: Store, start: int, *, in_one_wave: bool = True) -> Snapshot:
     name, head = found[-1] if not found[0][1].data else found[0]
     version = head.version
     if tail is None or name or tail.version != version:
-        return _parse(store, name, start, head.data, version, head.unique)
+        return _parse(store, name, start, head.data, version, head.unique, bare=bare)
     try:
-        return _parse(store, name, start, head.data, version, head.unique, tail)
+        return _parse(store, name, start, head.data, version, head.unique, tail, bare=bare)
     except FormatError:
         if version:
             raise
         # Nothing but this tells that beginning and end are of different states.
-        return _load(store, start, in_one_wave=False)
+        return _load(store, start, bare=bare, in_one_wave=False)
 
 
 def frame_in(store: Store) -> Snapshot | None:
@@ -253,7 +254,7 @@ def reload(held: Snapshot, *, even_new: bool = False) -> Snapshot:
         head = unchanged(held.store, held.frame, held.header, held.start)
         if head is not None:
             return replace(held, version=head.version, unique=head.unique)
-    current = load(held.store, start=held.start)
+    current = load(held.store, start=held.start, bare=held.at is not None)
     if held.at is not None:
         return kept_state(current, held.at.name, held.at.generation)
     if current.state.annotations.identity != held.state.annotations.identity and not even_new:
@@ -361,7 +362,7 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
 
 def _parse(
     store: Store, name: str, start: int, data: memoryview, version: Version | None, unique: str = "",
-    end: Tail | None = None,
+    end: Tail | None = None, *, bare: bool = False,
 ) -> Snapshot:  # fmt: skip
     try:
         header_len = header_nbytes(data)
@@ -377,12 +378,12 @@ def _parse(
             tail = end.data[first - end.start : stop - end.start]
         else:
             tail = read_whole(store, Span(name, start + first, start + stop), version)
-        found = frame.unpack(data, tail, head)
+        found = frame.unpack(data, tail, head, bare=bare)
     except (FormatError, UnsupportedError) as error:
         raise located_error(store.url, error) from error
     header = bytes(data[:header_len])
     generation = found.fingerprint.hex() if found.is_ours else _digest(header, tail, version)
-    state = parse(found)
+    state = State(found, None) if bare else parse(found)
     ends: tuple[Tail, ...] = ()
     if state.annotations.kept and not (name or store.can.local):
         ends = tuple(each for each in (Tail(data, start, version), end) if each is not None)

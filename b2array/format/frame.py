@@ -152,10 +152,11 @@ def create(
     )  # fmt: skip
 
 
-def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
+def unpack(header: Buffer, tail: Buffer, known: Header | None = None, *, bare: bool = False) -> Frame:
     """Read a frame from its header and its tail, and verify our fingerprint if it has one.
 
     `tail` has the frame's bytes from `Header.tail_start` on. `known` is what `unpack_header` returned for this header.
+    A `bare` frame comes without its index.
     """
     head = unpack_header(header) if known is None else known
     length = head.frame_len - head.tail_start
@@ -173,11 +174,7 @@ def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
     trailer = bytes(tail[length - trailer_len :])
     layers = _unpack_trailer_layers(trailer)
     head, fingerprint_type = _verified(head, header, tail, layers, fingerprint_type, stored)
-    offsets = index.unpack(
-        tail[: length - trailer_len], nbytes=head.nbytes, chunksize=head.chunksize,
-        context=chunk.Context(head.codec, head.codec_meta),
-    )  # fmt: skip
-    index.check(offsets, None if head.frame_type == FrameType.SPARSE else head.cbytes)
+    offsets = index.NO_OFFSETS if bare else _unpack_index(tail[: length - trailer_len], head)
     return Frame(
         **dict(zip(_NAMES, _values(head), strict=True)),
         offsets=offsets,
@@ -188,9 +185,16 @@ def unpack(header: Buffer, tail: Buffer, known: Header | None = None) -> Frame:
     )
 
 
+def _unpack_index(buf: Buffer, head: Header) -> NDArray[np.int64]:
+    context = chunk.Context(head.codec, head.codec_meta)
+    offsets = index.unpack(buf, nbytes=head.nbytes, chunksize=head.chunksize, context=context)
+    index.check(offsets, None if head.frame_type == FrameType.SPARSE else head.cbytes)
+    return offsets
+
+
 def with_tail(header: Header, **tail: Any) -> Frame:
-    """Return a frame with the fields of a header and those, by name, that a frame has besides."""
-    return Frame(**dict(zip(_NAMES, _values(header), strict=True)), **tail)
+    """Return a frame with the fields of a header and other ones, by name, which count if both have one."""
+    return Frame(**{**dict(zip(_NAMES, _values(header), strict=True)), **tail})
 
 
 def _verified(

@@ -18,7 +18,7 @@ from b2array.codec import decode, encode
 from b2array.codec.cparams import AUTO, BOUNDS, CParams
 from b2array.errors import FormatError, LimitError, UnsupportedError, warn
 from b2array.format import b2nd, dtypes, frame
-from b2array.format.annotations import LAYER, Annotations, Records, Sizes, unpack_records, unpack_sizes
+from b2array.format.annotations import LAYER, Annotations, Records, Sizes, pack_sizes, unpack_records, unpack_sizes
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
 from b2array.format.metalayers import MAX_LAYERS, MAX_NAME_NBYTES, Layers
@@ -157,14 +157,25 @@ class State:
 
         `with_index` puts them together again.
         """
-        layers, raw = self.frame.vlmetalayers, self.frame.vlmetalayer(LAYER)
-        # Bytes 4 to 7 of a chunk say how long its data are. Usually they are short, and there is nothing to do.
-        sizes = None if int.from_bytes((raw or b"")[4:8], "little") <= limit else self.annotations.sizes
-        if sizes is not None and len(sizes) > limit:
-            short = frame.pack_vlmeta(replace(self.annotations, sizes=None).pack())
+        layers, other = self.frame.vlmetalayers, self._with_short_sizes(limit)
+        if other is not None:
+            short = frame.pack_vlmeta(other.pack())
             layers = tuple((name, short if name == LAYER else raw) for name, raw in layers)
         index = encode.encode(self.frame.offsets.astype("<i8").tobytes(), typesize=8)
         return replace(self.frame, vlmetalayers=layers, offsets=self.frame.offsets[:0], packed_index=None), index
+
+    def _with_short_sizes(self, limit: int) -> Annotations | None:
+        """Return annotations whose sizes take at most `limit` bytes; None if those in the frame will do."""
+        # Bytes 4 to 7 of a chunk say how long its data are. Usually they are short, and there is nothing to do.
+        layer_nbytes = int.from_bytes((self.frame.vlmetalayer(LAYER) or b"")[4:8], "little")
+        if self._sizes is None and layer_nbytes <= limit:
+            return None
+        noted = self.annotations.sizes
+        if noted is not None:
+            return replace(self.annotations, sizes=None) if len(noted) > limit else None
+        # A kept state has them in its index.
+        packed = pack_sizes(self.sizes[:, :1]) if self.sizes.any() else None
+        return None if packed is None or len(packed) > limit else replace(self.annotations, sizes=packed)
 
 
 def parse(described: Frame, annotations: Annotations | None = None) -> State:

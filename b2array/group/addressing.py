@@ -154,7 +154,7 @@ def open(
         return _made(url, mode, shape, dtype, storage_options, options)
     existing: Mode = "r" if mode == "r" else "r+"
     try:
-        held = snapshot.load(open_store(url, storage_options=storage_options), start=offset)
+        held = snapshot.load(open_store(url, storage_options=storage_options), start=offset, bare=at is not None)
     except (FileNotFoundError, FormatError) as error:
         foreign = isinstance(error, FormatError)
         try:
@@ -178,7 +178,7 @@ def _in_file(
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
     try:
-        held = snapshot.load(store, start=offset)
+        held = snapshot.load(store, start=offset, bare=at is not None)
     except FormatError:
         (head,) = store.head([""], 16)
         if offset or isinstance(head, Exception) or bytes(head.data[:4]) not in MAGIC:
@@ -382,7 +382,7 @@ def _unmarked(url: Url, mode: Mode, storage_options: Storage, *, follow: bool, a
     for suffix in () if is_bucket else SUFFIXES:
         store = open_store(f"{front}{'/'.join(parts)}{suffix}{back}", storage_options=storage_options)
         try:
-            held = snapshot.load(store)
+            held = snapshot.load(store, bare=at is not None)
             return _shown(held, mode, follow=follow, at=at)
         except (FileNotFoundError, PermissionError):
             continue

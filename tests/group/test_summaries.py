@@ -64,9 +64,9 @@ def _loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     loaded: list[str] = []
     original = snapshot._parse
 
-    def parse(store: Any, *args: Any) -> Any:
+    def parse(store: Any, *args: Any, **kwargs: Any) -> Any:
         loaded.append(store.url.rpartition("/")[2])
-        return original(store, *args)
+        return original(store, *args, **kwargs)
 
     monkeypatch.setattr(snapshot, "_parse", parse)
     return loaded
