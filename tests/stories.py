@@ -7,6 +7,7 @@ import numpy as np
 import b2array
 
 DATA = np.random.default_rng(0).integers(0, 1000, (6, 200), dtype="i4")
+NOISE = np.random.default_rng(1).bytes(2**13)
 OPTIONS = {"chunks": (2, 200), "blocks": (2, 100)}
 
 Contents = dict[str, object] | None
@@ -104,6 +105,9 @@ class SnapshotStory(Story):
     def keep(self) -> None:
         self.a.snapshot("first", "before all")
 
+    def describe(self) -> None:
+        self.a.attrs["noise"] = NOISE  # a kept state of so many bytes has an object for itself in a directory
+
     def fill_a_part(self) -> None:
         self.a[1:4] = 9
 
@@ -118,7 +122,17 @@ class SnapshotStory(Story):
     def drop(self) -> None:
         self.a.drop_snapshot("first")
 
-    STEPS = ("create", "keep", "fill_a_part", "keep_in_a_transaction", "go_back", "reopen", "drop", "read_nothing")
+    STEPS = (
+        "create",
+        "keep",
+        "fill_a_part",
+        "describe",
+        "keep_in_a_transaction",
+        "go_back",
+        "reopen",
+        "drop",
+        "read_nothing",
+    )
 
     def read_nothing(self) -> None:
         assert self.a.shape == DATA.shape

@@ -150,6 +150,7 @@ class Snapshots(Array):
             self.create,
             partial(self.keep, "one"),
             partial(self.assign, slice(0, 6)),
+            self.describe,
             self.keep_in_a_transaction,
             partial(self.assign, slice(4, 8)),
             self.repack,
@@ -161,6 +162,10 @@ class Snapshots(Array):
 
     def keep(self, name: str) -> None:
         b2array.open(self.url, "r+").snapshot(name)
+
+    def describe(self) -> None:
+        # A kept state of so many bytes has an object for itself in a directory.
+        b2array.open(self.url, "r+").attrs["noise"] = NOISE[0].tobytes()
 
     def keep_in_a_transaction(self) -> None:
         a = b2array.open(self.url, "r+")

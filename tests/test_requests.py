@@ -329,7 +329,8 @@ def test_a_large_index_takes_a_second_round_trip(tmp_path):
 
 def served(http, path: Path) -> str:
     """Put a file or the files of a directory on a server; returns the URL."""
-    files = {"a.b2nd": path} if path.is_file() else {f"a.b2nd/{file.name}": file for file in path.iterdir()}
+    inner = [file for file in path.rglob("*") if file.is_file()]
+    files = {f"a.b2nd/{file.relative_to(path).as_posix()}": file for file in inner} or {"a.b2nd": path}
     http.objects |= {name: file.read_bytes() for name, file in files.items() if file.suffix != ".b2lock"}
     return http.url_of("a.b2nd")
 
@@ -399,6 +400,28 @@ def test_a_snapshot_near_the_end_of_a_file_is_opened_with_the_requests_of_the_ne
         assert found[0, 0, 0] == (7 if at is None else data[0, 0, 0])
     assert asked[0] == asked[1]
     assert len(asked[0]) == 3
+
+
+def test_a_directory_and_a_group_are_opened_at_a_snapshot_with_the_requests_of_the_newest_state(tmp_path, http):
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    for name, layout in (("x", "sparse"), ("y", "contiguous")):
+        group.create(name, data=np.arange(40), chunks=(4,), layout=layout)
+    group.snapshot("before")
+    group["x"][0] = group["y"][0] = 7
+    group.consolidate()
+    url = served(http, tmp_path / "g.b2d")
+    for look in (
+        lambda at: b2array.open(f"{url}/x.b2nd", at=at),
+        lambda at: b2array.open_group(url, at=at),
+        lambda at: b2array.open_group(url, at=at)["x"][1:3],
+        lambda at: b2array.open_group(url, at=at)["y"][1:3],
+    ):
+        asked = []
+        for at in (None, "before"):
+            http.requests.clear()
+            look(at)
+            asked.append(len(http.requests))
+        assert asked[0] == asked[1]
 
 
 class Changing(dict):

@@ -43,7 +43,7 @@ from b2array.format.annotations import LAYER, pack_records, packed_sizes
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
-from b2array.format.kept import DIGEST_NBYTES, Ledger, ledger_of, object_name, pack_state
+from b2array.format.kept import DIGEST_NBYTES, Ledger, has_room, ledger_of, object_name, pack_state
 from b2array.format.state import State, layers_with, parse
 
 __all__ = ["Facts", "Plan", "Step", "plan", "unnoted"]
@@ -308,14 +308,14 @@ def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State
             shape=None if kept.layout is None else kept.layout.shape, nbytes=len(packed),
             digest=packed[-DIGEST_NBYTES:],
         )  # fmt: skip
-        if is_sparse:
-            entry = replace(entry, place=number % 2**63)
-            objects[object_name(entry.place)] = packed
-        elif kept.frame.nchunks:
+        if not is_sparse and kept.frame.nchunks:
             entry = replace(entry, place=placed.end + len(inside))
             inside += packed
-        else:
+        elif not is_sparse or has_room(entries, packed):
             entry = replace(entry, packed=packed)
+        else:
+            entry = replace(entry, place=number % 2**63)
+            objects[object_name(entry.place)] = packed
         entries.append(entry)
         stay.append(kept)
     floor = dead = 0

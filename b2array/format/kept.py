@@ -2,12 +2,14 @@
 
 A commit overwrites no data, so an earlier state needs nothing but its own index. That is packed with the header and the
 metalayers of the state: `pack_state`. In a contiguous frame these bytes lie in front of the frame's index, where other
-software sees dead space; in a sparse frame they have an object of their own beside ``chunks.b2frame``. The ledger is an
-entry of b2array's metalayer; other software keeps it as it is. This module does no I/O.
+software sees dead space. In a sparse frame a few bytes lie in the ledger, more of them in an object beside
+``chunks.b2frame``. The ledger is an entry of b2array's metalayer; other software keeps it as it is. This module does no
+I/O.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -33,8 +35,8 @@ from b2array.format.header import FrameType, Header, unpack_header
 from b2array.format.state import State, parse, sized_blocks
 
 __all__ = [
-    "DIGEST_NBYTES", "KEPT", "Kept", "Ledger", "ledger_of", "object_name", "pack_state", "sealed", "unpack_state",
-    "unsealed",
+    "DIGEST_NBYTES", "KEPT", "Kept", "Ledger", "has_room", "ledger_of", "object_name", "pack_state", "sealed",
+    "unpack_state", "unsealed",
 ]  # fmt: skip
 
 KEPT = ".b2kept"
@@ -43,6 +45,8 @@ DIGEST_NBYTES = 16
 """A packed state ends with a digest of this many bytes."""
 
 _VERSION = 1
+_ROOM = 2**12
+"""All packed states in a ledger together have no more bytes."""
 _ENTRY_NBYTES = 12
 """What the index has for a chunk: its place (8 bytes) and its size (4)."""
 _EARLIEST, _LATEST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
@@ -83,7 +87,8 @@ class Kept:
     group : bytes
         The identity of the group whose snapshot it is part of; empty if it belongs to the frame alone.
     packed : bytes
-        The packed state itself, if that has no chunks: other software finds no room for it in a file without chunks.
+        The packed state itself, if the ledger has it: see `has_room`. In a contiguous frame, if it has no chunks: in a
+        file without chunks, other software finds no room for it.
     """
 
     name: str
@@ -201,6 +206,14 @@ def ledger_of(state: State) -> Ledger:
 @lru_cache(maxsize=8)
 def _ledger(packed: bytes | None) -> Ledger:
     return Ledger.unpack(packed)
+
+
+def has_room(entries: Sequence[Kept], packed: bytes) -> bool:
+    """Whether a ledger can have a packed state itself, which saves readers a request; otherwise it needs an object.
+
+    Each commit of a sparse frame or a group writes the ledger again, and each opening reads it.
+    """
+    return len(packed) + sum(len(entry.packed) for entry in entries) <= _ROOM
 
 
 def object_name(number: int) -> str:

@@ -1,8 +1,9 @@
 """States of a whole group under names: where they lie, and `Moment`, the group as it was.
 
-The manifest has a ledger of the group's snapshots. An object beside the manifest lists the members of each: the path of
-each member, and the generation of the state that the member's own frame keeps. Those states have the name of the
-snapshot in the ledgers of the members, and note the group that they are part of.
+The manifest has a ledger of the group's snapshots. For each there is a list of members: the path of each member, and
+the generation of the state that the member's own frame keeps. Short lists lie in the ledger, each other one in an
+object beside the manifest. Those states have the name of the snapshot in the ledgers of the members, and note the group
+that they are part of.
 
 A member may be deleted or replaced. Before that, the transaction copies the states that snapshots need to a retired
 frame, which is no member. The manifest names these frames, and which states they keep.
@@ -161,7 +162,9 @@ def moment(group: Directory, name: str, manifest: Manifest | None = None) -> Mom
 
 
 def _members(group: Directory, entry: Kept) -> dict[str, State]:
-    (view,) = group.store.read([Span(object_name(entry.place), 0, entry.nbytes)])
+    view: Buffer = entry.packed
+    if not view:
+        (view,) = group.store.read([Span(object_name(entry.place), 0, entry.nbytes)])
     return located(f"{group.url}: snapshot {entry.name!r}", lambda: unpack_members(view, entry.digest))
 
 

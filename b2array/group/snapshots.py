@@ -62,7 +62,8 @@ def restore(changes: Transaction, name: str) -> None:
                 continue
             # A file without chunks has no room for those of other snapshots: if all are the group's, they are retired.
             others = [each.group for each in ledger.entries if not each.packed]
-            if not (entry.packed and others and {*others} == {group}):
+            is_file = not then.states[member].sparse
+            if not (is_file and entry.packed and others and {*others} == {group}):
                 stay.add(member)
     changes.remove({member: path for member, path in changes.members().items() if member not in stay})
     for member, path in then.members().items():

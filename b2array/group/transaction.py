@@ -50,7 +50,7 @@ from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
 from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES, FrameType
-from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, ledger_of, object_name
+from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, ledger_of, object_name
 from b2array.format.state import parse
 from b2array.group.directory import Directory, NewFrame, copy_of, record_of
 from b2array.group.fork import Changes
@@ -438,7 +438,8 @@ class Transaction(Changes):
         if clash := [entry.name for entry in entries if entry.name in new]:
             raise ConflictError(f"{self.url}: another writer has made a snapshot {clash[0]!r} as well")
         if self._copies:
-            entries += [self._listed(entry, states) for entry, states in self._copies]
+            for entry, states in self._copies:
+                entries.append(self._listed(entry, states, entries))
             entries.sort(key=attrgetter("time"))
         for name, entry in self._keeps.items():
             states = {}
@@ -449,24 +450,26 @@ class Transaction(Changes):
                 if found is None:
                     raise UnsupportedError(f"{one.handle.url} has no place for snapshots: its metalayers are too many")
                 states[member] = State(path, found.generation, state.frame.frame_type == FrameType.SPARSE)
-            entries.append(self._listed(entry, states))
+            entries.append(self._listed(entry, states, entries))
         return Ledger(tuple(entries)).pack() or b""
 
-    def _listed(self, entry: Kept, states: Mapping[str, State]) -> Kept:
-        """Write the list of the members of a snapshot; return its entry in the ledger."""
+    def _listed(self, entry: Kept, states: Mapping[str, State], others: Sequence[Kept]) -> Kept:
+        """Write the list of the members of a snapshot; return its entry in the ledger, which has others already."""
         packed, place = pack_members(states), int.from_bytes(os.urandom(8), "big") % 2**63
         digest = packed[-DIGEST_NBYTES:]
+        if has_room(others, packed):
+            return replace(entry, generation=digest, place=0, nbytes=len(packed), digest=digest, packed=packed)
         self._lists.append(object_name(place))
         self._view.store.create(object_name(place), packed)
         self._view.store_of(object_name(place)).force()
-        return replace(entry, generation=digest, place=place, nbytes=len(packed), digest=digest)
+        return replace(entry, generation=digest, place=place, nbytes=len(packed), digest=digest, packed=b"")
 
     def _forget(self, before: Manifest, after: Manifest) -> None:
         """Remove what only dropped snapshots needed. What stays behind, `b2array.vacuum` removes."""
         view = self._view
         with suppress(OSError, B2ArrayError):
             gone = {*group_ledger(self.url, before).entries} - {*group_ledger(self.url, after).entries}
-            view.store.delete([object_name(entry.place) for entry in gone])
+            view.store.delete([object_name(entry.place) for entry in gone if not entry.packed])
             for token in before.retired.keys() - after.retired.keys():
                 self._remove_retired(token)
 

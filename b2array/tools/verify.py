@@ -434,7 +434,7 @@ def _inspect_kept(
     found.count = len(entries)
     known = set(held.frame.offsets.tolist())
     for entry in entries:
-        name = object_name(entry.place) if held.sparse else ""
+        name = object_name(entry.place) if held.sparse and not entry.packed else held.name
         found.objects.add(name)
         found.live += 0 if held.sparse or entry.packed else entry.nbytes
         try:

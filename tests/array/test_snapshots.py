@@ -27,6 +27,8 @@ from b2array.format.kept import KEPT, Kept, Ledger, object_name
 
 LAYOUTS = ["contiguous", "sparse"]
 X = np.random.default_rng(1).integers(0, 9999, (40, 50))
+NOISE = np.random.default_rng(2).bytes(2**13)
+"""With an attribute of so many bytes, a kept state of a directory has an object for itself."""
 pytestmark = [pytest.mark.crossed, pytest.mark.filterwarnings("ignore:.*rewritten with every change")]
 
 
@@ -425,7 +427,7 @@ def test_a_file_is_not_written_again_because_of_what_snapshots_need(tmp_path):
 
 def test_vacuum_removes_what_no_snapshot_needs(tmp_path):
     url = str(tmp_path / "a.b2nd")
-    a = b2array.asarray(X, url=url, chunks=(10, 10), layout="sparse")
+    a = b2array.asarray(X, url=url, chunks=(10, 10), layout="sparse", attrs={"noise": NOISE})
     a.snapshot("one")
     a[:10] = 1
     a[:10] = 2
@@ -535,10 +537,30 @@ def test_a_list_that_cannot_be_read_is_told_with_the_url(a):
             look()
 
 
+def test_directories_have_a_few_kept_states_in_their_list(tmp_path):
+    url = tmp_path / "a.b2nd"
+    a = b2array.asarray(X, url=url, chunks=(10, 10), layout="sparse", attrs={"t": 0})
+    for n in range(20):
+        a[n] = a.attrs["t"] = n
+        a.snapshot(f"s{n}")
+    objects = len([*url.glob(f"*{KEPT}")])
+    assert 0 < objects < 15
+    for n in range(20):
+        kept = at(url, f"s{n}")
+        assert kept.attrs["t"] == kept[n, 0] == n
+        assert (kept[n + 1 :] == X[n + 1 :]).all()
+    for n in range(19):
+        a.drop_snapshot(f"s{n}")
+    b2array.vacuum(url, grace=0)
+    assert len([*url.glob(f"*{KEPT}")]) == 1
+    assert b2array.verify(url, deep=True).ok
+    assert at(url, "s19")[19, 0] == 19
+
+
 @pytest.mark.parametrize("where", [0, 40, -20, -1])
 def test_a_damaged_index_of_a_snapshot_is_found(tmp_path, layout, where):
     url = str(tmp_path / "a.b2nd")
-    a = b2array.asarray(X, url=url, chunks=(10, 10), layout=layout)
+    a = b2array.asarray(X, url=url, chunks=(10, 10), layout=layout, attrs={"noise": NOISE})
     a.snapshot("one")
     a[0] = 1
     (entry,) = Ledger.unpack(a._handle.snapshot.state.annotations.kept).entries
@@ -558,7 +580,7 @@ def test_a_damaged_index_of_a_snapshot_is_found(tmp_path, layout, where):
 
 def test_damaged_snapshots_are_listed_and_dropped_one_by_one(tmp_path, layout):
     url = str(tmp_path / "a.b2nd")
-    a = b2array.asarray(X, url=url, chunks=(10, 10), layout=layout)
+    a = b2array.asarray(X, url=url, chunks=(10, 10), layout=layout, attrs={"noise": NOISE})
     for name in ("one", "two", "three"):
         a.snapshot(name)
         a[0] += 1
@@ -803,15 +825,15 @@ class Histories(RuleBasedStateMachine):
     layout = "contiguous"
     place = "file"
 
-    @initialize()
-    def begin(self):
+    @initialize(noise=st.sampled_from([b"", NOISE]))
+    def begin(self, noise):
         self.directory = tempfile.mkdtemp()
         name = Path(self.directory).name
         self.url = str(Path(self.directory, "x.b2nd")) if self.place == "file" else f"memory://{name}/x.b2nd"
         self.model = np.zeros((6, 5), "i4")
-        self.attrs = {}
+        self.attrs = {"noise": noise}
         self.kept = {}
-        self.a = b2array.asarray(self.model, url=self.url, chunks=(2, 3), layout=self.layout)
+        self.a = b2array.asarray(self.model, url=self.url, chunks=(2, 3), layout=self.layout, attrs=self.attrs)
         self.random = np.random.default_rng(0)
 
     def noted(self):

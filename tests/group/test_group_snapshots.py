@@ -90,6 +90,10 @@ def prepared(where: Where) -> Group:
     return group
 
 
+LONG_NAME = "/".join(["n" * 200] * 11)
+"""With a member of such a name, the list of members of a snapshot has an object for itself."""
+
+
 def change(group: Group) -> None:
     """Change, replace, move, delete and make members and attributes."""
     group["time"][:2] = 50
@@ -459,7 +463,7 @@ def test_a_copy_into_a_group_has_no_snapshots_of_the_group(where: Where, source:
 
 def test_a_snapshot_that_is_damaged_fails_the_copy_with_nothing_left(tmp_path: Path, source: Where) -> None:
     damaged = shutil.copytree(source.url, tmp_path / "damaged.b2d")
-    (retired, *_) = sorted((damaged / ".b2retired").glob("*/*.b2kept"))
+    (retired, *_) = sorted((damaged / ".b2retired").glob("*/chunks.b2frame"))
     retired.write_bytes(b"damaged" + retired.read_bytes()[7:])
     with pytest.raises(FormatError):
         copied(Where(str(damaged)), Where(str(tmp_path / "copy.b2d")))
@@ -674,6 +678,7 @@ def test_a_file_from_another_group_does_not_keep_the_names_that_it_had_there(tmp
 
 def test_damage_of_the_list_of_members_is_told(tmp_path: Path) -> None:
     group = prepared(Where(str(tmp_path / "g")))
+    group[LONG_NAME] = [1]
     group.snapshot("x")
     (listed,) = (tmp_path / "g").glob("*.b2kept")
     content = listed.read_bytes()
@@ -825,6 +830,13 @@ def _keep(group: Group) -> None:
     group.snapshot("two")
 
 
+def _lengthened(group: Group) -> None:
+    group["y"].attrs["noise"] = np.random.default_rng(0).bytes(2**13)
+    group.create(LONG_NAME, data=[1], layout="contiguous")
+    group.snapshot("one")
+    group["y"][0] = 7
+
+
 def _restore(group: Group) -> None:
     group.restore("one")
 
@@ -857,7 +869,7 @@ Story = tuple[Callable[[Group], None], Callable[[Group], None]]
 """How a group is prepared, and what is then done to it."""
 STORIES: list[Story] = [
     (_nothing, _keep), (_all_kinds, _keep), (_changed, _restore), (_all_kinds, _restore), (_all_kinds, _drop),
-    (_changed, _delete), (_changed, _replace),
+    (_changed, _delete), (_changed, _replace), (_lengthened, _keep), (_lengthened, _drop),
 ]  # fmt: skip
 
 

@@ -26,6 +26,8 @@ from b2array.store.open import open_store
 Run = Callable[..., tuple[int, str, str]]
 
 X = np.arange(1200.0).reshape(30, 40)
+NOISE = np.random.default_rng(2).bytes(2**13)
+"""With an attribute of so many bytes, a kept state of a directory has an object for itself."""
 RAW = "\x1b[2J\u202e"
 _serials = itertools.count()
 
@@ -405,7 +407,7 @@ def _damage_kept_index(url: str) -> None:
 
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_verify_reports_a_damaged_snapshot(layout: Any, run: Run) -> None:
-    a = b2array.asarray(X, url="a.b2nd", chunks=(10, 10), layout=layout)
+    a = b2array.asarray(X, url="a.b2nd", chunks=(10, 10), layout=layout, attrs={"noise": NOISE})
     a.snapshot("one")
     a[0] = 7
     assert re.search(r"snapshots +: 1\n", ok(run("verify", "a.b2nd")))
@@ -455,7 +457,7 @@ def test_verify_of_a_group_looks_at_what_only_snapshots_hold(group: str, run: Ru
 
 
 def test_verify_tells_of_a_list_of_members_that_is_gone(run: Run) -> None:
-    b2array.open_group("g.b2d", "w")["x"] = [1, 2]
+    b2array.open_group("g.b2d", "w")["/".join(["long" * 50] * 11)] = [1, 2]
     b2array.open_group("g.b2d", "r+").snapshot("one")
     (found,) = Path("g.b2d").glob(f"*{KEPT}")
     found.unlink()
@@ -494,7 +496,7 @@ def test_a_file_that_other_software_changed_tells_so(run: Run) -> None:
 
 
 def test_log_lists_intact_snapshots_beside_a_damaged_one(run: Run) -> None:
-    a = b2array.asarray(X, url="a.b2nd", layout="sparse")
+    a = b2array.asarray(X, url="a.b2nd", layout="sparse", attrs={"noise": NOISE})
     a.snapshot("one")
     _damage_kept_index("a.b2nd")
     a.snapshot("two")
