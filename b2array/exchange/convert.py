@@ -79,6 +79,7 @@ def convert(
     progress: bool = False,
     follow_external: bool = False,
     at: str | None = None,
+    snapshots: bool = True,
     src_options: Mapping[str, Any] | None = None,
     dst_options: Mapping[str, Any] | None = None,
     src_fs: AbstractFileSystem | None = None,
@@ -120,6 +121,8 @@ def convert(
         virtual one. Otherwise that is an error which names dataset and file, because the file may be anybody's.
     at : str, optional
         The name of a snapshot of the source, whose state is copied instead of the latest one, without other snapshots.
+    snapshots : bool, default True
+        Whether the copy has the snapshots of the source, too, where its format has a place for them.
     src_options, dst_options : mapping, optional
         Storage options for fsspec.
     src_fs, dst_fs : fsspec.AbstractFileSystem, optional
@@ -162,7 +165,7 @@ def convert(
     done = converted(
         src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks, cparams=cparams,
         layout=layout, overwrite=overwrite, verify=verify, progress=progress, follow_external=follow_external, at=at,
-        src_options=src_options, dst_options=dst_options, **options,
+        snapshots=snapshots, src_options=src_options, dst_options=dst_options, **options,
     )  # fmt: skip
     if done.failed:
         listed = "; ".join(": ".join(filter(None, (name, str(error)))) for name, error in done.failed.items())
@@ -278,7 +281,7 @@ def _one_converted(source: Source, target: Format, url: str, wanted: Settings, *
     source = sized(source)
     settings = _settings(source, wanted)
     target.check(source, settings)
-    _warn_of_loss(source, target, url)
+    _warn_of_loss(source, target, url, snapshots=settings.snapshots)
     regions = _regions(source, target, settings)
     with track(source.nbytes, target.verb, progress) as shown:
         target.write(url, source, _pieces(source, regions, shown.advance), settings)
@@ -307,7 +310,7 @@ def _all_converted(
 
     def copy(name: str, source: Source, settings: Settings) -> None:
         target.check(source, settings)
-        _warn_of_loss(source, target, f"{url}/{name}")
+        _warn_of_loss(source, target, f"{url}/{name}", snapshots=settings.snapshots)
         building.put(name, source, _pieces(source, _regions(source, target, settings)), settings)
 
     def compare(name: str, source: Source, settings: Settings) -> None:
@@ -345,12 +348,12 @@ def _settings(source: Source, wanted: Settings) -> Settings:
     return wanted._replace(chunks=cut, blocks=within)
 
 
-def _warn_of_loss(source: Source, target: Format, url: str) -> None:
+def _warn_of_loss(source: Source, target: Format, url: str, *, snapshots: bool) -> None:
     has = {
         "attrs": bool(source.attrs),
         "dims": source.dims is not None and any(source.dims),
         "fill value": source.is_filled,
-        "snapshots": source.has_snapshots,
+        "snapshots": snapshots and source.has_snapshots,
     }
     lost = [name for name, there in has.items() if there and name not in target.keeps]
     if lost:

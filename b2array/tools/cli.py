@@ -286,6 +286,7 @@ def convert(
         bool, typer.Option("--follow-external", help="Read what an HDF5 file names in other files.")
     ] = False,
     at: opts.At = None,
+    snapshots: opts.Snapshots = True,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
 ) -> int:
@@ -296,8 +297,8 @@ def convert(
     done = converted(
         src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks,
         cparams=cparams, layout=layout, overwrite=overwrite, verify=verify,
-        progress=opts.shows(progress), follow_external=follow_external, at=at, src_options=options, dst_options=options,
-        **more,
+        progress=opts.shows(progress), follow_external=follow_external, at=at, snapshots=snapshots,
+        src_options=options, dst_options=options, **more,
     )  # fmt: skip
     _say(f"{redact_url(dst)}: {done.summary()}")
     return _report(done.failed)
@@ -318,7 +319,7 @@ def copy(
     keepbits: opts.Keepbits = None,
     overwrite: opts.Overwrite = False,
     at: opts.At = None,
-    snapshots: Annotated[bool, typer.Option(help="Whether the copy has the snapshots, too.")] = True,
+    snapshots: opts.Snapshots = True,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
 ) -> int:

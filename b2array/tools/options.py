@@ -22,8 +22,8 @@ from b2array.tools.vacuum import in_seconds
 
 __all__ = [
     "AbsoluteError", "At", "Checksum", "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Grace", "Json",
-    "Keepbits", "Layout", "Name", "OlderThan", "Overwrite", "Progress", "RelativeError", "SnapshotName", "Src",
-    "Storage", "Url", "Verify", "age_of", "cparams_of", "error_text", "key_of", "shows", "storage_options",
+    "Keepbits", "Layout", "Name", "OlderThan", "Overwrite", "Progress", "RelativeError", "SnapshotName", "Snapshots",
+    "Src", "Storage", "Url", "Verify", "age_of", "cparams_of", "error_text", "key_of", "shows", "storage_options",
     "with_options",
 ]  # fmt: skip
 
@@ -86,6 +86,7 @@ def age_of(text: str) -> float:
 
 At = Annotated[str | None, typer.Option("--at", metavar="NAME", help="A snapshot, instead of the latest state.")]
 SnapshotName = Annotated[str, typer.Argument(metavar="NAME", help="The name of a snapshot.")]
+Snapshots = Annotated[bool, typer.Option(help="Whether the copy has the snapshots, too.")]
 Extents = Annotated[Any, typer.Option(metavar="N,N,...", help="Extents in items.", parser=extents)]
 Layout = Annotated[
     Any,

@@ -337,8 +337,9 @@ def test_copies_keep_the_snapshots(command: str, more: list[str], run: Run) -> N
     assert b2array.open("x.b2nd", at="one").attrs["unit"] == "m"
 
 
-def test_a_copy_leaves_the_snapshots_out_on_request(url: str, run: Run) -> None:
-    ok(run("copy", url, "x.b2nd", "--no-snapshots"))
+@pytest.mark.parametrize("command", ["copy", "convert"])
+def test_a_copy_leaves_the_snapshots_out_on_request(url: str, command: str, run: Run) -> None:
+    ok(run(command, url, "x.b2nd", "--no-snapshots"))
     assert b2array.open("x.b2nd").snapshots == ()
     assert (b2array.open("x.b2nd")[...] == now()).all()
 
@@ -351,6 +352,8 @@ def test_formats_without_a_place_for_snapshots_say_so(run: Run) -> None:
     for ending in ("npy", "blp"):
         code, _, err = run("convert", "a.b2nd", f"x.{ending}")
         assert (code, err) == (0, f"b2array: x.{ending}: a .{ending} file has no place for snapshots\n")
+        code, _, err = run("convert", "a.b2nd", f"without.{ending}", "--no-snapshots")
+        assert (code, err) == (0, "")
 
 
 def test_copies_of_groups_keep_its_snapshots_where_there_is_a_place_for_them(group: str, run: Run) -> None:
@@ -365,8 +368,11 @@ def test_copies_of_groups_keep_its_snapshots_where_there_is_a_place_for_them(gro
     for command in ("copy", "convert"):
         assert [each.name for each in b2array.open(f"{command}.b2d").snapshots] == ["one"]
         assert (b2array.open(f"{command}.b2d", at="one")["deep/gone"][...] == np.arange(50)).all()
-    ok(run("copy", group, "without.b2d", "--no-snapshots"))
-    assert b2array.open("without.b2d/level").snapshots == b2array.open("without.b2d").snapshots == ()
+    for command, copy in itertools.product(("copy", "convert"), ("b2d", "b2z")):
+        code, _, err = run(command, group, f"{command}-without.{copy}", "--no-snapshots")
+        assert (code, err) == (0, "")
+        held = b2array.open(f"{command}-without.{copy}")
+        assert held["level"].snapshots == held.snapshots == ()
 
 
 def test_a_copy_of_a_group_leaves_the_snapshots_of_super_chunks_out_on_request(run: Run) -> None:
