@@ -64,13 +64,7 @@ class Cloud:
         if self.protocol == "s3":
             self.fs.call_s3("create_bucket", Bucket=name)
         elif self.protocol == "gs":
-            # A new connection: gcsfs does not try again if the server has closed one that it had kept.
-            connection = http.client.HTTPConnection(urlsplit(self.endpoint).netloc)
-            connection.request("POST", "/storage/v1/b?project=loopback", json.dumps({"name": name}))
-            answer = connection.getresponse()
-            connection.close()
-            if answer.status != http.HTTPStatus.OK:
-                raise RuntimeError(f"{self.endpoint} does not make the bucket {name}: {answer.status} {answer.reason}")
+            self.fs.call("POST", "b", project="loopback", json={"name": name})
         else:
             self.fs.mkdir(name)
         return f"{self.protocol}://{name}"

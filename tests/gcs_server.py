@@ -144,7 +144,10 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, path: str, asked: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes | dict]:
         if path == "/storage/v1/b" and self.command == "POST":
             name = json.loads(body)["name"]
-            return 200, {}, {"name": name, **self.held.buckets.setdefault(name, {})}
+            if name in self.held.buckets:
+                raise Refused(409, f"The bucket {name} is there already.")
+            self.held.buckets[name] = {}
+            return 200, {}, {"name": name}
         found = re.fullmatch(r"(/upload|/download)?/storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?", path)
         if found is None and not path.startswith(("/storage/", "/upload/", "/download/")):
             bucket, _, name = path.lstrip("/").partition("/")

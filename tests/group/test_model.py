@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import fsspec
 import group_model
@@ -184,7 +185,7 @@ def test_a_group_in_an_object_store_shows_what_was_committed(
     cloud_of: Callable[[str], Cloud],
 ) -> None:  # fmt: skip
     cloud = cloud_of(kind)
-    bucket = cloud.make_bucket(f"model-{seed}-{layout}-{size[0]:g}")
+    bucket = cloud.make_bucket(f"model-{uuid4()}")
     play_in_processes(Play(f"{bucket}/g.b2d", tmp_path, cloud.options, is_local=False), layout, size, seed)
 
 
