@@ -229,12 +229,12 @@ class Writer(Worker):
 
     def array(self, name: str) -> b2array.NDArray:
         """Open an array for writing: through the group, by its own URL, or the handle of a step before."""
-        way = self.random.choice(["group", "url", "old"]) if self.settings.is_local else "group"
+        way = self.random.choice(["group", "url", "old"])
         if way == "old" and name in self.arrays:
             array = self.arrays[name]
             array.refresh()
         elif way == "url":
-            array = b2array.open(f"{self.settings.url}/{name}.b2nd", "r+")
+            array = b2array.open(f"{self.settings.url}/{name}.b2nd", "r+", storage_options=self.settings.options)
         else:
             array = self.group[name]
         self.arrays[name] = array
@@ -242,19 +242,11 @@ class Writer(Worker):
 
     def fill(self) -> None:
         name = self.single()
-        if self.settings.is_local:
-            self.fill_in(self.array(name), name)
-        else:
-            with self.group.transaction() as changes:
-                self.fill_in(changes[name], name)
+        self.fill_in(self.array(name), name)
 
     def append(self) -> None:
         name = self.single()
-        if self.settings.is_local:
-            self._grow(self.array(name), name)
-        else:
-            with self.group.transaction() as changes:
-                self._grow(changes[name], name)
+        self._grow(self.array(name), name)
 
     def _grow(self, array: b2array.NDArray, name: str) -> None:
         if array.shape[0] < MOST_ROWS:
@@ -289,8 +281,7 @@ class Writer(Worker):
             self.group.consolidate()
         elif verb is b2array.repack:
             name = self.random.choice(NAMES)
-            if self.settings.is_local:
-                b2array.repack(f"{self.settings.url}/{name}.b2nd")
+            b2array.repack(f"{self.settings.url}/{name}.b2nd", storage_options=self.settings.options)
         else:
             verb(self.settings.url, storage_options=self.settings.options)
 

@@ -19,7 +19,7 @@ from b2array.display import tables
 from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
-from b2array.engine.redo import writers_lock
+from b2array.engine.single import writers_lock
 from b2array.engine.snapshot import ledger_in
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr, encode_attr

@@ -25,21 +25,24 @@ from b2array.engine.draft import Draft, discard
 from b2array.engine.fetch import each_chunk
 from b2array.engine.kept import require_intact
 from b2array.engine.plan import Facts, Plan, Step, plan, unnoted
+from b2array.engine.single import may_replace
 from b2array.engine.snapshot import Snapshot, kept_states, load, reload
 from b2array.engine.source import Location, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, located, located_error, warn
 from b2array.format import index
-from b2array.format.annotations import LAYER, Annotations
+from b2array.format.annotations import LAYER, Annotations, GroupCommit
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.kept import ledger_of
 from b2array.format.state import State
 from b2array.progress import Progress
 from b2array.store.base import Store, Version, attempts, durability, may_still_happen, too_many_conflicts
+from b2array.store.spans import Span
 
-__all__ = ["commit", "copied", "stage"]
+__all__ = ["commit", "copied", "renew", "stage"]
 
 _SALT_NBYTES = 16
+_COPIED_AT_ONCE = 2**24
 
 
 def commit(draft: Draft) -> Snapshot:
@@ -104,18 +107,45 @@ def _change(draft: Draft) -> Snapshot:
         with draft.lock():
             current = _newest(draft)
             made = _planned(draft, current)
+            if not may_replace(current):
+                continue
+            if made.step == Step.COMPACT and not draft.store.can.append:
+                warn(f"{draft.url}: one file in this store is rewritten with every change")
             try:
-                if made.step == Step.COMPACT:
-                    return _compact(made, draft, current)
-                return publish(made, draft, current)
+                return _carry_out(made, draft, current)
             except ConflictError:  # a store without locks compares while it writes
                 if reload(current).generation == current.generation:
                     raise
     raise too_many_conflicts(draft.store)
 
 
+def _carry_out(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
+    return _compact(made, draft, current) if made.step == Step.COMPACT else publish(made, draft, current)
+
+
+def renew(held: Snapshot, group_commit: GroupCommit) -> Snapshot | None:
+    """Replace a state by an equal one, which notes a commit of a group: nobody can replace the old one then.
+
+    The caller holds the member in the manifest since he has read the state. All chunks stay in their places, because
+    the caller's draft may know these. None: there is another state now.
+    """
+    draft = Draft(held.store, held)
+    try:
+        draft.annotate(group_commit=group_commit)
+        change = draft.freeze()
+        made = plan(change, held, replace(observe(change, held, draft), appendable=True))
+        renewed = _carry_out(made.otherwise or made, draft, held)
+    except BaseException as error:
+        draft.abort()
+        if isinstance(error, ConflictError):
+            return None
+        raise
+    draft.settle(renewed.frame)
+    return renewed
+
+
 def stage(
-    draft: Draft, put: Callable[[Iterable[Buffer]], object], group_commit: tuple[str, int] | None = None
+    draft: Draft, put: Callable[[Iterable[Buffer]], object], group_commit: GroupCommit | None = None
 ) -> tuple[Frame, bytes]:
     """Write everything but the last step, for a commit of several frames. The caller holds the lock.
 
@@ -256,6 +286,10 @@ def _pieces(made: Plan, draft: Draft) -> Iterator[Buffer]:
 def _extend(made: Plan, draft: Draft, current: Snapshot) -> Version | None:
     """Append to the file, and let its header refer to the new index."""
     store = draft.store
+    if not store.can.append:
+        pieces = draft.staging.pieces(made.pieces)
+        whole = chain((made.header,), _between(current), pieces, (made.tail,))
+        return store.replace("", whole, expected=current.version).version
     _append(made, draft, current)
     try:
         return store.patch("", 0, made.header).version
@@ -264,6 +298,14 @@ def _extend(made: Plan, draft: Draft, current: Snapshot) -> Version | None:
             store.patch("", 0, current.header)
             store.append("", current.frame.frame_len, ())
         raise
+
+
+def _between(current: Snapshot) -> Iterator[Buffer]:
+    """Read all that lies behind the header of a file."""
+    start, stop = len(current.header), current.frame.frame_len
+    for first in range(start, stop, _COPIED_AT_ONCE):
+        span = Span("", first, min(first + _COPIED_AT_ONCE, stop))
+        yield from current.store.read([span], expected=current.version)
 
 
 def _append(made: Plan, draft: Draft, current: Snapshot) -> None:
@@ -275,8 +317,6 @@ def _append(made: Plan, draft: Draft, current: Snapshot) -> None:
 
 def _compact(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
     """Replace the old file by one with every chunk, and without dead space."""
-    if not draft.store.can.append:
-        warn(f"{draft.url}: one file in this store is rewritten with every change")
     try:
         whole = _whole(draft, current)
     except FormatError:

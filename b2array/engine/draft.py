@@ -35,7 +35,7 @@ from b2array.engine.changes import (
 )
 from b2array.engine.fetch import chunk_number
 from b2array.engine.open_chunk import OpenChunk, WriteBuffer
-from b2array.engine.redo import writers_lock
+from b2array.engine.single import writers_lock
 from b2array.engine.snapshot import Snapshot, frame_in, load, reload
 from b2array.engine.source import FRAME_NAME, SPOOL, FilterSlots, Location, Staged, Target
 from b2array.engine.staging import Staging, digest_of
@@ -588,12 +588,15 @@ class Draft(Target):
         """Take the lock of the frame, unless the caller of this draft has it."""
         return nullcontext() if self.locked else writers_lock(self.store, self.name)
 
-    def rebase(self, current: Snapshot) -> ChangeSet:
-        """Put the changes on top of what another writer committed, and return them; ConflictError if they collide."""
+    def rebase(self, current: Snapshot, *, is_equal: bool = False) -> ChangeSet:
+        """Put the changes on top of what another writer committed, and return them; ConflictError if they collide.
+
+        They do not collide with a state that `is_equal` to the base, and has the chunks in the same places.
+        """
         change = self.freeze()
         if self.base is None or current.generation == self.base.generation:
             return change
-        change = rebased(change, self.base, current)
+        change = replace(change, base=current.generation) if is_equal else rebased(change, self.base, current)
         self.base, self.state, self._own_tables = current, applied(change, current.state), bool(change.numbers.size)
         self._before = current.state.annotations
         if self._touched.size != self.state.frame.nchunks:  # a change of metadata alone goes onto any number of chunks

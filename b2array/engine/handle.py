@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from b2array import config
 from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
-from b2array.engine.redo import writers_lock
+from b2array.engine.single import writers_lock
 from b2array.engine.snapshot import Snapshot, reload
 from b2array.engine.source import Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located_error

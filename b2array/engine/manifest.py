@@ -39,6 +39,7 @@ RETIRED = ".b2retired"
 
 _MAGIC = "b2array group"
 _VERSION = 2
+_SINGLE, _OPEN, _HELD = "single", "open", "held "
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, msgpack.UnpackException)
 
@@ -176,10 +177,11 @@ class Manifest:
 
     `members` has the path of each by its name; None where the files themselves are the list. `identity` tells this
     group from others: a member may be a copy from there. `number` is that of the last commit. `redo` is the redo log:
-    how members get the states that commits have given them, by path. `summaries` are packed by
-    `b2array.format.summary`. `recent` lists the last commits, as `b2array.format.recent` does. `kept` is the ledger of
-    the group's snapshots, packed as `b2array.format.kept` does, and `retired` says which frames keep states for them of
-    members that are not there any more. `unknown` are entries of later versions; they stay.
+    how members get the states that commits have given them, by path. `writing` has marks by the paths of members: that
+    others than transactions write one, too, or that a transaction holds it; see `b2array.engine.single`. `summaries`
+    are packed by `b2array.format.summary`. `recent` lists the last commits, as `b2array.format.recent` does. `kept` is
+    the ledger of the group's snapshots, packed as `b2array.format.kept` does, and `retired` says which frames keep
+    states for them of members that are not there any more. `unknown` are entries of later versions; they stay.
 
     Examples
     --------
@@ -192,6 +194,7 @@ class Manifest:
     identity: str = ""
     number: int = 0
     redo: Mapping[str, Entry] = field(default_factory=dict)
+    writing: Mapping[str, str] = field(default_factory=dict)
     summaries: bytes = b""
     recent: bytes = b""
     kept: bytes = b""
@@ -214,7 +217,41 @@ class Manifest:
         if not self.summaries and not paths:
             return self
         found = {**dict.fromkeys(paths), **summary.unpack_all(self.summaries), **records}
-        return replace(self, summaries=summary.pack_all({path: found[path] for path in found if path not in gone}))
+        # Who writes a single member takes its summary back when he says so in the manifest. Now he must do both again.
+        described = {path for path, record in records.items() if record is not None and self.is_single(path)}
+        return replace(
+            self,
+            summaries=summary.pack_all({path: found[path] for path in found if path not in gone}),
+            writing={**self.writing, **dict.fromkeys(described, _OPEN)},
+        )
+
+    def with_single(self, path: str) -> Self:
+        """Return the manifest that says that others than transactions write a member, too."""
+        now = replace(self, writing={**self.writing, path: _SINGLE})
+        # A member without a summary of its own is listed among the summaries, too.
+        return now.with_summaries({path: None}) if self.summaries else now
+
+    def with_held(self, paths: Iterable[str], token: str) -> Self:
+        """Return the manifest that says that a transaction holds members: writers of single members let it go first."""
+        return replace(self, writing={**self.writing, **dict.fromkeys(paths, f"{_HELD}{token}")})
+
+    def released(self, tokens: Collection[str]) -> Self:
+        """Return the manifest in which a transaction that has held members by these tokens lets them go.
+
+        Other transactions must still see that the members may have other states now.
+        """
+        marks = {f"{_HELD}{token}" for token in tokens}
+        writing = {path: _OPEN if mark in marks else mark for path, mark in self.writing.items()}
+        return replace(self, writing=writing)
+
+    def is_single(self, path: str) -> bool:
+        """Whether others than transactions write a member, too."""
+        return self.writing.get(path) == _SINGLE
+
+    def holder(self, path: str) -> str:
+        """Return the token by which a transaction holds a member; "" if none does."""
+        mark = self.writing.get(path, "")
+        return mark.removeprefix(_HELD) if mark.startswith(_HELD) else ""
 
     def with_commit(self, token: str) -> Self:
         """Return the manifest with the token of its commit before those of the last ones."""
@@ -228,6 +265,8 @@ class Manifest:
         """Return the manifest as bytes."""
         known: dict[str, Any] = {"members": self.members, "ident": self.identity, "number": self.number}
         known["redo"] = {path: entry.pack() for path, entry in self.redo.items()}
+        if self.writing:
+            known["writing"] = self.writing
         if self.summaries:
             known["summaries"] = self.summaries
         if self.recent:
@@ -270,6 +309,7 @@ class Manifest:
             _checked("ident", content.pop("ident", None), str),
             _checked("number", content.pop("number", None), int),
             {path: Entry.unpack(path, entry) for path, entry in log.items()},
+            _writing(_checked("writing", content.pop("writing", {}), dict)),
             _checked("summaries", content.pop("summaries", b""), bytes),
             _checked("recent", content.pop("recent", b""), bytes),
             _checked("kept", content.pop("kept", b""), bytes),
@@ -282,6 +322,13 @@ def _checked(key: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise FormatError(f"expected {key!r} of type {kind.__name__} in the manifest, found {type(value).__name__}")
     return value
+
+
+def _writing(content: Mapping[Any, Any]) -> Mapping[str, str]:
+    for path, state in content.items():
+        if not _is_path(path) or not isinstance(state, str):
+            raise FormatError(f"expected a path and a state in the manifest, found {path!r} and {state!r}")
+    return content
 
 
 def _retired(content: Mapping[Any, Any]) -> Retired:

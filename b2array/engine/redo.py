@@ -10,10 +10,7 @@ member by other means since, and that stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import lru_cache, partial
-from io import FileIO
-from pathlib import Path
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from b2array import config
@@ -22,19 +19,27 @@ from b2array.engine.fetch import chunk_number
 from b2array.engine.manifest import MANIFEST, Entry, Manifest, is_embedded, staged_path
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
-from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
+from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError, located
 from b2array.format.frame import FINGERPRINT_NBYTES
 from b2array.format.header import unpack_header
 from b2array.format.index import chunk_name
 from b2array.format.kept import KEPT, ledger_of, object_name
-from b2array.store.base import MISSING, Head, Store, Version, attempts, stale_reader, too_many_conflicts
+from b2array.store.base import (
+    MISSING,
+    Head,
+    Store,
+    Version,
+    attempts,
+    conflict,
+    stale_reader,
+    too_many_conflicts,
+)
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
-from b2array.store.local import LocalStore
 from b2array.store.spans import Span
 
 __all__ = [
     "Found", "carry_out", "discard", "is_abandoned", "look",
-    "look_by", "read_member", "settle", "writers_lock",
+    "look_by", "read_manifest", "read_member", "settle", "write_manifest",
 ]  # fmt: skip
 
 _DAMAGED = "damaged "
@@ -71,6 +76,48 @@ class Found(NamedTuple):
     def is_state(self, named: str) -> bool:
         """Whether `state` or `lasting` was this."""
         return named in (self.state, self.lasting)
+
+
+def read_manifest(
+    group: Store, *, versioned: bool = True, known: tuple[Manifest, Version | None] | None = None
+) -> tuple[Manifest, Version | None]:
+    """Read the manifest of a group, and its version. Where there is no manifest, there is no version either.
+
+    `known` is the result of an earlier call. If the version is still the same, nothing is parsed again.
+    """
+    limit = config.limits.metadata_nbytes
+    (head,) = group.head([MANIFEST], limit)
+    version = None
+    unversioned = not isinstance(head, Exception) and head.version is None
+    if unversioned and versioned and group.can.write:
+        # Read the version first: then the content is at least as new, and no update is lost.
+        version = group.stamp(MANIFEST).version
+        (head,) = group.head([MANIFEST], limit)
+    if isinstance(head, MISSING):
+        return Manifest(), None
+    if isinstance(head, Exception):
+        raise head
+    if known is not None and head.version is not None and known[1] == head.version:
+        return known
+    where, data = f"{group.url}/{MANIFEST}", head.data
+    if len(data) == limit:
+        raise LimitError(f"{where} has {limit} bytes or more")
+    return located(where, lambda: Manifest.unpack(data)), head.version or version
+
+
+def write_manifest(group: Store, manifest: Manifest, version: Version | None) -> None:
+    """Replace the manifest of that version, or raise ConflictError. The caller holds its lock."""
+    content = manifest.pack()
+    try:
+        if version is None:
+            group.create(MANIFEST, content)
+        else:
+            group.replace(MANIFEST, content, expected=version)
+    except (ConflictError, FileExistsError) as error:
+        # The answer to a request that succeeded may have been lost.
+        if read_manifest(group)[0] != manifest:
+            raise conflict(group.url) from error
+    group.force()
 
 
 def look(store: Store) -> Found:
@@ -307,62 +354,3 @@ def is_abandoned(store: Store) -> bool:
 def _belongs(name: str) -> bool:
     """Whether a file in the directory of a frame is part of it, or waits there for a commit."""
     return name == FRAME_NAME or chunk_number(name) is not None or name.endswith((LOCK, TEMPORARY, JOURNAL, KEPT))
-
-
-# Writers who go by a member's own URL.
-
-
-def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
-    """Take the lock of a frame, once no commit of the group that it is in waits to be carried out for it.
-
-    The lock itself is the context manager: it ends in C code, which Ctrl-C does not interrupt.
-    """
-    while True:
-        lock: AbstractContextManager[object] | None = None
-        try:
-            lock = store.lock(name)
-            waiting = _waiting(store)
-            if waiting is None:
-                return lock
-        except BaseException:
-            _release(lock)
-            raise
-        _release(lock)
-        group, path, entry = waiting
-        with LocalStore(group).lock(MANIFEST):
-            carry_out(partial(_member_store, group), path, entry)
-
-
-def _release(lock: AbstractContextManager[object] | None) -> None:
-    """Release the lock of a local file, which is taken at once. Others are taken when their block begins."""
-    if isinstance(lock, FileIO):
-        lock.close()
-
-
-def _member_store(group: Path, path: str) -> LocalStore:
-    return LocalStore(group / path, within=group)
-
-
-def _waiting(store: Store) -> tuple[Path, str, Entry] | None:
-    """Return the entry for a local frame that its group has not carried out yet, after the group and the path."""
-    if not isinstance(store, LocalStore):
-        return None
-    place = Path(store.url)
-    place = place.resolve() if place.is_symlink() else place
-    group = next((outer for outer in place.parents if (outer / MANIFEST).exists()), None)
-    if group is None:
-        return None
-    path = place.relative_to(group).as_posix()
-    with suppress(*_UNREADABLE, *MISSING):  # nobody can read such a group, either
-        entry = _log_of(str(group), LocalStore(group).stamp(MANIFEST).version).get(path)
-        if entry is not None and look_by(entry, partial(_member_store, group), path)[1]:
-            return group, path, entry
-    return None
-
-
-@lru_cache(maxsize=16)
-def _log_of(url: str, version: Version | None) -> Mapping[str, Entry]:  # noqa: ARG001 - the version is that of the manifest
-    (head,) = LocalStore(url).head([MANIFEST], config.limits.metadata_nbytes)
-    if isinstance(head, Exception):
-        raise head
-    return Manifest.unpack(head.data).redo

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgpack
 import numpy as np
@@ -26,8 +26,8 @@ from b2array.format import recent
 from b2array.format.attributes import UNREADABLE
 
 __all__ = [
-    "LAYER", "MAX_SIZES_NBYTES", "Annotations", "Records", "Sizes", "block_bounds", "merged", "pack_records",
-    "pack_sizes", "packed_sizes", "sizes_row", "unpack_records", "unpack_sizes",
+    "LAYER", "MAX_SIZES_NBYTES", "Annotations", "GroupCommit", "Records", "Sizes", "block_bounds", "merged",
+    "pack_records", "pack_sizes", "packed_sizes", "sizes_row", "unpack_records", "unpack_sizes",
 ]  # fmt: skip
 
 Sizes = npt.NDArray[np.uint32]
@@ -56,6 +56,14 @@ _MERGED = ("fill", "dims", "dtype", "group_commit", "forks_of", "deleted", "unkn
 _SIZES_CPARAMS = CParams("zstd")
 _RECORDS_CPARAMS = CParams("lz4", clevel=1, filters=())  # only the zeros among checksums can be compressed
 _MAX_CHUNK_SIZES_NBYTES = 16 * MAX_SIZES_NBYTES
+
+
+class GroupCommit(NamedTuple):
+    """A commit of a group, as a member of it notes it: the group's identity, a number, and the member's path."""
+
+    identity: str
+    number: int
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +96,9 @@ class Annotations:
         A copy of the frame's header, to find changes by other software.
     recent : bytes
         The last commits, as `b2array.format.recent` lists them; in stores without locks.
-    group_commit : (str, int), optional
-        The last commit of a group that changed the frame: the identity of the group, and the number of the commit.
+    group_commit : (str, int, str), optional
+        The last commit of a group that changed the frame: the identity of the group, the number of the commit, and the
+        path of the frame in the group. The number is 0 if readers need not know it.
     forks_of : bytes, optional
         The identity of the transaction whose forks were committed last without it.
     deleted : bool
@@ -122,13 +131,18 @@ class Annotations:
     commit: bytes | None = None
     header: bytes | None = None
     recent: bytes = b""
-    group_commit: tuple[str, int] | None = None
+    group_commit: GroupCommit | None = None
     forks_of: bytes | None = None
     deleted: bool = False
     unknown: tuple[tuple[Any, Any], ...] = ()
     foreign: bool = False
     identity: bytes | None = None
     kept: bytes | None = None
+
+    def is_member(self, group: str, path: str) -> bool:
+        """Whether the frame notes that it is at a path in the group of an identity."""
+        noted = self.group_commit
+        return noted is not None and (noted.identity, noted.path) == (group, path)
 
     @classmethod
     def unpack(cls, buf: Buffer, *, itemsize: int, ndim: int, nchunks: int) -> Self:
@@ -204,11 +218,13 @@ def _bytes(value: object) -> bytes | None:
     return value if isinstance(value, bytes) else None
 
 
-def _group_commit(value: object) -> tuple[str, int] | None:
-    if not isinstance(value, list) or len(value) != 2:
+def _group_commit(value: object) -> GroupCommit | None:
+    if not isinstance(value, list) or len(value) != 3:
         return None
-    identity, number = value
-    return (identity, number) if isinstance(identity, str) and _is_number(number, 0) else None
+    identity, number, path = value
+    if isinstance(identity, str) and _is_number(number, 0) and isinstance(path, str):
+        return GroupCommit(identity, number, path)
+    return None
 
 
 def _are_dims(dims: list[object], ndim: int) -> bool:

@@ -6,6 +6,7 @@ group        `Group`, the mapping that users hold, and `open_group`
 attributes   a group's attributes as a mapping
 fork         what a transaction and its forks have in common; forks for workers
 transaction  several members, one commit: prepare, replace the manifest, apply
+holds        how a transaction shuts out writers of single members in an object store
 kept         a group at one moment: the list of its members, and the states of those that went
 snapshots    snapshots of a group, as users see them; how two moments differ
 directory    members in a local directory or a prefix of an object store

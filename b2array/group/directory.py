@@ -29,7 +29,7 @@ from b2array.engine.kept import CopiedGroup
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
 from b2array.engine.redo import Found
 from b2array.engine.snapshot import Snapshot
-from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError, located
+from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.header import FrameType
 from b2array.format.summary import Record, Summary
@@ -40,7 +40,6 @@ from b2array.store.base import (
     Store,
     Version,
     attempts,
-    conflict,
     stale_reader,
     too_many_conflicts,
 )
@@ -299,40 +298,15 @@ class Directory:
         """Raise UnsupportedError if the group has no place for snapshots."""
 
     def _stored(self, *, versioned: bool = True) -> tuple[Manifest, Version | None]:
-        limit = config.limits.metadata_nbytes
-        (head,) = self.store.head([MANIFEST], limit)
-        version = None
-        unversioned = not isinstance(head, Exception) and head.version is None
-        if unversioned and versioned and self.store.can.write:
-            # Read the version first: then the content is at least as new, and no update is lost.
-            version = self.store.stamp(MANIFEST).version
-            (head,) = self.store.head([MANIFEST], limit)
-        if isinstance(head, MISSING):
-            return Manifest(), None
-        if isinstance(head, Exception):
-            raise head
-        where, data = f"{self.url}/{MANIFEST}", head.data
-        if len(data) == limit:
-            raise LimitError(f"{where} has {limit} bytes or more")
-        return located(where, lambda: Manifest.unpack(data)), head.version or version
+        return redo.read_manifest(self.store, versioned=versioned)
 
     def write(self, manifest: Manifest, version: Version | None) -> None:
         """Replace the manifest of that version, or raise ConflictError. The caller holds its lock."""
-        manifest = self._as_stored(manifest)
-        content = manifest.pack()
-        try:
-            if version is None:
-                self.store.create(MANIFEST, content)
-            else:
-                self.store.replace(MANIFEST, content, expected=version)
-        except (ConflictError, FileExistsError) as error:
-            # The answer to a request that succeeded may have been lost.
-            if self._stored()[0] != manifest:
-                raise conflict(self.url) from error
-        self.store.force()
+        redo.write_manifest(self.store, self._as_stored(manifest), version)
 
     def _as_stored(self, manifest: Manifest) -> Manifest:
-        return replace(manifest, members=None) if self.is_local else manifest
+        members = None if self.is_local or manifest.members is None else {**manifest.members}
+        return replace(manifest, members=members)
 
     def holds(self, manifest: Manifest) -> bool:
         """Whether the stored manifest is this one."""
@@ -390,7 +364,8 @@ class Directory:
             return promised or Handle(self.current(path), mode)
         self.recover()
         handle = Handle(self.current(path), mode)
-        if not self.store.can.lock and self._record(path) is not None:
+        announces = handle.snapshot.state.annotations.is_member(self.manifest.identity, path)
+        if not (self.store.can.lock or announces) and self._record(path) is not None:
             # Away from this computer, readers learn only later that a summary is out of date.
             handle.before_commit = partial(self.update, lambda found: found.with_summaries({path: None}))
         return handle
@@ -426,8 +401,8 @@ class Directory:
             if self.is_local or path not in self.listed(manifest).values() or self._stored()[0] != manifest:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
-        identity, number = held.state.annotations.group_commit or ("", 0)
-        if identity and (identity != manifest.identity or number > manifest.number):
+        identity, number, _ = held.state.annotations.group_commit or ("", 0, "")
+        if number and (identity != manifest.identity or number > manifest.number):
             now, _ = self._stored()
             if now.identity == identity and now.commit != manifest.commit:
                 raise stale_reader(self.url)

@@ -11,6 +11,10 @@ replace the manifest only if it is the one that was read.
 
 On a local disk a change of one member alone needs no log: the one step that carries it out is the commit.
 
+Writers of single members take part. In an object store, each member that a transaction changes or makes notes the
+group, so that such a writer looks at the manifest, and announces himself there; see `b2array.engine.single`. The
+transaction shuts out who may have read a state before that: it replaces the state by an equal one.
+
 A snapshot of the group is a transaction, too: each member keeps the state that the commit gives it. Before a member
 goes, the transaction copies what snapshots need of it; see `b2array.group.kept`. A transaction that copies a whole
 group copies its snapshots, too.
@@ -48,12 +52,14 @@ from b2array.engine.manifest import (
 from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, unknown_name
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
+from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, ledger_of, object_name
 from b2array.format.state import parse
 from b2array.group.directory import Directory, NewFrame, copy_of, record_of
 from b2array.group.fork import Changes
+from b2array.group.holds import Holds, told_if_gone
 from b2array.group.kept import (
     Moment,
     RetiredFrame,
@@ -67,7 +73,7 @@ from b2array.group.kept import (
 )  # fmt: skip
 from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
-from b2array.store.base import MISSING, Store, Version, attempts, may_still_happen, too_many_conflicts
+from b2array.store.base import MISSING, Version, attempts, conflict, may_still_happen, too_many_conflicts
 
 __all__ = ["Transaction", "changing", "committing"]
 
@@ -128,8 +134,10 @@ class Transaction(Changes):
         self._retiring: dict[str, RetiredFrame] = {}  # by the path of the member that goes
         self._copies: list[tuple[Kept, dict[str, State]]] = []  # snapshots of another group, with their members
         self._copied_frames: list[RetiredFrame] = []  # and the retired frames that they need
+        self._holds = Holds(self._view)
+        self._tried: tuple[Manifest, Version | None] | None = None  # the manifest to come, and the version that goes
         self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
-        self._identity = self._view.manifest.identity or os.urandom(8).hex() if marked else ""
+        self._identity = self._view.manifest.identity or os.urandom(8).hex()
         if replacing is not None:
             self.remove({name: path for name, path in self.members().items() if name.startswith(replacing)})
 
@@ -205,7 +213,7 @@ class Transaction(Changes):
                 self._require_free(path, overwrite=overwrite)
             token = os.urandom(8).hex()
             draft = new(view.address(staged_path(path, token, sparse=False)), overwrite=False)
-            self._mark(draft, self._view.manifest.number + 1)
+            self._mark(draft, path, self._view.manifest.number + 1)
             return path, self._entered(draft, token)
         # Objects cannot be renamed: the chunks get their names at once, and numbers that no other chunk had.
         draft, replaced = self._begun(path, new, overwrite=overwrite)
@@ -263,9 +271,9 @@ class Transaction(Changes):
             else:
                 return
 
-    def _mark(self, draft: Draft, number: int) -> None:
+    def _mark(self, draft: Draft, path: str, number: int) -> None:
         if self._marked:
-            draft.annotate(group_commit=(self._identity, number))
+            draft.annotate(group_commit=GroupCommit(self._identity, number, path))
 
     def remove(self, members: Mapping[str, str], states: Mapping[str, str] = MappingProxyType({})) -> None:
         """Let the commit delete members; forget new ones at once.
@@ -277,12 +285,37 @@ class Transaction(Changes):
         for name, path in members.items():
             if path in self._touched:
                 member = self._touched.pop(path)
+                if path in states and member.draft is not None and member.draft.base is not None:
+                    self._moved[path] = member.draft.base.generation
                 self._leave(path, member)
             if self._names.pop(path, None) is None:
                 self._removed[name] = path
             else:
                 self._moved.pop(path, None)
         self._change_shown(removed=members)
+
+    def _identify(self) -> None:
+        """Let the group have an identity that its members can note before the commit."""
+        view = self._view
+        if view.store.can.compare and not view.manifest.identity:
+            now = view.update(lambda found: replace(found, identity=found.identity or self._identity))
+            self._identity = now.identity
+
+    def hold(self, paths: Iterable[str]) -> None:
+        """Shut out other writers of members that are about to be moved: what they write would go with the old name."""
+        view = self._view
+        if not view.store.can.compare:
+            return
+        self._identify()
+        chosen = [path for path in paths if not is_embedded(path)]
+        for _ in attempts(view.store):
+            before, version = view.read()
+            view.settle(before)
+            opened = self._open(chosen, before)
+            if not opened:
+                return
+            self._holds.take(opened, before, version)
+        raise too_many_conflicts(view.store)
 
     def restore(self, members: Mapping[str, str]) -> None:
         """Keep members after all that `remove` took away, and that the transaction has not changed before."""
@@ -360,8 +393,9 @@ class Transaction(Changes):
         if not (self._keeps or self._drops):
             return
         self._embedded_out()
+        goes = {*self._removed.values()} - self._names.keys()
         for path in [*self.members().values()]:
-            if not is_embedded(path):
+            if not is_embedded(path) and path not in goes:
                 self._change_ledger(path)
 
     def _embedded_out(self) -> None:
@@ -488,6 +522,7 @@ class Transaction(Changes):
     def abort(self) -> None:
         """Forget all changes."""
         self._ended = True
+        self._holds.release()
         for path, member in self._touched.items():
             self._leave(path, member)
         self._discard_retired([*self._retiring])
@@ -523,14 +558,16 @@ class Transaction(Changes):
         view = self._view
         for member in touched.values():
             if member.draft is not None:
-                with _told_if_gone(member.draft.store):
+                with told_if_gone(member.draft.store):
                     member.draft.flush()  # before taking the locks, because it takes long
                     member.complete()
         self._retire(view.manifest)
+        self._identify()
         for _ in attempts(view.store):
             locks: list[AbstractContextManager[object]] = []
             # One call of C code, which Ctrl-C does not interrupt. A lock left behind would make this process wait.
             unlock: Callable[[], object] = partial(deque, map(methodcaller("__exit__", None, None, None), locks), 0)
+            self._tried = None
             with view.store.lock(MANIFEST):
                 try:
                     if self._attempt(touched, locks):
@@ -546,55 +583,110 @@ class Transaction(Changes):
         """
         view = self._view
         before, version = view.read()
+        # The first transactions of a group may have begun before it had an identity.
+        self._identity = before.identity or self._identity
         left = view.settle(before)
         changed = [path for path, member in touched.items() if not member.is_new]
-        # In memory, the lock of the manifest excludes all writers.
-        locked = sorted({*changed, *self._moved}) if view.is_local else []
-        for path in locked:
-            locks.append(self._lock_of(path, touched.get(path)))
-            locks[-1].__enter__()
+        if opened := self._open(changed, before):
+            self._holds.take(opened, before, version)
+            return False
+        locked = self._locked(changed, locks)
         frames: dict[str, Frame] = {}
         log: dict[str, Entry] = {}
-        after: Manifest | None = None
         try:
             self._check_names(before)
-            self._check_moved()
+            self._check_moved(before)
             self._check_moment(before)
-            # The first transactions of a group may have begun before it had an identity.
-            self._identity = before.identity or self._identity
             for path, member in touched.items():
-                log[path] = self._stage(path, member, before.number + 1, frames)
+                log[path] = self._stage(path, member, before, frames)
             for path in self._goes(before, log):
                 log[path] = self._deletion(path, before.number + 1)
             retired = self._retire(before)
             if self._is_one_step(before, log) and not (retired or self._keeps or self._drops or self._copies):
                 self._take_step(*log.items(), locked=locked)
             else:
-                after = replace(
-                    self._after(before, {**left, **log}), kept=self._kept(before, touched, frames),
-                    retired=self._all_retired(before, [*retired.values(), *self._copied_frames]),
-                )  # fmt: skip
-                view.write(after, version)
+                all_retired = self._all_retired(before, [*retired.values(), *self._copied_frames])
+
+                def build(on: Manifest) -> Manifest:
+                    self._view.store.delete(self._lists)
+                    self._lists = []
+                    kept = self._kept(on, touched, frames)
+                    return replace(self._after(on, {**left, **log}), kept=kept, retired=all_retired)
+
+                def again(path: str, on: Manifest) -> None:
+                    redo.discard(view.store_of(log[path].aside(path)))
+                    log[path] = self._stage(path, touched[path], on, frames)
+
+                if not self._publish(before, version, changed, build, again):
+                    self._unstage(touched, log)
+                    return False
         except BaseException as error:
-            late = after is not None and may_still_happen(view.store, error)
-            if after is None or not self._happened(after, version, error, late=late):
+            tried = self._tried
+            late = tried is not None and may_still_happen(view.store, error)
+            if tried is None or not self._happened(*tried, error, late=late):
                 self._unstage(touched, log)
-                if isinstance(error, ConflictError) and after is not None and view.read()[1] != version:
+                if isinstance(error, ConflictError) and tried is not None and view.read()[1] != tried[1]:
                     return False
                 raise
-        # From here on the changes are committed; what fails now is left to the next writer.
+        self._complete(before, touched, frames, locked)
+        return True
+
+    def _complete(
+        self, before: Manifest, touched: Mapping[str, _Member], frames: Mapping[str, Frame], locked: Sequence[str]
+    ) -> None:
+        """Show the changes, which are committed, and carry the redo log out. The next writer does what fails now."""
+        after = None if self._tried is None else self._tried[0]
+        left: Mapping[str, Entry] = {}
         self._ended = True
         self._show(after or before)
         with suppress(OSError, B2ArrayError):
             try:
                 if after is not None and not self._overtaken:  # otherwise another writer has done that
-                    left = view.settle(after, locked=locked)
+                    left = self._view.settle(after, locked=locked)
             finally:
                 states = self._move_on(touched, frames)
             if after is not None:
                 self._clear_log(after, left, states)
                 self._forget(before, after)
-        return True
+
+    def _publish(
+        self, before: Manifest, version: Version | None, staged: Sequence[str], build: Callable[[Manifest], Manifest],
+        again: Callable[[str, Manifest], None],
+    ) -> bool:  # fmt: skip
+        """Replace the manifest by the one that is built upon it: this is the commit. False: another one came first.
+
+        Other writers may come to single members meanwhile. If they write one that is `staged`, they are shut out, and
+        it is staged `again`.
+        """
+        view = self._view
+        for attempt in attempts(view.store):
+            if attempt:
+                now, version = view.read()
+                if not _is_alike(now, before, self._moved):
+                    if self._tried is None:
+                        return False
+                    raise conflict(self.url)
+                before = now
+            if opened := self._open(staged, before):
+                if self._holds.take(opened, before, version):
+                    for path in opened:
+                        again(path, before)
+                continue
+            self._tried = build(before), version
+            with suppress(ConflictError):
+                view.write(*self._tried)
+                return True
+        raise too_many_conflicts(view.store)
+
+    def _locked(self, changed: Sequence[str], locks: list[AbstractContextManager[object]]) -> list[str]:
+        """Lock the local members that the transaction changes or moves, and return them."""
+        if not self._view.is_local:  # in memory, the lock of the manifest excludes all writers
+            return []
+        locked = sorted({*changed, *self._moved})
+        for path in locked:
+            locks.append(self._lock_of(path, self._touched.get(path)))
+            locks[-1].__enter__()
+        return locked
 
     def _check_names(self, before: Manifest) -> None:
         """Raise ConflictError if other writers have made members of the new names, or of names that exclude them."""
@@ -619,24 +711,25 @@ class Transaction(Changes):
         """Take the lock of a member that the transaction changes or moves."""
         store = self._view.store_of(path)
         name = redo.look(store).name if member is None or member.draft is None else member.draft.name
-        with _told_if_gone(store):
+        with told_if_gone(store):
             return store.lock(name or "")
         raise AssertionError  # for the type checker
 
-    def _check_moved(self) -> None:
-        """Raise ConflictError if another writer has changed a member since it was copied to its new name."""
+    def _check_moved(self, before: Manifest) -> None:
+        """Raise ConflictError if another writer has changed a member since it was copied to its new name, or may."""
         for path, state in self._moved.items():
             store = self._view.store_of(path)
-            if redo.look(store).state != state:
+            held = redo.look(store).frame
+            if held is None or held.generation != state or self._holds.is_open(path, held, before):
                 raise ConflictError(f"{store.url} was changed by another writer before it was moved; move it again")
 
-    def _stage(self, path: str, member: _Member, number: int, frames: dict[str, Frame]) -> Entry:
+    def _stage(self, path: str, member: _Member, before: Manifest, frames: dict[str, Frame]) -> Entry:
         """Write everything but the step that publishes it, and return the entry that does."""
-        view, draft = self._view, member.draft
+        view, draft, number = self._view, member.draft, before.number + 1
         if draft is None:  # it is complete in its own place
             noted = member.handle.snapshot.state.annotations.group_commit
-            if self._marked and noted != (self._identity, number):
-                member.handle.change(partial(self._mark, number=number))
+            if self._marked and noted != (self._identity, number, path):
+                member.handle.change(partial(self._mark, path=path, number=number))
             held = member.handle.snapshot
             staged = view.store_of(staged_path(path, member.token, sparse=False))
             if redo.look(staged).state != held.generation:
@@ -651,21 +744,41 @@ class Transaction(Changes):
             staged.create("", pieces)
             staged.force()
 
-        mark = (self._identity, number) if self._marked else None
+        note = self._note(draft, path, number)
         if draft.base is None:
-            before = redo.look(view.store_of(path)).lasting
-            frame, header = stage(draft, put, mark)
+            goes = redo.look(view.store_of(path)).lasting
+            frame, header = stage(draft, put, note)
         else:
-            with _told_if_gone(draft.store):
-                frame, header = stage(draft, put, mark)
+            with told_if_gone(draft.store):
+                frame, header = stage(draft, put, note)
             # Where other software wrote the frame, its state is also the time of its file.
             is_ours = draft.base.frame.is_ours
-            before = draft.base.generation if is_ours else redo.look(view.store_of(path)).state
+            goes = draft.base.generation if is_ours else redo.look(view.store_of(path)).state
         frames[path] = frame
         after = frame.fingerprint.hex()
         if header:
-            return Entry(number, before, after, "header", header=header)
-        return Entry(number, before, after, "index" if draft.sparse else "frame", token)
+            return Entry(number, goes, after, "header", header=header)
+        return Entry(number, goes, after, "index" if draft.sparse else "frame", token)
+
+    def _note(self, draft: Draft, path: str, number: int) -> GroupCommit | None:
+        """Return how a member notes this commit; None if it need not."""
+        if self._marked:
+            return GroupCommit(self._identity, number, path)
+        if not self._view.store.can.compare:
+            return None
+        annotations = draft.state.annotations
+        is_noted = annotations.is_member(self._identity, path)
+        return annotations.group_commit if is_noted else GroupCommit(self._identity, 0, path)
+
+    def _open(self, paths: Iterable[str], manifest: Manifest) -> dict[str, Snapshot | Draft]:
+        """Return the members that others may be about to replace; those that the transaction changes as its drafts."""
+        found: dict[str, Snapshot | Draft] = {}
+        for path in paths:
+            member = self._touched.get(path)
+            held = redo.look(self._view.store_of(path)).frame if member is None else member.draft
+            if held is not None and self._holds.is_open(path, held, manifest):
+                found[path] = held
+        return found
 
     def _goes(self, before: Manifest, log: Mapping[str, Entry]) -> list[str]:
         """Return the paths of members to delete; those at which new ones appear are replaced by them."""
@@ -696,7 +809,8 @@ class Transaction(Changes):
         members = {name: path for name, path in (before.members or {}).items() if name not in self._removed}
         after = replace(
             before, members=dict(sorted({**members, **added}.items())), number=before.number + 1, redo=log,
-            identity=before.identity or self._identity or os.urandom(8).hex(),
+            identity=before.identity or self._identity,
+            writing={path: state for path, state in before.writing.items() if path not in log},
         )  # fmt: skip
         after = after.with_summaries({}, log.keys())  # the members are not as these describe them any more
         return after if self._view.store.can.lock else after.with_commit(os.urandom(8).hex())
@@ -739,8 +853,9 @@ class Transaction(Changes):
         with suppress(OSError, B2ArrayError):
             if self._view.holds(after):
                 return True
-            self._overtaken = self._view.read()[0].follows(after)
-            if self._overtaken:
+            now, _ = self._view.read()
+            if now.follows(after):
+                self._overtaken = now.commit != after.commit
                 return True
             if isinstance(error, ConflictError) or (self._view.read()[1] == version and not late):
                 return False
@@ -774,6 +889,8 @@ class Transaction(Changes):
         if now.commit == after.commit:
             # A program that makes a member usually goes on to change it: a summary would soon be out of date.
             soon = set() if self._marked else {*self._names}
+            # Writers of single members may have come since the commit.
+            soon.update(now.writing)
             records = {path: None if path in soon else record_of(held) for path, held in states.items()}
             cleared = replace(now, redo=left)
             if is_described or not view.is_local:
@@ -782,13 +899,10 @@ class Transaction(Changes):
             self._directory.show(cleared, self.members())
 
 
-@contextmanager
-def _told_if_gone(store: Store) -> Iterator[None]:
-    """Raise ConflictError if a member is missing that the transaction is about to change."""
-    try:
-        yield
-    except MISSING:
-        raise ConflictError(f"{store.url} was deleted since it was opened") from None
+def _is_alike(now: Manifest, before: Manifest, moved: Collection[str]) -> bool:
+    """Whether writers of single members have announced themselves at most, and none of a member that is moved."""
+    alike = replace(now, writing=before.writing, summaries=before.summaries) == before
+    return alike and all(now.writing.get(path) == before.writing.get(path) for path in moved)
 
 
 def changing(home: Directory | Changes) -> AbstractContextManager[Changes]:

@@ -144,7 +144,7 @@ def initialise(group: Directory) -> None:
     _require_no_frame(group)
     group.store.create(EMBEDDED, embedded.nothing())
     if not group.is_local:
-        group.write(Manifest({}), None)
+        group.write(Manifest({}, os.urandom(8).hex()), None)
 
 
 def _require_no_frame(group: Directory) -> None:
@@ -190,7 +190,7 @@ def clear(group: Directory) -> None:
     if group.is_local:
         complete(group)
     elif group.read()[1] is None:
-        group.write(Manifest({}), None)
+        group.write(Manifest({}, os.urandom(8).hex()), None)
 
 
 def discard(group: Directory) -> None:

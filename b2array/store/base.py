@@ -304,6 +304,13 @@ class Store(ABC):
         """
         return None
 
+    def around(self, path: str) -> Callable[[str], Store] | None:  # noqa: ARG002
+        """Return the function that gives the stores of paths in the directory in which this store is at a path.
+
+        None: this store is at another path, or has locks, so that nobody needs to ask.
+        """
+        return None
+
     def exchange(self, other: Self) -> None:
         """Swap the names of what is here and what is in `other`, from `beside`: in one step, if the system can."""
         raise UnsupportedError(f"{self.url} cannot be exchanged with {other.url}")

@@ -36,7 +36,7 @@ from b2array.store.base import (
     where,
 )
 from b2array.store.file_systems import FILE_SYSTEM, of_this_process, protocols, register, spelled_out
-from b2array.store.open import joined
+from b2array.store.open import cut, joined
 from b2array.store.secrets import leaks, redact, redact_url, secrets
 from b2array.store.spans import Span
 
@@ -136,6 +136,14 @@ class FsspecStore(Store):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._address, self._options)
+
+    def around(self, path: str) -> Callable[[str], Store] | None:
+        front, base, back = cut(self._address)
+        if base != path and not base.endswith(f"/{path}"):
+            return None
+        outer = base.removesuffix(path).rstrip("/")
+        address = f"{front}{outer}{back}"
+        return lambda inner: type(self)(joined(address, inner) if inner else address, self._options)
 
     def _connect(self) -> tuple[Any, str]:
         """Return the file system and the root in it; a forked child connects again."""

@@ -19,7 +19,7 @@ from b2array.codec.header import Special
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import annotations as notes
 from b2array.format import attributes, frame
-from b2array.format.annotations import Annotations
+from b2array.format.annotations import Annotations, GroupCommit
 from b2array.format.header import unpack_header
 
 GEOMETRY = {"itemsize": 4, "ndim": 2, "nchunks": 10}
@@ -48,7 +48,7 @@ all_annotations = st.builds(
     commit=st.none() | st.binary(),
     header=st.none() | st.binary(),
     recent=st.binary(),
-    group_commit=st.none() | st.tuples(st.text(), st.integers(0, 2**32)),
+    group_commit=st.none() | st.builds(GroupCommit, st.text(), st.integers(0, 2**32), st.text()),
     forks_of=st.none() | st.binary(),
     deleted=st.booleans(),
     identity=st.none() | st.binary(min_size=1),
@@ -96,8 +96,9 @@ def test_empty_annotations_say_only_their_version() -> None:
         {"header": 1},
         {"recent": [b"commit 1"]},
         {"group": "ab"},
-        {"group": ["identity", "1"]},
-        {"group": ["identity", True]},
+        {"group": ["identity", 1]},
+        {"group": ["identity", "1", "path"]},
+        {"group": ["identity", True, "path"]},
         {"group": ["identity", 1, 2]},
         {"job": "text"},
         {"deleted": 1},
@@ -109,10 +110,10 @@ def test_what_does_not_fit_is_ignored(entry: dict) -> None:
 
 def test_of_two_writers_the_list_of_commits_is_that_of_the_later_state() -> None:
     base = Annotations(commit=b"commit 1", recent=b"commit 1")
-    ours = replace(base, group_commit=("group", 2))
+    ours = replace(base, group_commit=GroupCommit("group", 2, "path"))
     theirs = replace(base, commit=b"commit 2").with_commit_listed()
     merged = notes.merged(base, ours, theirs)
-    assert merged == replace(theirs, group_commit=("group", 2))
+    assert merged == replace(theirs, group_commit=GroupCommit("group", 2, "path"))
     assert merged.lists(theirs)
     assert merged.lists(base)
 

@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from b2array.store import base
 from b2array.store.open import open_store
 
 # python-blosc2 looks at what a killed writer has left beside a member.
-pytestmark = pytest.mark.filterwarnings("ignore:External leaf")
+pytestmark = pytest.mark.filterwarnings("ignore:External leaf", "ignore:.*one file in this store is rewritten")
 
 Contents = dict[str, Any]
 _serials = itertools.count()
@@ -470,6 +471,175 @@ def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(
         outcomes.add(told)
     assert (False, False) in outcomes
     assert not clash or len(outcomes) > 1
+
+
+def _first_items(group: Group) -> None:
+    """Change the first chunk of both arrays, in one commit."""
+    with group.transaction() as changes:
+        for name in ("time", "level"):
+            changes[name][0] = 40
+
+
+def _move_level(group: Group) -> None:
+    group.move("level", "moved")
+
+
+def _last_item(url: str, name: str, way: str = "url") -> None:
+    """Change the last chunk of an array."""
+    if way == "url":
+        b2array.open(f"{url}/{name}.b2nd", "r+")[-1] = 50
+    elif way == "group":
+        open_group(url, "r+")[name][-1] = 50
+    else:
+        with open_group(url, "r+").transaction() as changes:
+            changes[name][-1] = 50
+
+
+def _insisting(task: Callable[..., object], *args: Any) -> None:
+    """Do something again where another writer was faster."""
+    for _ in range(3):
+        with suppress(ConflictError):
+            task(*args)
+            return
+    raise AssertionError("expected to win at last")
+
+
+@pytest.fixture(params=["in the group", "by their URLs", "by python-blosc2"])
+def two_chunks(place: Place, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Group]:
+    """Make groups whose arrays have two chunks. Some groups have no manifest yet."""
+
+    def new() -> Group:
+        if request.param == "in the group":
+            group = place.prepared()
+            for name in ("time", "level"):
+                group[name].resize(8)
+            return group
+        url = place.new()
+        for name, values, layout in (("time", np.arange(8), "contiguous"), ("level", np.arange(8.0), "sparse")):
+            if request.param == "by their URLs":
+                b2array.asarray(values, url=f"{url}/{name}.b2nd", chunks=(4,), blocks=(2,), layout=layout)
+            else:
+                made = tmp_path / "stock.b2nd"
+                blosc2.asarray(values, urlpath=str(made), mode="w", chunks=(4,), blocks=(2,))
+                open_store(f"{url}/{name}.b2nd").create("", made.read_bytes())
+        return open_group(url, "a")
+
+    return new
+
+
+def _moments(operations: list[str], sampled: Sampled) -> list[int]:
+    """Return at which operations something is to happen: at writes above all."""
+    writes = [at for at, name in enumerate(operations) if name in WRITES]
+    return sorted({*sampled(writes, 20), *sampled(range(len(operations)), 10)})
+
+
+def _check_both(place: Place, group: Group, name: str, at: object) -> None:
+    check_all_follow(place, group.url, expected := found(group.url))
+    assert [expected["time"][0], expected["level"][0]] == [40, 40], at
+    assert expected[name][-1] == 50, at
+    assert b2array.open(f"{group.url}/{name}.b2nd")[-1] == 50
+
+
+@pytest.mark.parametrize("way", ["url", "group", "transaction"])
+@pytest.mark.parametrize("name", ["time", "level"])
+def test_a_writer_of_one_member_and_a_transaction_that_meet_at_any_operation_both_win(
+    place: Place, two_chunks: Callable[[], Group], name: str, way: str, sampled: Sampled
+) -> None:
+    group = two_chunks()
+    names = {
+        "transaction": place.operations.watch(lambda: _insisting(_first_items, group)),
+        "writer": place.operations.watch(lambda: _insisting(_last_item, group.url, name, way)),
+    }
+    for outer, operations in names.items():
+        for at in _moments(operations, sampled):
+            group = two_chunks()
+            tasks = [
+                partial(_insisting, _first_items, group),
+                partial(_insisting, _last_item, group.url, name, way),
+            ]
+            first, second = tasks if outer == "transaction" else tasks[::-1]
+            failures: list[BaseException] = []
+            _meeting(place, at, first, lambda: _noting(second, failures))  # noqa: B023
+            assert not failures, (outer, at, failures)
+            _check_both(place, group, name, (outer, at, operations[at]))
+
+
+def _meeting(place: Place, at: int, first: Callable[[], object], second: Callable[[], object]) -> None:
+    """Do the second thing while the first is at some operation, or right after it, if there are locks."""
+    thread = threading.Thread(target=second)
+
+    def meet(number: int, _: str, call: Any) -> Any:
+        if number == at:
+            thread.start()
+            thread.join(30 if place.kind == "compared" else 0.1)
+        return call()
+
+    place.operations.watch(first, meet)
+    if not thread.ident:  # this time there were fewer operations
+        thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def _noting(task: Callable[[], object], failures: list[BaseException]) -> None:
+    try:
+        task()
+    except BaseException as error:  # noqa: BLE001 - looked at by the caller
+        failures.append(error)
+
+
+@pytest.mark.parametrize("name", ["time", "level"])
+def test_a_writer_by_an_own_url_loses_nothing_of_a_transaction_that_was_killed(
+    place: Place, two_chunks: Callable[[], Group], name: str, sampled: Sampled
+) -> None:
+    group = two_chunks()
+    names = place.operations.watch(lambda: _first_items(group))
+    for at in _moments(names, sampled):
+        group = two_chunks()
+
+        def kill(number: int, _: str, call: Any, at: int = at) -> Any:
+            if number >= at:
+                raise Killed
+            return call()
+
+        with suppress(Killed):
+            place.operations.watch(lambda: _first_items(group), kill)  # noqa: B023
+        seen = found(group.url)
+        _insisting(_last_item, group.url, name)
+        seen[name][-1] = 50
+        assert found(group.url) == found(group.url, "r+") == seen, (at, names[at])
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_change_by_an_own_url_is_not_lost_in_a_member_that_a_transaction_moves(
+    place: Place, two_chunks: Callable[[], Group], moves: bool, sampled: Sampled
+) -> None:
+    """The transaction moves what was changed, or one of both is told."""
+    group = two_chunks()
+    url = group.url
+    names = place.operations.watch(lambda: _move_level(group) if moves else _last_item(url, "level"))
+    outcomes = set()
+    for at in _moments(names, sampled):
+        group = two_chunks()
+        failures: dict[str, list[BaseException]] = {"move": [], "write": []}
+
+        def write(group: Group = group) -> None:
+            b2array.open(f"{group.url}/level.b2nd", "r+")[-1] = 50
+
+        tasks = [
+            lambda group=group, each=failures["move"]: _noting(lambda: _move_level(group), each),
+            lambda write=write, each=failures["write"]: _noting(write, each),
+        ]
+        first, second = tasks if moves else tasks[::-1]
+        _meeting(place, at, first, second)
+        told = [bool(failures[each]) for each in ("move", "write")]
+        now = found(group.url)
+        assert told != [True, True]
+        assert ("moved" in now, "level" in now) == ((False, True) if told[0] else (True, False)), (at, failures)
+        items = now["level"] if told[0] else now["moved"]
+        assert (items[-1] == 50) == (not told[1]), (at, failures)
+        outcomes.add(tuple(told))
+    assert outcomes
 
 
 @pytest.mark.parametrize("way", ["deleted", "replaced"])

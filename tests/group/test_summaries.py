@@ -417,12 +417,28 @@ def test_on_s3_a_writer_through_the_group_takes_back_the_summary_first(
     assert (group.arrays()["a"].shape, dict(group.attrs)) == ((8, 2), {"n": 2})
 
 
-def test_on_s3_a_change_by_the_own_url_is_never_mixed_with_the_summary(
+def test_on_s3_a_change_by_the_own_url_takes_back_the_summary_of_a_member_that_notes_its_group(
     bucket: str, s3_options: dict[str, object]
 ) -> None:
     url = f"s3://{bucket}/g.b2d"
     _filled(url, storage_options=s3_options)
     own = b2array.open(f"{url}/a.b2nd", "r+", storage_options=s3_options)
+    before = open_group(url, storage_options=s3_options).arrays()["a"]
+    own.append(np.ones((1, 2)))
+    with pytest.raises(ConflictError):
+        before[...]
+    group = open_group(url, storage_options=s3_options)
+    assert _records(group)["a.b2nd"] is None
+    assert _records(group)["deep/b.b2nd"] is not None
+    assert group.arrays()["a"][6].tolist() == [1, 1]
+
+
+def test_on_s3_a_change_by_the_own_url_is_never_mixed_with_the_summary(
+    bucket: str, s3_options: dict[str, object]
+) -> None:
+    url = f"s3://{bucket}/g.b2d"
+    own = b2array.asarray(_DATA, url=f"{url}/a.b2nd", chunks=(3, 2), blocks=(3, 2), storage_options=s3_options)
+    open_group(url, "a", storage_options=s3_options).consolidate()
     own[0] = -1
     assert open_group(url, storage_options=s3_options).arrays()["a"][0].tolist() == [-1, -1]
     own.append(np.ones((1, 2)))

@@ -591,3 +591,22 @@ def test_an_object_in_memory_is_not_made_below_another_one(tmp_path, nbytes):
     with pytest.raises(NotADirectoryError, match="a/below"):
         open_store(url).create("below", iter([bytes(nbytes)]))
     assert open_store(f"memory://{tmp_path.name}").walk() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("url", "path", "expected"),
+    [
+        ("memory://a/g.b2d/x/y.b2nd", "x/y.b2nd", "memory://a/g.b2d"),
+        ("memory://g.b2d/y.b2nd", "y.b2nd", "memory://g.b2d"),
+        ("memory://y.b2nd", "y.b2nd", "memory://"),
+        ("simplecache::memory://g.b2d/y.b2nd", "y.b2nd", "simplecache::memory://g.b2d"),
+        ("memory://g.b2d/y.b2nd", "x/y.b2nd", None),
+        ("memory://g.b2d/my.b2nd", "y.b2nd", None),
+        ("/g.b2d/y.b2nd", "y.b2nd", None),
+    ],
+)
+def test_the_directory_in_which_a_store_is_at_a_path_is_found(url, path, expected):
+    store_of = open_store(url).around(path)
+    assert (None if store_of is None else store_of("").url) == expected
+    if store_of is not None:
+        assert store_of(path).url == url
