@@ -457,6 +457,7 @@ def test_a_transaction_that_ends_holds_no_member_any_more(url: str, layout: Any,
     assert told > 2
 
 
+@pytest.mark.crossed
 @LAYOUTS
 @pytest.mark.parametrize("in_group", [True, False])
 def test_a_move_that_is_given_up_takes_nothing_from_a_transaction_that_it_meets(
@@ -518,5 +519,52 @@ def test_a_transaction_describes_no_state_that_a_writer_it_meets_has_replaced(ur
             open_group(group.url, "r+")["x"].attrs["n"] = n
             found = open_group(group.url).arrays()["x"].attrs
             assert dict(found) == {"a": 2, "b": 1, "n": n}, moment
+    else:
+        pytest.fail("the transaction took more operations than were looked at")
+
+
+def test_a_transaction_that_begins_while_another_one_commits_builds_on_what_that_leaves(
+    url: str, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = Operations()
+    others.listen(type(open_store(url)), monkeypatch)
+
+    def change(group: b2array.Group) -> None:
+        with group.transaction() as changes:
+            changes["x"][0] = changes["y"][0] = 50
+
+    def kill(_: int, __: str, call: Callable[[], object]) -> object:
+        if "replace" in others.names[:-1]:
+            raise Killed  # after the commit, and before the log is carried out
+        return call()
+
+    for moment in range(100):
+        group = made(f"{url}/{moment}", "contiguous")
+        change(group)
+        group["x"][0] = group["y"][0] = 0
+        change(group)
+        transaction = open_group(group.url, "r+").transaction()
+        handles: list[b2array.NDArray] = []
+
+        def begin(transaction: Any = transaction, handles: Any = handles) -> None:
+            changes = transaction.__enter__()
+            handles.extend(changes[name] for name in "xy")
+
+        def commit(number: int, _: str, call: Callable[[], object], moment: int = moment, group: Any = group) -> object:
+            if number == moment:
+                with suppress(Killed):
+                    others.watch(partial(change, group), kill)
+            return call()
+
+        count = len(operations.watch(begin, commit))
+        with open_group(group.url, "r+").transaction():
+            pass  # whoever begins to write carries the log out
+        for handle in handles:
+            handle[3] = 53
+        transaction.__exit__(None, None, None)
+        found = open_group(group.url)
+        assert [found[name][n] for name in "xy" for n in (0, 3)] == [50, 53] * 2, moment
+        if count <= moment:
+            break
     else:
         pytest.fail("the transaction took more operations than were looked at")
