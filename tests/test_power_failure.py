@@ -495,7 +495,11 @@ def test_without_waiting_a_power_failure_may_cost_an_array(tmp_path, story, powe
     (tmp_path / "root").mkdir()
     told = story(tmp_path / "root")
     disk, states = recorded(told, "off")
-    with config.using(durable="off", cache_bytes=0):
-        found = tried(told, disk, states, seed, max(power, EVERY_MOMENT))
+    found: Counter[str] = Counter()
+    for n in range(10):  # in most of the states nothing is lost
+        with config.using(durable="off", cache_bytes=0):
+            found += tried(told, disk, states, seed + n, max(power, EVERY_MOMENT))
+        if {*found} - {"newest", "older"}:
+            break
     print(story.__name__, "off", found.most_common(9))
     assert {*found} - {"newest", "older"}
