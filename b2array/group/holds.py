@@ -32,7 +32,7 @@ class Holds:
         self._group = group
         self._held: dict[str, str] = {}  # tokens by paths
         self._tokens: set[str] = set()  # all that were ever written
-        self._looks = 0
+        self._looks = 0  # at members that other transactions hold
 
     def is_open(self, path: str, member: Snapshot | Draft, manifest: Manifest) -> bool:
         """Whether a writer who knows nothing of the commit to come may be about to replace the state of a member."""
@@ -41,14 +41,15 @@ class Holds:
             return False
         if not held.state.annotations.is_member(manifest.identity, path):
             return True
-        return path in manifest.writing and manifest.holder(path) != self._held.get(path, None)
+        return path in manifest.writing and manifest.holder(path) != self._held.get(path)
 
     def take(self, members: Mapping[str, Snapshot | Draft], manifest: Manifest, version: Version | None) -> bool:
         """Shut out other writers of members, as far as none is faster. Drafts go on from the states that are held.
 
         False: nothing has happened, but other transactions, which hold members, had some time to go first.
         """
-        if {manifest.holder(path) for path in members} - {""} - self._tokens and self._looks < LOOKS:
+        others = {manifest.holder(path) for path in members} - self._tokens - {""}
+        if others and self._looks < LOOKS:
             self._looks += 1
             wait(self._looks)
             return False
