@@ -16,15 +16,10 @@ def interrupted(
     `counts` says, for a frame and an event of `sys.setprofile`, whether that is one of the moments. Return the error,
     whose traceback keeps what the action held, and how many moments the action had.
 
-    Python swallows an error that is raised while it finalizes an object, an unfinished generator for instance. Then the
-    action goes on, and there is no error.
+    Python swallows an error that is raised while it finalizes an object, an unfinished generator for instance, and
+    warns. Then the action goes on, and there is no error.
     """
     passed = 0
-    unraisable = sys.unraisablehook
-
-    def report(swallowed: sys.UnraisableHookArgs) -> None:
-        if swallowed.exc_type is not KeyboardInterrupt:
-            unraisable(swallowed)
 
     def follow(frame: FrameType, event: str, _: object) -> None:
         nonlocal passed
@@ -33,7 +28,6 @@ def interrupted(
             sys.setprofile(None)
             raise KeyboardInterrupt
 
-    sys.unraisablehook = report
     sys.setprofile(follow)
     try:
         action()
@@ -41,7 +35,6 @@ def interrupted(
         return error, passed
     finally:
         sys.setprofile(None)
-        sys.unraisablehook = unraisable
     return None, passed
 
 

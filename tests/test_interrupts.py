@@ -15,6 +15,10 @@ from lengths import Sampled
 import b2array
 from b2array import config
 
+# What an interrupted call leaves unfinished, Python finalizes: it closes the file of a lock that nobody has got yet,
+# and swallows an interrupt that comes just then.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 _BEFORE = np.random.default_rng(0).integers(0, 2**40, (60, 64))
 _OTHER = np.random.default_rng(1).integers(0, 2**40, (60, 64))
 _CHANGES: dict[str, Callable[[b2array.NDArray], object]] = {
@@ -71,11 +75,6 @@ def _is_locking(frame: FrameType, _: str) -> bool:
     return frame.f_code.co_name in _LOCKING
 
 
-# A lock that nobody has got yet is let go as Python finalizes its file, and Python warns of that.
-_LETS_GO = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@_LETS_GO
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_an_interrupted_commit_leaves_no_lock_and_the_handle_shows_what_the_file_has(
     layout: str, tmp_path: Path, sampled: Sampled
@@ -95,7 +94,6 @@ def test_an_interrupted_commit_leaves_no_lock_and_the_handle_shows_what_the_file
     assert array[50, 50] == -moment
 
 
-@_LETS_GO
 def test_an_interrupted_commit_of_a_group_leaves_no_lock(tmp_path: Path, sampled: Sampled) -> None:
     group = b2array.open_group(tmp_path / "g", mode="w")
     for name in "xy":
