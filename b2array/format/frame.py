@@ -57,8 +57,6 @@ _BIN32 = 0xC6
 _NO_FINGERPRINT, FINGERPRINT_128, FINGERPRINT_NBYTES = 0, 3, 16
 _VLMETA_CPARAMS = CParams("zstd")
 _RAW = CParams("zstd", clevel=0, filters=())
-_WORTHWHILE = 2**13
-"""A metalayer of fewer bytes is not compressed: decoding it takes longer than reading it as it is."""
 _SAMPLED, _SAMPLE = 2**20, 2**16
 """Of a metalayer of this many bytes, a sample says whether it can be compressed."""
 
@@ -329,8 +327,6 @@ def pack_vlmeta(value: Buffer) -> bytes:
     """Return the chunk that holds the content of a variable-length metalayer."""
     content = memoryview(value).cast("B")
     middle = content.nbytes // 2
-    if content.nbytes < _WORTHWHILE:
-        return encode.encode(content, typesize=1, cparams=_RAW)
     if content.nbytes < _SAMPLED or _compressed(content[middle : middle + _SAMPLE]) is not None:
         packed = _compressed(content)
         if packed is not None:
