@@ -279,16 +279,16 @@ def _write(made: Plan, draft: Draft, current: Snapshot | None) -> Version | None
     return store.replace(name, _pieces(made, draft), expected=expected).version
 
 
-def _pieces(made: Plan, draft: Draft) -> Iterator[Buffer]:
-    return chain((made.header,), draft.staging.pieces(made.pieces), (made.tail,))
+def _pieces(made: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buffer]:
+    """Return the bytes of a file; `old` ones between the header and the new chunks stay."""
+    return chain((made.header,), old, draft.staging.pieces(made.pieces), (made.tail,))
 
 
 def _extend(made: Plan, draft: Draft, current: Snapshot) -> Version | None:
     """Append to the file, and let its header refer to the new index."""
     store = draft.store
     if not store.can.append:
-        pieces = draft.staging.pieces(made.pieces)
-        whole = chain((made.header,), _between(current), pieces, (made.tail,))
+        whole = _pieces(made, draft, _behind_header(current))
         return store.replace("", whole, expected=current.version).version
     _append(made, draft, current)
     try:
@@ -300,8 +300,7 @@ def _extend(made: Plan, draft: Draft, current: Snapshot) -> Version | None:
         raise
 
 
-def _between(current: Snapshot) -> Iterator[Buffer]:
-    """Read all that lies behind the header of a file."""
+def _behind_header(current: Snapshot) -> Iterator[Buffer]:
     start, stop = len(current.header), current.frame.frame_len
     for first in range(start, stop, _COPIED_AT_ONCE):
         span = Span("", first, min(first + _COPIED_AT_ONCE, stop))

@@ -26,7 +26,6 @@ from io import FileIO
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from b2array import config
 from b2array.engine.manifest import MANIFEST, Entry, Manifest
 from b2array.engine.redo import carry_out, look_by, read_manifest, write_manifest
 from b2array.engine.snapshot import Snapshot
@@ -91,10 +90,7 @@ def _waiting(store: Store) -> tuple[Path, str, Entry] | None:
 
 @lru_cache(maxsize=16)
 def _log_of(url: str, version: Version | None) -> Mapping[str, Entry]:  # noqa: ARG001 - the version is that of the manifest
-    (head,) = LocalStore(url).head([MANIFEST], config.limits.metadata_nbytes)
-    if isinstance(head, Exception):
-        raise head
-    return Manifest.unpack(head.data).redo
+    return read_manifest(LocalStore(url), versioned=False)[0].redo
 
 
 # In an object store.
