@@ -52,6 +52,16 @@ class Operations:
             self.thread = None
         return self.names
 
+    def meets(self, moment: int, task: Callable[[], object], act: Callable[[], object]) -> bool:
+        """Do something, and something else just before its operation of a number; say whether there was that one."""
+
+        def meet(number: int, _: str, call: Callable[[], Any]) -> Any:
+            if number == moment:
+                act()
+            return call()
+
+        return len(self.watch(task, meet)) > moment
+
     def listen(self, kind: type[Store], monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the operations of a kind of store run through this."""
         for each in kind.__mro__:

@@ -417,14 +417,8 @@ def test_a_group_and_a_group_around_it_that_change_one_member_at_once_both_win(
     change(inner, "x", 2)
     count = len(operations.watch(lambda: change(outer, "in/x", 3)))
     for moment in range(count):
-
-        def meet(number: int, _: str, call: Callable[[], object], moment: int = moment) -> object:
-            if number == moment:
-                change(inner, "x", 7)
-            return call()
-
         inner["x"][...] = 0
-        if len(operations.watch(lambda: change(outer, "in/x", 0), meet)) <= moment:
+        if not operations.meets(moment, partial(change, outer, "in/x", 0), partial(change, inner, "x", 7)):
             break
         assert [b2array.open(f"{inner.url}/x.b2nd")[n] for n in (0, 7)] == [50, 57], moment
 
@@ -441,18 +435,13 @@ def test_a_transaction_that_ends_holds_no_member_any_more(url: str, layout: Any,
             with group.transaction() as changes:
                 changes["x"][0] = 7
 
-        def meet(number: int, _: str, call: Callable[[], object], x: Any = x, moment: int = moment) -> object:
-            if number == moment:
-                x[0] = 8
-            return call()
-
         group = open_group(f"{url}/{moment}", "r+")
         try:
-            count = len(operations.watch(partial(change, group), meet))
+            has_met = operations.meets(moment, partial(change, group), partial(x.__setitem__, 0, 8))
         except ConflictError:
-            count, told = moment + 1, told + 1
+            has_met, told = True, told + 1
         assert not manifest(group.url).holder("x.b2nd")
-        if count <= moment:
+        if not has_met:
             break
     assert told > 2
 
@@ -463,8 +452,9 @@ def test_a_transaction_that_ends_holds_no_member_any_more(url: str, layout: Any,
 def test_a_move_that_is_given_up_takes_nothing_from_a_transaction_that_it_meets(
     url: str, layout: Any, operations: Operations, *, in_group: bool
 ) -> None:
-    def move(group: b2array.Group) -> None:
-        with suppress(KeyboardInterrupt), group.transaction() as changes:
+    def write_and_move(url: str) -> None:
+        b2array.open(f"{url}/x.b2nd", "r+")[2] = 6
+        with suppress(KeyboardInterrupt), open_group(url, "r+").transaction() as changes:
             changes.move("x", "z")
             raise KeyboardInterrupt
 
@@ -475,14 +465,7 @@ def test_a_move_that_is_given_up_takes_nothing_from_a_transaction_that_it_meets(
     for moment in range(100):
         group = made(f"{url}/{moment}", layout, in_group=in_group)
         b2array.open(f"{group.url}/x.b2nd", "r+")[1] = 5
-
-        def meet(number: int, _: str, call: Callable[[], object], moment: int = moment, url: str = group.url) -> object:
-            if number == moment:
-                b2array.open(f"{url}/x.b2nd", "r+")[2] = 6
-                move(open_group(url, "r+"))
-            return call()
-
-        if len(operations.watch(partial(change, group), meet)) <= moment:
+        if not operations.meets(moment, partial(change, group), partial(write_and_move, group.url)):
             break
         found = open_group(group.url)
         assert (found["x"][:3].tolist(), found["y"][0]) == ([7, 5, 6], 7), moment
@@ -504,16 +487,13 @@ def test_a_transaction_describes_no_state_that_a_writer_it_meets_has_replaced(ur
         with group.transaction() as changes:
             changes["x"].attrs["a"] = changes["y"].attrs["a"] = 2
 
+    def write(url: str) -> None:
+        open_group(url, "r+")["x"].attrs["b"] = 1
+
     for moment in range(100):
         group = made(f"{url}/{moment}", "sparse")
         change(group)
-
-        def meet(number: int, _: str, call: Callable[[], object], moment: int = moment, url: str = group.url) -> object:
-            if number == moment:
-                open_group(url, "r+")["x"].attrs["b"] = 1
-            return call()
-
-        if len(operations.watch(partial(change, group), meet)) <= moment:
+        if not operations.meets(moment, partial(change, group), partial(write, group.url)):
             break
         for n in (1, 2):
             open_group(group.url, "r+")["x"].attrs["n"] = n
@@ -538,6 +518,10 @@ def test_a_transaction_that_begins_while_another_one_commits_builds_on_what_that
             raise Killed  # after the commit, and before the log is carried out
         return call()
 
+    def commit(group: b2array.Group) -> None:
+        with suppress(Killed):
+            others.watch(partial(change, group), kill)
+
     for moment in range(100):
         group = made(f"{url}/{moment}", "contiguous")
         change(group)
@@ -550,13 +534,7 @@ def test_a_transaction_that_begins_while_another_one_commits_builds_on_what_that
             changes = transaction.__enter__()
             handles.extend(changes[name] for name in "xy")
 
-        def commit(number: int, _: str, call: Callable[[], object], moment: int = moment, group: Any = group) -> object:
-            if number == moment:
-                with suppress(Killed):
-                    others.watch(partial(change, group), kill)
-            return call()
-
-        count = len(operations.watch(begin, commit))
+        has_met = operations.meets(moment, begin, partial(commit, group))
         with open_group(group.url, "r+").transaction():
             pass  # whoever begins to write carries the log out
         for handle in handles:
@@ -564,7 +542,7 @@ def test_a_transaction_that_begins_while_another_one_commits_builds_on_what_that
         transaction.__exit__(None, None, None)
         found = open_group(group.url)
         assert [found[name][n] for name in "xy" for n in (0, 3)] == [50, 53] * 2, moment
-        if count <= moment:
+        if not has_met:
             break
     else:
         pytest.fail("the transaction took more operations than were looked at")
