@@ -63,7 +63,11 @@ def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDA
     else:
         if head.special not in (Special.NONE, Special.VALUE):
             raise FormatError(f"expected offsets in the index, found special value {head.special.name}")
-        data = decode.decode(memoryview(buf)[: head.cbytes], context=context)
+        data: Buffer
+        if head.memcpyed and not head.lazy:  # as in most small arrays, which are opened faster without a decoder
+            data = memoryview(buf)[head.header_len : head.cbytes]
+        else:
+            data = decode.decode(memoryview(buf)[: head.cbytes], context=context)
         offsets = np.frombuffer(data, "<i8").astype(np.int64, copy=False)
         if 8 * len(offsets) != head.nbytes:
             raise FormatError(f"expected {head.nbytes} bytes of offsets, found {8 * len(offsets)}")
