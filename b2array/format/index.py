@@ -63,7 +63,7 @@ def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDA
     else:
         if head.special not in (Special.NONE, Special.VALUE):
             raise FormatError(f"expected offsets in the index, found special value {head.special.name}")
-        data: Buffer
+        data: Buffer | NDArray[np.uint8]
         if head.memcpyed and not head.lazy:  # as in most small arrays, which are opened faster without a decoder
             data = memoryview(buf)[head.header_len : head.cbytes]
         else:

@@ -575,8 +575,11 @@ class Group(MutableMapping[str, Any]):
             with changing(changes._writable()) as home:
                 home.remove(home.members().below(changes._full(source.removeprefix("/"))), states)
 
-    def _changing(self) -> AbstractContextManager[Group]:
-        return nullcontext(self) if isinstance(self._home, Changes) else self.transaction()
+    @contextmanager
+    def _changing(self) -> Iterator[Group]:
+        """Let the block change members, in one commit. Unlike `transaction` this does not list all members again."""
+        with changing(self._writable()) as changes:
+            yield Group(changes, self._prefix, self._mode)
 
     def transaction(self, *, replace: bool = False) -> AbstractContextManager[Group]:
         """Make everything that is changed inside the ``with`` block one commit.
@@ -751,8 +754,8 @@ class Group(MutableMapping[str, Any]):
     @contextmanager
     def _keeping(self) -> Iterator[Transaction]:
         """Let the block change snapshots: in the transaction under way, or in one of its own."""
-        self._keeper()
-        with self._changing() as changes:
+        is_under_way = isinstance(self._keeper(), Transaction)
+        with nullcontext(self) if is_under_way else self.transaction() as changes:
             yield cast(Transaction, changes._home)
 
     def _outermost(self, home: H) -> H:

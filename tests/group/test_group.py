@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import pickle
 import subprocess
 import sys
@@ -905,6 +906,32 @@ def test_a_directory_that_is_no_group_is_refused_without_looking_below_it(
     assert [*open_group(tmp_path / "a")] == ["b", "y"]
     open_group(tmp_path / "marked", "w").create("deep/er/x", data=[1])
     assert [*open_group(tmp_path / "marked/deep")] == ["er"]
+
+
+def test_a_member_is_made_changed_moved_and_deleted_without_a_list_of_all_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, walk = str(tmp_path / "large.b2d"), os.walk
+
+    def walk_below(top: str, *args: object, **options: object) -> object:
+        assert top != root, "the whole group was listed"
+        return walk(top, *args, **options)
+
+    group = open_group(root, "w")
+    for name in ("a", "b", "in/c"):
+        group[name] = [1, 2]
+    assert [*open_group(root)] == ["a", "b", "in"]
+    monkeypatch.setattr("os.walk", walk_below)
+    group["a"][0] = 7
+    group["new"] = group["a"]
+    group.move("a", "in/moved")
+    group.copy("b", group, "copied")
+    group.move("in", "out")
+    del group["new"]
+    assert "a" not in group
+    assert group["out/moved"][:].tolist() == [7, 2]
+    monkeypatch.undo()
+    assert [name for name, _ in open_group(root).walk()] == ["b", "copied", "out", "out/c", "out/moved"]
 
 
 def _zip(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
