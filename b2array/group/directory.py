@@ -342,6 +342,16 @@ class Directory:
             locked=locked,
         )  # fmt: skip
 
+    def carry_out(self, path: str) -> None:
+        """Give a member the frame that waits for it in another place: nobody else may write there.
+
+        It may wait there even after `recover`, because of a later commit.
+        """
+        entry = self.manifest.redo.get(path)
+        if entry is not None and entry.kind == "frame":
+            with self.store.lock(MANIFEST):
+                redo.carry_out(self.store_of, path, entry)
+
     def remove_embedded(self, path: str, entry: Entry) -> None:
         """Remove a member from the embedding frame, unless that is done."""
         held = self._embedding("r+")
@@ -363,6 +373,7 @@ class Directory:
             promised = self._promised(path) if lazy or self.store.can.lock else None
             return promised or Handle(self.current(path), mode)
         self.recover()
+        self.carry_out(path)
         handle = Handle(self.current(path), mode)
         announces = handle.snapshot.state.annotations.is_member(self.manifest.identity, path)
         if not (self.store.can.lock or announces) and self._record(path) is not None:

@@ -183,18 +183,10 @@ class Transaction(Changes):
                 return known.handle
             if mode == "r" or is_embedded(path):
                 return self._view.open(path, mode)
-            self._carry_out(path)
+            self._view.carry_out(path)
             handle = Handle(self._view.current(path), mode)
             self._touched[path] = _Member(handle, handle.enter())
             return handle
-
-    def _carry_out(self, path: str) -> None:
-        """Give a member the state that another transaction is about to give it, and which waits in another place."""
-        view = self._view
-        entry = view.manifest.redo.get(path)
-        if entry is not None and entry.kind == "frame":
-            with view.store.lock(MANIFEST):
-                redo.carry_out(view.store_of, path, entry)
 
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
         """Make a member, which appears with the commit. It may replace one that was deleted."""

@@ -23,6 +23,7 @@ from operations import WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import Group, config, open_group
+from b2array.engine import redo
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.store import base
 from b2array.store.open import open_store
@@ -484,14 +485,14 @@ def _move_level(group: Group) -> None:
     group.move("level", "moved")
 
 
-def _last_item(url: str, name: str, way: str = "url") -> None:
-    """Change the last chunk of an array."""
+def _last_item(url: str, name: str, way: str = "url", group: Group | None = None) -> None:
+    """Change the last chunk of an array, perhaps through a handle of the group that was opened before."""
     if way == "url":
         b2array.open(f"{url}/{name}.b2nd", "r+")[-1] = 50
     elif way == "group":
-        open_group(url, "r+")[name][-1] = 50
+        (group or open_group(url, "r+"))[name][-1] = 50
     else:
-        with open_group(url, "r+").transaction() as changes:
+        with (group or open_group(url, "r+")).transaction() as changes:
             changes[name][-1] = 50
 
 
@@ -608,6 +609,58 @@ def test_a_writer_by_an_own_url_loses_nothing_of_a_transaction_that_was_killed(
         _insisting(_last_item, group.url, name)
         seen[name][-1] = 50
         assert found(group.url) == found(group.url, "r+") == seen, (at, names[at])
+
+
+def _replace(group: Group, *names: str) -> None:
+    """Replace arrays, in one commit."""
+    with group.transaction() as changes:
+        for name in names:
+            del changes[name]
+            changes.create(name, data=np.full(8, 60), chunks=(4,), blocks=(2,), layout="sparse")
+
+
+@pytest.mark.parametrize("way", ["url", "group", "transaction"])
+@pytest.mark.parametrize("name", ["time", "level"])
+def test_a_writer_who_meets_a_replacement_that_is_not_carried_out_takes_nothing_of_it_away(
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str, way: str, sampled: Sampled
+) -> None:
+    """Two transactions are killed right after their commits, one before the writer begins, and one while he writes."""
+    settle, doomed = redo.settle, threading.local()
+
+    def settle_or_die(store_of: Any, log: Any, **options: Any) -> Any:
+        if len(log) == vars(doomed).get("members"):
+            raise Killed
+        return settle(store_of, log, **options)
+
+    def replace_and_die(group: Group, *names: str) -> None:
+        doomed.members = len(names)
+        try:
+            _replace(group, *names)
+        finally:
+            doomed.members = None
+
+    def begun() -> Group:
+        """Return a group that was opened before the first transaction."""
+        group = place.prepared()
+        assert [*group] == ["a", "gone", "level", "time"]
+        with suppress(Killed):
+            replace_and_die(open_group(group.url, "r+"), "a/again")
+        return group
+
+    monkeypatch.setattr(redo, "settle", settle_or_die)
+    names = place.operations.watch(partial(_last_item, (group := begun()).url, name, way, group))
+    for at in sampled(range(len(names)), 3):
+        group = begun()
+        told: list[BaseException] = []
+        died: list[BaseException] = []
+        writer = partial(_noting, partial(_last_item, group.url, name, way, group), told)
+        _meeting(place, at, writer, partial(_noting, partial(replace_and_die, group, "time", "level"), died))
+        assert [*map(type, died)] == [Killed], (at, names[at], died)
+        assert {*map(type, told)} <= {ConflictError}, (at, names[at], told)
+        seen = found(group.url)
+        assert seen["level" if name == "time" else "time"] == seen["a/again"] == [60] * 8, (at, names[at])
+        assert seen[name] in ([60] * 8, [60] * 7 + [50]), (at, names[at], told)
+        assert found(group.url, "r+") == seen, (at, names[at])
 
 
 @pytest.mark.parametrize("moves", [False, True])
