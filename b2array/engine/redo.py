@@ -165,7 +165,11 @@ def _to_come(store_of: StoreOf, path: str, entry: Entry, found: Found) -> Snapsh
     staged = store_of(entry.aside(path))
     if entry.kind == "index":
         return snapshot.restore(store_of(path), b"".join(staged.pieces()), found.version)
-    return snapshot.load(staged)
+    held = snapshot.load(staged)
+    if held.generation != entry.after:
+        # Who carries the entry out lets the frames swap their places, so that the one that goes may be there now.
+        raise FileNotFoundError(f"{staged.url} was carried out")
+    return held
 
 
 def settle(

@@ -663,6 +663,40 @@ def test_a_writer_who_meets_a_replacement_that_is_not_carried_out_takes_nothing_
         assert found(group.url, "r+") == seen, (at, names[at])
 
 
+@pytest.mark.parametrize("name", ["time", "level"])
+def test_a_reader_who_meets_a_replacement_never_gets_what_goes_after_what_comes(
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str, sampled: Sampled
+) -> None:
+    """He knows of the commit; whoever carries it out is killed before he has removed the old frame."""
+
+    def committed() -> Group:
+        group = place.prepared()
+        with monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr(redo, "carry_out", _die)
+            _replace(group, "time", "level")
+        return open_group(group.url)
+
+    def carry_out(url: str) -> None:
+        with monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr(redo, "discard", _die)
+            open_group(url, "r+")
+
+    def read(group: Group) -> None:
+        with suppress(ConflictError):
+            seen.append(group[name][:].tolist())
+
+    seen: list[list[int]] = []
+    names = place.operations.watch(partial(read, committed()))
+    for at in sampled(range(len(names)), 1):
+        group = committed()
+        assert place.operations.meets(at, partial(read, group), partial(carry_out, group.url))
+        assert set(map(tuple, seen)) == {(60,) * 8}, (at, names[at])
+
+
+def _die(*_: object, **__: object) -> None:
+    raise Killed
+
+
 @pytest.mark.parametrize("moves", [False, True])
 def test_a_change_by_an_own_url_is_not_lost_in_a_member_that_a_transaction_moves(
     place: Place, two_chunks: Callable[[], Group], moves: bool, sampled: Sampled
