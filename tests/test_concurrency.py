@@ -194,12 +194,14 @@ def test_an_empty_transaction_does_not_take_the_handle_back():
     array = b2array.zeros(8, "i4", chunks=4, blocks=4)
     entered, written = threading.Event(), threading.Event()
 
-    def assign(transaction):
-        transaction.set_attr("x", b"\x01")
-        entered.set()
-        assert written.wait(10)
+    def assign():
+        for attempt in array._handle.attempts():
+            with attempt as draft:
+                draft.set_attr("x", b"\x01")
+                entered.set()
+                assert written.wait(10)
 
-    thread = threading.Thread(target=array._handle.change, args=(assign,))
+    thread = threading.Thread(target=assign)
     thread.start()
     assert entered.wait(10)
     with array.transaction():

@@ -165,7 +165,7 @@ def test_an_assignment_is_done_again_on_the_shape_that_another_writer_has_left(r
             b.append([[7.0] * 50] * 2)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(write, "write", overtaken)
+    monkeypatch.setattr("b2array.array.items.write", overtaken)
     a[-2:, ::49] = 1
     assert handle(a, where)[:, [0, 1, 49]].tolist() == [[0, 0, 0]] * 4 + [[1, 7, 1]] * 2
 

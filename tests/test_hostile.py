@@ -608,7 +608,9 @@ def odd_notes(rng: random.Random, content: bytes) -> bytes:
     else:
         notes["embed_map"][rng.choice((*notes["embed_map"], "/new", "b", "/../b", 3, b"/a"))] = odd
     packed = msgpack.packb(notes, unicode_errors="surrogatepass")
-    held._handle.change(lambda transaction: transaction.set_attr("estore_metadata", packed))
+    for attempt in held._handle.attempts():
+        with attempt as draft:
+            draft.set_attr("estore_metadata", packed)
     return held.to_bytes()
 
 
@@ -756,7 +758,9 @@ def test_notes_of_embedded_members_that_cannot_be_written_are_refused(tmp_path: 
     make_store(path)
     held = b2array.open_schunk(path / "embed.b2e", "r+")
     packed = msgpack.packb({**held.vlmeta["estore_metadata"], 3: 4})
-    held._handle.change(lambda transaction: transaction.set_attr("estore_metadata", packed))
+    for attempt in held._handle.attempts():
+        with attempt as draft:
+            draft.set_attr("estore_metadata", packed)
     group = b2array.open_group(path, "r+")
     with pytest.raises(FormatError, match=r"a\.b2d.*embed\.b2e: expected notes of embedded"):
         del group["b/c"]

@@ -313,12 +313,10 @@ def test_opening_takes_one_round_trip_or_two(files, tmp_path, writer, layout):
 def test_a_large_index_takes_a_second_round_trip(tmp_path):
     a = b2array.zeros(300_000, dtype="u1", chunks=1, blocks=1, url=tmp_path / "a.b2nd", layout="sparse")
     order = np.random.default_rng(0).permutation(300_000)
-
-    def scatter(draft):
-        draft.set_special(np.flatnonzero(order % 2), Special.ZEROS)
-        draft.set_special(np.flatnonzero(order % 2 == 0), Special.NAN)
-
-    a._handle.change(scatter)
+    for attempt in a._handle.attempts():
+        with attempt as draft:
+            draft.set_special(np.flatnonzero(order % 2), Special.ZEROS)
+            draft.set_special(np.flatnonzero(order % 2 == 0), Special.NAN)
     assert (tmp_path / "a.b2nd" / "chunks.b2frame").stat().st_size > 2**16
     store, _ = far(tmp_path / "a.b2nd")
     assert store.round_trips == 2

@@ -11,7 +11,6 @@ import pytest
 
 import b2array
 from b2array.codec import encode
-from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
 
 CHUNK = encode.encode(np.arange(64, dtype="i4").tobytes(), typesize=4)
@@ -26,13 +25,11 @@ def ncalls(verb: Callable[..., object], *args: object) -> int:
 
 def filled(layout: str, count: int) -> b2array.SChunk:
     s = b2array.create_schunk(chunksize=256, typesize=4, layout=layout)
-
-    def fill(draft: Draft) -> None:
-        draft.reindex(np.full(count, -1), nbytes=256 * count)
-        for n in range(count):
-            draft.put(n, CHUNK)
-
-    s._handle.change(fill)
+    for attempt in s._handle.attempts():
+        with attempt as draft:
+            draft.reindex(np.full(count, -1), nbytes=256 * count)
+            for n in range(count):
+                draft.put(n, CHUNK)
     return s
 
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from b2array.array import copying
 from b2array.display.tables import counted
 from b2array.engine import resize
-from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
 from b2array.errors import warn
 from b2array.grid.layout import Layout
@@ -29,14 +28,14 @@ def append(handle: Handle, values: Any, axis: int) -> None:
     model = np.broadcast_to(np.empty((), values.dtype), values.shape) if streamed else values
     array, axis = resize.joint(model, before.shape, before.dtype, axis)
 
-    def join(draft: Draft) -> None:
-        now = draft.state.require_layout()
-        resize.check_joint(handle.url, before, now, axis)
-        for piece in copying.rows(values, now, axis) if streamed else [array]:
-            resize.append(draft, piece, axis)
-
-    if array.shape[axis]:
-        handle.change(join, anywhere=True)
+    if not array.shape[axis]:
+        return
+    for attempt in handle.attempts(anywhere=True):
+        with attempt as draft:
+            now = draft.state.require_layout()
+            resize.check_joint(handle.url, before, now, axis)
+            for piece in copying.rows(values, now, axis) if streamed else [array]:
+                resize.append(draft, piece, axis)
 
 
 class Appender:

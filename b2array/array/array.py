@@ -421,7 +421,9 @@ class NDArray(Viewable, Indexed):
         [[7, 7], [7, 7], [7, 7]]
         """
         wanted = extents(shape)
-        self._handle.change(lambda draft: resize.resize(draft, wanted))
+        for attempt in self._handle.attempts():
+            with attempt as draft:
+                resize.resize(draft, wanted)
 
     def append(self, values: Any, axis: int = 0) -> tuple[int, ...]:
         """Put values behind the last items along an axis, in one commit, and return the new shape.
@@ -490,7 +492,9 @@ class NDArray(Viewable, Indexed):
                 raise IndexError(f"index {where} is out of bounds for axis {axis} with size {length}")
             start = where + length if where < 0 else where
             if array.shape[axis]:
-                self._handle.change(lambda draft: resize.insert(draft, array, start, axis))
+                for attempt in self._handle.attempts():
+                    with attempt as draft:
+                        resize.insert(draft, array, start, axis)
             return self.shape
 
     def delete(self, key: Any, axis: int = 0) -> tuple[int, ...]:
@@ -526,7 +530,9 @@ class NDArray(Viewable, Indexed):
         with self._handle.mutex.held:  # no other thread must change the shape meanwhile
             gone = resize.positions(key, self.shape, axis)
             if not isinstance(gone, slice) or gone.stop > gone.start:
-                self._handle.change(lambda draft: resize.delete(draft, gone, axis))
+                for attempt in self._handle.attempts():
+                    with attempt as draft:
+                        resize.delete(draft, gone, axis)
             return self.shape
 
     def appender(self, axis: int = 0, every: int | None = None) -> Appender:

@@ -17,7 +17,6 @@ from b2array.compute.operators import free_nbytes
 from b2array.compute.readable import Readable
 from b2array.display import tables
 from b2array.engine.commit import commit, copied
-from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
 from b2array.engine.single import writers_lock
 from b2array.engine.snapshot import ledger_in
@@ -286,7 +285,9 @@ class Described(Opened, Readable):
     @dims.setter
     def dims(self, names: Sequence[str | None] | None) -> None:
         checked = checked_dims(names, len(self.shape))
-        self._handle.change(lambda draft: draft.annotate(dims=checked), anywhere=True)
+        for attempt in self._handle.attempts(anywhere=True):
+            with attempt as draft:
+                draft.annotate(dims=checked)
 
     @property
     def attrs(self) -> Attributes:
@@ -388,15 +389,16 @@ class Attributes(MutableMapping[str, Any]):
         if not isinstance(name, str):
             raise TypeError(f"attribute names are str, not {type(name).__name__}")
         content = encode_attr(value, name)
-        self._handle.change(lambda draft: draft.set_attr(name, content), anywhere=True)
+        for attempt in self._handle.attempts(anywhere=True):
+            with attempt as draft:
+                draft.set_attr(name, content)
 
     def __delitem__(self, name: str) -> None:
-        def remove(draft: Draft) -> None:
-            if name not in draft.state.attr_names:
-                raise KeyError(name)
-            draft.set_attr(name, None)
-
-        self._handle.change(remove, anywhere=True)
+        for attempt in self._handle.attempts(anywhere=True):
+            with attempt as draft:
+                if name not in draft.state.attr_names:
+                    raise KeyError(name)
+                draft.set_attr(name, None)
 
     def __contains__(self, name: object) -> bool:
         return name in self._handle.described.state.attr_names

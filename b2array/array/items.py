@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from types import EllipsisType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +17,8 @@ from b2array.engine import resize
 from b2array.engine.handle import Handle
 from b2array.engine.read import read
 from b2array.engine.source import Source
-from b2array.engine.write import Assignment, assign, chunk_box
-from b2array.errors import PerformanceWarning, warn
+from b2array.engine.write import chunk_box, write
+from b2array.errors import ConflictError, PerformanceWarning, warn
 from b2array.grid import assignment
 from b2array.grid.layout import Layout, grid_shape
 from b2array.grid.selection import Selection, check_entries, fields, select
@@ -40,14 +39,26 @@ class Indexed(Described):
         self._set(key, value, select)
 
     def _set(self, key: Any, value: Any, rule: Select) -> None:
-        self._handle.require_writable()
-        arrange = partial(_arranged, key, value, rule)
-        found = arrange(self._handle.source.state.require_layout())
-        if not found.values.size:
+        handle = self._handle
+        handle.require_writable()
+        layout = handle.source.state.require_layout()
+        arranged = _arranged(key, value, rule, layout)
+        if not arranged.values.size:
             return
-        self._handle.change(partial(assign, found=found, arrange=arrange), anywhere=True)
-        if found.layout.chunk_nbytes >= _LARGE_NBYTES and not self._handle.in_transaction:
-            _note_write(self._handle, found.layout, found.selection)
+        for attempt in handle.attempts(anywhere=True):
+            with attempt as draft:
+                now = draft.state.require_layout()
+                if now != layout:  # another writer has given the array another shape
+                    if (now.ndim, now.dtype) != (layout.ndim, layout.dtype):
+                        raise ConflictError(
+                            f"{handle.url} has become an array of shape {now.shape} and type {now.dtype}"
+                        )
+                    layout, arranged = now, _arranged(key, value, rule, now)
+                selection, values, names = arranged
+                if values.size:
+                    write(draft, layout, selection.positions, selection.axes, values, names)
+        if layout.chunk_nbytes >= _LARGE_NBYTES and not handle.in_transaction:
+            _note_write(handle, layout, arranged.selection)
 
     @property
     def chunk_view(self) -> Indexer:
@@ -163,7 +174,15 @@ def _of_chunks(key: Any, shape: Sequence[int], chunks: Sequence[int]) -> Selecti
     return select(tuple(slice(i.start * c, i.stop * c) for i, c in zip(found, chunks, strict=True)), shape)
 
 
-def _arranged(key: Any, value: Any, rule: Select, layout: Layout) -> Assignment:
+class _Arranged(NamedTuple):
+    """Values that are laid out for a selection; `fields` of its items only, if they are named."""
+
+    selection: Selection
+    values: npt.NDArray[Any]
+    fields: str | list[str] | None
+
+
+def _arranged(key: Any, value: Any, rule: Select, layout: Layout) -> _Arranged:
     """Find out what a key selects, and lay out the value for it."""
     rest, names = fields(key, layout.dtype)
     try:
@@ -173,7 +192,7 @@ def _arranged(key: Any, value: Any, rule: Select, layout: Layout) -> Assignment:
             check_entries(rest, layout.shape)
             np.asarray(value, layout.dtype if names is None else layout.dtype[names])
         raise
-    return Assignment(layout, selection, *assignment.arrange(value, selection, layout.dtype, names))
+    return _Arranged(selection, *assignment.arrange(value, selection, layout.dtype, names))
 
 
 def _note_write(handle: Handle, layout: Layout, selection: Selection) -> None:

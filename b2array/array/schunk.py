@@ -191,7 +191,9 @@ class SChunk(Opened):
         """Write a contiguous frame again, without dead space. There is none in sparse frames."""
         if self.frame.frame_type == FrameType.CONTIGUOUS:
             with track(self.nchunks, "chunks copied", progress, unit="items") as shown:
-                self._handle.change(lambda draft: draft.compact(shown), anywhere=True)
+                for attempt in self._handle.attempts(anywhere=True):
+                    with attempt as draft:
+                        draft.compact(shown)
 
     def append_data(self, data: Data) -> int:
         """Compress data and append them as a chunk; returns the number of chunks."""
@@ -287,7 +289,9 @@ class SChunk(Opened):
 
     def _edit(self, function: Callable[[Draft], None], *, anywhere: bool = False) -> int:
         with self._handle.mutex.held:  # threads that share the handle must mean the same chunk by `n`
-            self._handle.change(function, anywhere=anywhere)
+            for attempt in self._handle.attempts(anywhere=anywhere):
+                with attempt as draft:
+                    function(draft)
             return self.nchunks
 
 

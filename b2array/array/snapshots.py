@@ -92,15 +92,16 @@ def keep(
     handle.require_writable()
     shown = handle.generation
 
-    def task(draft: Draft) -> None:
-        if draft.base is not None and not handle.in_transaction and draft.base.generation != shown:
-            raise ConflictError(f"{handle.url} was changed by another writer; call refresh() and repeat the snapshot")
-        draft.refuse_names_in_fork()
-        _free_name(draft, name, replace=replace, group=group)
-        _give_checksums(draft)
-        draft.keep(Keep(entry))
-
-    handle.change(task)
+    for attempt in handle.attempts():
+        with attempt as draft:
+            if draft.base is not None and not handle.in_transaction and draft.base.generation != shown:
+                raise ConflictError(
+                    f"{handle.url} was changed by another writer; call refresh() and repeat the snapshot"
+                )
+            draft.refuse_names_in_fork()
+            _free_name(draft, name, replace=replace, group=group)
+            _give_checksums(draft)
+            draft.keep(Keep(entry))
 
 
 def checked_entry(
@@ -151,28 +152,24 @@ def _give_checksums(draft: Draft) -> None:
 
 def drop(handle: Handle, name: str, *, group: bytes = b"") -> None:
     """Let a snapshot go."""
-
-    def task(draft: Draft) -> None:
-        draft.refuse_names_in_fork()
-        found = _entries(draft).get(name)
-        if found is None:
-            raise unknown_name(draft.url, name, _entries(draft))
-        _refuse_of_group(draft, found, group)
-        draft.drop(name)
-
-    handle.change(task, anywhere=True)
+    for attempt in handle.attempts(anywhere=True):
+        with attempt as draft:
+            draft.refuse_names_in_fork()
+            found = _entries(draft).get(name)
+            if found is None:
+                raise unknown_name(draft.url, name, _entries(draft))
+            _refuse_of_group(draft, found, group)
+            draft.drop(name)
 
 
 def restore(handle: Handle, name: str) -> None:
     """Go back to a snapshot, in one commit."""
-
-    def task(draft: Draft) -> None:
-        draft.refuse_names_in_fork()
-        if draft.base is None:
-            raise unknown_name(draft.url, name, ())
-        draft.go_back(kept.opened(draft.base, name, deep=True).state)
-
-    handle.change(task, anywhere=True)
+    for attempt in handle.attempts(anywhere=True):
+        with attempt as draft:
+            draft.refuse_names_in_fork()
+            if draft.base is None:
+                raise unknown_name(draft.url, name, ())
+            draft.go_back(kept.opened(draft.base, name, deep=True).state)
 
 
 def listed(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:

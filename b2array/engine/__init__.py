@@ -3,16 +3,17 @@
 To read `a[1:3]`, `read` asks the `cache` for the blocks of each chunk. `fetch` gets the others from the `Snapshot`, and
 compares them with their checksums. `read` decodes them, leaves them in the cache, and copies the items.
 
-To write `a[1:3] = x`, the array hands `write.assign` to `Handle.change`, which calls it with a new `Draft`. It puts the
+To write `a[1:3] = x`, the array takes a new `Draft` from `Handle.attempts` and calls `write.write`. That puts the
 values into an `OpenChunk`, on top of the old chunk if it is written in part, encodes it, and gives it to
-`Draft.store_chunk`, which calls `Staging.put`. `Draft.set_chunk` lets the draft's index refer to it. Inside ``with
-a.transaction()``, a chunk that is written in part, or is the only one of its write, stays open until `Draft.flush`
-encodes it.
+`Draft.store_chunk`, which calls `Staging.put`. `Draft.set_chunk` lets the draft's index refer to it. Inside
+``with a.transaction()``, a chunk that is written in part, or is the only one of its write, stays open until
+`Draft.flush` encodes it.
 
-`commit.commit` makes the draft visible. `Draft.freeze` turns it into a value, a `ChangeSet`, and `changes.rebased` puts
-that on top of what other writers committed meanwhile. `plan.plan` decides how the frame gets its next state: it packs
-header, index and trailer, and does no I/O. `commit.publish` carries the plan out. If another writer was faster,
-`commit` does all of this again; if that writer changed the same chunks, `Handle.change` makes the change again.
+The end of the attempt calls `commit.commit`, which makes the draft visible. `Draft.freeze` turns it into a value, a
+`ChangeSet`, and `changes.rebased` puts that on top of what other writers committed meanwhile. `plan.plan` decides how
+the frame gets its next state: it packs header, index and trailer, and does no I/O. `commit.publish` carries the plan
+out. If another writer was faster, `commit` does all of this again; if that writer changed the same chunks,
+`Handle.attempts` yields another draft.
 
 A transaction of a group calls `commit.stage` for each member: the same, up to the last write. The group then writes its
 manifest once, with an entry for each member in its redo log. `redo.carry_out` takes the last step of each member, now

@@ -6,8 +6,8 @@ No reader sees them before the commit; see `b2array.engine.commit`. `Draft.freez
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -423,8 +423,9 @@ class Draft(Target):
         then = state.annotations
         self.annotate(fill=then.fill, dims=then.dims, dtype=then.dtype, lost=then.lost)
 
-    def attempt(self, task: Callable[[Self], T]) -> T:
-        """Call a task with this, and return its result; if it raises, undo what it changed."""
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Undo what the block changed if it raises."""
         self.staging.require_open()
         # Changes of single chunks are undone by the log, those of the whole by going back to these.
         before = self.state, self._own_tables, self._touched, self._read, self._order, dict(self._attrs)
@@ -433,7 +434,7 @@ class Draft(Target):
         outer, self.undo = self.undo, []
         log = self.undo
         try:
-            result = task(self)
+            yield
             if outer is not None:
                 outer += log
         except BaseException:
@@ -446,7 +447,6 @@ class Draft(Target):
             raise
         finally:
             self.undo = outer
-        return result
 
     # As a value.
 

@@ -8,7 +8,8 @@ their commits are seen after `refresh`, or always by a `Follower`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from b2array import config
@@ -173,42 +174,63 @@ class Handle:
 
     # Changing.
 
-    def change(self, task: Callable[[Draft], T], *, anywhere: bool = False) -> T:
-        """Call a task that changes a draft, and commit what it did; return its result.
+    def attempts(self, *, anywhere: bool = False) -> Iterator[AbstractContextManager[Draft]]:
+        """Yield attempts at a change, until one has succeeded: the loop's body runs again after a conflict.
 
-        What others committed meanwhile is kept. If they changed the same chunks, the task is called again. After some
-        attempts the handle takes the store's lock, if there is one, and other writers wait. Inside a transaction the
-        task joins that one. A task that raises changes nothing. With `anywhere`, the change still makes sense if
-        another writer has changed metalayers, number or order of the chunks. ConflictError says that it makes no sense
-        any more.
+        ::
+
+            for attempt in handle.attempts():
+                with attempt as draft:
+                    ...  # changes the draft
+
+        The end of the ``with`` block commits the changes. What others committed meanwhile is kept. If they changed the
+        same chunks, there is another attempt. After some attempts the handle takes the store's lock, if there is one,
+        and other writers wait. Inside a transaction the changes join that one. A block that raises changes nothing.
+        With `anywhere`, the change still makes sense if another writer has changed metalayers, number or order of the
+        chunks. ConflictError says that it makes no sense any more.
         """
         self.require_writable()
         for tried in attempts(self.store):
             if tried == config.retries and not self.store.can.compare:
                 break
-            known, joined = self._snapshot, self._draft
-            try:
-                return self._attempt(task)
-            except ConflictError:
-                with self.mutex.held:
-                    if self._draft is not None:
-                        # It may have begun meanwhile; then the change joins it now.
-                        again = self._draft is not joined or self._draft.catch_up()
-                    else:
-                        self._show(reload(self._snapshot))
-                        moved = self._snapshot.generation != known.generation
-                        again = moved and (anywhere or self._snapshot.alike(known))
-                if not again:
-                    raise
+            outcome = _Outcome()
+            yield self._attempt(outcome, anywhere=anywhere)
+            if outcome.is_success:
+                return
+        yield self._last_attempt(anywhere=anywhere)
+
+    @contextmanager
+    def _attempt(self, outcome: _Outcome, *, anywhere: bool) -> Iterator[Draft]:
+        """Let the block change a draft, and commit that; after a conflict, return if another attempt makes sense."""
+        known, joined = self._snapshot, self._draft
+        try:
+            with self._changing() as draft:
+                yield draft
+            outcome.is_success = True
+        except ConflictError:
+            with self.mutex.held:
+                if self._draft is not None:
+                    # It may have begun meanwhile; then the change joins it now.
+                    again = self._draft is not joined or self._draft.catch_up()
+                else:
+                    self._show(reload(self._snapshot))
+                    moved = self._snapshot.generation != known.generation
+                    again = moved and (anywhere or self._snapshot.alike(known))
+            if not again:
+                raise
+
+    @contextmanager
+    def _last_attempt(self, *, anywhere: bool) -> Iterator[Draft]:
+        """Let the block change a draft, and commit that, while other writers wait."""
         known = self._snapshot
-        with self.mutex.held:
-            if self._draft is not None:
-                return self._attempt(task)
-            with nullcontext() if self.locked else self._lock():
+        with self.mutex.held, ExitStack() as locks:
+            if self._draft is None:
+                if not self.locked:
+                    locks.enter_context(self._lock())
                 self._show(reload(self._snapshot))
                 if not anywhere and not self._snapshot.alike(known):
                     raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
-                return self._attempt(task, locked=True)
+            yield locks.enter_context(self._changing(locked=self._draft is None))
 
     def _lock(self) -> AbstractContextManager[object]:
         """Take the store's lock. ConflictError: the directory that it is in was deleted, or replaced by a file."""
@@ -218,18 +240,22 @@ class Handle:
             _explain(self._snapshot, error)
             raise
 
-    def _attempt(self, task: Callable[[Draft], T], *, locked: bool = False) -> T:
-        """Try a change once; with `locked`, the caller holds the store's lock."""
+    @contextmanager
+    def _changing(self, *, locked: bool = False) -> Iterator[Draft]:
+        """Let the block change a draft, and commit that; with `locked`, the caller holds the store's lock."""
         with self.mutex.held:
-            if self._draft is not None:
+            joined = self._draft
+            if joined is not None:
                 try:
-                    return self._draft.attempt(task)
+                    with joined.attempt():
+                        yield joined
                 except (FormatError, UnsupportedError, FileNotFoundError, NotADirectoryError) as error:
-                    _explain(self._draft, error)
+                    _explain(joined, error)
                     raise
+                return
             draft = self.new_draft(locked=locked)
         try:
-            result = task(draft)
+            yield draft
         except BaseException as error:
             draft.abort()
             if isinstance(error, FormatError | UnsupportedError | NotADirectoryError):
@@ -237,7 +263,6 @@ class Handle:
             raise
         with self.mutex.held:
             self._commit(draft)
-        return result
 
     def announce_commit(self) -> None:
         """Call `before_commit`, if that was not done yet. Commits that bypass the handle must call this."""
@@ -353,6 +378,13 @@ class Handle:
             self._mode,
             held.at,
         )
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """Whether an attempt at a change has succeeded."""
+
+    is_success: bool = False
 
 
 class Follower(Handle):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,36 +21,15 @@ from b2array.codec.chunk import Stored
 from b2array.engine.fetch import fetch
 from b2array.engine.open_chunk import Form, OpenChunk, WriteBuffer
 from b2array.engine.source import ChunkRequest, Staged, Target
-from b2array.errors import ConflictError, FormatError, UnsupportedError, located_error
+from b2array.errors import FormatError, UnsupportedError, located_error
 from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Part, Positions
-from b2array.grid.selection import Selection
 from b2array.grid.tiling import parts_of_chunks, patch_of
 
-__all__ = ["Assignment", "assign", "chunk_box", "rewrite", "write"]
+__all__ = ["chunk_box", "rewrite", "write"]
 
 Array = npt.NDArray[Any]
 Slices = tuple[slice, ...]
-
-
-class Assignment(NamedTuple):
-    """Values, laid out for what a key selects of an array with this layout; of its `fields` only, if they are named."""
-
-    layout: Layout
-    selection: Selection
-    values: Array
-    fields: str | list[str] | None
-
-
-def assign(target: Target, found: Assignment, arrange: Callable[[Layout], Assignment]) -> None:
-    """Write an assignment; `arrange` lays it out again if another writer has given the array another shape."""
-    layout = target.state.require_layout()
-    if layout != found.layout:
-        if (layout.ndim, layout.dtype) != (found.layout.ndim, found.layout.dtype):
-            raise ConflictError(f"{target.url} has become an array of shape {layout.shape} and type {layout.dtype}")
-        found = arrange(layout)
-    if found.values.size:
-        write(target, layout, found.selection.positions, found.selection.axes, found.values, found.fields)
 
 
 def write(

@@ -730,7 +730,9 @@ class Transaction(Changes):
         if draft is None:  # it is complete in its own place
             noted = member.handle.snapshot.state.annotations.group_commit
             if self._marked and noted != (self._identity, number, path):
-                member.handle.change(partial(self._mark, path=path, number=number))
+                for attempt in member.handle.attempts():
+                    with attempt as noting:
+                        self._mark(noting, path, number)
             held = member.handle.snapshot
             staged = view.store_of(staged_path(path, member.token, sparse=False))
             if redo.look(staged).state != held.generation:

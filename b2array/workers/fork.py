@@ -19,8 +19,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -317,10 +317,10 @@ class Fork(Handle):
     def described(self, _: Source) -> None:
         """Ignore it, too."""
 
-    def change(self, task: Callable[[Draft], T], *, anywhere: bool = False) -> T:
-        """Call a task with the draft; ValueError if the fork was merged."""
+    def attempts(self, *, anywhere: bool = False) -> Iterator[AbstractContextManager[Draft]]:
+        """Yield attempts at a change of the draft; ValueError if the fork was merged."""
         _ = self.source
-        return super().change(task, anywhere=anywhere)
+        return super().attempts(anywhere=anywhere)
 
     def frozen(self) -> ChangeSet:
         """Return what was written through the fork."""

@@ -759,7 +759,7 @@ def overtaken(tmp_path, monkeypatch, shape):
             other.resize(shape)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(write, "write", resized)
+    monkeypatch.setattr("b2array.array.items.write", resized)
     return array
 
 

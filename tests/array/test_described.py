@@ -190,7 +190,9 @@ def test_an_attribute_that_another_writer_removed_meanwhile_cannot_be_removed(ar
 
 
 def test_a_damaged_value_is_a_format_error_with_its_name(array):
-    array._handle.change(lambda transaction: transaction.set_attr("bad", b"\xc1"))
+    for attempt in array._handle.attempts():
+        with attempt as draft:
+            draft.set_attr("bad", b"\xc1")
     array.attrs["good"] = 1
     with pytest.raises(FormatError, match="attribute 'bad'"):
         array.attrs["bad"]

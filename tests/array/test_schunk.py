@@ -328,15 +328,13 @@ def test_an_update_is_done_again_where_the_chunks_stayed(tmp_path):
 
 @pytest.mark.parametrize("anywhere", [False, True])
 def test_a_conflict_that_no_other_writer_caused_is_not_tried_again(anywhere):
-    calls = []
-
-    def refuse(draft):
-        calls.append(draft)
-        raise ConflictError("never")
-
+    count = 0
     with pytest.raises(ConflictError, match="never"):
-        made()._handle.change(refuse, anywhere=anywhere)
-    assert len(calls) == 1
+        for attempt in made()._handle.attempts(anywhere=anywhere):
+            with attempt:
+                count += 1
+                raise ConflictError("never")
+    assert count == 1
 
 
 def test_threads_append_through_one_handle_and_lose_nothing(tmp_path):
@@ -350,17 +348,15 @@ def test_threads_append_through_one_handle_and_lose_nothing(tmp_path):
 def test_after_some_attempts_the_others_have_to_wait(tmp_path):
     made(tmp_path / "a.b2frame")
     first, second = (b2array.open_schunk(tmp_path / "a.b2frame", "r+") for _ in range(2))
-    attempts = []
-
-    def verb(draft):
-        attempts.append(draft)
-        if len(attempts) < 4:
-            first.vlmeta["x"] = len(attempts)
-        draft.set_attr("x", b"\x63")
-
+    count = 0
     with config.using(retries=3):
-        second._handle.change(verb, anywhere=True)
-    assert len(attempts) == 4
+        for attempt in second._handle.attempts(anywhere=True):
+            with attempt as draft:
+                count += 1
+                if count < 4:
+                    first.vlmeta["x"] = count
+                draft.set_attr("x", b"\x63")
+    assert count == 4
     assert dict(second.vlmeta) == {"x": 99}
 
 

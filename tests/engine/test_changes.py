@@ -108,16 +108,13 @@ def reindex(seed: int) -> Callable[[Draft], None]:
 
 
 def failed(steps: list[Callable[[Draft], None]]) -> Callable[[Draft], None]:
-    def task(draft: Draft) -> None:
-        for step in steps:
-            step(draft)
-        raise ZeroDivisionError
+    def attempted(draft: Draft) -> None:
+        with pytest.raises(ZeroDivisionError), draft.attempt():
+            for step in steps:
+                step(draft)
+            raise ZeroDivisionError
 
-    def step(draft: Draft) -> None:
-        with pytest.raises(ZeroDivisionError):
-            draft.attempt(task)
-
-    return step
+    return attempted
 
 
 STEPS = st.builds(

@@ -126,18 +126,15 @@ def test_an_attempt_that_raises_leaves_what_was_there_before_it(array, layout):
     made.put(0, chunk_of(1))
     made.set_attr("kept", attributes.encode_attr(1))
     offsets, sizes = made.frame.offsets.copy(), made.state.sizes.copy()
-
-    def interrupted(_: Draft) -> None:
+    with pytest.raises(KeyboardInterrupt), made.attempt():
         made.put(0, chunk_of(2))
         made.put(3, zeros())
         made.set_attr("lost", attributes.encode_attr(2))
-        made.attempt(lambda _: made.put(1, chunk_of(3)))
+        with made.attempt():
+            made.put(1, chunk_of(3))
         made.reindex([2, 1], nbytes=160)
         made.put(1, chunk_of(4))
         raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made.attempt(interrupted)
     np.testing.assert_array_equal(made.frame.offsets, offsets)
     np.testing.assert_array_equal(made.state.sizes, sizes)
     commit(made)
@@ -151,18 +148,12 @@ def test_an_attempt_that_raises_leaves_what_was_there_before_it(array, layout):
 
 def test_an_inner_attempt_that_raises_leaves_the_outer_one(array):
     (made,) = drafts(array, 1)
-
-    def fail(_: Draft) -> None:
-        made.put(0, chunk_of(2))
-        made.put(1, chunk_of(2))
-        raise ZeroDivisionError
-
-    def go_on(_: Draft) -> None:
+    with made.attempt():
         made.put(0, chunk_of(1))
-        with pytest.raises(ZeroDivisionError):
-            made.attempt(fail)
-
-    made.attempt(go_on)
+        with pytest.raises(ZeroDivisionError), made.attempt():
+            made.put(0, chunk_of(2))
+            made.put(1, chunk_of(2))
+            raise ZeroDivisionError
     commit(made)
     array.refresh()
     assert array[:12].tolist() == [1] * 10 + [10, 11]
@@ -729,15 +720,13 @@ def test_a_chunk_that_another_thread_changes_while_it_is_located_is_the_new_one(
 
 @LAYOUTS
 def test_a_change_that_lost_a_race_joins_a_transaction_that_has_begun_meanwhile(array, layout):
-    handle, entered = array._handle, []
-
-    def task(target):
-        target.put(0, chunk_of(7))
-        if not entered:
-            array[0] = 5
-            entered.append(handle.enter())
-        return target
-
-    assert handle.change(task, anywhere=True) is entered[0]
-    handle.leave(commit(entered[0]))
+    handle, entered = array._handle, None
+    for attempt in handle.attempts(anywhere=True):
+        with attempt as draft:
+            draft.put(0, chunk_of(7))
+            if entered is None:
+                array[0] = 5
+                entered = handle.enter()
+    assert draft is entered
+    handle.leave(commit(entered))
     assert array[:11].tolist() == [7] * 10 + [10]

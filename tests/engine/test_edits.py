@@ -215,5 +215,6 @@ def test_edits_are_those_of_a_list(layout, data):
 @pytest.mark.parametrize("nbytes", [-1, 2**63])
 def test_sums_of_sizes_that_no_header_holds_are_refused(nbytes):
     handle = b2array.create_schunk(chunksize=100)._handle
-    with pytest.raises(FormatError, match=f"bytes together, found {nbytes}"):
-        handle.change(lambda transaction: transaction.reindex(np.arange(0), nbytes=nbytes))
+    attempt = next(handle.attempts())
+    with pytest.raises(FormatError, match=f"bytes together, found {nbytes}"), attempt as draft:
+        draft.reindex(np.arange(0), nbytes=nbytes)

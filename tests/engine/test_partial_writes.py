@@ -75,14 +75,10 @@ class Undone(Exception):
 
 def undone(array: b2array.NDArray, writes: list) -> None:
     """Write inside of a change to the transaction that fails in the end."""
-
-    def fail(_: object) -> None:
+    with pytest.raises(Undone), array._handle.source.attempt():
         for key, values in writes:
             array[key] = values
         raise Undone
-
-    with pytest.raises(Undone):
-        array._handle.source.attempt(fail)
 
 
 def stock_reads(path: Path) -> np.ndarray:

@@ -524,7 +524,9 @@ def _with_hostile_texts(url: str) -> None:
     ledger = Ledger.unpack(a._handle.snapshot.state.annotations.kept)
     (entry,) = ledger.entries
     hostile = Kept(**{name: getattr(entry, name) for name in Kept.__dataclass_fields__} | {"name": RAW, "message": RAW})
-    a._handle.change(lambda draft: draft.keep(Keep(hostile)))
+    for attempt in a._handle.attempts():
+        with attempt as draft:
+            draft.keep(Keep(hostile))
 
 
 @pytest.mark.parametrize("arguments", [["log"], ["log", "--json"], ["info"], ["expire", "--keep-last=0", "--dry-run"]])

@@ -482,7 +482,10 @@ def test_a_commit_leaves_no_files_but_its_own(tmp_path: Path, place: str) -> Non
 @pytest.mark.parametrize("place", LOCAL)
 def test_a_lost_chunk_that_a_fork_writes_is_there_again(tmp_path: Path, place: str) -> None:
     a = b2array.ones(SHAPE, "i4", **where(place, tmp_path))
-    a._handle.change(lambda draft: [draft.mark_lost(n) for n in (1, 2, 3)])
+    for attempt in a._handle.attempts():
+        with attempt as draft:
+            for n in (1, 2, 3):
+                draft.mark_lost(n)
     with a.transaction() as changes:
         one, two = fill(sent(changes.fork()), 1, 5), fill(sent(changes.fork()), 2, 6)
         changes.merge(sent(one), sent(two))
@@ -498,7 +501,10 @@ def test_a_fork_of_many_chunks_takes_little_room(tmp_path: Path, place: str) -> 
     # Chunks of different lengths make the longest index and sizes.
     draws = np.random.default_rng(0)
     contents = [encode.encode(draws.integers(0, 1 + k, 8).tobytes(), typesize=8) for k in range(64)]
-    a._handle.change(lambda draft: [draft.put(n, contents[k]) for n, k in enumerate(draws.integers(0, 64, 20_000))])
+    for attempt in a._handle.attempts():
+        with attempt as draft:
+            for n, k in enumerate(draws.integers(0, 64, 20_000)):
+                draft.put(n, contents[k])
     with a.transaction() as changes:
         changes[:80] = draws.random(80)
         fork = changes.fork()
