@@ -26,7 +26,7 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter, methodcaller
 from types import MappingProxyType
@@ -106,6 +106,19 @@ class _Member:
         with self.handle.mutex.held:
             self.handle.leave(commit(self.draft))
             self.draft = None
+
+
+@dataclass(slots=True)
+class _Staged:
+    """What an attempt at the commit has staged: the entries of the redo log by path, and the frames that they give.
+
+    The manifest will have them beside the entries of other commits that are `left`, and what `retired` frames keep.
+    """
+
+    log: dict[str, Entry] = field(default_factory=dict)
+    frames: dict[str, Frame] = field(default_factory=dict)
+    left: Mapping[str, Entry] = field(default_factory=dict)
+    retired: Retired = field(default_factory=dict)
 
 
 class Transaction(Changes):
@@ -586,50 +599,37 @@ class Transaction(Changes):
         before, version = view.read()
         # The first transactions of a group may have begun before it had an identity.
         self._identity = before.identity or self._identity
-        left = view.settle(before)
+        staged = _Staged(left=view.settle(before))
         changed = [path for path, member in touched.items() if not member.is_new]
         if opened := self._open(changed, before):
             self._holds.take(opened, before, version)
             return False
         locked = self._locked(changed, locks)
-        frames: dict[str, Frame] = {}
-        log: dict[str, Entry] = {}
         try:
             self._check_names(before)
             self._check_moved(before)
             self._check_moment(before)
-            for path, member in touched.items():
-                log[path] = self._stage(path, member, before, frames)
-            for path in self._goes(before, log):
-                log[path] = self._deletion(path, before.number + 1)
+            for path in touched:
+                self._stage(path, before, staged)
+            for path in self._goes(before, staged):
+                staged.log[path] = self._deletion(path, before.number + 1)
             retired = self._retire(before)
-            if self._is_one_step(before, log) and not (retired or self._keeps or self._drops or self._copies):
-                self._take_step(*log.items(), locked=locked)
+            if self._is_one_step(before, staged) and not (retired or self._keeps or self._drops or self._copies):
+                self._take_step(*staged.log.items(), locked=locked)
             else:
-                all_retired = self._all_retired(before, [*retired.values(), *self._copied_frames])
-
-                def build(on: Manifest) -> Manifest:
-                    self._view.store.delete(self._lists)
-                    self._lists = []
-                    kept = self._kept(on, touched, frames)
-                    return replace(self._after(on, {**left, **log}), kept=kept, retired=all_retired)
-
-                def again(path: str, on: Manifest) -> None:
-                    redo.discard(view.store_of(log[path].aside(path)))
-                    log[path] = self._stage(path, touched[path], on, frames)
-
-                if not self._publish(before, version, changed, build, again):
-                    self._unstage(touched, log)
+                staged.retired = self._all_retired(before, [*retired.values(), *self._copied_frames])
+                if not self._publish(before, version, changed, touched, staged):
+                    self._unstage(touched, staged)
                     return False
         except BaseException as error:
             tried = self._tried
             late = tried is not None and may_still_happen(view.store, error)
             if tried is None or not self._happened(*tried, error, late=late):
-                self._unstage(touched, log)
+                self._unstage(touched, staged)
                 if isinstance(error, ConflictError) and tried is not None and view.read()[1] != tried[1]:
                     return False
                 raise
-        self._complete(before, touched, frames, locked)
+        self._complete(before, touched, staged.frames, locked)
         return True
 
     def _complete(
@@ -651,13 +651,13 @@ class Transaction(Changes):
                 self._forget(before, after)
 
     def _publish(
-        self, before: Manifest, version: Version | None, staged: Sequence[str], build: Callable[[Manifest], Manifest],
-        again: Callable[[str, Manifest], None],
+        self, before: Manifest, version: Version | None, changed: Sequence[str], touched: Mapping[str, _Member],
+        staged: _Staged,
     ) -> bool:  # fmt: skip
-        """Replace the manifest by the one that is built upon it: this is the commit. False: another one came first.
+        """Replace the manifest by one with all that is staged: this is the commit. False: another one came first.
 
-        Other writers may come to single members meanwhile. If they write one that is `staged`, they are shut out, and
-        it is staged `again`.
+        Other writers may come to single members meanwhile. If they write one that the transaction has `changed`, they
+        are shut out, and it is staged again.
         """
         view = self._view
         for attempt in attempts(view.store):
@@ -668,12 +668,17 @@ class Transaction(Changes):
                         return False
                     raise conflict(self.url)
                 before = now
-            if opened := self._open(staged, before):
+            if opened := self._open(changed, before):
                 if self._holds.take(opened, before, version):
                     for path in opened:
-                        again(path, before)
+                        redo.discard(view.store_of(staged.log[path].aside(path)))
+                        self._stage(path, before, staged)
                 continue
-            self._tried = build(before), version
+            view.store.delete(self._lists)  # those of the attempt before
+            self._lists = []
+            kept = self._kept(before, touched, staged.frames)
+            after = self._after(before, {**staged.left, **staged.log})
+            self._tried = replace(after, kept=kept, retired=staged.retired), version
             with suppress(ConflictError):
                 view.write(*self._tried)
                 return True
@@ -724,9 +729,10 @@ class Transaction(Changes):
             if held is None or held.generation != state or self._holds.is_open(path, held, before):
                 raise ConflictError(f"{store.url} was changed by another writer before it was moved; move it again")
 
-    def _stage(self, path: str, member: _Member, before: Manifest, frames: dict[str, Frame]) -> Entry:
-        """Write everything but the step that publishes it, and return the entry that does."""
-        view, draft, number = self._view, member.draft, before.number + 1
+    def _stage(self, path: str, before: Manifest, staged: _Staged) -> None:
+        """Write everything of a member but the step that publishes it, which gets an entry in the log."""
+        view, member, number = self._view, self._touched[path], before.number + 1
+        draft = member.draft
         if draft is None:  # it is complete in its own place
             noted = member.handle.snapshot.state.annotations.group_commit
             if self._marked and noted != (self._identity, number, path):
@@ -734,18 +740,20 @@ class Transaction(Changes):
                     with attempt as noting:
                         self._mark(noting, path, number)
             held = member.handle.snapshot
-            staged = view.store_of(staged_path(path, member.token, sparse=False))
-            if redo.look(staged).state != held.generation:
+            aside = view.store_of(staged_path(path, member.token, sparse=False))
+            if redo.look(aside).state != held.generation:
                 raise ConflictError(f"{self.url}: somebody removed {path} before the commit that needs it")
-            staged.force()
+            aside.force()
             view.store_of(path.rpartition("/")[0]).force()
-            return Entry(number, redo.look(view.store_of(path)).lasting, held.generation, "frame", member.token)
+            goes = redo.look(view.store_of(path)).lasting
+            staged.log[path] = Entry(number, goes, held.generation, "frame", member.token)
+            return
         token = os.urandom(8).hex()
-        staged = view.store_of(staged_path(path, token, sparse=draft.sparse))
+        aside = view.store_of(staged_path(path, token, sparse=draft.sparse))
 
         def put(pieces: Iterable[Buffer]) -> None:
-            staged.create("", pieces)
-            staged.force()
+            aside.create("", pieces)
+            aside.force()
 
         note = self._note(draft, path, number)
         if draft.base is None:
@@ -757,11 +765,12 @@ class Transaction(Changes):
             # Where other software wrote the frame, its state is also the time of its file.
             is_ours = draft.base.frame.is_ours
             goes = draft.base.generation if is_ours else redo.look(view.store_of(path)).state
-        frames[path] = frame
         after = frame.fingerprint.hex()
+        staged.frames[path] = frame
         if header:
-            return Entry(number, goes, after, "header", header=header)
-        return Entry(number, goes, after, "index" if draft.sparse else "frame", token)
+            staged.log[path] = Entry(number, goes, after, "header", header=header)
+        else:
+            staged.log[path] = Entry(number, goes, after, "index" if draft.sparse else "frame", token)
 
     def _note(self, draft: Draft, path: str, number: int) -> GroupCommit | None:
         """Return how a member notes this commit; None if it need not."""
@@ -783,21 +792,21 @@ class Transaction(Changes):
                 found[path] = held
         return found
 
-    def _goes(self, before: Manifest, log: Mapping[str, Entry]) -> list[str]:
+    def _goes(self, before: Manifest, staged: _Staged) -> list[str]:
         """Return the paths of members to delete; those at which new ones appear are replaced by them."""
         if not self._removed:
             return []
         there = self._view.paths_of(self._removed.keys(), before)
-        return [path for path in there if path not in log]
+        return [path for path in there if path not in staged.log]
 
     def _deletion(self, path: str, number: int) -> Entry:
         view = self._view
         before = view.state_of_embedded(path) if is_embedded(path) else redo.look(view.store_of(path)).lasting
         return Entry(number, before, "", "delete", os.urandom(8).hex())
 
-    def _is_one_step(self, before: Manifest, log: Mapping[str, Entry]) -> bool:
+    def _is_one_step(self, before: Manifest, staged: _Staged) -> bool:
         """Whether the one step that carries out the change is atomic by itself, so that no log is needed."""
-        return self._view.is_local and not self._marked and len(log) == 1 and not before.summaries
+        return self._view.is_local and not self._marked and len(staged.log) == 1 and not before.summaries
 
     def _take_step(self, step: tuple[str, Entry], *, locked: Collection[str]) -> None:
         path, entry = step
@@ -837,10 +846,10 @@ class Transaction(Changes):
         self._view.show(after, members)
         self._directory.show(after, members)
 
-    def _unstage(self, touched: Mapping[str, _Member], log: Mapping[str, Entry]) -> None:
+    def _unstage(self, touched: Mapping[str, _Member], staged: _Staged) -> None:
         """Remove what this attempt has staged; another one stages it again."""
         with suppress(OSError, B2ArrayError):
-            for path, entry in log.items():
+            for path, entry in staged.log.items():
                 member = touched.get(path)
                 if entry.token and member is not None and member.draft is not None:
                     redo.discard(self._view.store_of(entry.aside(path)))
