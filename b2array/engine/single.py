@@ -2,7 +2,8 @@
 
 A commit of a group writes the manifest, and then each member. A writer of one member must not come in between.
 
-On a local disk it takes the member's lock, and carries out what the manifest has for the member: `writers_lock`.
+On a local disk it takes the member's lock, and carries out what the manifest has for the member: `writers_lock`. Who
+makes a frame does the latter before: `settle_place`.
 
 An object store compares the version of one object while it writes, and has no locks. There a member that a transaction
 changes notes its group. Whoever writes such a member reads its state first, and then the manifest: `may_replace`. The
@@ -33,7 +34,7 @@ from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedEr
 from b2array.store.base import MISSING, Store, Version, pause
 from b2array.store.local import LocalStore
 
-__all__ = ["LOOKS", "may_replace", "wait", "writers_lock"]
+__all__ = ["LOOKS", "may_replace", "settle_place", "wait", "writers_lock"]
 
 _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
@@ -56,9 +57,19 @@ def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
             _release(lock)
             raise
         _release(lock)
-        group, path, entry = waiting
-        with LocalStore(group).lock(MANIFEST):
-            carry_out(partial(_member_store, group), path, entry)
+        _carry_out(*waiting)
+
+
+def settle_place(store: Store) -> None:
+    """Carry out what a commit of the group has for the place of a new local frame: then the place may be taken."""
+    waiting = _waiting(store)
+    if waiting is not None:
+        _carry_out(*waiting)
+
+
+def _carry_out(group: Path, path: str, entry: Entry) -> None:
+    with LocalStore(group).lock(MANIFEST):
+        carry_out(partial(_member_store, group), path, entry)
 
 
 def _release(lock: AbstractContextManager[object] | None) -> None:

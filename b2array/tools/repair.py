@@ -15,6 +15,7 @@ from b2array.engine.changes import changeable
 from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import chunk_number
+from b2array.engine.single import writers_lock
 from b2array.engine.snapshot import Snapshot, kept_states, load
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, located
@@ -152,7 +153,8 @@ def _repaired(
     head = inside if is_directory else file
     if isinstance(head, Exception) or bytes(head.data[2:9]) != b"b2frame":
         _read(store)  # raises an error if there is no frame, before the lock leaves a file
-    with store.lock(FRAME_NAME if is_directory else "", shared=dry_run):
+    name = FRAME_NAME if is_directory else ""
+    with store.lock(name, shared=True) if dry_run else writers_lock(store, name):
         held, saved = _read(store)
         actions, files = saved.notes, listed(store)
         found = inspect(held, deep=True, files=files, progress=progress, keep_heads=True)

@@ -192,6 +192,36 @@ def test_what_another_program_puts_in_the_place_of_a_member_stays(pair: str) -> 
 
 
 @LAYOUTS
+def test_an_array_that_is_made_by_its_own_url_takes_no_place_from_a_commit_that_waits(
+    tmp_path: Path, layout: Any
+) -> None:
+    url, values_of_x = str(tmp_path / "g"), {"x": 7, "y": 7}
+
+    def make_both(changes: b2array.Group) -> None:
+        for name in "xy":
+            changes.create(name, data=np.full(ROWS, 7.0), chunks=(2, 50), layout=layout)
+
+    open_group(url, "w").attrs["z"] = 1
+    killed_after_the_commit(url, make_both)
+    for other in ("contiguous", "sparse"):
+        with pytest.raises(FileExistsError):
+            b2array.asarray(np.ones(ROWS), url=f"{url}/x.b2nd", layout=other)
+    assert values(url) == values_of_x
+    open_group(url, "r+").attrs["z"] = 2
+    assert values(url) == values_of_x
+    b2array.asarray(np.ones(ROWS), url=f"{url}/x.b2nd", overwrite=True)
+    assert values(url) == {"x": 1, "y": 7}
+
+
+@both_layouts
+def test_a_member_is_repaired_after_the_commit_that_waits_for_it(pair: str) -> None:
+    killed_after_the_commit(pair, fill(7))
+    b2array.repair(f"{pair}/x.b2nd")
+    assert b2array.open(f"{pair}/x.b2nd")[0, 0] == 7
+    assert values(pair) == {"x": 7, "y": 7}
+
+
+@LAYOUTS
 def test_a_damaged_member_stops_no_other_one(tmp_path: Path, layout: Any) -> None:
     url = str(tmp_path / "g")
     group = open_group(url, "w")
