@@ -93,14 +93,22 @@ def _waiting(store: Store) -> tuple[Path, str, Entry] | None:
         return None
     path = place.relative_to(group).as_posix()
     with suppress(*_UNREADABLE, *MISSING):  # nobody can read such a group, either
-        entry = _log_of(str(group), LocalStore(group).stamp(MANIFEST).version).get(path)
+        entry = _log_of(LocalStore(group)).get(path)
         if entry is not None and look_by(entry, partial(_member_store, group), path)[1]:
             return group, path, entry
     return None
 
 
+def _log_of(group: LocalStore) -> Mapping[str, Entry]:
+    (head,) = group.head([MANIFEST], 1)
+    # Right after a change, another one could leave the same times.
+    if isinstance(head, Exception) or not head.unique:
+        return read_manifest(group, versioned=False)[0].redo
+    return _known_log(group.url, head.unique)
+
+
 @lru_cache(maxsize=16)
-def _log_of(url: str, version: Version | None) -> Mapping[str, Entry]:  # noqa: ARG001 - the version is that of the manifest
+def _known_log(url: str, unique: str) -> Mapping[str, Entry]:  # noqa: ARG001 - it tells states of the manifest apart
     return read_manifest(LocalStore(url), versioned=False)[0].redo
 
 

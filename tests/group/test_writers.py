@@ -214,6 +214,34 @@ def test_an_array_that_is_made_by_its_own_url_takes_no_place_from_a_commit_that_
 
 
 @both_layouts
+def test_a_manifest_with_the_times_of_an_earlier_one_is_read_again(pair: str, tmp_path: Path) -> None:
+    manifest, kept = Path(pair, ".b2group"), tmp_path / "kept"
+
+    def write_and_die(directory: Directory, *args: Any, write: Any = Directory.write) -> None:
+        write(directory, *args)
+        os._exit(0)
+
+    def task() -> None:
+        Directory.write = write_and_die
+        with open_group(pair, "r+").transaction() as changes:
+            fill(8)(changes)
+
+    killed_after_the_commit(pair, fill(7))
+    b2array.open(f"{pair}/x.b2nd", "r+").attrs["n"] = 1
+    os.link(manifest, kept)
+    before = manifest.stat()
+    in_a_child(task)
+    # Where times are coarse, a new file can get number, size and times of one that was replaced a moment ago.
+    kept.write_bytes(manifest.read_bytes())
+    os.utime(kept, ns=(before.st_atime_ns, before.st_mtime_ns))
+    kept.replace(manifest)
+    after = manifest.stat()
+    assert [after.st_ino, after.st_mtime_ns, after.st_size] == [before.st_ino, before.st_mtime_ns, before.st_size]
+    b2array.open(f"{pair}/y.b2nd", "r+").attrs["n"] = 2
+    assert values(pair) == values(pair, "r+") == {"x": 8, "y": 8}
+
+
+@both_layouts
 def test_a_member_is_repaired_after_the_commit_that_waits_for_it(pair: str) -> None:
     killed_after_the_commit(pair, fill(7))
     b2array.repair(f"{pair}/x.b2nd")
