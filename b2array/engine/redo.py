@@ -347,12 +347,16 @@ def discard(store: Store, *, locked: bool = False) -> None:
 
 
 def is_abandoned(store: Store) -> bool:
-    """Whether there is a directory with nothing but files of late writers: they missed that the frame was deleted."""
+    """Whether there is a directory with nothing in it, or with files of late writers.
+
+    They missed that the frame was deleted, and make its directory anew.
+    """
     try:
         names = store.walk()
     except MISSING:
         return False
-    return bool(names) and FRAME_NAME not in names and all(map(_belongs, names))
+    is_directory = isinstance(store.head([""], 1)[0], IsADirectoryError)
+    return is_directory and FRAME_NAME not in names and all(map(_belongs, names))
 
 
 def _belongs(name: str) -> bool:

@@ -8,7 +8,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -713,6 +713,25 @@ def test_a_log_that_was_carried_out_goes(tmp_path: Path, count: int) -> None:
         changes["x1"][0] = 2
     found = Manifest.unpack((tmp_path / "g/.b2group").read_bytes())
     assert (found.number, found.redo) == (1, {})
+
+
+@LAYOUTS
+def test_a_new_member_takes_the_place_of_a_directory_that_a_late_writer_has_just_made(
+    tmp_path: Path, layout: Any
+) -> None:
+    url = str(tmp_path / "g")
+    group = make(url, "x", "sparse")
+    for changing in (group.transaction, lambda: nullcontext(group)):
+        del group["x"]
+        (tmp_path / "g/x.b2nd").mkdir()
+        with changing() as changes:
+            changes.create("x", data=np.ones(ROWS), layout=layout)
+        assert values(url) == values(url, "r+") == {"x": 1}
+    del group["x"]
+    (tmp_path / "g/x.b2nd").write_text("notes")
+    with pytest.raises(FileExistsError), group.transaction() as changes:
+        changes.create("x", data=np.ones(ROWS), layout=layout)
+    assert (tmp_path / "g/x.b2nd").read_text() == "notes"
 
 
 def test_a_new_member_takes_the_place_where_a_late_writer_has_left_chunks(tmp_path: Path) -> None:
