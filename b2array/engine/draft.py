@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,6 @@ from b2array.store.spool import Spool
 __all__ = ["Draft", "ForkOf", "discard", "is_part", "warn_of_forgotten"]
 
 Mask = npt.NDArray[np.bool_]
-T = TypeVar("T")
 
 _LEAST_IN_MEMORY = 8 * 2**20
 _MOST_IN_MEMORY = 64 * 2**20

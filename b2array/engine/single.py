@@ -32,6 +32,7 @@ from b2array.engine.redo import carry_out, look_by, read_manifest, write_manifes
 from b2array.engine.snapshot import Snapshot
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.store.base import MISSING, Store, Version, pause
+from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
 
 __all__ = ["LOOKS", "may_replace", "settle_place", "wait", "writers_lock"]
@@ -88,6 +89,8 @@ def _waiting(store: Store) -> tuple[Path, str, Entry] | None:
         return None
     place = Path(store.url)
     place = place.resolve() if place.is_symlink() else place
+    if place.name.endswith(TEMPORARY):  # no log names the places beside members
+        return None
     group = next((outer for outer in place.parents if (outer / MANIFEST).exists()), None)
     if group is None:
         return None

@@ -569,11 +569,11 @@ class Group(MutableMapping[str, Any]):
         if isinstance(self._home, GroupFork):
             raise ValueError("a fork of a group cannot move members: do that before you fork")  # noqa: TRY004
         with self._changing() as changes:
-            cast(Transaction, changes._home).hold(self._below(source.removeprefix("/")).values())
+            home = cast(Transaction, changes._home)
+            home.hold(self._below(source.removeprefix("/")).values())
             copied = changes._copied(source, changes, name)
             states = {path: held.snapshot.generation for path, held in copied.items() if not is_embedded(path)}
-            with changing(changes._writable()) as home:
-                home.remove(home.members().below(changes._full(source.removeprefix("/"))), states)
+            home.remove(home.members().below(changes._full(source.removeprefix("/"))), states)
 
     @contextmanager
     def _changing(self) -> Iterator[Group]:

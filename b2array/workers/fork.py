@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy.typing as npt
 
@@ -46,8 +46,6 @@ from b2array.store.spool import Spool
 from b2array.workers.pending import Journal, beside
 
 __all__ = ["Fork", "Origin", "finish", "fork", "merge", "merge_changes", "origin_of", "write_part"]
-
-T = TypeVar("T")
 
 _YOUNG_SECONDS = 600.0
 """How often the process of a transaction makes the journal young again."""
