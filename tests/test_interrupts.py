@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,6 +16,7 @@ from lengths import Sampled
 
 import b2array
 from b2array import config
+from b2array.engine import handle
 
 # What an interrupted call leaves unfinished, Python finalizes: it closes the file of a lock that nobody has got yet,
 # and swallows an interrupt that comes just then.
@@ -114,3 +117,27 @@ def test_an_interrupted_commit_of_a_group_leaves_no_lock(tmp_path: Path, sampled
             found = [b2array.open_group(tmp_path / "g")[name][1] for name in "xy"]
             assert found in ([before] * 2, [moment] * 2)
             before = found[0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_transaction_that_is_interrupted_at_its_edges_is_over(fails: bool, tmp_path: Path) -> None:
+    array = _filled(tmp_path / "a", "contiguous")
+
+    def change(value: int) -> None:
+        with suppress(ZeroDivisionError), array.transaction():
+            array[3, 4] = value
+            if fails:
+                raise ZeroDivisionError
+
+    def is_of_handle(frame: FrameType, event: str) -> bool:
+        # The harness cannot raise inside a generator where it goes on.
+        goes_on = event == "call" and frame.f_lasti > 0 and frame.f_code.co_flags & inspect.CO_GENERATOR
+        return frame.f_code.co_filename == handle.__file__ and not goes_on
+
+    with config.using(durable=False):
+        _, count = interrupted(lambda: change(0), -1, is_of_handle)
+        assert count > 10
+        for moment in range(1, count + 1):
+            _kept, _ = interrupted(lambda: change(moment), moment, is_of_handle)  # noqa: B023
+            array[3, 5] = -moment
+            assert array[3, 4:6].tolist() == b2array.open(tmp_path / "a")[3, 4:6].tolist(), moment

@@ -294,29 +294,39 @@ class Handle:
         block raises, nothing has happened; nor after a ConflictError, which says that another writer has changed chunks
         that the block read or wrote.
         """
-        draft = self.enter()
+        draft = self.begin()
         try:
-            yield
-        except BaseException:
-            self.leave(None)
-            draft.abort()
-            raise
-        with self.mutex.held:
+            self.enter(draft)
             try:
-                self._commit(draft)
-            finally:
-                self._show(self._snapshot)
+                yield
+            except BaseException:
+                self.leave(None)
+                draft.abort()
+                raise
+            with self.mutex.held:
+                try:
+                    self._commit(draft)
+                finally:
+                    self._show(self._snapshot)
+        finally:
+            # Ctrl-C may have come at the edge of the transaction. Nothing interrupts an assignment, as it does a call.
+            if self._draft is draft:
+                self._draft, self.source, self.described = None, self._snapshot, self._snapshot
 
-    def enter(self, draft: Draft | None = None) -> Draft:
-        """Enter a transaction, perhaps with the draft of a new frame; the caller commits it, and calls `leave`."""
+    def begin(self) -> Draft:
+        """Return a draft for a transaction of this handle, on top of the committed state."""
+        self.require_writable()
+        with self.mutex.held:
+            return self.new_draft()
+
+    def enter(self, draft: Draft) -> None:
+        """Enter a transaction with a draft of `begin`, or of a new frame; the caller commits it, and calls `leave`."""
         self.require_writable()
         with self.mutex.held:
             if self._draft is not None:
                 raise ValueError("a transaction is under way on this handle already")
-            draft = draft or self.new_draft()
             draft.keep_open()
             self._show(self._snapshot, draft)
-            return draft
 
     def leave(self, snapshot: Snapshot | None) -> None:
         """Leave the transaction and show a new state, or the old one, once other threads have finished their change."""
@@ -411,12 +421,12 @@ class Follower(Handle):
             self.refresh()
         return self._snapshot.generation
 
-    def enter(self, draft: Draft | None = None) -> Draft:
-        """Begin with what is committed now."""
+    def begin(self) -> Draft:
+        """Return a draft on top of the state that is committed now."""
         with self.mutex.held:
-            if draft is None and self._draft is None:
+            if self._draft is None:
                 self.refresh()
-            return super().enter(draft)
+            return super().begin()
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
         """Return a handle that shows what is committed now, and does not follow."""

@@ -198,7 +198,9 @@ class Transaction(Changes):
                 return self._view.open(path, mode)
             self._view.carry_out(path)
             handle = Handle(self._view.current(path), mode)
-            self._touched[path] = _Member(handle, handle.enter())
+            draft = handle.begin()
+            handle.enter(draft)
+            self._touched[path] = _Member(handle, draft)
             return handle
 
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
@@ -228,7 +230,7 @@ class Transaction(Changes):
             token = os.urandom(8).hex()
             draft = new(view.address(staged_path(path, token, sparse=False)), overwrite=False)
             self._mark(draft, path, self._view.manifest.number + 1)
-            return path, self._entered(draft, token)
+            return path, self._new_member(draft, token)
         # Objects cannot be renamed: the chunks get their names at once, and numbers that no other chunk had.
         draft, replaced = self._begun(path, new, overwrite=overwrite)
         if replaced is not None and draft.sparse != (replaced == FRAME_NAME):
@@ -237,13 +239,14 @@ class Transaction(Changes):
             if not may_move or (other == ARRAY and draft.state.layout is None):
                 raise FileExistsError(f"{draft.url} exists and has another layout")
             return self._staged(name, other, new, overwrite=overwrite, may_move=False)
-        return path, self._entered(draft)
+        return path, self._new_member(draft)
 
-    def _entered(self, draft: Draft, token: str = "") -> _Member:
+    def _new_member(self, draft: Draft, token: str = "") -> _Member:
         """Return a new member with a handle that changes its draft."""
         promised = Snapshot(draft.store, draft.state, 0, None, "")
         handle = Handle(promised, "r+")
-        return _Member(handle, handle.enter(draft), token)
+        handle.enter(draft)
+        return _Member(handle, draft, token)
 
     def _begun(self, path: str, new: NewFrame, *, overwrite: bool) -> tuple[Draft, str | None]:
         """Begin a new member in an object store; return the name of the index that it replaces, too, if any."""
