@@ -27,7 +27,7 @@ Positions = slice | NDArray[np.int64]
 """Positions of one factor, in bounds and not negative: ``slice(start, stop, step)`` with ``step > 0`` along one
 axis, or an array of shape (axes, points)."""
 
-_MOST = 2**16
+_MOST = 2**14
 """List at most this many parts along an axis."""
 
 Axes = tuple[tuple[int, ...], ...]

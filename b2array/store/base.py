@@ -231,7 +231,7 @@ class Store(ABC):
         return self.stamp(name)
 
     @abstractmethod
-    def listing(self) -> dict[str, Listed]:
+    def listing(self) -> Mapping[str, Listed]:
         """List the objects of the store; FileNotFoundError if there is nothing at all."""
 
     @abstractmethod
@@ -348,8 +348,8 @@ class Store(ABC):
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, if they exist. The name ``""`` also removes an empty directory."""
 
-    def withdraw(self, made: Mapping[str, Stamp]) -> None:
-        """Remove objects that `create` has made, by what it returned.
+    def withdraw(self, made: Mapping[str, int]) -> None:
+        """Remove objects that `create` has made, given the hash of the stamp that it returned for each.
 
         Local stores leave files alone that have come in their place, in a directory that was made again meanwhile.
         """

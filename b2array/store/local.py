@@ -7,6 +7,8 @@ import itertools
 import os
 import stat
 import time
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
@@ -143,6 +145,28 @@ class _File:
 _TRUSTED_ROOM = 16 * 2**20
 """Before it allocates more, a store checks the sizes of its files: a damaged one may ask for any number of bytes."""
 _KEPT_ROOM = 64 * 2**20
+
+
+class _Listing(Mapping[str, Listed]):
+    """The files of a directory, sorted by name: in half the memory of a dict, for directories of very many files."""
+
+    def __init__(self, names: Sequence[str], sizes: Sequence[int], times: Sequence[float]) -> None:
+        order = sorted(range(len(names)), key=names.__getitem__)
+        self._names = [names[row] for row in order]
+        self._sizes = array("q", [sizes[row] for row in order])
+        self._times = array("d", [times[row] for row in order])
+
+    def __getitem__(self, name: str) -> Listed:
+        row = bisect_left(self._names, name)
+        if row == len(self._names) or self._names[row] != name:
+            raise KeyError(name)
+        return Listed(self._sizes[row], self._times[row])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class LocalStore(Store):
@@ -288,21 +312,23 @@ class LocalStore(Store):
         file = self._file
         return self.stamp(name) if name or file is None else file.stamp()
 
-    def listing(self) -> dict[str, Listed]:
+    def listing(self) -> Mapping[str, Listed]:
         status = self._status("")
         if not stat.S_ISDIR(status.st_mode):
             return {"": Listed(status.st_size, status.st_mtime)}
-        found = {}
+        names, sizes, times = [], array("q"), array("d")
         try:
             with os.scandir(self.url) as entries:
                 for entry in entries:
                     with suppress(FileNotFoundError):  # it may be removed meanwhile
                         if entry.is_file(follow_symlinks=False):
                             each = entry.stat(follow_symlinks=False)
-                            found[entry.name] = Listed(each.st_size, each.st_mtime)
+                            names.append(entry.name)
+                            sizes.append(each.st_size)
+                            times.append(each.st_mtime)
         except NotADirectoryError:  # a file has replaced the directory meanwhile
             return self.listing()
-        return found
+        return _Listing(names, sizes, times)
 
     def walk(self) -> list[str]:
         self._status("")
@@ -475,11 +501,11 @@ class LocalStore(Store):
                 if durability() == "full":
                     disk.sync_directory(os.path.dirname(path))
 
-    def withdraw(self, made: Mapping[str, Stamp]) -> None:
+    def withdraw(self, made: Mapping[str, int]) -> None:
         with suppress(FileNotFoundError), links.open_directory(self._path(""), self._inner) as here:
             for name, stamp in made.items():
                 with suppress(FileNotFoundError):
-                    if _local_stamp(here.status(name)) == stamp:
+                    if hash(_local_stamp(here.status(name))) == stamp:
                         here.remove(name)
 
     def refuse_links(self, name: str) -> None:

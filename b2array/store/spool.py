@@ -22,6 +22,10 @@ __all__ = ["Content", "Part", "Segment", "Spool"]
 
 _IN_MEMORY = 32 * 2**20
 _STEP = 8 * 2**20
+_SMALL = 2**12
+"""Pieces of fewer bytes are joined: by itself, each would take 100 bytes more."""
+_JOINED = 2**16
+"""Joined pieces get no more pieces from this many bytes on."""
 
 
 class Segment(Protocol):
@@ -123,6 +127,7 @@ class Spool:
         self._limit = limit
         self._starts: list[int] = []
         self._pieces: list[Buffer] = []
+        self._last_block = bytearray()
         self._file: IO[bytes] | None = None
         self._released = False
         self._closed = False
@@ -138,19 +143,27 @@ class Spool:
         """Add pieces; return where the first one starts, in bytes."""
         with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
-            start, count = self.length, len(self._pieces)
-            *starts, stop = accumulate(map(len, pieces), initial=start)
+            start, count, nbytes = self.length, len(self._pieces), sum(map(len, pieces))
+            block = self._block() if nbytes < _SMALL else None
+            joined, filled = (b"", 0) if block is None else (b"".join(pieces), len(block))
+            starts = list(accumulate(map(len, pieces[:-1]), initial=start)) if block is None else []
             try:
-                # Nothing interrupts these three.
-                self._starts += starts
-                self._pieces += pieces
-                self.length = stop
+                # Nothing interrupts these four.
+                if block is not None:
+                    block += joined
+                else:
+                    self._starts += starts
+                    self._pieces += pieces
+                self.length = start + nbytes
                 if self.on_disk or self.length > self._limit:
                     self._flush()
             except BaseException:  # such as that of a full disk: the caller may go on without these pieces
                 self.length = start
                 del self._starts[count:], self._pieces[count:]
-                if self._pieces:  # the earlier ones are still in memory, and not all of them are in the file
+                if block is not None:
+                    del block[filled:]
+                # If the earlier ones are still in memory, not all of them are in the file. Another's file stays.
+                if self._pieces and self._file is not None:
                     self._remove()
                 raise
             return start
@@ -173,7 +186,8 @@ class Spool:
             return
         number = max(0, bisect_right(self._starts, start) - 1)
         while number < len(self._starts) and self._starts[number] < stop:
-            yield self._pieces[number]
+            base, piece = self._starts[number], self._pieces[number]
+            yield memoryview(piece)[max(0, start - base) : stop - base]
             number += 1
 
     def portable(self) -> Segment:
@@ -203,6 +217,14 @@ class Spool:
             file.flush()
             if durable:
                 os.fsync(file.fileno())
+
+    def _block(self) -> bytearray:
+        """Return the last piece, if small ones are joined in it and it has room, or an empty one that is new."""
+        if not self._pieces or self._pieces[-1] is not self._last_block or len(self._last_block) >= _JOINED:
+            self._last_block = bytearray()
+            self._starts.append(self.length)
+            self._pieces.append(self._last_block)
+        return self._last_block
 
     def _flush(self) -> None:
         file = self._opened()

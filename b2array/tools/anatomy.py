@@ -228,7 +228,7 @@ def context_of(described: Header) -> Context:
     return Context(described.codec, described.codec_meta, blocks)
 
 
-def listed(store: Store) -> dict[str, Listed] | None:
+def listed(store: Store) -> Mapping[str, Listed] | None:
     """Return the store's objects, or None if it cannot be listed, for example without permission."""
     try:
         return store.listing()

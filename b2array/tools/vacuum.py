@@ -12,6 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from b2array.array.schunk import open_schunk
 from b2array.display.tables import counted, size
 from b2array.engine.fetch import chunk_number
@@ -178,16 +180,14 @@ def _removable(store: Store) -> dict[str, Listed]:
         if not found or (exists and not unfinished):
             raise
         return found
-    numbers: set[int] = set()
+    numbers = [np.zeros(0, np.int64)]
     needed: set[str] = set()
     if held.name:  # otherwise the objects below a file's name are those of a directory that it has replaced
         entries = ledger_in(held).entries
         needed = {object_name(entry.place) for entry in entries}
-        for state in (held, *kept_states(held, entries)):
-            offsets = state.frame.offsets
-            numbers.update(offsets[offsets >= 0].tolist())
+        numbers += [state.frame.offsets for state in (held, *kept_states(held, entries))]
     kept = {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
-    return pending.leftovers(store, files) | kept | pending.orphans(store, files, numbers)
+    return pending.leftovers(store, files) | kept | pending.orphans(store, files, np.concatenate(numbers))
 
 
 def _awaited(store: Store, url: str, storage_options: Storage, names: Iterable[str]) -> set[str]:
@@ -291,7 +291,7 @@ def _marks(group: Directory, members: Collection[str]) -> dict[str, Listed]:
 
 def _whole(group: Directory, path: str) -> Listed:
     """Return the size of a file or of all files in a directory, and when the youngest of them was written."""
-    files: dict[str, Listed] = {}
+    files: Mapping[str, Listed] = {}
     with suppress(*MISSING):
         files = group.store_of(path).listing()
     if not files:  # an empty directory is as young as the manifest, at most

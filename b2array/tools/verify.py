@@ -372,14 +372,11 @@ def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: b
         return _about(replace(report, snapshot=held.at.name), held, found, found.problems)
     found = inspect(held, deep=report.deep, files=files, progress=progress)
     kept = _inspect_kept(held, deep=report.deep, files=files, progress=progress)
-    stored = described.offsets >= 0
     orphans: tuple[str, ...] = ()
     if held.sparse:
-        numbers = {*described.offsets[stored].tolist(), *kept.places}
-        orphans = tuple(
-            name for name in sorted(files or ())
-            if pending.is_orphan(name, numbers) or (name.endswith(KEPT) and name not in kept.objects)
-        )  # fmt: skip
+        numbers = np.append(described.offsets, np.array([*kept.places], np.int64))
+        objects = [name for name in files or () if name.endswith(KEPT) and name not in kept.objects]
+        orphans = tuple(sorted([*pending.unneeded_chunks(files or (), numbers), *objects]))
         dead = sum((files or {})[name].size for name in orphans)
     else:
         dead = (total_nbytes(held, None) or 0) - frame_nbytes(described) - found.live - kept.live
@@ -432,6 +429,8 @@ def _inspect_kept(
         found.problems.append(Problem("snapshot", None, held.name, f"{held.url}: {error}"))
         return found
     found.count = len(entries)
+    if not entries:
+        return found
     known = set(held.frame.offsets.tolist())
     for entry in entries:
         name = object_name(entry.place) if held.sparse and not entry.packed else held.name

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Self
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.engine.fetch import chunk_number
@@ -25,7 +28,19 @@ from b2array.store.endings import JOURNAL, TEMPORARY
 from b2array.store.links import is_link
 from b2array.store.local import LocalStore
 
-__all__ = ["Journal", "beside", "is_orphan", "leftovers", "of_one_age", "orphans", "read_journal", "remove", "youngest"]
+__all__ = [
+    "Journal",
+    "beside",
+    "leftovers",
+    "of_one_age",
+    "orphans",
+    "read_journal",
+    "remove",
+    "unneeded_chunks",
+    "youngest",
+]
+
+Int64Array = npt.NDArray[np.int64]
 
 _JOURNAL_NBYTES = 2**16
 _TYPES = {"first": int, "count": int, "id": bytes, "generation": str}
@@ -85,20 +100,27 @@ def beside(url: str, digest: str) -> str:
     return f"{url}.{digest}{JOURNAL}{os.sep}"
 
 
-def is_orphan(name: str, numbers: Collection[int]) -> bool:
-    """Whether a file is a chunk's, but none of these."""
-    number = chunk_number(name)
-    return number is not None and number not in numbers
+def unneeded_chunks(files: Iterable[str], numbers: Int64Array) -> list[str]:
+    """Return the names of the files of chunks, but for those with these numbers."""
+    names, found = [], array("q")
+    for name in files:
+        number = chunk_number(name)
+        if number is not None:
+            names.append(name)
+            found.append(number)
+    unneeded = np.flatnonzero(~np.isin(np.array(found, np.int64), numbers))
+    return [names[row] for row in unneeded.tolist()]
 
 
-def orphans(store: Store, files: Mapping[str, Listed], numbers: Collection[int] | None) -> dict[str, Listed]:
+def orphans(store: Store, files: Mapping[str, Listed], numbers: Int64Array | None) -> dict[str, Listed]:
     """Find chunks that no index names in a directory or prefix, and the journals of uncommitted writes.
 
     `numbers` are the files that the index names; None if there is no index, because a new array was never committed.
     All files of one write share the timestamp of its newest file. A write may exceed its reserved range, so every file
     with a higher number counts as its own.
     """
-    found = {name: each for name, each in files.items() if is_orphan(name, numbers or ())}
+    needed = np.zeros(0, np.int64) if numbers is None else numbers
+    found = {name: files[name] for name in unneeded_chunks(files, needed)}
     writes = [name for name in files if name.endswith(JOURNAL)]
     known = {}
     for name in writes:

@@ -14,7 +14,11 @@ from b2array.errors import ConflictError
 from b2array.store.spool import Spool
 
 
-@given(st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=3), max_size=12), st.integers(0, 200))
+# Small pieces are joined, large ones are not.
+_PIECES = st.binary(max_size=40) | st.builds(bytes.__mul__, st.binary(min_size=4, max_size=4), st.integers(500, 20_000))
+
+
+@given(st.lists(st.lists(_PIECES, min_size=1, max_size=3), max_size=12), st.integers(0, 200) | st.just(10**6))
 @settings(deadline=None)
 def test_what_was_written_is_read(writes, limit):
     with Spool(limit=limit) as spool:
@@ -90,6 +94,21 @@ def test_another_file_is_never_overwritten(tmp_path):
     with pytest.raises(FileExistsError), Spool(str(path), limit=0) as spool:
         spool.write(b"data")
     assert path.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("nbytes", [3, 6000])
+def test_a_write_that_fails_leaves_the_earlier_pieces(tmp_path, nbytes):
+    path = tmp_path / "spool"
+    path.write_bytes(b"in the way")
+    with Spool(str(path), limit=10) as spool:
+        spool.write(b"123", b"45")
+        spool.write(b"678")
+        with pytest.raises(FileExistsError):
+            spool.write(b"-" * nbytes)
+        path.unlink()
+        assert (spool.length, bytes(spool.read(3, 5))) == (8, b"45")
+        assert spool.write(b"+" * nbytes) == 8
+        assert b"".join(map(bytes, spool.pieces(0, 8 + nbytes))) == b"12345678" + b"+" * nbytes
 
 
 def test_threads_write_at_the_same_time():
