@@ -25,7 +25,7 @@ from b2array.engine.draft import Draft, discard
 from b2array.engine.fetch import each_chunk
 from b2array.engine.kept import require_intact
 from b2array.engine.plan import Facts, Plan, Step, plan, unnoted
-from b2array.engine.single import may_replace, settle_place
+from b2array.engine.single import makers_lock, may_replace
 from b2array.engine.snapshot import Snapshot, kept_states, load, reload
 from b2array.engine.source import Location, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, located, located_error, warn
@@ -66,18 +66,17 @@ def commit(draft: Draft) -> Snapshot:
 
 def _make(draft: Draft) -> Snapshot:
     """Write the first state of a new frame, which may replace an old one."""
-    if not draft.locked:
-        settle_place(draft.place)
-    # A writer of the frame that goes must not come in between: it would write into the new one.
-    name = draft.name if draft.old is None else draft.old.name
-    with draft.place.lock(name) if _has_other_writers(draft, name) else nullcontext():
-        made = publish(_planned(draft, None), draft, None)
-        if not draft.aside:
-            _remove_old(draft, made)
-            return made
-        draft.place.exchange(made.store)
-        discard(made.store)
-        return replace(made, store=draft.place)
+    with nullcontext() if draft.locked else makers_lock(draft.place):
+        # A writer of the frame that goes must not come in between: it would write into the new one.
+        name = draft.name if draft.old is None else draft.old.name
+        with draft.place.lock(name) if _has_other_writers(draft, name) else nullcontext():
+            made = publish(_planned(draft, None), draft, None)
+            if not draft.aside:
+                _remove_old(draft, made)
+                return made
+            draft.place.exchange(made.store)
+            discard(made.store)
+            return replace(made, store=draft.place)
 
 
 def _has_other_writers(draft: Draft, name: str) -> bool:

@@ -3,7 +3,7 @@
 A commit of a group writes the manifest, and then each member. A writer of one member must not come in between.
 
 On a local disk it takes the member's lock, and carries out what the manifest has for the member: `writers_lock`. Who
-makes a frame does the latter before: `settle_place`.
+makes a frame takes the lock of the manifest, so that no commit gives the place to another one meanwhile: `makers_lock`.
 
 An object store compares the version of one object while it writes, and has no locks. There a member that a transaction
 changes notes its group. Whoever writes such a member reads its state first, and then the manifest: `may_replace`. The
@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache, partial
 from io import FileIO
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from b2array.engine.manifest import MANIFEST, Entry, Manifest
+from b2array.engine.manifest import EMBEDDED, MANIFEST, Entry, Manifest
 from b2array.engine.redo import carry_out, look_by, read_manifest, write_manifest
 from b2array.engine.snapshot import Snapshot
 from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError
@@ -35,7 +35,7 @@ from b2array.store.base import MISSING, Store, Version, pause
 from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
 
-__all__ = ["LOOKS", "may_replace", "settle_place", "wait", "writers_lock"]
+__all__ = ["LOOKS", "makers_lock", "may_replace", "wait", "writers_lock"]
 
 _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
@@ -51,26 +51,37 @@ def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
         lock: AbstractContextManager[object] | None = None
         try:
             lock = store.lock(name)
-            waiting = _waiting(store)
-            if waiting is None:
+            place = _in_group(store, MANIFEST)
+            entry = None if place is None else _waiting(*place)
+            if place is None or entry is None:
                 return lock
         except BaseException:
             _release(lock)
             raise
         _release(lock)
-        _carry_out(*waiting)
+        group, path = place
+        with LocalStore(group).lock(MANIFEST):
+            carry_out(partial(_member_store, group), path, entry)
 
 
-def settle_place(store: Store) -> None:
-    """Carry out what a commit of the group has for the place of a new local frame: then the place may be taken."""
-    waiting = _waiting(store)
-    if waiting is not None:
-        _carry_out(*waiting)
+def makers_lock(store: Store) -> AbstractContextManager[object]:
+    """Take the lock of a group's manifest for who makes a local frame in it, once nothing waits for the frame's place.
 
-
-def _carry_out(group: Path, path: str, entry: Entry) -> None:
-    with LocalStore(group).lock(MANIFEST):
-        carry_out(partial(_member_store, group), path, entry)
+    A frame that is in no group needs none.
+    """
+    found = _in_group(store, MANIFEST, EMBEDDED)  # the first commit of a group makes its manifest
+    if found is None:
+        return nullcontext()
+    group, path = found
+    lock = LocalStore(group).lock(MANIFEST)
+    try:
+        entry = _waiting(group, path)
+        if entry is not None:
+            carry_out(partial(_member_store, group), path, entry)
+    except BaseException:
+        _release(lock)
+        raise
+    return lock
 
 
 def _release(lock: AbstractContextManager[object] | None) -> None:
@@ -83,22 +94,24 @@ def _member_store(group: Path, path: str) -> LocalStore:
     return LocalStore(group / path, within=group)
 
 
-def _waiting(store: Store) -> tuple[Path, str, Entry] | None:
-    """Return the entry for a local frame that its group has not carried out yet, after the group and the path."""
+def _in_group(store: Store, *marks: str) -> tuple[Path, str] | None:
+    """Return the group that a local frame is in, by one of its files, and the frame's path there."""
     if not isinstance(store, LocalStore):
         return None
     place = Path(store.url)
     place = place.resolve() if place.is_symlink() else place
     if place.name.endswith(TEMPORARY):  # no log names the places beside members
         return None
-    group = next((outer for outer in place.parents if (outer / MANIFEST).exists()), None)
-    if group is None:
-        return None
-    path = place.relative_to(group).as_posix()
+    group = next((outer for mark in marks for outer in place.parents if (outer / mark).exists()), None)
+    return None if group is None else (group, place.relative_to(group).as_posix())
+
+
+def _waiting(group: Path, path: str) -> Entry | None:
+    """Return the entry for a local frame that its group has not carried out yet."""
     with suppress(*_UNREADABLE, *MISSING):  # nobody can read such a group, either
         entry = _log_of(LocalStore(group)).get(path)
         if entry is not None and look_by(entry, partial(_member_store, group), path)[1]:
-            return group, path, entry
+            return entry
     return None
 
 
