@@ -259,7 +259,7 @@ class Staging:
         made = np.array([*self._unreserved, *((*self._made[::2], *self._adopted) if took_long else ())], np.int64)
         if not made.size:
             return []
-        names = [index.chunk_name(number) for number in made[np.isin(made, offsets)].tolist()]
+        names = [index.chunk_name(number) for number in made[_are_among(made, offsets)].tolist()]
         heads = self._store.head(names, 1) if names else []
         return [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
 
@@ -268,7 +268,7 @@ class Staging:
         if not self._made:  # to look for nothing in a long index takes time, too
             return {}
         made = np.array(self._made, np.int64).reshape(-1, 2)
-        unused = made[~np.isin(made[:, 0], offsets)]
+        unused = made[~_are_among(made[:, 0], offsets)]
         return {index.chunk_name(number): stamp for number, stamp in unused.tolist()}
 
     @property
@@ -288,6 +288,12 @@ class Staging:
         own = self._segments[self._own :] if self.ours else [self._spool] if self._spool is not None else []
         for segment in own:
             segment.close()
+
+
+def _are_among(numbers: Int64Array, offsets: Int64Array) -> npt.NDArray[np.bool_]:
+    """Which numbers are in an index. NumPy would sort the long index to look for a few."""
+    found: npt.NDArray[np.bool_] = np.isin(numbers, offsets[np.isin(offsets, numbers)])
+    return found
 
 
 def digest_of(buf: Buffer) -> bytes:

@@ -151,10 +151,7 @@ class _Listing(Mapping[str, Listed]):
     """The files of a directory, sorted by name: in half the memory of a dict, for directories of very many files."""
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int], times: Sequence[float]) -> None:
-        order = sorted(range(len(names)), key=names.__getitem__)
-        self._names = [names[row] for row in order]
-        self._sizes = array("q", [sizes[row] for row in order])
-        self._times = array("d", [times[row] for row in order])
+        self._names, self._sizes, self._times = names, sizes, times
 
     def __getitem__(self, name: str) -> Listed:
         row = bisect_left(self._names, name)
@@ -319,13 +316,13 @@ class LocalStore(Store):
         names, sizes, times = [], array("q"), array("d")
         try:
             with os.scandir(self.url) as entries:
-                for entry in entries:
-                    with suppress(FileNotFoundError):  # it may be removed meanwhile
-                        if entry.is_file(follow_symlinks=False):
-                            each = entry.stat(follow_symlinks=False)
-                            names.append(entry.name)
-                            sizes.append(each.st_size)
-                            times.append(each.st_mtime)
+                candidates = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+            for name in candidates:
+                with suppress(FileNotFoundError):  # it may be removed meanwhile
+                    each = os.stat(os.path.join(self.url, name), follow_symlinks=False)
+                    names.append(name)
+                    sizes.append(each.st_size)
+                    times.append(each.st_mtime)
         except NotADirectoryError:  # a file has replaced the directory meanwhile
             return self.listing()
         return _Listing(names, sizes, times)

@@ -322,7 +322,7 @@ def test_merging_is_associative_commutes_and_happens_once(
     layout: str, writes: list[dict[int, int]], is_sent: bool
 ) -> None:
     handle = b2array.NDArray(Handle(base_of(layout), "r+"))._handle
-    draft = handle.enter()
+    handle.enter(draft := handle.begin())
     draft.put(0, packed(50))  # before the forks
     changes = [written(handle, each).frozen() for each in writes]
     if is_sent:
@@ -359,7 +359,7 @@ def test_merging_is_associative_commutes_and_happens_once(
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_merged_change_has_what_either_change_says(layout: str) -> None:
     handle = Handle(base_of(layout), "r+")
-    draft = handle.enter()
+    handle.enter(draft := handle.begin())
     one, two = written(handle, {3: 2}), written(handle, {1: 3})
     for each, name, read in ((one, "x", 0), (two, "z", 4)):
         assert each.draft is not None
@@ -386,7 +386,7 @@ def test_a_merged_change_has_what_either_change_says(layout: str) -> None:
 @pytest.mark.parametrize("kept", ["attributes", "dims"])
 def test_changes_with_different_values_of_one_name_cannot_be_merged(kept: str) -> None:
     handle = Handle(base_of("sparse"), "r+")
-    draft = handle.enter()
+    handle.enter(draft := handle.begin())
     forks = [written(handle, {}) for _ in range(2)]
     for n, each in enumerate(forks):
         assert each.draft is not None
@@ -406,7 +406,7 @@ def test_changes_of_different_transactions_or_of_none_cannot_be_merged() -> None
     changes = []
     for _ in range(2):
         handle = Handle(base_of("contiguous"), "r+")
-        handle.enter()
+        handle.enter(handle.begin())
         changes.append(written(handle, {0: 2}).frozen())
     with pytest.raises(ConflictError, match="different ones"):
         merged(changes)

@@ -726,7 +726,7 @@ def test_a_change_that_lost_a_race_joins_a_transaction_that_has_begun_meanwhile(
             draft.put(0, chunk_of(7))
             if entered is None:
                 array[0] = 5
-                entered = handle.enter()
+                handle.enter(entered := handle.begin())
     assert draft is entered
     handle.leave(commit(entered))
     assert array[:11].tolist() == [7] * 10 + [10]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from b2array.errors import ConflictError
 from b2array.store.spool import Spool
 
-
 # Small pieces are joined, large ones are not.
 _PIECES = st.binary(max_size=40) | st.builds(bytes.__mul__, st.binary(min_size=4, max_size=4), st.integers(500, 20_000))
 
