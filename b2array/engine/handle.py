@@ -157,6 +157,12 @@ class Handle:
                     return newest
                 if source is self._draft and self._draft.catch_up():
                     return source
+                if isinstance(source, Snapshot) and source.again is not None:
+                    with suppress(OSError, B2ArrayError):
+                        current = source.again()
+                        if current.again is None and current.generation == source.generation:
+                            self._show(current, self._draft)  # it was carried out, perhaps to another place
+                            return current
         _explain(source, error)
         try:
             raise error
@@ -387,6 +393,7 @@ class Handle:
             held.generation,
             self._mode,
             held.at,
+            held.again,
         )
 
 
@@ -464,6 +471,6 @@ def _explain(source: Source, error: B2ArrayError | OSError) -> None:
 
 def _restored(
     kind: type[Handle], store: Store, thin: Frame, index: bytes, start: int, version: Version | None, generation: str,
-    mode: Mode, at: Kept | None,
+    mode: Mode, at: Kept | None, again: Callable[[], Snapshot] | None = None,
 ) -> Handle:  # fmt: skip
-    return kind(Snapshot(store, with_index(thin, index), start, version, generation, at=at), mode)
+    return kind(Snapshot(store, with_index(thin, index), start, version, generation, at=at, again=again), mode)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import NamedTuple
 
 from b2array import config
@@ -140,8 +141,13 @@ def look(store: Store) -> Found:
     return Found(shown, held.generation, lasting, held.name, held.version)
 
 
-def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:
-    """Return the state of a member by the manifest; FileNotFoundError if there is no such member."""
+def read_member(
+    store_of: StoreOf, manifest: Manifest, path: str, *, again: Callable[[], Snapshot] | None = None
+) -> Snapshot:  # fmt: skip
+    """Return the state of a member by the manifest; FileNotFoundError if there is no such member.
+
+    A state that is not carried out yet will be read `again` by that function.
+    """
     entry = manifest.redo.get(path)
     store = store_of(path)
     if entry is not None:
@@ -150,7 +156,7 @@ def read_member(store_of: StoreOf, manifest: Manifest, path: str) -> Snapshot:
             if entry.kind == "delete":
                 raise FileNotFoundError(f"{store.url} was deleted")
             try:
-                return _to_come(store_of, path, entry, found)
+                return replace(_to_come(store_of, path, entry, found), again=again)
             except (*MISSING, FormatError):
                 # Another process has just carried the entry out.
                 if look(store).state == found.state:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -58,7 +58,8 @@ class Snapshot(Source):
     It begins at `start` in its file. `version` is the store's version of the file, and `generation` changes with every
     commit. `unique` identifies the file; see `b2array.store.base.Head`. `header` has the stored bytes; a snapshot out
     of a pickle has none, and may lack sizes of blocks. A state that was kept under a name is `at` an entry of the
-    frame's ledger, and has no stored header.
+    frame's ledger, and has no stored header. A state that a group has committed, and not carried out yet, is read
+    `again` by the group's manifest: its store may have an earlier one.
     """
 
     store: Store
@@ -70,6 +71,7 @@ class Snapshot(Source):
     header: bytes = b""
     at: Kept | None = None
     ends: tuple[Tail, ...] = ()
+    again: Callable[[], Snapshot] | None = None
     frame: Frame = field(init=False)
     sparse: bool = field(init=False)
     is_local: bool = field(init=False)
@@ -250,11 +252,11 @@ def reload(held: Snapshot, *, even_new: bool = False) -> Snapshot:
     Header and fingerprint are compared, which tell every state that b2array has written from all others. Raises what
     `load` raises, and ConflictError if the frame was deleted and another one made in its place, unless `even_new`.
     """
-    if held.header and held.frame.is_ours:
+    if held.header and held.frame.is_ours and held.again is None:
         head = unchanged(held.store, held.frame, held.header, held.start)
         if head is not None:
             return replace(held, version=head.version, unique=head.unique)
-    current = load(held.store, start=held.start, bare=held.at is not None)
+    current = load(held.store, start=held.start, bare=held.at is not None) if held.again is None else held.again()
     if held.at is not None:
         return kept_state(current, held.at.name, held.at.generation)
     if current.state.annotations.identity != held.state.annotations.identity and not even_new:

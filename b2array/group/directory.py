@@ -401,11 +401,16 @@ class Directory:
             summaries.check(held, said)
         return held
 
+    def _read(self, path: str, manifest: Manifest | None = None) -> Snapshot:
+        """Return the state of a member by a manifest, or by that of now."""
+        again = partial(_read_again, self._address, self.storage_options, path)
+        return redo.read_member(self.store_of, manifest or self.stored(), path, again=again)
+
     def current(self, path: str) -> Snapshot:
         """Return the state of a member that belongs to the members that are shown. Raises what `open` raises."""
         manifest, _ = self._state()
         try:
-            held = redo.read_member(self.store_of, manifest, path)
+            held = self._read(path, manifest)
         except MISSING:
             # The caller may have taken the path from an earlier list: a commit through this handle shows its own
             # manifest, but none of the changes that others have made before. On a local disk, files are the list.
@@ -428,3 +433,8 @@ def _mark_deleted(store: Store, found: Found) -> None:
     mark = empty_frame(store, sparse=bool(found.name), replaces=found.version)
     mark.annotate(deleted=True)
     commit(mark)
+
+
+def _read_again(address: str, options: Mapping[str, Any], path: str) -> Snapshot:
+    """Return the state of a member that is committed now; pickles of arrays may take this call along."""
+    return Directory(address, options)._read(path)

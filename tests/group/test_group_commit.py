@@ -6,6 +6,7 @@ Stores: local files, and memory that behaves as an object store, which has no lo
 from __future__ import annotations
 
 import itertools
+import pickle
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import blosc2
 import fsspec
 import numpy as np
 import pytest
+from dask.array import from_array
 from lengths import Sampled
 from operations import WRITES, Killed, Operations, compare
 
@@ -693,8 +695,74 @@ def test_a_reader_who_meets_a_replacement_never_gets_what_goes_after_what_comes(
         assert set(map(tuple, seen)) == {(60,) * 8}, (at, names[at])
 
 
+@pytest.mark.parametrize("way", [_replace, lambda group, *_: _first_items(group)], ids=["replaced", "changed"])
+@pytest.mark.parametrize("name", ["time", "level"])
+def test_a_reader_of_a_commit_that_waits_goes_on_with_it_when_it_is_carried_out(
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str, way: Callable[..., None]
+) -> None:
+    group = place.prepared()
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(redo, "carry_out", _die)
+        way(group, "time", "level")
+    reader = open_group(group.url)
+    held, refreshed = reader[name], reader[name]
+    following = open_group(group.url, follow=True)[name]
+    copied = pickle.loads(pickle.dumps(reader[name]))
+    arrays = held, refreshed, following, copied, from_array(reader[name])
+    new = held[:].tolist()
+    for _ in range(2):
+        refreshed.refresh()
+        assert [each[:].tolist() for each in (refreshed, following)] == [new] * 2
+    open_group(group.url, "r+").attrs["carried"] = "out"
+    assert [np.asarray(each).tolist() for each in arrays] == [new] * len(arrays)
+    _last_item(group.url, name)
+    for each in (refreshed, following, copied):
+        each.refresh()
+        assert each[:].tolist() == [*new[:-1], 50]
+    _replace(open_group(group.url, "r+"), name)
+    refreshed.refresh()
+    assert refreshed[:].tolist() == following[:].tolist() == [60] * 8
+
+
 def _die(*_: object, **__: object) -> None:
     raise Killed
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_who_makes_an_array_by_its_own_url_takes_no_place_from_a_commit_that_comes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Any, sampled: Sampled
+) -> None:
+    """A transaction makes an array of the same name, and is killed right after its commit."""
+    place = Place("local", tmp_path, monkeypatch)
+    settle, doomed = redo.settle, threading.local()
+
+    def settle_or_die(store_of: Any, log: Any, **options: Any) -> Any:
+        if log and vars(doomed):
+            raise Killed
+        return settle(store_of, log, **options)
+
+    def make(url: str) -> None:
+        b2array.asarray(np.full(8, 1), url=f"{url}/new.b2nd", chunks=(4,), layout=layout)
+
+    def make_and_die(group: Group) -> None:
+        doomed.now = True
+        with group.transaction() as changes:
+            for name in ("new", "beside"):
+                changes.create(name, data=np.full(8, 2), chunks=(4,), layout=layout)
+
+    monkeypatch.setattr(redo, "settle", settle_or_die)
+    names = place.operations.watch(partial(make, place.prepared().url))
+    for at in sampled(range(len(names) + 1), 1):
+        group, refused = place.prepared(), []
+        died: list[BaseException] = []
+        writer = partial(_noting, partial(make, group.url), refused)
+        _meeting(place, at, writer, partial(_noting, partial(make_and_die, group), died))
+        winner = 1 if [*map(type, died)] != [Killed] else 2
+        assert [*map(type, refused)] == [FileExistsError] * (winner - 1), (at, names[at:], died)
+        seen = found(group.url)
+        assert seen["new"] == [winner] * 8, (at, names[at:])
+        assert seen.get("beside") == (None if winner == 1 else [2] * 8)
+        assert found(group.url, "r+") == seen
 
 
 @pytest.mark.parametrize("moves", [False, True])
