@@ -18,6 +18,11 @@ class AzureStore(CloudStore):
 
     put_limit = 5000 * 2**20
 
+    @property
+    def connections(self) -> int:
+        """Return a number that the client allows."""
+        return 32
+
     def _translate(self, error: Exception, name: str) -> Exception:
         # A write of a blob discards the parts that others have sent for it.
         if getattr(error, "error_code", None) == "InvalidBlockList":

@@ -507,9 +507,9 @@ def check_span(url: str, span: Span) -> Span:
     return span
 
 
-def merge(url: str, spans: Sequence[Span], limit: int) -> list[Merged]:
+def merge(url: str, spans: Sequence[Span], limit: int, *, gap: int | None = None) -> list[Merged]:
     """Check spans, and merge those that are worth reading together."""
-    return coalesce([check_span(url, span) for span in spans], config.coalesce_gap, limit)
+    return coalesce([check_span(url, span) for span in spans], config.coalesce_gap if gap is None else gap, limit)
 
 
 def scatter(spans: Sequence[Span], merged: Sequence[Merged], buffers: Iterable[memoryview]) -> list[memoryview]:

@@ -26,6 +26,11 @@ class GcsStore(CloudStore):
     _serves_ends = True
     uploads = 1  # a resumable upload takes one part after the other
 
+    @property
+    def connections(self) -> int:
+        """Return a number that the client allows."""
+        return 32
+
     async def _get(self, fs: Any, path: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
         asked = {"alt": "media", "headers": {"Range": bytes_range(start, stop)}, **_condition(expected)}
         headers, content = await fs._call("GET", _OBJECT, *_place(fs, path), **asked, **_generation(fs, path))

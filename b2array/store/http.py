@@ -17,7 +17,6 @@ from b2array.store.spans import Span
 
 __all__ = ["HttpStore"]
 
-_CONNECTIONS = 100
 _BUSY = (429, 500, 502, 503, 504)
 _COMPRESSED = ("br", "deflate", "gzip", "zstd")
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
@@ -33,8 +32,13 @@ class HttpStore(FsspecStore):
     can = READ_ONLY
     _serves_ends = True
 
+    @property
+    def connections(self) -> int:
+        """Return a number that the client allows."""
+        return 100
+
     def _answers(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
-        answers = self._get_each(self._get, spans, expected, _CONNECTIONS)
+        answers = self._get_each(self._get, spans, expected)
         return [
             each if isinstance(each, Exception) else _answer(span, *each)
             for span, each in zip(spans, answers, strict=True)

@@ -54,6 +54,11 @@ class ObstoreStore(CloudStore):
         self.can = READ_ONLY if self._cloud == "http" else Capabilities(compare=True)
         self._serves_ends = self._cloud != "azure"
 
+    @property
+    def connections(self) -> int:
+        """Return a number that the client allows."""
+        return 32
+
     def _connect(self) -> tuple[Any, str]:
         fs = self._options[FILE_SYSTEM]
         if _Runtime.process not in (None, os.getpid()) or fs._pid != os.getpid():

@@ -55,6 +55,8 @@ _READ_LIMIT = 16 * 2**20  # larger reads are split: several connections are fast
 _USUAL = (B2ArrayError, MemoryError, NotImplementedError, TypeError, ValueError)
 """Errors that say the same whatever the store is."""
 CONNECTIONS = 8  # fewer than the S3 client's connections, so that no request waits for one
+_WIDER = 16
+"""The gap that a request may read over is so many times wider where not all requests can be under way at once."""
 _ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
 _ONE_FILE = ("libarchive", "tar", "zip")
 """Archives in which all readers share one file object: only one thread may use it at a time.
@@ -133,6 +135,11 @@ class FsspecStore(Store):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
+
+    @property
+    def connections(self) -> int:
+        """How many requests of a read are under way at the same time."""
+        return CONNECTIONS
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._address, self._options)
@@ -213,6 +220,8 @@ class FsspecStore(Store):
 
     def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
+        if len(merged) > self.connections:  # then one request more costs more than the bytes in between
+            merged = merge(self.url, spans, _READ_LIMIT, gap=_WIDER * config.coalesce_gap)
         filled = [each.span for each in merged if each.span.start < each.span.stop]
         answers = self._ranges(filled, expected)[::-1] if filled else []
         try:
@@ -241,14 +250,14 @@ class FsspecStore(Store):
 
         return self._call(names[0], request)
 
-    def _get_each(
-        self, get: _Get, spans: Sequence[Span], expected: Version | None, most: int = CONNECTIONS
-    ) -> list[Any]:
+    def _get_each(self, get: _Get, spans: Sequence[Span], expected: Version | None) -> list[Any]:
         """Do the same by a request for each span."""
 
         def send(fs: Any, _: str) -> Awaitable[list[Any]]:
             root = self._connect()[1]
-            return at_once((get(fs, join(root, name), start, stop, expected) for name, start, stop in spans), most)
+            return at_once(
+                (get(fs, join(root, name), start, stop, expected) for name, start, stop in spans), self.connections
+            )
 
         return self._wait(spans[0].name, send)
 

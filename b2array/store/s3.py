@@ -10,10 +10,13 @@ from typing import Any
 from b2array.errors import UnsupportedError
 from b2array.store.base import Stamp, Version, where
 from b2array.store.cloud import ABSENT, CloudStore, Part
+from b2array.store.file_systems import FILE_SYSTEM
 from b2array.store.remote import bytes_range, patiently
 
 __all__ = ["S3Store"]
 
+_FEW, _MANY = 10, 50
+"""How many connections a client of S3 has by itself, and how many the store asks for before it connects."""
 _DELETE_LIMIT = 1000  # keys that one request can delete
 
 
@@ -22,6 +25,19 @@ class S3Store(CloudStore):
 
     put_limit = 5 * 2**30
     _serves_ends = True
+
+    @property
+    def connections(self) -> int:
+        """Fewer than those of the client, so that no request waits for one."""
+        fs, _ = self._connect()
+        return max(1, int(fs.config_kwargs.get("max_pool_connections", _FEW)) - 2)
+
+    def _connect(self) -> tuple[Any, str]:
+        fs, root = super()._connect()
+        # The user may share this file system, for which a second one would not do: each caches its listings.
+        if fs._s3 is None and FILE_SYSTEM not in self._options:
+            fs.config_kwargs = {"max_pool_connections": _MANY, **fs.config_kwargs}
+        return fs, root
 
     def _translate(self, error: Exception, name: str) -> Exception:
         if _code(error) == "NoSuchBucket":

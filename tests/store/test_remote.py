@@ -26,6 +26,7 @@ from b2array.errors import ConflictError, FormatError, LimitError
 from b2array.store import remote, upload
 from b2array.store import s3 as s3_store
 from b2array.store.base import Head, Version
+from b2array.store.file_systems import address_of
 from b2array.store.open import open_store
 from b2array.store.spans import Span
 
@@ -498,6 +499,33 @@ def test_s3_many_conditional_reads_do_not_wait_for_each_other(s3):
     spans = [("a", start, start + 10) for start in range(0, 4000, 100)]
     with config.using(coalesce_gap=0):
         assert read(s3, *spans, expected=stamp.version) == [CONTENT[start:stop] for _, start, stop in spans]
+
+
+def test_s3_reads_over_wider_gaps_if_not_all_requests_can_be_under_way_at_once(s3, s3_calls):
+    content = bytes(range(256)) * 100
+    s3.create("a", content)
+    few = s3._options | {"config_kwargs": {"max_pool_connections": 20}}
+    store = open_store(s3.url, storage_options=few)
+    for gap, count, requests in (0, 19, 19), (10, 18, 18), (10, 19, 1):
+        spans = [("a", start, start + 10) for start in range(0, 100 * count, 100)]
+        s3_calls.clear()
+        with config.using(coalesce_gap=gap):
+            assert read(store, *spans) == [content[start:stop] for _, start, stop in spans]
+        assert len(s3_calls) == requests
+
+
+def test_s3_has_more_connections_than_its_client_asks_for_unless_the_user_says_how_many(bucket, s3_options):
+    import s3fs
+
+    url = f"s3://{bucket}/other"
+    few = {**s3_options, "config_kwargs": {"max_pool_connections": 5}}
+    given = s3fs.S3FileSystem(**s3_options, skip_instance_cache=True)
+    stores = [open_store(url, storage_options={**s3_options, "use_ssl": False}), open_store(url, storage_options=few)]
+    with pytest.raises(FileNotFoundError):
+        stores[0].stamp("missing")
+    assert [store.connections for store in stores] == [48, 3]
+    address, options = address_of(url, None, given)
+    assert open_store(address, storage_options=options).connections == 8
 
 
 @pytest.mark.parametrize("size", [11, pytest.param(101, marks=pytest.mark.slow)])
