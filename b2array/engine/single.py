@@ -4,6 +4,8 @@ A commit of a group writes the manifest, and then each member. A writer of one m
 
 On a local disk it takes the member's lock, and carries out what the manifest has for the member: `writers_lock`. Who
 makes a frame takes the lock of the manifest, so that no commit gives the place to another one meanwhile: `makers_lock`.
+A group may be inside of another one. So these look at the manifests of all groups around a member, and a transaction
+carries out what other groups than its own have: `carry_out_others`.
 
 An object store compares the version of one object while it writes, and has no locks. There a member that a transaction
 changes notes its group. Whoever writes such a member reads its state first, and then the manifest: `may_replace`. The
@@ -20,7 +22,7 @@ see. A new summary leaves it open, too. Then the next writer says again that he 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache, partial
 from io import FileIO
@@ -35,7 +37,15 @@ from b2array.store.base import MISSING, Store, Version, pause
 from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
 
-__all__ = ["LOOKS", "makers_lock", "may_replace", "wait", "writers_lock"]
+__all__ = [
+    "LOOKS",
+    "carry_out_others",
+    "makers_lock",
+    "may_replace",
+    "wait",
+    "waits_for_others",
+    "writers_lock",
+]
 
 _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
@@ -43,25 +53,11 @@ _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
 
 def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
-    """Take the lock of a frame, once no commit of the group that it is in waits to be carried out for it.
+    """Take the lock of a frame, once no commit of a group that it is in waits to be carried out for it.
 
     The lock itself is the context manager: it ends in C code, which Ctrl-C does not interrupt.
     """
-    while True:
-        lock: AbstractContextManager[object] | None = None
-        try:
-            lock = store.lock(name)
-            place = _in_group(store, MANIFEST)
-            entry = None if place is None else _waiting(*place)
-            if place is None or entry is None:
-                return lock
-        except BaseException:
-            _release(lock)
-            raise
-        _release(lock)
-        group, path = place
-        with LocalStore(group).lock(MANIFEST):
-            carry_out(partial(_member_store, group), path, entry)
+    return _once_nothing_waits(store, lambda: store.lock(name))
 
 
 def makers_lock(store: Store) -> AbstractContextManager[object]:
@@ -69,19 +65,45 @@ def makers_lock(store: Store) -> AbstractContextManager[object]:
 
     A frame that is in no group needs none.
     """
-    found = _in_group(store, MANIFEST, EMBEDDED)  # the first commit of a group makes its manifest
-    if found is None:
-        return nullcontext()
-    group, path = found
-    lock = LocalStore(group).lock(MANIFEST)
-    try:
-        entry = _waiting(group, path)
-        if entry is not None:
-            carry_out(partial(_member_store, group), path, entry)
-    except BaseException:
+    # The first commit of a group makes its manifest.
+    groups = _groups_around(store, MANIFEST) or _groups_around(store, EMBEDDED)
+    return _once_nothing_waits(store, lambda: LocalStore(groups[0][0]).lock(MANIFEST)) if groups else nullcontext()
+
+
+def carry_out_others(store: Store, group: Store) -> None:
+    """Carry out what other groups have for a member of a group: those that it is in, and those in between.
+
+    The caller holds no lock.
+    """
+    while waiting := _waiting(store, besides=group):
+        _carry_out(*waiting)
+
+
+def waits_for_others(store: Store, group: Store) -> bool:
+    """Whether other groups have committed what is not carried out yet for a member of a group."""
+    return _waiting(store, besides=group) is not None
+
+
+def _once_nothing_waits(
+    store: Store, take: Callable[[], AbstractContextManager[object]]
+) -> AbstractContextManager[object]:  # fmt: skip
+    while True:
+        lock: AbstractContextManager[object] | None = None
+        try:
+            lock = take()
+            waiting = _waiting(store)
+            if waiting is None:
+                return lock
+        except BaseException:
+            _release(lock)
+            raise
         _release(lock)
-        raise
-    return lock
+        _carry_out(*waiting)
+
+
+def _carry_out(group: Path, path: str, entry: Entry) -> None:
+    with LocalStore(group).lock(MANIFEST):
+        carry_out(partial(_member_store, group), path, entry)
 
 
 def _release(lock: AbstractContextManager[object] | None) -> None:
@@ -94,24 +116,29 @@ def _member_store(group: Path, path: str) -> LocalStore:
     return LocalStore(group / path, within=group)
 
 
-def _in_group(store: Store, *marks: str) -> tuple[Path, str] | None:
-    """Return the group that a local frame is in, by one of its files, and the frame's path there."""
+def _groups_around(store: Store, mark: str) -> list[tuple[Path, str]]:
+    """Return the groups that a local frame is in, from the innermost on, by a file that marks them, and its paths."""
     if not isinstance(store, LocalStore):
-        return None
+        return []
     place = Path(store.url)
     place = place.resolve() if place.is_symlink() else place
     if place.name.endswith(TEMPORARY):  # no log names the places beside members
-        return None
-    group = next((outer for mark in marks for outer in place.parents if (outer / mark).exists()), None)
-    return None if group is None else (group, place.relative_to(group).as_posix())
+        return []
+    return [(outer, place.relative_to(outer).as_posix()) for outer in place.parents if (outer / mark).exists()]
 
 
-def _waiting(group: Path, path: str) -> Entry | None:
-    """Return the entry for a local frame that its group has not carried out yet."""
-    with suppress(*_UNREADABLE, *MISSING):  # nobody can read such a group, either
-        entry = _log_of(LocalStore(group)).get(path)
-        if entry is not None and look_by(entry, partial(_member_store, group), path)[1]:
-            return entry
+def _waiting(store: Store, *, besides: Store | None = None) -> tuple[Path, str, Entry] | None:
+    """Return the entry for a local frame that one of its groups has not carried out yet, after the group and the path.
+
+    The log of one group may be left out.
+    """
+    for group, path in _groups_around(store, MANIFEST):
+        if besides is not None and group == Path(besides.url):
+            continue
+        with suppress(*_UNREADABLE, *MISSING):  # nobody can read such a group, either
+            entry = _log_of(LocalStore(group)).get(path)
+            if entry is not None and look_by(entry, partial(_member_store, group), path)[1]:
+                return group, path, entry
     return None
 
 

@@ -49,6 +49,7 @@ from b2array.engine.manifest import (
     retired_path,
     staged_path,
 )  # fmt: skip
+from b2array.engine.single import carry_out_others, waits_for_others
 from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, unknown_name
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
@@ -581,6 +582,9 @@ class Transaction(Changes):
         self._retire(view.manifest)
         self._identify()
         for _ in attempts(view.store):
+            if view.is_local:
+                for path in {*touched, *self._moved, *self._removed.values()}:
+                    carry_out_others(view.store_of(path), view.store)
             locks: list[AbstractContextManager[object]] = []
             # One call of C code, which Ctrl-C does not interrupt. A lock left behind would make this process wait.
             unlock: Callable[[], object] = partial(deque, map(methodcaller("__exit__", None, None, None), locks), 0)
@@ -608,6 +612,8 @@ class Transaction(Changes):
             self._holds.take(opened, before, version)
             return False
         locked = self._locked(changed, locks)
+        if any(waits_for_others(view.store_of(path), view.store) for path in locked):
+            return False
         try:
             self._check_names(before)
             self._check_moved(before)

@@ -241,6 +241,43 @@ def test_a_manifest_with_the_times_of_an_earlier_one_is_read_again(pair: str, tm
     assert values(pair) == values(pair, "r+") == {"x": 8, "y": 8}
 
 
+@pytest.mark.parametrize("way", ["url", "group", "transaction", "remade"])
+def test_a_writer_of_a_group_loses_nothing_of_a_commit_of_the_group_around_it(tmp_path: Path, way: str) -> None:
+    outer, inner = str(tmp_path / "outer"), str(tmp_path / "outer" / "inner")
+    for url, names in (inner, "xz"), (outer, ("inner/x", "y")):
+        group = open_group(url, "a")
+        for name in names:
+            if name not in group:
+                group.create(name, data=np.zeros(6), chunks=(3,))
+        with group.transaction() as changes:  # so that each group has a manifest
+            for name in names:
+                changes[name][0] = 1
+
+    def change(changes: b2array.Group) -> None:
+        for name in ("inner/x", "y"):
+            changes[name][1] = 7
+
+    killed_after_the_commit(outer, change)
+    expected = [1, 7, 0, 9, 0, 0]
+    if way == "url":
+        b2array.open(f"{inner}/x.b2nd", "r+")[3] = 9
+    elif way == "group":
+        open_group(inner, "r+")["x"][3] = 9
+    elif way == "transaction":
+        with open_group(inner, "r+").transaction() as changes:
+            for name in "xz":
+                changes[name][3] = 9
+    else:
+        with open_group(inner, "r+").transaction() as changes:
+            del changes["x"]
+            changes.create("x", data=np.full(6, 9))
+        expected = [9] * 6
+    for mode in ("r", "r+", "r"):
+        group = open_group(outer, mode)
+        assert (group["inner/x"][:].tolist(), group["y"][:].tolist()) == (expected, [1, 7, 0, 0, 0, 0])
+        group.close()
+
+
 @both_layouts
 def test_a_member_is_repaired_after_the_commit_that_waits_for_it(pair: str) -> None:
     killed_after_the_commit(pair, fill(7))
