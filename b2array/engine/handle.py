@@ -159,7 +159,7 @@ class Handle:
                     return source
                 if isinstance(source, Snapshot) and source.again is not None:
                     with suppress(OSError, B2ArrayError):
-                        current = source.again()
+                        current = reload(source)
                         if current.again is None and current.generation == source.generation:
                             self._show(current, self._draft)  # it was carried out, perhaps to another place
                             return current
@@ -323,16 +323,22 @@ class Handle:
         """Return a draft for a transaction of this handle, on top of the committed state."""
         self.require_writable()
         with self.mutex.held:
+            self._require_no_transaction()
             return self.new_draft()
 
     def enter(self, draft: Draft) -> None:
         """Enter a transaction with a draft of `begin`, or of a new frame; the caller commits it, and calls `leave`."""
         self.require_writable()
         with self.mutex.held:
-            if self._draft is not None:
-                raise ValueError("a transaction is under way on this handle already")
+            self._require_no_transaction()
+            if draft.base is not None and draft.base is not self._snapshot:
+                draft.rebase(self._snapshot)  # another thread has committed since it began
             draft.keep_open()
             self._show(self._snapshot, draft)
+
+    def _require_no_transaction(self) -> None:
+        if self._draft is not None:
+            raise ValueError("a transaction is under way on this handle already")
 
     def leave(self, snapshot: Snapshot | None) -> None:
         """Leave the transaction and show a new state, or the old one, once other threads have finished their change."""
@@ -346,6 +352,8 @@ class Handle:
 
     def new_draft(self, *, locked: bool = False) -> Draft:
         """Begin a draft on top of the committed state, independent of any that is under way."""
+        if self._snapshot.again is not None:
+            self._show(reload(self._snapshot, carries_out=True), self._draft)
         if not self._snapshot.header:
             current = reload(self._snapshot)
             if current.generation == self._snapshot.generation:
@@ -471,6 +479,6 @@ def _explain(source: Source, error: B2ArrayError | OSError) -> None:
 
 def _restored(
     kind: type[Handle], store: Store, thin: Frame, index: bytes, start: int, version: Version | None, generation: str,
-    mode: Mode, at: Kept | None, again: Callable[[], Snapshot] | None = None,
+    mode: Mode, at: Kept | None, again: Callable[..., Snapshot] | None = None,
 ) -> Handle:  # fmt: skip
     return kind(Snapshot(store, with_index(thin, index), start, version, generation, at=at, again=again), mode)

@@ -142,7 +142,7 @@ def look(store: Store) -> Found:
 
 
 def read_member(
-    store_of: StoreOf, manifest: Manifest, path: str, *, again: Callable[[], Snapshot] | None = None
+    store_of: StoreOf, manifest: Manifest, path: str, *, again: Callable[..., Snapshot] | None = None
 ) -> Snapshot:  # fmt: skip
     """Return the state of a member by the manifest; FileNotFoundError if there is no such member.
 

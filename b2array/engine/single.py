@@ -36,6 +36,7 @@ from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedEr
 from b2array.store.base import MISSING, Store, Version, pause
 from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
+from b2array.store.locks import holds_locks
 
 __all__ = [
     "LOOKS",
@@ -61,13 +62,25 @@ def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
 
 
 def makers_lock(store: Store) -> AbstractContextManager[object]:
-    """Take the lock of a group's manifest for who makes a local frame in it, once nothing waits for the frame's place.
+    """Take the lock of a group's manifest for who makes a local frame in it, once nothing waits for its place.
 
-    A frame that is in no group needs none.
+    A frame that is in no group needs none. A thread that holds another lock takes none: a commit may wait for that one,
+    and hold the manifest's.
     """
     # The first commit of a group makes its manifest.
     groups = _groups_around(store, MANIFEST) or _groups_around(store, EMBEDDED)
-    return _once_nothing_waits(store, lambda: LocalStore(groups[0][0]).lock(MANIFEST)) if groups else nullcontext()
+    if not groups:
+        return nullcontext()
+
+    def take() -> AbstractContextManager[object]:
+        if holds_locks():
+            return nullcontext()
+        try:
+            return LocalStore(groups[0][0]).lock(MANIFEST)
+        except PermissionError:  # a directory in somebody else's group may be ours
+            return nullcontext()
+
+    return _once_nothing_waits(store, take)
 
 
 def carry_out_others(store: Store, group: Store) -> None:

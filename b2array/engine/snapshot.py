@@ -59,7 +59,7 @@ class Snapshot(Source):
     commit. `unique` identifies the file; see `b2array.store.base.Head`. `header` has the stored bytes; a snapshot out
     of a pickle has none, and may lack sizes of blocks. A state that was kept under a name is `at` an entry of the
     frame's ledger, and has no stored header. A state that a group has committed, and not carried out yet, is read
-    `again` by the group's manifest: its store may have an earlier one.
+    `again` by the group's manifest: its store may have an earlier one. With ``carries_out`` it is carried out first.
     """
 
     store: Store
@@ -71,7 +71,7 @@ class Snapshot(Source):
     header: bytes = b""
     at: Kept | None = None
     ends: tuple[Tail, ...] = ()
-    again: Callable[[], Snapshot] | None = None
+    again: Callable[..., Snapshot] | None = None
     frame: Frame = field(init=False)
     sparse: bool = field(init=False)
     is_local: bool = field(init=False)
@@ -246,17 +246,21 @@ def frame_in(store: Store) -> Snapshot | None:
         return None
 
 
-def reload(held: Snapshot, *, even_new: bool = False) -> Snapshot:
+def reload(held: Snapshot, *, even_new: bool = False, carries_out: bool = False) -> Snapshot:
     """Return the state that the store of a snapshot holds now: with the same parsed frame if nothing was committed.
 
     Header and fingerprint are compared, which tell every state that b2array has written from all others. Raises what
-    `load` raises, and ConflictError if the frame was deleted and another one made in its place, unless `even_new`.
+    `load` raises, and ConflictError if the frame was deleted and another one made in its place, unless `even_new`. A
+    writer `carries_out` what a group has committed before: nobody may write to a frame that waits in another place.
     """
     if held.header and held.frame.is_ours and held.again is None:
         head = unchanged(held.store, held.frame, held.header, held.start)
         if head is not None:
             return replace(held, version=head.version, unique=head.unique)
-    current = load(held.store, start=held.start, bare=held.at is not None) if held.again is None else held.again()
+    if held.again is None:
+        current = load(held.store, start=held.start, bare=held.at is not None)
+    else:
+        current = held.again(carries_out=carries_out)
     if held.at is not None:
         return kept_state(current, held.at.name, held.at.generation)
     if current.state.annotations.identity != held.state.annotations.identity and not even_new:
@@ -321,8 +325,11 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
         if state.frame.frame_type != held.frame.frame_type:
             raise located_error(f"{held.url}: snapshot {entry.name!r}", _wrong_kind(state.frame.frame_type))
         found.append(
-            Snapshot(held.store, state, held.start, held.version, entry.generation.hex(), held.unique, at=entry)
-        )
+            Snapshot(
+                held.store, state, held.start, held.version, entry.generation.hex(), held.unique, at=entry,
+                again=held.again,
+            )
+        )  # fmt: skip
     return found
 
 

@@ -404,7 +404,7 @@ class Directory:
             summaries.check(held, said)
         return held
 
-    def _read(self, path: str, manifest: Manifest | None = None) -> Snapshot:
+    def state_of(self, path: str, manifest: Manifest | None = None) -> Snapshot:
         """Return the state of a member by a manifest, or by that of now."""
         again = partial(_read_again, self._address, self.storage_options, path)
         return redo.read_member(self.store_of, manifest or self.stored(), path, again=again)
@@ -413,7 +413,7 @@ class Directory:
         """Return the state of a member that belongs to the members that are shown. Raises what `open` raises."""
         manifest, _ = self._state()
         try:
-            held = self._read(path, manifest)
+            held = self.state_of(path, manifest)
         except MISSING:
             # The caller may have taken the path from an earlier list: a commit through this handle shows its own
             # manifest, but none of the changes that others have made before. On a local disk, files are the list.
@@ -438,6 +438,9 @@ def _mark_deleted(store: Store, found: Found) -> None:
     commit(mark)
 
 
-def _read_again(address: str, options: Mapping[str, Any], path: str) -> Snapshot:
+def _read_again(address: str, options: Mapping[str, Any], path: str, *, carries_out: bool = False) -> Snapshot:
     """Return the state of a member that is committed now; pickles of arrays may take this call along."""
-    return Directory(address, options)._read(path)
+    group = Directory(address, options)
+    if carries_out:  # nobody may write to a frame that still waits in another place
+        group.carry_out(path)
+    return group.state_of(path)

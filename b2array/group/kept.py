@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from b2array.buffers import Buffer
-from b2array.engine import kept, redo, snapshot
+from b2array.engine import kept, snapshot
 from b2array.engine.commit import commit, copied
 from b2array.engine.draft import is_part
 from b2array.engine.handle import Handle, Mode
@@ -249,7 +249,7 @@ class Moment:
             if token is not None:
                 held = snapshot.load(group.store_of(retired_path(token)))
             else:
-                held = redo.read_member(group.store_of, self._manifest, path)
+                held = group.state_of(path, self._manifest)
         except (*MISSING, ConflictError):
             return None
         entry = ledger_in(held).find(self.name)

@@ -11,7 +11,7 @@ from b2array import threads
 from b2array.array import snapshots
 from b2array.array.drafts import Kind
 from b2array.array.snapshots import Box, SnapshotInfo, differing, snapshot_info
-from b2array.engine import redo, snapshot
+from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.engine.manifest import ATTRS, is_attrs, is_embedded, retired_path
 from b2array.engine.snapshot import Snapshot, ledger_in
@@ -113,7 +113,7 @@ def listed(group: Directory) -> tuple[SnapshotInfo, ...]:
 def _held(group: Directory, path: str, *, is_retired: bool) -> Snapshot:
     if is_retired:
         return snapshot.load(group.store_of(path))
-    return redo.read_member(group.store_of, group.manifest, path)
+    return group.state_of(path, group.manifest)
 
 
 # Differences.

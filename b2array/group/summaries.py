@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from b2array.engine.handle import Handle
-from b2array.engine.snapshot import Snapshot, load, restore, unchanged
+from b2array.engine.snapshot import Snapshot, load, reload, restore, unchanged
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.state import State
@@ -46,9 +46,14 @@ class Promised(Handle):
         return object.__getattribute__(self, name)
 
     def refresh(self) -> None:
-        """Show what the store holds now, as described or not."""
+        """Show the state that is committed now, as described or not."""
         with self.mutex.held:
-            self._show(load(self.store))
+            try:
+                shown = self._snapshot
+            except ConflictError:
+                self._show(load(self.store))
+            else:
+                self._show(reload(shown, even_new=True))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.at_snapshot().__reduce__()

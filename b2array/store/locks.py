@@ -20,7 +20,7 @@ from b2array.store.base import held_already
 from b2array.store.disk import READ
 from b2array.store.links import OpenDirectory, open_itself
 
-__all__ = ["free_lock", "locked", "remove_lock"]
+__all__ = ["free_lock", "holds_locks", "locked", "remove_lock"]
 
 if sys.platform == "win32":
     import errno
@@ -86,6 +86,12 @@ def _is_held(file: _LockFile, *, shared: bool) -> bool:
     """Whether this thread holds the lock of a file already, shared or not."""
     held = _held.get((*file.key[:-1], shared))
     return held is not None and not held.closed
+
+
+def holds_locks() -> bool:
+    """Whether this thread holds the lock of any file."""
+    me = threading.get_ident()
+    return any(file.key[2] == me and not file.closed for file in tuple(_held.values()))
 
 
 def _open_lock(path: str, *, shared: bool) -> _LockFile:

@@ -55,8 +55,8 @@ _READ_LIMIT = 16 * 2**20  # larger reads are split: several connections are fast
 _USUAL = (B2ArrayError, MemoryError, NotImplementedError, TypeError, ValueError)
 """Errors that say the same whatever the store is."""
 CONNECTIONS = 8  # fewer than the S3 client's connections, so that no request waits for one
-_WIDER = 16
-"""The gap that a request may read over is so many times wider where not all requests can be under way at once."""
+_WIDER = (2, 4, 8, 16)
+"""How many times wider the gaps are that a request reads over, until all requests can be under way at once."""
 _ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
 _ONE_FILE = ("libarchive", "tar", "zip")
 """Archives in which all readers share one file object: only one thread may use it at a time.
@@ -220,8 +220,10 @@ class FsspecStore(Store):
 
     def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
-        if len(merged) > self.connections:  # then one request more costs more than the bytes in between
-            merged = merge(self.url, spans, _READ_LIMIT, gap=_WIDER * config.coalesce_gap)
+        for wider in _WIDER:
+            if len(merged) == 1 or len(merged) <= self.connections:
+                break
+            merged = merge(self.url, spans, _READ_LIMIT, gap=wider * config.coalesce_gap)
         filled = [each.span for each in merged if each.span.start < each.span.stop]
         answers = self._ranges(filled, expected)[::-1] if filled else []
         try:

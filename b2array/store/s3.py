@@ -29,8 +29,8 @@ class S3Store(CloudStore):
     @property
     def connections(self) -> int:
         """Fewer than those of the client, so that no request waits for one."""
-        fs, _ = self._connect()
-        return max(1, int(fs.config_kwargs.get("max_pool_connections", _FEW)) - 2)
+        given = self._call("", lambda fs, _: fs.config_kwargs.get("max_pool_connections"))
+        return max(1, int(given or _FEW) - 2)
 
     def _connect(self) -> tuple[Any, str]:
         fs, root = super()._connect()

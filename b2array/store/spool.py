@@ -144,16 +144,22 @@ class Spool:
         with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
             start, count, nbytes = self.length, len(self._pieces), sum(map(len, pieces))
-            block = self._block() if nbytes < _SMALL else None
-            joined, filled = (b"", 0) if block is None else (b"".join(pieces), len(block))
-            starts = list(accumulate(map(len, pieces[:-1]), initial=start)) if block is None else []
+            *starts, _ = accumulate(map(len, pieces), initial=start)
+            block, joined, filled = None, b"", 0
+            if nbytes < _SMALL:
+                joined = b"".join(pieces)
+                if count and self._pieces[-1] is self._last_block and len(self._last_block) < _JOINED:
+                    block, filled = self._last_block, len(self._last_block)
+                else:
+                    new = bytearray(joined)
+                    pieces, starts, self._last_block = (new,), [start], new
             try:
                 # Nothing interrupts these four.
-                if block is not None:
-                    block += joined
-                else:
+                if block is None:
                     self._starts += starts
                     self._pieces += pieces
+                else:
+                    block += joined
                 self.length = start + nbytes
                 if self.on_disk or self.length > self._limit:
                     self._flush()
@@ -162,8 +168,8 @@ class Spool:
                 del self._starts[count:], self._pieces[count:]
                 if block is not None:
                     del block[filled:]
-                # If the earlier ones are still in memory, not all of them are in the file. Another's file stays.
-                if self._pieces and self._file is not None:
+                # If there are earlier ones in memory, not all of them are in the file. Another's file stays.
+                if count and self._file is not None:
                     self._remove()
                 raise
             return start
@@ -187,7 +193,9 @@ class Spool:
         number = max(0, bisect_right(self._starts, start) - 1)
         while number < len(self._starts) and self._starts[number] < stop:
             base, piece = self._starts[number], self._pieces[number]
-            yield memoryview(piece)[max(0, start - base) : stop - base]
+            part = memoryview(piece)[max(0, start - base) : stop - base]
+            # Nobody may hold a view of a block: it could not grow.
+            yield bytes(part) if isinstance(piece, bytearray) else part
             number += 1
 
     def portable(self) -> Segment:
@@ -200,7 +208,7 @@ class Spool:
                     self._file.close()
                 self._file, self._released = None, True
                 return Part(self.path, self.reserved)
-        return Content(b"".join(self.pieces(0, self.length)))
+            return Content(b"".join(self.pieces(0, self.length)))
 
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> None:
         """Complete the file: `header` into the reserved room, `tail` behind the pieces."""
@@ -217,14 +225,6 @@ class Spool:
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-
-    def _block(self) -> bytearray:
-        """Return the last piece, if small ones are joined in it and it has room, or an empty one that is new."""
-        if not self._pieces or self._pieces[-1] is not self._last_block or len(self._last_block) >= _JOINED:
-            self._last_block = bytearray()
-            self._starts.append(self.length)
-            self._pieces.append(self._last_block)
-        return self._last_block
 
     def _flush(self) -> None:
         file = self._opened()

@@ -719,6 +719,19 @@ def test_a_chunk_that_another_thread_changes_while_it_is_located_is_the_new_one(
 
 
 @LAYOUTS
+def test_a_transaction_begins_with_what_another_thread_has_committed_just_before(array, layout):
+    handle = array._handle
+    draft = handle.begin()
+    array[0] = 5
+    handle.enter(draft)
+    array[1] = 6
+    assert array[:3].tolist() == [5, 6, *array[2:3].tolist()]
+    handle.leave(commit(draft))
+    assert array[:2].tolist() == [5, 6]
+    with pytest.raises(ValueError, match="under way"), array.transaction(), array.transaction():
+        pass
+
+
 def test_a_change_that_lost_a_race_joins_a_transaction_that_has_begun_meanwhile(array, layout):
     handle, entered = array._handle, None
     for attempt in handle.attempts(anywhere=True):

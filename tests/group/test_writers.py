@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -276,6 +278,85 @@ def test_a_writer_of_a_group_loses_nothing_of_a_commit_of_the_group_around_it(tm
         group = open_group(outer, mode)
         assert (group["inner/x"][:].tolist(), group["y"][:].tolist()) == (expected, [1, 7, 0, 0, 0, 0])
         group.close()
+
+
+def test_a_snapshot_that_is_made_while_a_transaction_deletes_a_member_keeps_the_member(tmp_path: Path) -> None:
+    url = str(tmp_path / "g")
+    open_group(url, "w").update({"a": np.arange(10), "b": np.arange(5)})
+    with open_group(url, "r+").transaction() as changes:
+        del changes["a"]
+        open_group(url, "r+").snapshot("before")
+    assert [*open_group(url)] == ["b"]
+    assert open_group(url, at="before")["a"][:].tolist() == [*range(10)]
+
+
+@both_layouts
+def test_who_makes_an_array_while_he_holds_the_lock_of_another_one_waits_for_no_transaction(pair: str) -> None:
+    begun, told = threading.Event(), []
+
+    def transact() -> None:
+        with suppress(ConflictError), open_group(pair, "r+").transaction() as changes:
+            changes["x"][0] = 5
+            begun.set()
+        told.append(True)
+
+    x = b2array.open(f"{pair}/x.b2nd", "r+")
+    with x.lock():
+        thread = threading.Thread(target=transact, daemon=True)
+        thread.start()
+        assert begun.wait(30)
+        time.sleep(0.2)
+        b2array.asarray(np.arange(3), url=f"{pair}/new.b2nd")
+        x[1] = 6
+    thread.join(30)
+    assert told == [True]
+    assert open_group(pair)["new"][:].tolist() == [0, 1, 2]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("others_first", [False, True])
+@pytest.mark.parametrize("name", ["x", "new"])
+def test_a_handle_goes_on_after_a_commit_that_could_not_be_carried_out_at_once(
+    tmp_path: Path, layout: Any, name: str, others_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path / "g")
+    open_group(url, "w").create("x", data=np.zeros(8), chunks=(4,), layout=layout)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError
+
+    with monkeypatch.context() as full, open_group(url, "r+").transaction() as changes:
+        array = changes[name] if name == "x" else changes.create(name, data=np.zeros(8), chunks=(4,), layout=layout)
+        array[2] = 50
+        changes.attrs["n"] = 1
+        full.setattr(redo, "carry_out", fail)
+    if others_first:
+        open_group(url, "r+").attrs["carried"] = "out"
+    array[0], array[5] = 77, 78
+    assert array[:].tolist() == open_group(url)[name][:].tolist() == [77, 0, 50, 0, 0, 78, 0, 0]
+    open_group(url, "r+").attrs["n"] = 2
+    assert array[:].tolist() == open_group(url)[name][:].tolist()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid(), reason="needs a second user")
+def test_who_may_not_lock_a_group_makes_arrays_in_a_directory_of_his_inside_of_it() -> None:
+    with tempfile.TemporaryDirectory() as outer:  # the directories of pytest are closed to other users
+        Path(outer).chmod(0o755)
+        url = f"{outer}/g"
+        with open_group(url, "w").transaction() as changes:
+            changes["a"] = np.zeros(3)
+        mine = Path(url, "mine")
+        mine.mkdir()
+        mine.chmod(0o777)
+        pid = os.fork()
+        if not pid:
+            try:
+                os.setuid(65534)
+                b2array.asarray(np.arange(3), url=mine / "x.b2nd")
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        assert b2array.open(mine / "x.b2nd")[:].tolist() == [0, 1, 2]
 
 
 @both_layouts

@@ -7,6 +7,7 @@ import base64
 import gc
 import multiprocessing
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tracemalloc
 import zipfile
 from pathlib import Path
 
+import fsspec.core
 import numpy as np
 import pytest
 from fsspec.asyn import get_loop, sync
@@ -512,6 +514,17 @@ def test_s3_reads_over_wider_gaps_if_not_all_requests_can_be_under_way_at_once(s
         with config.using(coalesce_gap=gap):
             assert read(store, *spans) == [content[start:stop] for _, start, stop in spans]
         assert len(s3_calls) == requests
+
+
+def test_s3_shows_no_secret_if_the_first_read_cannot_connect(s3, monkeypatch):
+    def fail(url, **options):
+        raise ValueError(f"cannot connect to {url} with {options}")
+
+    store = pickle.loads(pickle.dumps(s3))
+    monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
+    for spans in [("a", 0, 9)], [("a", 0, 9), ("a", 10**6, 10**6 + 9)]:
+        with pytest.raises(OSError, match=re.escape("'secret': '***'")):
+            read(store, *spans)
 
 
 def test_s3_has_more_connections_than_its_client_asks_for_unless_the_user_says_how_many(bucket, s3_options):

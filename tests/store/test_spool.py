@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interrupts import interrupted
 
 from b2array.errors import ConflictError
 from b2array.store.spool import Spool
@@ -108,6 +110,27 @@ def test_a_write_that_fails_leaves_the_earlier_pieces(tmp_path, nbytes):
         assert (spool.length, bytes(spool.read(3, 5))) == (8, b"45")
         assert spool.write(b"+" * nbytes) == 8
         assert b"".join(map(bytes, spool.pieces(0, 8 + nbytes))) == b"12345678" + b"+" * nbytes
+
+
+def test_views_of_pieces_do_not_keep_others_from_writing():
+    with Spool() as spool:
+        spool.write(b"123")
+        held = list(spool.pieces(0, 3))
+        assert spool.write(b"456") == 3
+        assert bytes(held[0]) == b"123"
+
+
+def test_two_interrupted_writes_take_nothing_of_earlier_ones_away(tmp_path):
+    _, moments = interrupted(lambda: Spool().write(b"12", b"3"), -1)
+    for first in (b"-" * 20, b"-" * 5):
+        for moment, other in itertools.product(range(1, moments + 4), repeat=2):
+            with Spool(str(tmp_path / "spool"), limit=10) as spool:
+                spool.write(first)
+                interrupted(lambda: spool.write(b"12", b"3"), moment)
+                interrupted(lambda: spool.write(b"45", b"6"), other)
+                at = spool.write(b"789")
+                assert b"".join(map(bytes, spool.pieces(0, len(first)))) == first
+                assert bytes(spool.read(at, at + 3)) == b"789"
 
 
 def test_threads_write_at_the_same_time():
