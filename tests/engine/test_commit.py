@@ -732,6 +732,7 @@ def test_a_transaction_begins_with_what_another_thread_has_committed_just_before
         pass
 
 
+@LAYOUTS
 def test_a_change_that_lost_a_race_joins_a_transaction_that_has_begun_meanwhile(array, layout):
     handle, entered = array._handle, None
     for attempt in handle.attempts(anywhere=True):
