@@ -28,7 +28,6 @@ from b2array.engine.handle import Handle, Mode
 from b2array.engine.kept import CopiedGroup
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
 from b2array.engine.redo import Found
-from b2array.engine.single import carry_out_others
 from b2array.engine.snapshot import Snapshot
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
@@ -346,10 +345,8 @@ class Directory:
     def carry_out(self, path: str) -> None:
         """Give a member the frame that waits for it in another place: nobody else may write there.
 
-        It may wait there even after `recover`, because of a later commit. Or another group waits that it is in, too.
+        It may wait there even after `recover`, because of a later commit.
         """
-        if self.is_local:
-            carry_out_others(self.store_of(path), self.store)
         entry = self.manifest.redo.get(path)
         if entry is not None and entry.kind == "frame":
             with self.store.lock(MANIFEST):

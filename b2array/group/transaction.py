@@ -198,6 +198,8 @@ class Transaction(Changes):
             if mode == "r" or is_embedded(path):
                 return self._view.open(path, mode)
             self._view.carry_out(path)
+            if self._view.is_local:
+                carry_out_others(self._view.store_of(path), self._view.store)
             handle = Handle(self._view.current(path), mode)
             draft = handle.begin()
             handle.enter(draft)
