@@ -74,7 +74,7 @@ from b2array.group.kept import (
 )  # fmt: skip
 from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
-from b2array.store.base import MISSING, Version, attempts, conflict, may_still_happen, too_many_conflicts
+from b2array.store.base import MISSING, Head, Version, attempts, conflict, may_still_happen, too_many_conflicts
 
 __all__ = ["Transaction", "changing", "committing"]
 
@@ -236,13 +236,26 @@ class Transaction(Changes):
             return path, self._new_member(draft, token)
         # Objects cannot be renamed: the chunks get their names at once, and numbers that no other chunk had.
         draft, replaced = self._begun(path, new, overwrite=overwrite)
-        if replaced is not None and draft.sparse != (replaced == FRAME_NAME):
+        # A frame or mark cannot be replaced by one of the other layout, so a name has a place for each: neither layout
+        # may get both.
+        other = ARRAY if suffix == OTHER else OTHER
+        is_unfit = replaced is not None and draft.sparse != (replaced == FRAME_NAME)
+        may_move = may_move and not (other == ARRAY and draft.state.layout is None)
+        if may_move and (is_unfit or (replaced is None and self._has_layout(name + other, draft))):
             draft.abort()
-            other = ARRAY if suffix == OTHER else OTHER
-            if not may_move or (other == ARRAY and draft.state.layout is None):
-                raise FileExistsError(f"{draft.url} exists and has another layout")
             return self._staged(name, other, new, overwrite=overwrite, may_move=False)
+        if is_unfit:
+            draft.abort()
+            raise FileExistsError(
+                f"{draft.url} exists and has another layout: choose another name or the other layout; if it was"
+                " deleted, vacuum makes the name free"
+            )
         return path, self._new_member(draft)
+
+    def _has_layout(self, path: str, draft: Draft) -> bool:
+        """Whether a frame, or the mark of a deleted one, has a path and the layout of a new frame."""
+        (head,) = self._view.store_of(path).head([FRAME_NAME if draft.sparse else ""], 1)
+        return isinstance(head, Head) and bool(head.data)
 
     def _new_member(self, draft: Draft, token: str = "") -> _Member:
         """Return a new member with a handle that changes its draft."""

@@ -20,6 +20,8 @@ import fsspec
 import numpy as np
 import pytest
 from dask.array import from_array
+from hypothesis import given
+from hypothesis import strategies as st
 from lengths import Sampled
 from operations import WRITES, Killed, Operations, compare
 
@@ -146,6 +148,24 @@ def test_a_transaction_gives_a_member_the_other_layout_again_and_again(tmp_path:
         assert found(str(tmp_path / "g")) == {"x": [0]}
     assert found(str(tmp_path / "g")) == {"x": [times]}
     assert open_group(tmp_path / "g")["x"].info["layout"] == other
+
+
+@given(st.lists(st.sampled_from(["sparse", "contiguous", "delete", "vacuum"]), max_size=12))
+def test_a_name_in_an_object_store_takes_every_layout_whatever_was_there(steps: list[Any]) -> None:
+    url = f"memory://layouts-{next(_serials)}.b2d"
+    with pytest.MonkeyPatch.context() as patch:
+        compare(type(open_store(url)), patch)
+        group, expected = open_group(url, "w"), {}
+        for number, step in enumerate(steps):
+            if step == "vacuum":
+                b2array.vacuum(url, grace=0)
+            elif step != "delete":
+                group.create("x", data=[number], layout=step, overwrite=True)
+                expected = {"x": [number]}
+            elif expected:
+                del group["x"]
+                expected = {}
+            assert found(url) == expected
 
 
 def _delete(group: Group) -> None:
