@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from gcs_server import gcs_server
-from servers import S3_KEY, S3_SECRET, Server, s3_server
+from servers import S3_KEY, S3_SECRET, Server, received, s3_server
 
 from b2array.store.open import FILE_SYSTEM
 
@@ -213,7 +213,7 @@ class _GateHandler(BaseHTTPRequestHandler):
         pass
 
     def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = received(self)
         with self.gate.lock:
             self.gate.under_way += 1
         try:

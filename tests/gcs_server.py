@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from servers import Server
+from servers import Server, received
 
 GRAIN = 256 * 1024
 """Parts of an upload must be multiples of this size, except for the last one."""
@@ -119,7 +119,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = received(self)
         address = urlsplit(self.path)
         asked = {name: values[0] for name, values in parse_qs(address.query).items()}
         try:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from servers import Server
+from servers import Server, received
 
 if TYPE_CHECKING:
     from werkzeug.datastructures import Headers
@@ -65,10 +65,10 @@ class Handler(BaseHTTPRequestHandler):
     def body(self) -> bytes:
         """Read what comes with the request, in chunks of HTTP or as a whole."""
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            return received(self)
         pieces = []
         while size := int(self.rfile.readline().partition(b";")[0], 16):
-            pieces.append(self.rfile.read(size))
+            pieces.append(received(self, size))
             self.rfile.readline()
         while self.rfile.readline().strip():
             pass

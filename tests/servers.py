@@ -151,6 +151,16 @@ class Server(ThreadingHTTPServer):
         pass  # a client that went away
 
 
+def received(request: BaseHTTPRequestHandler, nbytes: int | None = None) -> bytes:
+    """Read the body of a request, or bytes of it. A client that is killed meanwhile is an error, not a short body."""
+    if nbytes is None:
+        nbytes = int(request.headers.get("Content-Length") or 0)
+    body = request.rfile.read(nbytes)
+    if len(body) < nbytes:
+        raise ConnectionError(f"expected {nbytes} bytes, found {len(body)}")
+    return body
+
+
 @contextmanager
 def range_server(**settings: object) -> Iterator[RangeServer]:
     """Run a `RangeServer` in a thread."""

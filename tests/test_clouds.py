@@ -12,9 +12,12 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -331,6 +334,18 @@ def test_an_upload_in_parts_that_another_write_refuses_says_so_and_leaves_nothin
         assert gate.asked[-1].startswith("DELETE")
         gate.arm()
         assert store.create("", iter([bytes(6 * 2**20)])) == store.stamp("")
+
+
+@pytest.mark.parametrize("kind", ["s3", "gcs"])
+def test_the_servers_of_these_tests_refuse_a_body_whose_client_is_killed(cloud_of, kind):
+    cloud = cloud_of(kind)
+    path = "/" + cloud.make_bucket(f"cut-{uuid4()}").partition("://")[2] + "/x"
+    at = urlsplit(cloud.endpoint)
+    with socket.create_connection((at.hostname, at.port)) as client:
+        client.sendall(f"PUT {path} HTTP/1.1\r\nHost: {at.netloc}\r\nContent-Length: 10\r\n\r\nhalf".encode())
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""
+    assert not cloud.fs.exists(path[1:])
 
 
 def test_a_bucket_that_does_not_exist_is_that_error(cloud):
