@@ -39,8 +39,8 @@ from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
 from b2array.store.spans import Span
 
 __all__ = [
-    "Found", "carry_out", "discard", "is_abandoned", "look",
-    "look_by", "read_manifest", "read_member", "settle", "write_manifest",
+    "Found", "belongs", "carry_out", "discard", "is_abandoned",
+    "look", "look_by", "read_manifest", "read_member", "settle", "write_manifest",
 ]  # fmt: skip
 
 _DAMAGED = "damaged "
@@ -343,10 +343,11 @@ def _chunks_of(held: Snapshot) -> list[str]:
 def discard(store: Store, *, locked: bool = False) -> None:
     """Remove what was staged, or put aside: a file, a directory, or an object. It may be gone.
 
-    If `locked`, the caller sees to it that no other process is at work there.
+    Files that are no part of a frame stay, and so does their directory. If `locked`, the caller sees to it that no
+    other process is at work there.
     """
     if store.can.local:
-        store.remove(FRAME_NAME, _belongs, locked=locked)
+        store.remove(FRAME_NAME, belongs, locked=locked)
         store.drop_lock()  # nobody else waits for it: only its writer knows this place
     else:
         store.delete([""])
@@ -362,9 +363,9 @@ def is_abandoned(store: Store) -> bool:
     except MISSING:
         return False
     is_directory = isinstance(store.head([""], 1)[0], IsADirectoryError)
-    return is_directory and FRAME_NAME not in names and all(map(_belongs, names))
+    return is_directory and FRAME_NAME not in names and all(map(belongs, names))
 
 
-def _belongs(name: str) -> bool:
+def belongs(name: str) -> bool:
     """Whether a file in the directory of a frame is part of it, or waits there for a commit."""
     return name == FRAME_NAME or chunk_number(name) is not None or name.endswith((LOCK, TEMPORARY, JOURNAL, KEPT))

@@ -543,7 +543,7 @@ class LocalStore(Store):
                     here.remove(each)
             remove_lock(here, LOCK)
             if aside is not None:
-                for each in here.names()[0]:  # other writers were about to put these there
+                for each in filter(belongs, here.names()[0]):  # other writers were about to put these there
                     here.remove(each)
             if alone:
                 with suppress(OSError):  # and may still do so; then `vacuum` removes the directory

@@ -18,7 +18,7 @@ from b2array.array.schunk import open_schunk
 from b2array.display.tables import counted, size
 from b2array.engine.fetch import chunk_number
 from b2array.engine.manifest import MANIFEST, RETIRED, SUFFIXES, members_among
-from b2array.engine.redo import discard, look, read_member
+from b2array.engine.redo import belongs, discard, look, read_member
 from b2array.engine.snapshot import kept_states, ledger_in, load
 from b2array.errors import B2ArrayError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
@@ -247,7 +247,8 @@ def _waiting(group: Directory, needed: set[str], members: set[str]) -> tuple[dic
     for path in group.store.walk():
         if not needed.isdisjoint(accumulate(path.split("/"), "{}/{}".format)):
             continue
-        if (match := _LEFT.fullmatch(path)) is not None:
+        match, name = _LEFT.fullmatch(path), path.rpartition("/")[2]
+        if match is not None and (match["left"] == path or belongs(name)):
             if not group.is_local or match["frame"] not in members:  # beside a local member its own vacuum finds it
                 left[match["left"]] = match["frame"]
         elif path.endswith(JOURNAL):

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.engine.fetch import chunk_number
+from b2array.engine.redo import belongs, discard
 from b2array.errors import FormatError
 from b2array.store.base import Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY
@@ -160,14 +161,16 @@ def of_one_age(files: Mapping[str, Listed]) -> dict[str, Listed]:
 def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
     """Find what writers did not finish, in a directory, and beside a file or directory.
 
-    What is beside it has its own name, without a path. A directory, whose name ends with a slash, is as
-    young as the youngest file in it.
+    What is beside it has its own name, without a path. A directory, whose name ends with a slash, is as young as the
+    youngest file in it. A directory with nothing but files of other kinds is not among them.
     """
     found = {name: each for name, each in files.items() if name.endswith(TEMPORARY)}
     beside = {}
     for name, path in _beside(store).items():
         with suppress(FileNotFoundError):
-            beside[name] = _whole(path)
+            whole = _whole(path)
+            if whole is not None:
+                beside[name] = whole
     if any(name.rstrip("/").endswith(JOURNAL) for name in beside):
         # The writer that keeps the journal young may still need the other files, which it wrote long ago.
         beside = of_one_age(beside)
@@ -187,18 +190,24 @@ def _siblings(path: Path, suffix: str) -> Iterator[Path]:
         yield from (each for each in path.parent.iterdir() if pattern.fullmatch(each.name) and not is_link(str(each)))
 
 
-def _whole(path: Path) -> Listed:
-    statuses = [each.lstat() for each in (path.iterdir() if path.is_dir() else [path])]
+def _whole(path: Path) -> Listed | None:
+    """Return the size of a file, or of the files of frames in a directory, and when the youngest was written."""
+    inside = [*path.iterdir()] if path.is_dir() else [path]
+    ours = [each for each in inside if each == path or belongs(each.name)]
+    if inside and not ours:
+        return None
+    statuses = [each.lstat() for each in ours]
     return Listed(sum(each.st_size for each in statuses), max(each.st_mtime for each in (path.stat(), *statuses)))
 
 
 def remove(store: Store, names: Collection[str]) -> None:
-    """Remove orphans and leftovers, by the names that `orphans` and `leftovers` give them."""
+    """Remove orphans and leftovers, by the names that `orphans` and `leftovers` give them.
+
+    Files of other kinds stay.
+    """
     beside = _beside(store)
     if not isinstance(store, LocalStore) or Path(store.url).is_dir():
         store.force()
         store.delete(name for name in names if name not in beside)
     for name in beside.keys() & names:
-        left = LocalStore(beside[name], within=beside[name].parent)
-        with suppress(FileNotFoundError):
-            left.delete([*filter(None, left.listing()), ""])
+        discard(LocalStore(beside[name], within=beside[name].parent), locked=True)

@@ -63,6 +63,39 @@ def test_leftovers_beside_a_file_are_removed(path):
     assert not ours.exists()
 
 
+@pytest.mark.parametrize("kind", [".b2tmp", ".b2write"])
+def test_files_of_other_kinds_in_a_directory_of_leftovers_stay(path, kind):
+    write(path, noise(), "contiguous")
+    left = path.with_name(f"a.b2nd.0123456789abcdef{kind}")
+    left.mkdir()
+    for name in ("00000000.chunk", FRAME_NAME, "notes.txt"):
+        (left / name).write_bytes(b"x")
+    assert b2array.vacuum(path, grace=0).removed == (f"{left.name}/",)
+    assert [each.name for each in left.iterdir()] == ["notes.txt"]
+    assert b2array.vacuum(path, grace=0).removed == ()
+
+
+def _delete(group):
+    del group["a"]
+
+
+@pytest.mark.parametrize(
+    "change", [_delete, lambda group: group.move("a", "b"), lambda group: group.create("a", data=[1], overwrite=True)]
+)
+def test_files_of_other_kinds_beside_the_chunks_of_a_member_stay_when_that_goes(tmp_path, change):
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    group.create("a", data=np.arange(10), chunks=(3,), layout="sparse")
+    (tmp_path / "g.b2d" / "a.b2nd" / "notes.txt").write_text("mine")
+    change(group)
+    for _ in range(2):
+        b2array.vacuum(tmp_path / "g.b2d", grace=0)
+        (notes,) = (tmp_path / "g.b2d").rglob("notes.txt")
+        assert [each.name for each in notes.parent.iterdir()] == ["notes.txt"]
+        assert notes.read_text() == "mine"
+    group["a"] = [2]
+    assert group["a"][0] == 2
+
+
 def test_leftovers_of_a_file_that_was_never_finished_are_removed(path):
     ours = path.with_name("a.b2nd.0123456789abcdef.b2tmp")
     ours.write_bytes(b"x")
