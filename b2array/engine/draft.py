@@ -51,7 +51,7 @@ from b2array.store.base import Store, Version, join_views_at
 from b2array.store.spans import Span
 from b2array.store.spool import Spool
 
-__all__ = ["Draft", "ForkOf", "discard", "is_part", "warn_of_forgotten"]
+__all__ = ["Draft", "ForkOf", "abandoned", "discard", "is_part", "warn_of_forgotten"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -210,7 +210,9 @@ class Draft(Target):
 
     def staleness(self) -> ConflictError | None:
         """Return the error for a reader if the store has another state than the one that the changes are made to."""
-        return None if self.base is None else self.base.staleness()
+        if self.base is None:
+            return abandoned(self.url) if self.staging.is_closed else None
+        return self.base.staleness()
 
     def locate(self, n: int) -> Location | Special:
         """Return where chunk `n` is, new or old. Note the read of an old one."""
@@ -691,6 +693,11 @@ def discard(store: Store) -> None:
     """Remove a frame that is in a place of its own, as far as possible."""
     with suppress(OSError, B2ArrayError):
         store.delete([*filter(is_part, store.listing()), ""])
+
+
+def abandoned(url: str) -> ConflictError:
+    """Return the error of a new frame whose transaction was given up."""
+    return ConflictError(f"{url} was not made: its transaction was given up")
 
 
 def is_part(name: str) -> bool:

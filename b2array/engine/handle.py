@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NoReturn, TypeVar
 
 from b2array import config
 from b2array.engine.commit import commit
-from b2array.engine.draft import Draft
+from b2array.engine.draft import Draft, abandoned
 from b2array.engine.single import writers_lock
 from b2array.engine.snapshot import Snapshot, reload
 from b2array.engine.source import Source
@@ -345,6 +346,12 @@ class Handle:
         with self.mutex.held:
             self._show(snapshot or self._snapshot)
 
+    def abandon(self, draft: Draft) -> None:
+        """Leave the transaction that was to make the frame, and was given up: the handle raises ConflictError now."""
+        with self.mutex.held:
+            self._show(replace(self._snapshot, again=partial(_refuse_abandoned, self.url)))
+            self.source = self.described = draft
+
     def require_writable(self) -> None:
         """Raise ReadOnlyError if the handle was opened for reading."""
         if self._mode == "r":
@@ -457,6 +464,10 @@ class Follower(Handle):
     @described.setter
     def described(self, _: Source) -> None:
         """Ignore it, too."""
+
+
+def _refuse_abandoned(url: str, *, carries_out: bool = False) -> NoReturn:  # noqa: ARG001
+    raise abandoned(url)
 
 
 def _identity(source: Source) -> object:

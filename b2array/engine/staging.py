@@ -77,6 +77,11 @@ class Staging:
         """Whether this is the process that the staging area was made in, and not one forked from it."""
         return self._owner == os.getpid()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the transaction has ended."""
+        return self._closed
+
     def require_open(self) -> None:
         """Raise ConflictError if the transaction has ended, or belongs to another process."""
         if self._closed:

@@ -545,7 +545,10 @@ class Transaction(Changes):
     def _leave(self, path: str, member: _Member) -> None:
         """Forget the changes to a member."""
         if member.draft is not None:
-            member.handle.leave(None)
+            if member.is_new:
+                member.handle.abandon(member.draft)
+            else:
+                member.handle.leave(None)
             member.draft.abort()
         if not member.token:
             return

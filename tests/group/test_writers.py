@@ -938,6 +938,19 @@ def test_the_first_transactions_of_a_group_mark_what_they_change_alike(tmp_path:
         reader["b"]
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize("base", ["", "memory://"])
+def test_the_handle_of_a_member_whose_transaction_is_given_up_says_so(tmp_path: Path, base: str, layout: str) -> None:
+    group = open_group(f"{base or tmp_path}/given-up-{layout}.b2d", "w")
+    with pytest.raises(ZeroDivisionError), group.transaction() as changes:
+        new = changes.create("x", data=[1, 2], layout=layout)
+        1 / 0  # noqa: B018
+    assert new.shape == (2,)
+    for use in (lambda: new[:], lambda: new.append([3]), lambda: new.attrs.update(a=1), new.refresh, new.sum):
+        with pytest.raises(ConflictError, match="given up|has ended"):
+            use()
+
+
 def test_a_file_whose_name_is_no_text_stops_no_transaction(tmp_path: Path) -> None:
     group = open_group(tmp_path / "g", "w")
     group["x"] = [0.0]
