@@ -35,8 +35,7 @@ from b2array.engine import commit, kept, resize
 from b2array.engine.changes import Keep, changeable
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
-from b2array.engine.kept import CopiedGroup
-from b2array.engine.snapshot import Snapshot
+from b2array.engine.kept import CopiedGroup, KeptState
 from b2array.engine.source import Source
 from b2array.engine.write import rewrite
 from b2array.format import text
@@ -78,7 +77,7 @@ def copied(
         old = source.state.require_layout()
         kind = old.dtype if dtype is None else converted(old.dtype, known_dtype(dtype), casting)
         # A snapshot of a group belongs to the group, and not to a copy of one of its members.
-        states = kept.copied(handle.snapshot, group) if snapshots else []
+        states = kept.copied(source, group) if snapshots else []
         if kind != old.dtype or not _keeps_chunks(source, old, new):
             return _recoded(source, states, kind, url, new, progress=progress)
         store, frame_type = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)
@@ -110,14 +109,17 @@ def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
 
 
 def _recoded(
-    source: Source, states: Sequence[Snapshot], dtype: np.dtype[Any], url: Url | None, new: ArrayOptions, *,
+    source: Source, states: Sequence[KeptState], dtype: np.dtype[Any], url: Url | None, new: ArrayOptions, *,
     progress: bool,
 ) -> Draft:  # fmt: skip
     annotations, old = source.state.annotations, source.state.require_layout()
     wanted_chunks, wanted_blocks = _parts(old, dtype, new)
     chunks, blocks = automatic(old.shape, dtype.itemsize, chunks=wanted_chunks, blocks=wanted_blocks)
     metalayers = {name: raw for name, raw in source.frame.metalayers if name not in GEOMETRIES}
-    first = (*states, source)[0].state.require_layout()
+    if isinstance(source, Draft):
+        source.flush()  # an open chunk would not be seen to differ from its earlier content
+    earlier = [(entry, held) for entry, held in states if held is not None]
+    first = (earlier[0][1] if earlier else source).state.require_layout()
     draft = new_draft(url, first.shape, dtype, replace(
         new, chunks=chunks, blocks=blocks,
         fill_value=_fill(annotations.fill, old.dtype, dtype) if new.fill_value is UNSET else new.fill_value,
@@ -126,16 +128,18 @@ def _recoded(
         meta=metalayers | dict(new.meta or {}),
     ))  # fmt: skip
     given = {*(new.attrs or {})}
-    total = None if states else draft.state.require_layout().nchunks
+    total = None if earlier else draft.state.require_layout().nchunks
     with aborting(draft), track(total, "chunks copied", progress, unit="items") as shown:
         # The copy goes through the states that its source has gone through, in one commit.
         before: State | None = None
-        for held in states:
+        for entry, held in earlier:
             _follow(draft, before, held, given, shown)
-            if held.at is not None:
-                draft.keep(Keep(held.at, changeable(draft.state)))
+            draft.keep(Keep(entry, changeable(draft.state)))
             before = held.state
         _follow(draft, before, source, given, shown)
+        for entry, made in states:
+            if made is None:
+                draft.keep(Keep(entry))
     return draft
 
 

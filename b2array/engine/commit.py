@@ -16,14 +16,15 @@ from functools import partial
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
-from b2array.engine.changes import LOWEST_CODE, ChangeSet, Keep
+from b2array.engine.changes import LOWEST_CODE, ChangeSet, Keep, is_spooled
 from b2array.engine.draft import Draft, discard
 from b2array.engine.fetch import each_chunk
-from b2array.engine.kept import require_intact
+from b2array.engine.kept import KeptState, require_intact
 from b2array.engine.plan import Facts, Plan, Step, plan, unnoted
 from b2array.engine.single import makers_lock, may_replace
 from b2array.engine.snapshot import Snapshot, kept_states, load, reload
@@ -346,7 +347,7 @@ def _whole(draft: Draft, current: Snapshot) -> Draft:
     stay = ledger_of(current.state).without(draft.drops).entries
     whole = copied(
         draft.as_source(), draft.store, FrameType.CONTIGUOUS, progress=draft.progress, replaces=current.version,
-        is_same=True, kept=kept_states(current, stay),
+        is_same=True, kept=[KeptState(*each) for each in zip(stay, kept_states(current, stay), strict=True)],
     )  # fmt: skip
     for keep in draft.keeps:
         whole.keep(keep)
@@ -356,12 +357,14 @@ def _whole(draft: Draft, current: Snapshot) -> Draft:
 def copied(
     source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False,
     progress: Progress | None = None, lost: Collection[int] = (),
-    locked: bool = False, replaces: Version | None = None, is_same: bool = False, kept: Sequence[Snapshot] = (),
+    locked: bool = False, replaces: Version | None = None, is_same: bool = False, kept: Sequence[KeptState] = (),
 ) -> Draft:  # fmt: skip
     """Return a draft of a new frame with the chunks of `source`, as they are stored, but for the `lost` ones.
 
     With `is_same`, it is the same frame in another file. It keeps the `kept` states of the old one.
     """
+    if isinstance(source, Draft):
+        source.flush()  # an open chunk would keep the code of its earlier content until then
     old = source.state
     annotations = (
         Annotations()
@@ -394,24 +397,27 @@ def copied(
     return new
 
 
-def _copy_kept(new: Draft, old: Frame, kept: Sequence[Snapshot]) -> None:
+def _copy_kept(new: Draft, old: Frame, kept: Sequence[KeptState]) -> None:
     """Let a copy of a frame keep states, too. Chunks that are in several states are copied once.
 
     Where other software may have written over a chunk of a state, it is compared with the checksums that the state has.
     """
     old_index, index_now, records_now = old.offsets, new.state.frame.offsets, new.state.records
-    stored = np.flatnonzero(old_index >= 0).tolist()
+    stored = np.flatnonzero(_is_stored(old_index)).tolist()
     copies = {int(old_index[n]): (int(index_now[n]), int(records_now[n])) for n in stored}
-    for held in kept:
+    for entry, held in kept:
+        if held is None:
+            new.keep(Keep(entry))
+            continue
         offsets, records = np.array(held.frame.offsets, np.int64), held.state.records.copy()
         lost = held.state.annotations.lost
         offsets[list(lost)] = index.special_offset(Special.ZEROS)  # nobody reads them
-        wanted = np.flatnonzero(offsets >= 0).tolist()
-        if held.at is not None and (held.at.suspect or not old.is_ours):
+        wanted = np.flatnonzero(_is_stored(offsets)).tolist()
+        if entry.suspect or not old.is_ours:
             try:
                 require_intact(held, deep=True)
             except FormatError as error:
-                raise located_error(f"{held.url}: the snapshot {held.at.name!r} is damaged; drop it", error) from error
+                raise located_error(f"{held.url}: the snapshot {entry.name!r} is damaged; drop it", error) from error
         missing = [n for n in wanted if int(offsets[n]) not in copies]
         for n, each in zip(missing, each_chunk(held, missing), strict=True):
             staged = new.store_stored(n, bytes(each.region))
@@ -419,5 +425,8 @@ def _copy_kept(new: Draft, old: Frame, kept: Sequence[Snapshot]) -> None:
         for n in wanted:
             offsets[n], records[n] = copies[int(offsets[n])]
         state = held.state.with_frame(offsets=offsets, frame_type=new.state.frame.frame_type)
-        if held.at is not None:
-            new.keep(Keep(held.at, state.with_tables(held.state.sizes, records)))
+        new.keep(Keep(entry, state.with_tables(held.state.sizes, records)))
+
+
+def _is_stored(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    return (codes >= 0) | is_spooled(codes)

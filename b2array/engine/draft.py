@@ -252,6 +252,13 @@ class Draft(Target):
         source._read = self._read.copy()
         return source
 
+    def earlier(self, state: State) -> Self:
+        """Return an earlier state that the commit will keep, to read from."""
+        source = copy.copy(self)
+        source.state, source.buffer = state, None
+        source._touched = np.ones(state.frame.nchunks, bool)  # so that no read is noted
+        return source
+
     # Chunks.
 
     def put(self, n: int, buf: bytes) -> None:

@@ -1,19 +1,25 @@
-"""Open a kept state of a frame: `opened` makes sure that other software has not written over its chunks."""
+"""Kept states of a frame: `opened` makes sure that other software has not written over the chunks of one.
+
+`copied` says which ones a copy of the frame gets.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk, fetch
 from b2array.engine.snapshot import Snapshot, kept_state, ledger_in
-from b2array.engine.source import ChunkRequest
+from b2array.engine.source import ChunkRequest, Source
 from b2array.errors import ConflictError, FormatError
+from b2array.format.kept import Kept
 
-__all__ = ["CopiedGroup", "copied", "opened", "require_intact"]
+__all__ = ["CopiedGroup", "KeptState", "copied", "opened", "require_intact"]
 
 _AT_ONCE = 256
 
@@ -41,6 +47,16 @@ def opened(held: Snapshot, name: str, *, deep: bool = False) -> Snapshot:
     return found
 
 
+class KeptState(NamedTuple):
+    """A state that a copy of a frame keeps: what its ledger will say, and where the chunks are.
+
+    Without a source, it is the state that the commit of the copy makes.
+    """
+
+    entry: Kept
+    source: Source | None
+
+
 @dataclass(frozen=True, slots=True)
 class CopiedGroup:
     """A group that is copied with snapshots of these names. `old` and `new` are the identities of it and its copy."""
@@ -50,25 +66,35 @@ class CopiedGroup:
     new: bytes
 
 
-def copied(held: Snapshot, group: CopiedGroup | None = None) -> list[Snapshot]:
+def copied(source: Source, group: CopiedGroup | None = None) -> list[KeptState]:
     """Return the states that a copy of a frame keeps.
 
-    These are the states that the frame keeps for itself. If the frame is copied with its group, the copy also keeps
-    those of the group's snapshots, for the new group.
+    These are the states that the frame keeps for itself, as a transaction leaves them if the source is one. If the
+    frame is copied with its group, the copy also keeps those of the group's snapshots, for the new group.
     """
+    if not isinstance(source, Draft):
+        return _stored(source, group, ()) if isinstance(source, Snapshot) else []
+    found = [] if source.base is None else _stored(source.base, group, source.drops)
+    waiting = [keep for keep in source.keeps if not keep.entry.group]
+    return found + [
+        KeptState(keep.entry, None if keep.state is None else source.earlier(keep.state)) for keep in waiting
+    ]
+
+
+def _stored(held: Snapshot, group: CopiedGroup | None, drops: tuple[str, ...]) -> list[KeptState]:
     found = []
-    for entry in ledger_in(held).entries:
+    for entry in ledger_in(held).without(drops).entries:
         if not entry.group:
-            found.append(opened(held, entry.name))
+            found.append(KeptState(entry, opened(held, entry.name)))
         elif group is not None and entry.group == group.old and entry.name in group.names:
             state = opened(held, entry.name)
             # A file without chunks has no room for those of other states.
             if held.frame.nchunks or not state.frame.nchunks:
-                found.append(replace(state, at=replace(entry, group=group.new)))
+                found.append(KeptState(replace(entry, group=group.new), state))
     return found
 
 
-def require_intact(held: Snapshot, *, deep: bool) -> None:
+def require_intact(held: Source, *, deep: bool) -> None:
     """Compare the stored chunks with their checksums: all of each chunk if `deep`, or if its head does not tell.
 
     Raises what `fetch` raises.

@@ -71,8 +71,9 @@ def copy_of(
         if layout == "auto" and (keeps_layout or _is_alike(source.store, url, storage_options)):
             layout = own
         store, kind = place_new(url, layout, storage_options, overwrite=overwrite)
-        states = kept.copied(source.snapshot, group) if snapshots else []
-        return copied(source.source, store, kind, overwrite=overwrite, kept=states)
+        origin = source.source
+        states = kept.copied(origin, group) if snapshots else []
+        return copied(origin, store, kind, overwrite=overwrite, kept=states)
 
     return new
 

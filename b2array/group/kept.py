@@ -113,10 +113,11 @@ def retire(view: Directory, states: Sequence[Snapshot]) -> RetiredFrame:
     """
     token = os.urandom(8).hex()
     store = view.store_of(retired_path(token))
-    commit(copied(states[-1], store, FrameType.SPARSE, kept=states))
+    entries = [held.at for held in states if held.at is not None]
+    keeps = [kept.KeptState(*each) for each in zip(entries, states, strict=True)]
+    commit(copied(states[-1], store, FrameType.SPARSE, kept=keeps))
     for path in (retired_path(token), RETIRED, ""):
         view.store_of(path).force()
-    entries = [held.at for held in states if held.at is not None]
     return RetiredFrame(token, tuple((entry.name, entry.generation) for entry in entries))
 
 

@@ -15,6 +15,7 @@ from b2array.engine.changes import changeable
 from b2array.engine.commit import commit, copied
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import chunk_number
+from b2array.engine.kept import KeptState
 from b2array.engine.single import writers_lock
 from b2array.engine.snapshot import Snapshot, kept_states, load
 from b2array.engine.source import FRAME_NAME
@@ -232,7 +233,8 @@ def _readable(held: Snapshot, entry: Kept) -> Iterator[Snapshot]:
 def _write(held: Snapshot, found: Findings, lost: Collection[int], files: Iterable[str]) -> None:
     store, version = held.store, held.version
     if not held.sparse:
-        states = [state for entry in ledger_of(held.state).entries for state in _readable(held, entry)]
+        entries = ledger_of(held.state).entries
+        states = [KeptState(entry, state) for entry in entries for state in _readable(held, entry)]
         commit(copied(
             held, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version, kept=states,
         ))  # fmt: skip

@@ -19,7 +19,7 @@ import blosc2
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from lengths import Sampled, examples
@@ -308,6 +308,56 @@ def _drop_and_fail(group: Group) -> None:
     group.drop_snapshot("x")
     group.snapshot("y")
     raise RuntimeError
+
+
+_STEPS = st.one_of(
+    st.tuples(st.just("write"), st.sampled_from("abc"), st.integers(0, 7), st.just("")),
+    st.tuples(st.just("append"), st.sampled_from("abc"), st.integers(1, 4), st.just("")),
+    st.tuples(st.just("snapshot"), st.sampled_from("abc"), st.integers(0, 2), st.just("")),
+    st.tuples(st.just("drop"), st.sampled_from("abc"), st.just(0), st.just("")),
+    st.tuples(st.sampled_from(["copy", "move"]), st.sampled_from("abc"), st.just(0), st.sampled_from("abcd")),
+)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@example(steps=[("move", "a", 0, "c"), ("move", "b", 0, "a"), ("move", "c", 0, "b")])
+@example(steps=[("write", "a", 0, ""), ("copy", "a", 0, "c"), ("copy", "c", 0, "d")])
+@example(steps=[("snapshot", "a", 0, ""), ("drop", "a", 0, ""), ("move", "a", 0, "c"), ("write", "c", 4, "")])
+@given(steps=st.lists(_STEPS, max_size=8))
+def test_copies_and_moves_in_a_transaction_take_values_and_snapshots_along(layout: Any, steps: list[Any]) -> None:
+    group = open_group(f"memory://along-{next(_serials)}.b2d", "w")
+    values: dict[str, list[int]] = {"a": [1, 2, 3, 4, 5], "b": [6, 7, 8]}
+    # What each member keeps by name; None is the state that the commit makes.
+    kept: dict[str, dict[str, list[int] | None]] = {name: {"old": [*items]} for name, items in values.items()}
+    for name, items in values.items():
+        group.create(name, data=items, chunks=(2,), layout=layout).snapshot("old")
+    with group.transaction() as changes:
+        first = {*values}  # new members cannot drop what they have from their source
+        for number, (step, name, n, target) in enumerate(steps, 100):
+            if name not in values:
+                continue
+            if step == "write" and n < len(values[name]):
+                changes[name][n] = values[name][n] = number
+            elif step == "append":
+                changes[name].append([number] * n)
+                values[name] += [number] * n
+            elif step == "snapshot" and f"s{n}" not in kept[name]:
+                changes[name].snapshot(f"s{n}")
+                kept[name][f"s{n}"] = None
+            elif step == "drop" and "old" in kept[name] and name in first:
+                changes[name].drop_snapshot("old")
+                del kept[name]["old"]
+            elif step in ("copy", "move") and target not in values:
+                getattr(changes, step)(name, *([changes] if step == "copy" else []), target)
+                values[target], kept[target] = [*values[name]], {**kept[name]}
+                if step == "move":
+                    del values[name], kept[name]
+                    first.discard(name)
+    assert {name: group[name][:].tolist() for name in group} == values
+    for name, states in kept.items():
+        found = {each.name: b2array.open(group[name].url, at=each.name)[:].tolist() for each in group[name].snapshots}
+        assert found == {label: values[name] if state is None else state for label, state in states.items()}
+    assert b2array.verify(group.url, deep=True).ok
 
 
 def test_a_group_without_members_has_snapshots(where: Where) -> None:

@@ -942,12 +942,12 @@ def test_the_first_transactions_of_a_group_mark_what_they_change_alike(tmp_path:
 @pytest.mark.parametrize("base", ["", "memory://"])
 def test_the_handle_of_a_member_whose_transaction_is_given_up_says_so(tmp_path: Path, base: str, layout: str) -> None:
     group = open_group(f"{base or tmp_path}/given-up-{layout}.b2d", "w")
-    with pytest.raises(ZeroDivisionError), group.transaction() as changes:
+    with suppress(ZeroDivisionError), group.transaction() as changes:
         new = changes.create("x", data=[1, 2], layout=layout)
-        1 / 0  # noqa: B018
+        raise ZeroDivisionError
     assert new.shape == (2,)
     for use in (lambda: new[:], lambda: new.append([3]), lambda: new.attrs.update(a=1), new.refresh, new.sum):
-        with pytest.raises(ConflictError, match="given up|has ended"):
+        with pytest.raises(ConflictError, match=r"given up|has ended"):
             use()
 
 
