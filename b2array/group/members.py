@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Self
 
-from b2array.engine.manifest import ATTRS, EMBEDDED, MANIFEST, is_member_name
-from b2array.store.endings import LOCK, TEMPORARY
+from b2array.engine.manifest import ATTRS, EMBEDDED, MANIFEST, RETIRED, is_member_name
+from b2array.format.kept import KEPT
+from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, WORK
 
 __all__ = ["Members", "check_new"]
 
@@ -127,5 +128,5 @@ def check_new(name: str, members: Members, url: str) -> None:
         if text in name:
             raise ValueError(f"{refused}: {text!r} has a meaning of its own in URLs")
     for part in name.split("/"):
-        if part in (MANIFEST, EMBEDDED) or part.endswith((LOCK, TEMPORARY)):
+        if part in (MANIFEST, EMBEDDED, RETIRED) or part.endswith((LOCK, TEMPORARY, JOURNAL, WORK, KEPT)):
             raise ValueError(f"{refused}: {part!r} names a file that is not a member")

@@ -142,6 +142,7 @@ class Transaction(Changes):
         self._removed: dict[str, str] = {}  # paths by names, from before the transaction
         self._moved: dict[str, str] = {}  # the states that were copied, by the paths of members to be removed
         self._ended = False
+        self._owner = os.getpid()
         self._keeps: dict[str, Kept] = {}  # snapshots of the group to make, by name
         self._drops: set[str] = set()  # and those to drop
         self._lists: list[str] = []  # objects that this attempt has made for snapshots
@@ -185,6 +186,8 @@ class Transaction(Changes):
     def _require_open(self) -> None:
         if self._ended:
             raise ConflictError("expected a transaction under way, found that it has ended")
+        if self._owner != os.getpid():
+            raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
     # Changes.
 
@@ -558,6 +561,8 @@ class Transaction(Changes):
     def abort(self) -> None:
         """Forget all changes."""
         self._ended = True
+        if self._owner != os.getpid():  # everything belongs to the process that this one was forked from
+            return
         self._holds.release()
         for path, member in self._touched.items():
             self._leave(path, member)

@@ -243,7 +243,13 @@ def test_names_that_change_the_meaning_of_urls_are_refused(group: Group, name: s
     assert list(group) == []
 
 
-@pytest.mark.parametrize("name", [".b2group/x", "g/embed.b2e", "x.b2nd.b2lock/y", "x.b2nd.0123456789abcdef.b2tmp/y"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *[".b2group/x", "g/embed.b2e", "x.b2nd.b2lock/y", "x.b2nd.0123456789abcdef.b2tmp/y", ".b2retired/x"],
+        *["x.0123456789abcdef.b2write/y", "x.b2z.b2work/y", "0123456789abcdef.b2kept"],
+    ],
+)
 def test_names_of_the_files_of_a_group_are_refused(group: Group, url: str, name: str) -> None:
     group["x"] = [1]
     for make in (lambda home: home.create(name, 3), lambda home: home.require_group(name)):

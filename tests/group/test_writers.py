@@ -359,6 +359,30 @@ def test_who_may_not_lock_a_group_makes_arrays_in_a_directory_of_his_inside_of_i
         assert b2array.open(mine / "x.b2nd")[:].tolist() == [0, 1, 2]
 
 
+@LAYOUTS
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_forked_process_takes_nothing_from_the_transaction_of_its_parent(
+    tmp_path: Path, layout: Any, fails: bool
+) -> None:
+    group, pid = open_group(tmp_path / "g.b2d", "w"), -1
+    group["goes"] = [1]
+    try:
+        with group.transaction() as changes:
+            changes.create("x", data=np.arange(10), chunks=(3,), layout=layout)
+            del changes["goes"]
+            pid = os.fork()
+            if pid:
+                os.waitpid(pid, 0)
+                assert [*open_group(tmp_path / "g.b2d")] == ["goes"]
+            elif fails:
+                raise SystemExit
+    finally:
+        if not pid:
+            os._exit(0)
+    assert {name: group[name][:].tolist() for name in group} == {"x": [*range(10)]}
+    assert b2array.verify(tmp_path / "g.b2d", deep=True).ok
+
+
 @both_layouts
 def test_a_member_is_repaired_after_the_commit_that_waits_for_it(pair: str) -> None:
     killed_after_the_commit(pair, fill(7))
