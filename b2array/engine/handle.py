@@ -360,7 +360,11 @@ class Handle:
     def new_draft(self, *, locked: bool = False) -> Draft:
         """Begin a draft on top of the committed state, independent of any that is under way."""
         if self._snapshot.again is not None:
-            self._show(reload(self._snapshot, carries_out=True), self._draft)
+            try:
+                self._show(reload(self._snapshot, carries_out=True), self._draft)
+            except (FileNotFoundError, NotADirectoryError) as error:
+                _explain(self._snapshot, error)
+                raise
         if not self._snapshot.header:
             current = reload(self._snapshot)
             if current.generation == self._snapshot.generation:

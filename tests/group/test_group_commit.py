@@ -715,6 +715,42 @@ def test_a_reader_who_meets_a_replacement_never_gets_what_goes_after_what_comes(
         assert set(map(tuple, seen)) == {(60,) * 8}, (at, names[at])
 
 
+def test_a_transaction_that_opens_what_a_killed_one_has_changed_and_another_one_deletes_is_told_of_a_conflict(
+    place: Place, monkeypatch: pytest.MonkeyPatch, sampled: Sampled
+) -> None:
+    def change(group: Group) -> None:
+        with group.transaction() as changes:
+            changes["time"][0] = 50
+
+    def commit_alone(url: str) -> None:
+        with monkeypatch.context() as patch, suppress(Killed):
+            patch.setattr(redo, "carry_out", _die)
+            with open_group(url, "r+").transaction() as changes:
+                changes["time"][1] = 60
+                changes["level"][1] = 60
+
+    def delete(url: str) -> None:
+        del open_group(url, "r+")["time"]
+
+    names = place.operations.watch(partial(change, place.prepared()))
+    for at in sampled([*itertools.combinations(range(len(names)), 2)], 40):
+        group, acts = place.prepared(), dict(zip(at, (commit_alone, delete), strict=True))
+        done: list[object] = []
+
+        def meet(
+            number: int, _: str, call: Callable[[], Any], url: str = group.url, acts: Any = acts, done: Any = done
+        ) -> Any:
+            if number in acts:
+                with suppress(RuntimeError):  # this thread has the lock that the other one would wait for
+                    acts[number](url)
+                    done.append(acts[number])
+            return call()
+
+        with suppress(ConflictError, KeyError):
+            place.operations.watch(partial(change, group), meet)
+        assert ("time" in open_group(group.url, "r+")) == (delete not in done), at
+
+
 @pytest.mark.parametrize("way", ["replaced", "changed"])
 @pytest.mark.parametrize("name", ["time", "level"])
 def test_a_reader_of_a_commit_that_waits_goes_on_with_it_when_it_is_carried_out(
