@@ -20,6 +20,7 @@ from b2array.array.many import read_many
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import SnapshotInfo, checked_entry
 from b2array.display.tables import Block, counted
+from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
@@ -513,6 +514,62 @@ class Group(MutableMapping[str, Any]):
         with changing(home) as changes:
             changes.remove(doomed)
 
+    def pop(self, name: str, *default: Any) -> Any:
+        """Remove an array, and return a copy of it in memory; `default` if there is none.
+
+        The copy has the attributes and snapshots. Its chunks stay compressed. `move` gives an array or a group another
+        name without any copy in memory.
+
+        Raises
+        ------
+        KeyError
+            There is no such member, and no default.
+        ValueError
+            It is a group.
+        ConflictError
+            Another writer has changed the array meanwhile.
+
+        Examples
+        --------
+        >>> group = open_group("memory://popped.b2d", "w")
+        >>> group["x"] = [1, 2]
+        >>> x = group.pop("x")
+        >>> x[:].tolist(), list(group)
+        ([1, 2], [])
+        """
+        if len(default) > 1:
+            raise TypeError(f"pop() takes a name and at most one default, not {1 + len(default)} arguments")
+        path = self._members().get(self._full(name.removeprefix("/")))
+        if path is None:
+            if name in self:
+                raise ValueError(f"{name!r} is a group, which stays: move() gives it another name, del removes it")
+            if default:
+                return default[0]
+            raise KeyError(f"{name!r}: {self.url} has no such member")
+        with self._changing() as changes:
+            home = cast(Changes, changes._home)
+            if isinstance(home, Transaction):
+                home.hold([path])
+            held = home.open(path, "r")
+            copied = Handle(commit(copy_of(held, {})(None, overwrite=False)), "r+")
+            states = {} if is_embedded(path) else {path: held.snapshot.generation}
+            home.remove({self._full(name.removeprefix("/")): path}, states)
+        return NDArray(copied) if _is_array(path, copied) else SChunk(copied)
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove the first array, and return its name and a copy of it in memory. Raises what `pop` raises."""
+        name = next(iter(self), None)
+        if name is None:
+            raise KeyError(f"{self.url} is empty")
+        return name, self.pop(name)
+
+    def clear(self) -> None:
+        """Remove all arrays and groups in this group, in one commit; its attributes stay."""
+        home, own = self._writable(), self._full(ATTRS)
+        members = home.members().below(self.name)
+        with changing(home) as changes:
+            changes.remove({name: path for name, path in members.items() if name != own})
+
     def copy(self, source: str, into: Group, name: str | None = None) -> None:
         """Copy an array, or a group with all below it, in one commit. Chunks are copied, not compressed again.
 
@@ -935,5 +992,8 @@ def _replaced(home: Directory | Changes, full: str, suffix: str, new: NewFrame, 
 
 def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk:
     held = home.open(path, mode, lazy=lazy)
-    is_array = path.endswith(ARRAY) or held.described.state.frame.metalayer("b2nd") is not None
-    return NDArray(held) if is_array else SChunk(held)
+    return NDArray(held) if _is_array(path, held) else SChunk(held)
+
+
+def _is_array(path: str, held: Handle) -> bool:
+    return path.endswith(ARRAY) or held.described.state.frame.metalayer("b2nd") is not None

@@ -1516,3 +1516,49 @@ def test_attributes_replace_what_an_interrupted_writer_has_left_and_nothing_else
     with pytest.raises(ConflictError, match="another writer has made"):
         stale.attrs["other"] = 4
     assert dict(open_group(url).attrs) == {"k": 2}
+
+
+@pytest.mark.filterwarnings("ignore:.*rewritten with every change")
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_popped_array_is_a_copy_in_memory(group: Group, layout: Any) -> None:
+    for name in ("old", "other"):
+        group.create(name, data=np.arange(10), chunks=(4,), layout=layout, attrs={"unit": "m"})
+    group["old"].snapshot("first")
+    group["old"][0] = 5
+    group["new"] = group.pop("old")
+    assert (sorted(group), group["new"][0], group["new"][9]) == (["new", "other"], 5, 9)
+    del group["new"]
+    name, popped = group.popitem()
+    assert (name, popped.attrs["unit"], popped[:].tolist()) == ("other", "m", [*range(10)])
+    popped[0] = 7
+    assert (popped[0], list(group)) == (7, [])
+    with pytest.raises(KeyError, match="no such member"):
+        group.pop("old")
+    with pytest.raises(KeyError, match="is empty"):
+        group.popitem()
+    assert group.pop("old", None) is None
+
+
+def test_a_popped_array_has_its_snapshots_and_what_a_transaction_has_changed(group: Group) -> None:
+    group["x"] = [1, 2]
+    group["x"].snapshot("first")
+    with group.transaction() as changes:
+        changes["x"][0] = 9
+        popped = changes.pop("x")
+        assert list(changes) == []
+        changes["y"] = popped
+    assert (popped[:].tolist(), [each.name for each in popped.snapshots]) == ([9, 2], ["first"])
+    assert {name: group[name][:].tolist() for name in group} == {"y": [9, 2]}
+
+
+def test_a_group_is_not_popped_and_all_members_go_with_clear(group: Group) -> None:
+    group["inner/x"] = [1]
+    group["y"] = [2]
+    group.attrs["a"] = group["inner"].attrs["b"] = 1
+    with pytest.raises(ValueError, match="'inner' is a group, which stays"):
+        group.pop("inner")
+    group["inner"].clear()
+    assert (list(group), list(group["inner"]), group["inner"].attrs["b"]) == (["inner", "y"], [], 1)
+    group.clear()
+    assert (list(group), dict(group.attrs)) == ([], {"a": 1})
+    group.clear()
