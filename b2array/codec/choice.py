@@ -34,6 +34,9 @@ _LEAST, _MOST, _MANY = 2, 8, 16
 """How many pieces, spread over the chunk; the last one where pieces differ so much that a few are chance."""
 _HOPELESS = 1.04
 """Candidates that take so many times what the best one takes in the first piece are not tried with the others."""
+_FEW, _UNEVEN = 16, 4
+"""Where some pieces repeat one item, those with so many times less changes than others are left out. Of the others at
+least so many are looked at, because they may differ much, too."""
 _HIGH_RATIO = 64
 """Pieces that become this much smaller differ much from each other, and take next to no time."""
 _CANDIDATES = {("shuffle",): 1.0, (): 1.01, ("bitshuffle",): 0.98, ("shuffle", "bytedelta"): 0.8}
@@ -100,12 +103,17 @@ def _costs_of_pieces(data: Bytes, typesize: int, blocksize: int, tried: Sequence
     length = length - length % (8 * typesize) or min(typesize, len(data))  # bitshuffle takes eight items together
     count = min(max(len(data) // (_SHARE * length), _LEAST), _MOST, len(data) // length)
     first, rest = _pieces(data, typesize, length, count)
+    is_even = all(_changes(each.reshape(-1, length), typesize).all() for each in (first, rest))
+    if not is_even:
+        # With any filter next to nothing is left of a piece that repeats one item. Others fill the chunk.
+        data = _varied(data, typesize, length)
+        first, rest = _pieces(data, typesize, length, min(max(count, _UNEVEN), len(data) // length))
     costs = [_nbytes(first, typesize, length, each.cparams) / each.share for each in tried]
     if min(costs) * _HIGH_RATIO < length and len(data) > 4 * _MANY * length:
         first, rest = _pieces(data, typesize, length, _MANY)
         hopeless = math.inf
     else:
-        hopeless = _HOPELESS * min(costs)
+        hopeless = _HOPELESS * min(costs) if is_even else math.inf
     left = [number for number, cost in enumerate(costs) if cost <= hopeless]
     if len(left) > 1 and len(rest):
         for number in left:
@@ -113,6 +121,27 @@ def _costs_of_pieces(data: Bytes, typesize: int, blocksize: int, tried: Sequence
             costs[number] += _nbytes(rest, typesize, length, each.cparams) / each.share
         return [cost if number in left else math.inf for number, cost in enumerate(costs)]
     return costs
+
+
+def _varied(data: Bytes, typesize: int, length: int) -> Bytes:
+    """Return the pieces of a chunk, one behind the other, in which items change, but for those where few do."""
+    pieces = data[: len(data) // length * length].reshape(-1, length)
+    changes = _changes(pieces, typesize)
+    varied: Bytes = pieces[_FEW * changes >= changes.max(initial=0)].reshape(-1)
+    return varied
+
+
+def _changes(pieces: Bytes, typesize: int) -> npt.NDArray[np.int64]:
+    """Return for pieces, one a row, how many items differ from the one before; items of some bytes are seen together.
+
+    Pieces that are not longer than that count as changed.
+    """
+    width = math.lcm(8, typesize)
+    if pieces.shape[1] % width or pieces.shape[1] == width:
+        return np.ones(len(pieces), np.int64)
+    words = pieces.view(np.uint64).reshape(len(pieces), pieces.shape[1] // width, width // 8)
+    found: npt.NDArray[np.int64] = np.count_nonzero(words[:, 1:] != words[:, :-1], axis=(1, 2))
+    return found
 
 
 def _pieces(data: Bytes, typesize: int, length: int, count: int) -> tuple[Bytes, Bytes]:

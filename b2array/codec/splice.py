@@ -34,11 +34,11 @@ def splice(
     That is so if blocks depend on each other, as with a dictionary; if the chunk was encoded with other parameters
     (level and split may differ); and if only a chunk that becomes raw, or stops being raw, would be small. `old` has
     all bytes of the chunk, whose blocks all have the size of those in `data`. If the filters are chosen by the data,
-    they stay; a chunk without blocks gets those that suit the new ones. `kept_bits` is that of `encode`, for the new
+    they stay; a chunk without blocks gets those that suit it as it is now. `kept_bits` is that of `encode`, for the new
     blocks.
     """
     header = old.head.header
-    params = _params(header, data, typesize, cparams, blockshape)
+    params = _params(old, numbers, data, typesize, cparams, blockshape)
     if params is None:
         return None
     if params.is_lossy:
@@ -71,17 +71,21 @@ def splice(
 
 
 def _params(
-    old: ChunkHeader, data: Bytes, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None
-) -> CParams | None:
+    old: Stored, numbers: Sequence[int], data: Bytes, typesize: int, cparams: CParams,
+    blockshape: tuple[int, ...] | None,
+) -> CParams | None:  # fmt: skip
     """Return parameters with the filters for new blocks beside old ones, or None if they cannot be in one chunk."""
-    if cparams.is_lossy and old.memcpyed:  # a raw chunk keeps its header, which may note bits
+    header = old.head.header
+    if cparams.is_lossy and header.memcpyed:  # a raw chunk keeps its header, which may note bits
         return None
     if cparams.filters != AUTO:
         return cparams
-    if old.special:
-        width = typesize if typesize <= 255 else 1
-        return choice.chosen(data.reshape(-1), width, data.shape[1], cparams, blockshape)
-    return choice.kept(cparams, old)
+    if not header.special:
+        return choice.kept(cparams, header)
+    whole = np.repeat(_filling(old), header.nblocks, axis=0)
+    whole[list(numbers)] = data
+    width = typesize if typesize <= 255 else 1
+    return choice.chosen(whole.reshape(-1)[: header.nbytes], width, header.block_nbytes, cparams, blockshape)
 
 
 def _bits_of_all(old: ChunkHeader, new: int) -> int:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import b2array
 from b2array import codecs
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decode
@@ -68,6 +69,29 @@ def test_items_that_repeat_far_apart_get_no_filter(seed: int, decimals: int) -> 
     assert nbytes(data, AUTO) <= 1.03 * min(nbytes(data, each) for each in tried)
 
 
+def held(dtype: str, shape: tuple[int, ...], fill: float, start: int, stop: int, values: Any) -> np.ndarray[Any, Any]:
+    """Return an array that has values in some rows alone."""
+    data = np.full(shape, fill, dtype)
+    data[start:stop] = np.asarray(values(data[start:stop].size)).reshape(data[start:stop].shape)
+    return data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        held("i4", (1000, 1000), 0, 500, 520, np.arange),
+        held("i4", (512, 512), 0, 100, 112, np.arange),
+        held("f4", (2_000_000,), 0, 30_000, 40_000, lambda n: np.linspace(0, 1, n)),
+        held("f4", (361, 720), np.nan, 0, 6, lambda n: np.linspace(0, 9, n)),
+        held("i8", (40_000,), 0, 20_000, 24_000, lambda n: np.arange(20_000, 20_000 + n)),
+        held("c16", (117, 133), 1j, 0, 16, np.arange),
+    ],
+)
+def test_data_in_a_small_part_of_a_chunk_decide(data: np.ndarray[Any, Any]) -> None:
+    tried = [CParams(clevel=2, filters=each) for each in ((), ("shuffle",), ("bitshuffle",))]
+    assert nbytes(data, AUTO) <= 1.03 * min(nbytes(data, each) for each in tried)
+
+
 @given(st.binary(max_size=300), st.integers(1, 300), st.integers(1, 40), st.sampled_from(["zstd", "lz4", "zlib"]))
 def test_any_data_are_decoded_to_what_they_were(piece: bytes, typesize: int, times: int, codec: str) -> None:
     data = piece * times
@@ -109,3 +133,15 @@ def test_a_registered_codec_sees_whole_blocks_only() -> None:
     codecs.register(201, lambda meta, typesize, blockshape: Seen())
     encode(prices(), typesize=8, blocksize=2**16, cparams=CParams(201, filters="auto"))
     assert sizes == {2**16}
+
+
+@pytest.mark.parametrize("kind", [np.arange, lambda n: np.random.default_rng(n).poisson(20, n)])
+def test_a_chunk_gets_the_same_filters_whether_it_is_written_at_once_or_in_parts(kind: Any) -> None:
+    values = np.asarray(kind(16 * 133), "f8").reshape(16, 133)
+    layout: Any = {"chunks": (117, 133), "blocks": (59, 133)}
+    at_once = b2array.asarray(values, **layout)
+    in_parts = b2array.zeros(values.shape, dtype="f8", **layout)
+    with in_parts.transaction():
+        for start in range(0, 16, 4):
+            in_parts[start : start + 4] = values[start : start + 4]
+    assert filters_of(at_once.get_chunk(0)) == filters_of(in_parts.get_chunk(0))
