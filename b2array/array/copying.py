@@ -127,23 +127,26 @@ def _recoded(
         dims=annotations.dims if new.dims is None else new.dims,
         meta=metalayers | dict(new.meta or {}),
     ))  # fmt: skip
-    given = {*(new.attrs or {})}
+    # Values that may have errors are not rounded again. Some may be exact, from other software.
+    given, exact = {*(new.attrs or {})}, new.cparams is None
     total = None if earlier else draft.state.require_layout().nchunks
     with aborting(draft), track(total, "chunks copied", progress, unit="items") as shown:
         # The copy goes through the states that its source has gone through, in one commit.
         before: State | None = None
         for entry, held in earlier:
-            _follow(draft, before, held, given, shown)
+            _follow(draft, before, held, given, shown, exact=exact)
             draft.keep(Keep(entry, changeable(draft.state)))
             before = held.state
-        _follow(draft, before, source, given, shown)
+        _follow(draft, before, source, given, shown, exact=exact)
         for entry, made in states:
             if made is None:
                 draft.keep(Keep(entry))
     return draft
 
 
-def _follow(draft: Draft, before: State | None, source: Source, given: Collection[str], shown: Progress) -> None:
+def _follow(
+    draft: Draft, before: State | None, source: Source, given: Collection[str], shown: Progress, *, exact: bool
+) -> None:  # fmt: skip
     """Give a copy the items and attributes of a state, if it has those of the state `before`; None for a new copy."""
     old = source.state.require_layout()
     attrs = source.state.attrs()
@@ -159,7 +162,7 @@ def _follow(draft: Draft, before: State | None, source: Source, given: Collectio
     numbers: Iterable[int] = range(layout.nchunks)
     if before is not None:
         numbers = sorted({n for box in differing(before, source.state) for n in _chunks_in(layout, box)})
-    rewrite(draft, layout, numbers, lambda box: resize.read_box(source, old, box), shown.advance)
+    rewrite(draft, layout, numbers, lambda box: resize.read_box(source, old, box), shown.advance, exact=exact)
 
 
 def _chunks_in(layout: Layout, box: tuple[slice, ...]) -> list[int]:

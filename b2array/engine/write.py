@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -54,13 +54,15 @@ def write(
 
 def rewrite(
     target: Target, layout: Layout, numbers: Iterable[int], produce: Callable[[Slices], Array],
-    made: Callable[[], object] = lambda: None,
+    made: Callable[[], object] = lambda: None, *, exact: bool = False,
 ) -> None:  # fmt: skip
-    """Make whole chunks from scratch, a few at a time, and call `made` after each.
+    """Make whole chunks from scratch, a few at a time, and call `made` after each; `exact` ones are never rounded.
 
     Workers call `produce` with a box of the array, and it returns the items there.
     """
     form = Form.of(target.state, layout)
+    if exact:
+        form = replace(form, cparams=form.cparams.without_bounds())
 
     def make(number: int) -> Made:
         coords = tuple(int(coord) for coord in np.unravel_index(number, layout.grid_shape))

@@ -106,7 +106,8 @@ def convert(
     chunks, blocks : sequence of int, optional
         Extents in items, for formats that have them.
     cparams : CParams, optional
-        How to compress: all of it in ``.b2nd``; codec, level and shuffle in Zarr and ``.blp``; the level in HDF5.
+        How to compress: all of it in ``.b2nd``; codec, level and shuffle in Zarr and ``.blp``; the level in HDF5. By
+        default a Blosc2 array keeps what it has if it becomes another one, and its chunks if they need no other shape.
     layout : {"auto", "contiguous", "sparse"}
         Kind of a ``.b2nd``: one file, or a directory.
     overwrite : bool, default False

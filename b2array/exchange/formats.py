@@ -26,7 +26,7 @@ from b2array.array.array import NDArray
 from b2array.array.drafts import ArrayOptions
 from b2array.array.schunk import SChunk
 from b2array.bloscpack.header import MAGIC, Description, describe
-from b2array.codec.cparams import CParams, given_or_default
+from b2array.codec.cparams import CParams
 from b2array.engine.commit import commit
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import load
@@ -324,12 +324,13 @@ def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Set
         new = copy_of(source.handle, settings.storage_options or {}, snapshots=settings.snapshots)
         commit(new(url, overwrite=settings.overwrite, layout=settings.layout))
         return
-    if settings.snapshots and source.has_snapshots and source.handle is not None and not source.is_bytes:
+    if source.handle is not None and not source.is_bytes:
+        chunks, blocks = settings.given
         options = ArrayOptions(
-            chunks=_chunks(settings), blocks=settings.blocks, cparams=given_or_default(settings.cparams),
-            layout=settings.layout, overwrite=settings.overwrite, storage_options=settings.storage_options,
+            chunks=chunks, blocks=blocks, cparams=settings.cparams, layout=settings.layout,
+            overwrite=settings.overwrite, storage_options=settings.storage_options,
         )  # fmt: skip
-        commit(copying.copied(source.handle, url, options, snapshots=True))
+        commit(copying.copied(source.handle, url, options, snapshots=settings.snapshots))
         return
     commit(drafts.filled(url, source.shape, source.dtype, array_options(source, settings), pieces))
 

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import blosc2
 import numpy as np
 import pytest
 
 import b2array
+from b2array import CParams
 from b2array.array import copying
 from b2array.engine.snapshot import Snapshot
 from b2array.errors import ConflictError
@@ -249,3 +251,25 @@ def test_a_fill_value_that_does_not_convert_costs_no_conversion_of_items_that_do
     texts.resize(5)
     with pytest.raises(ValueError, match="could not convert string to float"):
         texts.astype("f8")
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (30, 30)}, {"dtype": "f8"}, {"cparams": "lz4"}])
+def test_a_copy_never_rounds_values_that_other_software_has_stored_exactly(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    values = np.random.default_rng(0).normal(0, 30, (100, 100)).astype("f4")
+    url = tmp_path / "a.b2nd"
+    b2array.zeros(values.shape, "f4", url=url, chunks=(50, 50), cparams=CParams(absolute_error=1.0))
+    blosc2.open(str(url), mode="a")[...] = values
+    copy = b2array.copy(url, **options)
+    np.testing.assert_array_equal(copy[...], values)
+    if "cparams" not in options:
+        assert copy.cparams.absolute_error == 1
+        copy[...] = values
+        assert 0 < np.abs(copy[...] - values).max() <= 1
+
+
+def test_a_copy_of_numbers_too_small_to_be_rounded_keeps_them() -> None:
+    values = (np.random.default_rng(1).normal(size=100) * 1e-40).astype("f4")
+    array = b2array.asarray(values, cparams=CParams(relative_error=1e-2))
+    np.testing.assert_array_equal(b2array.copy(array, dtype="f8")[...], array[...])
