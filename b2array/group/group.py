@@ -420,7 +420,10 @@ class Group(MutableMapping[str, Any]):
         return xr.open_dataset(self, engine="b2array", **options)  # type: ignore[arg-type]
 
     def _writable(self) -> Directory | Changes:
-        return writable(self._home, self._mode, self.url)
+        home = writable(self._home, self._mode, self.url)
+        if self._follow and isinstance(home, Directory):
+            home.refresh()
+        return home
 
     @takes(MemberKeywords)
     def create(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -1562,3 +1562,31 @@ def test_a_group_is_not_popped_and_all_members_go_with_clear(group: Group) -> No
     group.clear()
     assert (list(group), dict(group.attrs)) == ([], {"a": 1})
     group.clear()
+
+
+def _create_below(group: Group) -> None:
+    group.create("gone/q", data=[5])
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        (lambda group: group.__delitem__("new"), ["kept"]),
+        (lambda group: group.pop("new"), ["kept"]),
+        (lambda group: group.move("new", "y"), ["kept", "y"]),
+        (lambda group: group.copy("new", group, "y"), ["kept", "new", "y"]),
+        (lambda group: group.create("gone", data=[5]), ["gone", "kept", "new"]),
+        (_create_below, ["gone", "kept", "new"]),
+        (Group.clear, []),
+    ],
+)
+def test_a_handle_that_follows_changes_what_is_there_now(
+    group: Group, url: str, change: Callable[[Group], object], left: list[str]
+) -> None:
+    group["kept"], group["gone"] = [0], [1]
+    following = open_group(url, "r+", follow=True)
+    assert sorted(following) == ["gone", "kept"]
+    group["new"] = [1, 2]
+    del group["gone"]
+    change(following)
+    assert sorted(following) == left == sorted(open_group(url))
