@@ -522,6 +522,23 @@ def test_a_part_that_others_changed_before_it_was_computed_is_a_conflict(url: Pa
     assert reopened(url).a.values.tolist() == [5] + [1] * 6 + [0] * 3
 
 
+@pytest.mark.parametrize("base", ["", "memory://"])
+def test_a_part_of_a_group_is_written_by_its_own_url(tmp_path: Path, base: str) -> None:
+    url = f"{base or tmp_path}/xarray-part.b2d"
+    first = xr.Dataset({"a": ("t", np.arange(8.0))})
+    to_b2array(first, url, group="part")
+    b2array.open_group(url, "r+").snapshot("first")
+    to_b2array((first * 2).chunk(t=4), f"{url}/part", mode="w")
+    last = (first * 3).isel(t=slice(4, 8)).chunk(t=4)
+    to_b2array(last, f"{url}/part", region={"t": slice(4, 8)}, compute=False).compute()
+    to_b2array(first, f"{url}/part", append_dim="t")
+    expected = [0, 2, 4, 6, 12, 15, 18, 21, *range(8)]
+    for opened in (reopened(f"{url}/part"), xr.open_dataset(url, engine=Backend, group="part")):
+        assert opened.a.values.tolist() == expected
+    assert b2array.open_group(url, at="first")["part/a"][:].tolist() == [*range(8)]
+    assert b2array.verify(url, deep=True).ok
+
+
 def test_chunks_that_do_not_fit_give_one_warning_for_all_variables(url: Path) -> None:
     ds = xr.Dataset({name: ("t", da.ones(120_000, chunks=30_000)) for name in "abc"})
     with pytest.warns(da.PerformanceWarning) as given:

@@ -141,6 +141,11 @@ class Directory:
         """Return the store of a path in the group."""
         return open_store(self.address(path), storage_options=self.storage_options, within=self._address)
 
+    @property
+    def is_described(self) -> bool:
+        """Whether a manifest away from this computer has been read that says which members are shown."""
+        return not self.is_local and self._known is not None
+
     def look(self) -> bool:
         """Whether there is a manifest that is not empty. Away from this computer, it says which members are shown."""
         with suppress(Exception):  # `exists` decides what else counts

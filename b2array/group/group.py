@@ -149,6 +149,10 @@ def open_group(
                 f"{home.url} is an archive, which can only be read; a local file that ends with .b2z can be changed"
             )
         return Group(home, "", mode, follow=follow)
+    found = None if mode == "r" else whole.around(home)
+    if found is not None:
+        outer, name = found
+        return _prepared_part(Group(outer, f"{name}/", "r+", follow=follow), mode)
     _prepare(home, mode, required=required)
     return Group(home, "", "r" if mode == "r" else "r+", follow=follow)
 
@@ -176,6 +180,17 @@ def _prepare(home: Directory, mode: AnyMode, *, required: bool) -> None:
         whole.complete(home)
     if mode != "r":
         home.recover()
+
+
+def _prepared_part(part: Group, mode: AnyMode) -> Group:
+    """Make a group that is part of another one empty or complete, as the mode says."""
+    if mode in ("w-", "x"):
+        raise FileExistsError(f"{part.url} exists; mode='w' replaces a group")
+    cast(Directory, part._home).recover()
+    if mode == "w":
+        with part.transaction(replace=True) as changes:
+            changes.attrs.require()
+    return part
 
 
 def _at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Group:

@@ -19,6 +19,7 @@ from b2array.group.archive import MAGIC, Archive
 from b2array.group.directory import Directory, record_of
 from b2array.group.fork import Changes
 from b2array.group.kept import group_ledger
+from b2array.group.place import group_of
 from b2array.group.transaction import committing
 from b2array.store.atomic import require_free
 from b2array.store.base import MISSING, Head, Store, says_more
@@ -27,6 +28,7 @@ from b2array.store.open import open_store
 from b2array.store.open_file import BinaryFile
 
 __all__ = [
+    "around",
     "check_replaceable",
     "clear",
     "complete",
@@ -49,6 +51,24 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
     if required and not (there or exists(home, shown=True)):
         raise FileNotFoundError(f"{home.store.url}: there is no group{_unlisted(home.store)}")
     return home
+
+
+def around(home: Directory) -> tuple[Directory, str] | None:
+    """Return the group that a group is part of, and its name there; None for a group by itself.
+
+    A group by itself has a mark, a manifest or an embedding frame. A part of another one exists by the names of its
+    members, which the manifest of the other one may list. Its commits and snapshots have them, too. So whoever changes
+    the part changes the other one.
+    """
+    if home.is_described or (home.is_local and _is_marked(home)):
+        return None
+    place = group_of(home.address(""), home.storage_options)
+    if place is None or not place.name:
+        return None
+    outer = home_of(place.group, home.storage_options)
+    if not isinstance(outer, Directory) or not outer.members().is_group(place.name):
+        return None
+    return outer, place.name
 
 
 def home_in_file(file: BinaryFile) -> Archive:

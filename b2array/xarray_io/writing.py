@@ -472,6 +472,8 @@ def _widened(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], tas
 def _later(parts: Iterable[_Part], url: str, options: Mapping[str, Any]) -> Delayed:
     """Return a delayed that computes everything, and commits it at once to arrays that exist already."""
     home = group.open_group(url, "r+", storage_options=options)
+    while (outer := home.parent) is not None:  # it was a part of this one
+        home = outer
     writes, names = [], []
     for part in _aligned(parts):
         handle = home[part.path]._handle

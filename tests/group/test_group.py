@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -1590,3 +1591,51 @@ def test_a_handle_that_follows_changes_what_is_there_now(
     del group["gone"]
     change(following)
     assert sorted(following) == left == sorted(open_group(url))
+
+
+def _convert_into(part: Group) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        open_group(f"{directory}/other.b2d", "w")["o"] = [6]
+        b2array.convert(f"{directory}/other.b2d", part.url, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "now"),
+    [
+        (lambda part: part.__delitem__("y"), {"z": [3]}),
+        (lambda part: part.__setitem__("y", [7]), {"y": [7], "z": [3]}),
+        (lambda part: part.move("y", "q"), {"q": [1, 2], "z": [3]}),
+        (lambda part: part.__setitem__("new", [9]), {"new": [9], "y": [1, 2], "z": [3]}),
+        (lambda part: part["y"].__setitem__(0, 5), {"y": [5, 2], "z": [3]}),
+        (lambda part: open_group(part.url, "w"), {}),
+        (_convert_into, {"o": [6], "y": [1, 2], "z": [3]}),
+    ],
+)
+def test_who_changes_a_part_of_a_group_by_its_own_url_changes_the_group(
+    group: Group, url: str, change: Callable[[Group], object], now: dict[str, list[int]]
+) -> None:
+    group["part/y"], group["part/z"], group["x"] = [1, 2], [3], [4]
+    group.snapshot("before")
+    part = open_group(f"{url}/part", "r+")
+    assert (part.name, part.url) == ("part", f"{url}/part")
+    change(part)
+    found = open_group(url)
+    assert {name: found["part"][name][:].tolist() for name in found["part"]} == now
+    assert found["x"][0] == 4
+    then = open_group(url, at="before")
+    assert (then["part/y"][:].tolist(), then["part/z"][0], then["x"][0]) == ([1, 2], 3, 4)
+    assert b2array.verify(url, deep=True).ok
+
+
+def test_a_group_that_is_made_inside_of_another_one_is_one_by_itself(tmp_path: Path) -> None:
+    group = open_group(tmp_path / "g.b2d", "w")
+    group["x"] = [1]
+    with pytest.raises(FileNotFoundError):
+        open_group(tmp_path / "g.b2d/inner", "r+")
+    inner = open_group(tmp_path / "g.b2d/inner", "a")
+    inner["y"] = [2]
+    assert (inner.name, open_group(tmp_path / "g.b2d/inner", "r+").name) == ("", "")
+    assert open_group(tmp_path / "g.b2d")["inner/y"][0] == 2
+    group["part/z"] = [3]
+    with pytest.raises(FileExistsError, match="mode='w' replaces"):
+        open_group(tmp_path / "g.b2d/part", "x")
