@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import blosc2
 import fsspec
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from servers import range_server
 
 import b2array
 from b2array import bloscpack
-from b2array.errors import LimitError, ReadOnlyError, UnsupportedError
+from b2array.errors import ConflictError, LimitError, ReadOnlyError, UnsupportedError
 from b2array.store import upload
 from b2array.store.open import open_store
 
@@ -437,3 +438,31 @@ def test_obstore_makes_a_large_object_once_and_as_a_whole(cloud_of, _bucket_name
     with pytest.raises(FileExistsError):
         store.create("", parts(lambda: store.create("", b"another writer's")))
     assert store.stamp("").size == 16
+
+
+@pytest.mark.parametrize("chain", ["blockcache", "cached", "fs"])
+def test_a_cache_of_blocks_never_mixes_two_states_of_an_object(http, tmp_path, chain):
+    old = np.random.default_rng(0).integers(0, 255, (400, 1000), "u1")
+
+    def put(values):
+        blosc2.asarray(
+            values, chunks=(100, 1000), blocks=(10, 1000), urlpath=str(tmp_path / "a.b2nd"), mode="w",
+            cparams={"clevel": 0},
+        )  # fmt: skip
+        http.objects["a.b2nd"] = (tmp_path / "a.b2nd").read_bytes()
+
+    cache = {"cache_storage": str(tmp_path / "cache")}
+
+    def opened():
+        url = http.url_of("a.b2nd")
+        if chain != "fs":
+            return b2array.open(f"{chain}::{url}", storage_options={chain: cache})
+        return b2array.open(url, fs=fsspec.filesystem("blockcache", target_protocol="http", **cache))
+
+    put(old)
+    held = opened()
+    np.testing.assert_array_equal(held[:100], old[:100])
+    put(old + 1)
+    with pytest.raises(ConflictError):
+        held[...]
+    np.testing.assert_array_equal(opened()[...], old + 1)

@@ -38,7 +38,8 @@ def address_of(
     """Return URL and storage options that mean the same as a path in a file system of fsspec.
 
     The options then hold the file system, unless it is that of the local disk. A directory of another file system
-    (``dir``) is looked through. Without `fs`, both are returned as they are.
+    (``dir``) is looked through. So is a cache of blocks (``blockcache``), which does not say of which state of an
+    object a block is; b2array has a cache that does. Without `fs`, both are returned as they are.
 
     Examples
     --------
@@ -53,6 +54,7 @@ def address_of(
     from fsspec import AbstractFileSystem
     from fsspec.asyn import AsyncFileSystem
     from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+    from fsspec.implementations.cached import CachingFileSystem
     from fsspec.implementations.dirfs import DirFileSystem
     from fsspec.implementations.local import LocalFileSystem
 
@@ -63,12 +65,10 @@ def address_of(
     path = os.fsdecode(url)
     slash = "/" if path.endswith("/") else ""
     # A class derived from these may do something else with paths.
-    while type(fs) in (DirFileSystem, AsyncFileSystemWrapper):
+    while type(fs) in (DirFileSystem, CachingFileSystem, AsyncFileSystemWrapper):
         if type(fs) is DirFileSystem:
             path = fs._join(path)
-            fs = fs.fs
-        else:
-            fs = fs.sync_fs
+        fs = fs.sync_fs if type(fs) is AsyncFileSystemWrapper else object.__getattribute__(fs, "fs")
     if type(fs) is LocalFileSystem:
         return fs._strip_protocol(path).rstrip("/") + slash or "/", None
     if isinstance(fs, AsyncFileSystem) and fs.asynchronous:

@@ -24,9 +24,9 @@ __all__ = ["FILE_SYSTEM", "address_of", "cut", "joined", "open_store", "with_hom
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
 _LOCAL = ("file://", "local://")
+_OF_BLOCKS = ("blockcache::", "cached::")
+"""Caches that do not say of which state of the object a block is: `address_of` looks through them."""
 _KINDS = {
-    "blockcache": "remote.CachingStore",
-    "cached": "remote.CachingStore",
     "filecache": "remote.CachingStore",
     "memory": "shared_memory.SharedMemoryStore",
     "simplecache": "remote.CachingStore",
@@ -81,6 +81,11 @@ def open_store(
     if not isinstance(url, str | bytes | os.PathLike):
         raise TypeError(f"expected a URL or a path, found {type(url).__name__}")
     url, storage_options = address_of(url, storage_options, fs)
+    if isinstance(url, str) and url.startswith(_OF_BLOCKS):
+        from fsspec.core import url_to_fs
+
+        chained, path = url_to_fs(url, **(storage_options or {}))
+        url, storage_options = address_of(path, None, chained)
     given = (storage_options or {}).get(FILE_SYSTEM)
     scheme = _scheme_of(url)
     if given is None and (scheme is None or scheme[0] in _LOCAL):

@@ -404,8 +404,7 @@ class CachingStore(FsspecStore):
 
     fsspec fills the files of its cache where other readers see them, and leaves them unfinished if another file of the
     same batch fails. So the store reads once at a time, and one object after another (``simplecache``: several objects
-    in threads). It removes the copy of an object that could not be read: ``blockcache`` would take blocks that did not
-    arrive for zeros.
+    in threads). It removes the copy of an object that could not be read.
 
     The store can only be read. A writer would compare with the cached index, and miss the commits of others.
     """

@@ -375,9 +375,8 @@ def test_a_cache_asks_once_and_survives_a_missing_neighbour(http, tmp_path):
     assert http.requests == []
 
 
-@pytest.mark.parametrize("chain", ["simplecache", "filecache", "blockcache"])
+@pytest.mark.parametrize("chain", ["simplecache", "filecache"])
 @pytest.mark.parametrize("reply", [SLOW, "reset", CUT])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fsspec leaves files of blockcache open
 def test_a_cache_keeps_nothing_of_a_copy_that_failed(http, tmp_path, chain, reply):
     http.objects["a"] = CONTENT
     store = open_store(f"{chain}::{http.url_of('a')}", storage_options={chain: {"cache_storage": str(tmp_path)}})
