@@ -401,6 +401,15 @@ def test_obstore_says_whether_the_bucket_or_the_object_is_missing(cloud_of, _buc
         b2array.open(f"{url}/a.b2nd", storage_options=cloud.options)
 
 
+@pytest.mark.parametrize("kind", ["s3", "s3 obstore"])
+def test_a_slash_in_front_of_a_bucket_makes_no_difference(cloud_of, _bucket_names, kind):  # noqa: PT019
+    cloud = cloud_of(kind)
+    url = f"{cloud.make_bucket(next(_bucket_names))}/a.b2nd"
+    fs = cloud.options["file system"] if kind == "s3 obstore" else cloud.fs
+    b2array.asarray([1, 2], url=url, fs=fs)
+    assert b2array.open("/" + url.partition("://")[2], fs=fs)[:].tolist() == [1, 2]
+
+
 def test_obstore_reads_from_a_server_without_entity_tags(tmp_path):
     store = pytest.importorskip("obstore.fsspec").FsspecStore("http", client_options={"allow_http": True})
     b2array.asarray(DATA, url=tmp_path / "a.b2nd", **OPTIONS)

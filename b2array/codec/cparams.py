@@ -247,6 +247,8 @@ def _positive(name: str, value: float) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, not {value!r}") from None
+    except OverflowError:
+        number = math.inf
     if not 0 < number < math.inf:
         raise ValueError(f"{name} must be a finite number above 0, not {value!r}")
     return number

@@ -74,6 +74,8 @@ def address_of(
     if isinstance(fs, AsyncFileSystem) and fs.asynchronous:
         raise ValueError("fs was made with asynchronous=True, for use inside a running loop: make one without it")
     stripped = fs._strip_protocol(path)
+    if not fs.root_marker:  # obstore leaves a slash there, which would be a bucket without a name
+        stripped = stripped.lstrip("/")
     address = stripped if "://" in stripped else fs.unstrip_protocol(stripped)
     return address.rstrip("/") + slash, {FILE_SYSTEM: fs}
 
