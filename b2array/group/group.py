@@ -90,7 +90,8 @@ def open_group(
     ----------
     url : str, os.PathLike or binary file
         A directory, a prefix that fsspec understands, or a ``.b2z`` file, which python-blosc2 reads and writes as well;
-        also one that is open, or that ``fsspec.open`` returns.
+        also one that is open, or that ``fsspec.open`` returns. Whoever opens a part of a group to change it gets the
+        part as ``group["part"]`` gives it.
     mode : {"r", "r+", "a", "w", "w-", "x"}
         "r": read; "r+": read and change; "a": the same, and make the group if there is none; "w": make an empty group,
         which replaces one that is there; "w-" and "x": make a group where there is none.
