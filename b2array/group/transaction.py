@@ -562,6 +562,8 @@ class Transaction(Changes):
         """Forget all changes."""
         self._ended = True
         if self._owner != os.getpid():  # everything belongs to the process that this one was forked from
+            for member in self._touched.values():
+                member.handle.leave(None)
             return
         self._holds.release()
         for path, member in self._touched.items():
