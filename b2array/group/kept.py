@@ -12,6 +12,7 @@ frame, which is no member. The manifest names these frames, and which states the
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -41,6 +42,8 @@ __all__ = [
 ]  # fmt: skip
 
 _VERSION = 1
+_OURS = re.compile(rf"[0-9a-fA-F]{{16}}{re.escape(KEPT)}\Z|{re.escape(RETIRED)}/[0-9a-f]{{16}}/")
+"""Lists of members, and retired frames. Files with other names may be somebody's."""
 
 
 class State(NamedTuple):
@@ -133,10 +136,8 @@ def unneeded(group: Directory, manifest: Manifest) -> list[str]:
     needed |= {retired_path(token) for token in manifest.retired}
     found = set()
     for path in group.store.walk():
-        first, *rest = path.split("/")
-        place = f"{first}/{rest[0]}" if first == RETIRED and rest else first
-        if place.endswith(KEPT) or first == RETIRED:
-            found.add(place)
+        if (match := _OURS.match(path)) is not None:
+            found.add(match[0].rstrip("/"))
     return sorted(found - needed)
 
 
