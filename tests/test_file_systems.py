@@ -449,7 +449,7 @@ def test_obstore_makes_a_large_object_once_and_as_a_whole(cloud_of, _bucket_name
     assert store.stamp("").size == 16
 
 
-@pytest.mark.parametrize("chain", ["blockcache", "cached", "fs"])
+@pytest.mark.parametrize("chain", ["blockcache", "cached", "fs", "blockcache://", "cached://"])
 def test_a_cache_of_blocks_never_mixes_two_states_of_an_object(http, tmp_path, chain):
     old = np.random.default_rng(0).integers(0, 255, (400, 1000), "u1")
 
@@ -464,6 +464,8 @@ def test_a_cache_of_blocks_never_mixes_two_states_of_an_object(http, tmp_path, c
 
     def opened():
         url = http.url_of("a.b2nd")
+        if chain.endswith("://"):
+            return b2array.open(f"{chain}{url}", storage_options={"target_protocol": "http", **cache})
         if chain != "fs":
             return b2array.open(f"{chain}::{url}", storage_options={chain: cache})
         return b2array.open(url, fs=fsspec.filesystem("blockcache", target_protocol="http", **cache))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
-from b2array.engine.changes import LOWEST_CODE, ChangeSet, Keep, is_spooled
+from b2array.engine.changes import LOWEST_CODE, ChangeSet, Keep, changeable, is_spooled
 from b2array.engine.draft import Draft, discard
 from b2array.engine.fetch import each_chunk
 from b2array.engine.kept import KeptState, require_intact
@@ -363,9 +363,10 @@ def copied(
 
     With `is_same`, it is the same frame in another file. It keeps the `kept` states of the old one.
     """
+    old = source.state
     if isinstance(source, Draft):
         source.flush()  # an open chunk would keep the code of its earlier content until then
-    old = source.state
+        old = changeable(source.state)  # the source goes on changing its own tables
     annotations = (
         Annotations()
         if old.annotations.foreign

@@ -703,8 +703,8 @@ def discard(store: Store) -> None:
 
 
 def abandoned(url: str) -> ConflictError:
-    """Return the error of a new frame whose transaction was given up."""
-    return ConflictError(f"{url} was not made: its transaction was given up")
+    """Return the error of a new frame that no commit has made."""
+    return ConflictError(f"{url} was not made: its transaction was given up, or has deleted or moved it")
 
 
 def is_part(name: str) -> bool:

@@ -284,7 +284,9 @@ def _one_converted(source: Source, target: Format, url: str, wanted: Settings, *
     target.check(source, settings)
     _warn_of_loss(source, target, url, snapshots=settings.snapshots)
     regions = _regions(source, target, settings)
-    with track(source.nbytes, target.verb, progress) as shown:
+    copies_frame = source.is_array and target.name == "b2nd"
+    settings = settings._replace(progress=progress and copies_frame)
+    with track(source.nbytes, target.verb, progress and not copies_frame) as shown:
         target.write(url, source, _pieces(source, regions, shown.advance), settings)
     if verify:
         with target.open(url, wanted.storage_options) as copy, track(source.nbytes, "verifying", progress) as shown:

@@ -97,6 +97,11 @@ class Source:
         return self.handle is not None and not holds_array(self.handle.frame)
 
     @property
+    def is_array(self) -> bool:
+        """Whether the source is an array in a Blosc2 frame."""
+        return self.handle is not None and holds_array(self.handle.frame)
+
+    @property
     def has_snapshots(self) -> bool:
         """Whether the frame has snapshots that are not part of its group's, as far as its list of them can be read."""
         if self.handle is None:
@@ -139,7 +144,7 @@ class Settings(NamedTuple):
     """How to write an array. `given` are the chunks and blocks that the caller asks for.
 
     With `snapshots`, a frame that becomes another frame keeps its own ones. `moments` are the snapshots of the whole
-    group, if the destination keeps these.
+    group, if the destination keeps these. With `progress`, who copies a frame shows how far that is.
     """
 
     chunks: tuple[int, ...]
@@ -152,6 +157,7 @@ class Settings(NamedTuple):
     given: tuple[tuple[int, ...] | None, tuple[int, ...] | None] = (None, None)
     snapshots: bool = True
     moments: tuple[Moment, ...] = ()
+    progress: bool = False
 
 
 Put = Callable[[str, Source, Iterable[Piece], Settings], None]
@@ -324,13 +330,15 @@ def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Set
         new = copy_of(source.handle, settings.storage_options or {}, snapshots=settings.snapshots)
         commit(new(url, overwrite=settings.overwrite, layout=settings.layout))
         return
-    if source.handle is not None and not source.is_bytes:
+    if source.handle is not None and source.is_array:
         chunks, blocks = settings.given
         options = ArrayOptions(
             chunks=chunks, blocks=blocks, cparams=settings.cparams, layout=settings.layout,
             overwrite=settings.overwrite, storage_options=settings.storage_options,
         )  # fmt: skip
-        commit(copying.copied(source.handle, url, options, snapshots=settings.snapshots))
+        commit(copying.copied(
+            source.handle, url, options, snapshots=settings.snapshots, progress=settings.progress
+        ))  # fmt: skip
         return
     commit(drafts.filled(url, source.shape, source.dtype, array_options(source, settings), pieces))
 

@@ -558,7 +558,13 @@ class Group(MutableMapping[str, Any]):
         """
         if len(default) > 1:
             raise TypeError(f"pop() takes a name and at most one default, not {1 + len(default)} arguments")
-        path = self._members().get(self._full(name.removeprefix("/")))
+        try:
+            full = self._full(check_name(name))
+        except ValueError as error:
+            if default:
+                return default[0]
+            raise KeyError(str(error)) from None
+        path = self._members().get(full)
         if path is None:
             if name in self:
                 raise ValueError(f"{name!r} is a group, which stays: move() gives it another name, del removes it")
@@ -572,22 +578,26 @@ class Group(MutableMapping[str, Any]):
             held = home.open(path, "r")
             copied = Handle(commit(copy_of(held, {})(None, overwrite=False)), "r+")
             states = {} if is_embedded(path) else {path: held.snapshot.generation}
-            home.remove({self._full(name.removeprefix("/")): path}, states)
+            home.remove({full: path}, states)
         return NDArray(copied) if _is_array(path, copied) else SChunk(copied)
 
     def popitem(self) -> tuple[str, Any]:
         """Remove the first array, and return its name and a copy of it in memory. Raises what `pop` raises."""
-        name = next(iter(self), None)
+        members = self._members()
+        name = next((name for name in self if self._full(name) in members), None)
         if name is None:
-            raise KeyError(f"{self.url} is empty")
+            raise KeyError(f"{self.url} has no array")
         return name, self.pop(name)
 
     def clear(self) -> None:
-        """Remove all arrays and groups in this group, in one commit; its attributes stay."""
-        home, own = self._writable(), self._full(ATTRS)
-        members = home.members().below(self.name)
-        with changing(home) as changes:
-            changes.remove({name: path for name, path in members.items() if name != own})
+        """Remove all arrays and groups in this group, in one commit; the group and its attributes stay."""
+        own = self._full(ATTRS)
+        with self._changing() as changes:
+            home = cast(Changes, changes._home)
+            members = home.members().below(self.name)
+            home.remove({name: path for name, path in members.items() if name != own})
+            if self._prefix and own not in members:
+                changes.attrs.require()
 
     def copy(self, source: str, into: Group, name: str | None = None) -> None:
         """Copy an array, or a group with all below it, in one commit. Chunks are copied, not compressed again.

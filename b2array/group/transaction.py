@@ -244,9 +244,11 @@ class Transaction(Changes):
         other = ARRAY if suffix == OTHER else OTHER
         is_unfit = replaced is not None and draft.sparse != (replaced == FRAME_NAME)
         may_move = may_move and not (other == ARRAY and draft.state.layout is None)
-        if may_move and (is_unfit or (replaced is None and self._has_layout(name + other, draft))):
+        if may_move and (is_unfit or (replaced is None and self._is_taken(name + other, draft))):
             draft.abort()
-            return self._staged(name, other, new, overwrite=overwrite, may_move=False)
+            # A frame there that is no member stays.
+            goes = name + other in self._removed.values()
+            return self._staged(name, other, new, overwrite=goes, may_move=False)
         if is_unfit:
             draft.abort()
             raise FileExistsError(
@@ -255,10 +257,19 @@ class Transaction(Changes):
             )
         return path, self._new_member(draft)
 
-    def _has_layout(self, path: str, draft: Draft) -> bool:
-        """Whether a frame, or the mark of a deleted one, has a path and the layout of a new frame."""
-        (head,) = self._view.store_of(path).head([FRAME_NAME if draft.sparse else ""], 1)
-        return isinstance(head, Head) and bool(head.data)
+    def _is_taken(self, path: str, draft: Draft) -> bool:
+        """Whether a path has a member that goes, or the mark of a deleted one, of the layout of a new frame.
+
+        Another frame there is no member.
+        """
+        name, store = FRAME_NAME if draft.sparse else "", self._view.store_of(path)
+        (head,) = store.head([name], 1)
+        if not (isinstance(head, Head) and head.data):
+            return False
+        if path in self._removed.values():
+            return True
+        found = redo.look(store)
+        return found.is_mark and found.name == name
 
     def _new_member(self, draft: Draft, token: str = "") -> _Member:
         """Return a new member with a handle that changes its draft."""

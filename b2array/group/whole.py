@@ -62,13 +62,19 @@ def around(home: Directory) -> tuple[Directory, str] | None:
     """
     if home.is_described or (home.is_local and _is_marked(home)):
         return None
-    place = group_of(home.address(""), home.storage_options)
+    # A local link may lead into a group.
+    place = group_of(os.path.realpath(home.store.url) if home.is_local else home.address(""), home.storage_options)
     if place is None or not place.name:
         return None
     outer = home_of(place.group, home.storage_options)
-    if not isinstance(outer, Directory) or not outer.members().is_group(place.name):
+    if not isinstance(outer, Directory):
         return None
-    return outer, place.name
+    # On a local disk the files are the list, so that nobody needs to look at all of the other group.
+    try:
+        is_part = bool(home.members()) if home.is_local else outer.members().is_group(place.name)
+    except MISSING:
+        return None
+    return (outer, place.name) if is_part else None
 
 
 def home_in_file(file: BinaryFile) -> Archive:

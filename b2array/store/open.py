@@ -24,7 +24,7 @@ __all__ = ["FILE_SYSTEM", "address_of", "cut", "joined", "open_store", "with_hom
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
 _LOCAL = ("file://", "local://")
-_OF_BLOCKS = ("blockcache::", "cached::")
+_OF_BLOCKS = ("blockcache", "cached")
 """Caches that do not say of which state of the object a block is: `address_of` looks through them."""
 _KINDS = {
     "filecache": "remote.CachingStore",
@@ -81,7 +81,8 @@ def open_store(
     if not isinstance(url, str | bytes | os.PathLike):
         raise TypeError(f"expected a URL or a path, found {type(url).__name__}")
     url, storage_options = address_of(url, storage_options, fs)
-    if isinstance(url, str) and url.startswith(_OF_BLOCKS):
+    scheme = _scheme_of(url)
+    if scheme is not None and scheme[1].lower() in _OF_BLOCKS:
         from fsspec.core import url_to_fs
 
         chained, path = url_to_fs(url, **(storage_options or {}))

@@ -1535,9 +1535,15 @@ def test_a_popped_array_is_a_copy_in_memory(group: Group, layout: Any) -> None:
     assert (popped[0], list(group)) == (7, [])
     with pytest.raises(KeyError, match="no such member"):
         group.pop("old")
-    with pytest.raises(KeyError, match="is empty"):
+    with pytest.raises(KeyError, match="has no array"):
         group.popitem()
-    assert group.pop("old", None) is None
+    group.attrs["a"] = 1
+    for name in ("old", "old/", "__vlmeta__"):
+        assert group.pop(name, None) is None
+        with pytest.raises(KeyError):
+            group.pop(name)
+    with pytest.raises(TypeError, match="names of members are str"):
+        group.pop(3, None)  # type: ignore[arg-type]
 
 
 def test_a_popped_array_has_its_snapshots_and_what_a_transaction_has_changed(group: Group) -> None:
@@ -1558,6 +1564,10 @@ def test_a_group_is_not_popped_and_all_members_go_with_clear(group: Group) -> No
     group.attrs["a"] = group["inner"].attrs["b"] = 1
     with pytest.raises(ValueError, match="'inner' is a group, which stays"):
         group.pop("inner")
+    group["bare/x"] = [3]
+    group["bare"].clear()
+    assert (list(group), list(open_group(f"{group.url}/bare", "r+"))) == (["bare", "inner", "y"], [])
+    del group["bare"]
     group["inner"].clear()
     assert (list(group), list(group["inner"]), group["inner"].attrs["b"]) == (["inner", "y"], [], 1)
     group.clear()

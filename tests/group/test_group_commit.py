@@ -168,6 +168,20 @@ def test_a_name_in_an_object_store_takes_every_layout_whatever_was_there(steps: 
             assert found(url) == expected
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_frame_that_is_no_member_is_not_overwritten_by_a_member_of_its_name(
+    monkeypatch: pytest.MonkeyPatch, layout: Any
+) -> None:
+    url = f"memory://no-member-{next(_serials)}.b2d"
+    compare(type(open_store(url)), monkeypatch)
+    group = open_group(url, "w")
+    b2array.asarray([7, 8, 9], url=f"{url}/x.b2f", layout=layout)
+    group.create("x", data=[1], layout=layout)
+    group.create("x", data=[2], layout=layout, overwrite=True)
+    assert found(url) == {"x": [2]}
+    assert b2array.open(f"{url}/x.b2f")[:].tolist() == [7, 8, 9]
+
+
 def _delete(group: Group) -> None:
     del group["x"]
 

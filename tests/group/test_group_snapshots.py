@@ -311,6 +311,8 @@ def _drop_and_fail(group: Group) -> None:
 
 
 _STEPS = st.one_of(
+    st.tuples(st.just("zero"), st.sampled_from("abc"), st.just(0), st.just("")),
+    st.tuples(st.just("grow"), st.sampled_from("abc"), st.integers(1, 9), st.just("")),
     st.tuples(st.just("write"), st.sampled_from("abc"), st.integers(0, 7), st.just("")),
     st.tuples(st.just("append"), st.sampled_from("abc"), st.integers(1, 4), st.just("")),
     st.tuples(st.just("snapshot"), st.sampled_from("abc"), st.integers(0, 2), st.just("")),
@@ -323,8 +325,12 @@ _STEPS = st.one_of(
 @example(steps=[("move", "a", 0, "c"), ("move", "b", 0, "a"), ("move", "c", 0, "b")])
 @example(steps=[("write", "a", 0, ""), ("copy", "a", 0, "c"), ("copy", "c", 0, "d")])
 @example(steps=[("snapshot", "a", 0, ""), ("drop", "a", 0, ""), ("move", "a", 0, "c"), ("write", "c", 4, "")])
+@example(steps=[("grow", "a", 9, ""), ("copy", "a", 0, "c"), ("write", "a", 7, ""), ("append", "a", 2, "")])
+@example(steps=[("zero", "a", 0, ""), ("copy", "a", 0, "c"), ("write", "a", 4, ""), ("write", "a", 0, "")])
 @given(steps=st.lists(_STEPS, max_size=8))
-def test_copies_and_moves_in_a_transaction_take_values_and_snapshots_along(layout: Any, steps: list[Any]) -> None:
+def test_copies_and_moves_in_a_transaction_take_values_and_snapshots_along(  # noqa: C901
+    layout: Any, steps: list[Any]
+) -> None:
     group = open_group(f"memory://along-{next(_serials)}.b2d", "w")
     values: dict[str, list[int]] = {"a": [1, 2, 3, 4, 5], "b": [6, 7, 8]}
     # What each member keeps by name; None is the state that the commit makes.
@@ -338,6 +344,12 @@ def test_copies_and_moves_in_a_transaction_take_values_and_snapshots_along(layou
                 continue
             if step == "write" and n < len(values[name]):
                 changes[name][n] = values[name][n] = number
+            elif step == "zero":
+                changes[name][:] = 0
+                values[name] = [0] * len(values[name])
+            elif step == "grow":
+                changes[name].resize((len(values[name]) + n,))
+                values[name] += [0] * n
             elif step == "append":
                 changes[name].append([number] * n)
                 values[name] += [number] * n
