@@ -331,9 +331,8 @@ def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Set
         commit(new(url, overwrite=settings.overwrite, layout=settings.layout))
         return
     if source.handle is not None and source.is_array:
-        chunks, blocks = settings.given
         options = ArrayOptions(
-            chunks=chunks, blocks=blocks, cparams=settings.cparams, layout=settings.layout,
+            chunks=_chunks(settings), blocks=settings.blocks, cparams=settings.cparams, layout=settings.layout,
             overwrite=settings.overwrite, storage_options=settings.storage_options,
         )  # fmt: skip
         commit(copying.copied(

@@ -734,14 +734,14 @@ def test_progress_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_a_converted_array_keeps_how_it_is_compressed(tmp_path):
     cparams = b2array.CParams("lz4", clevel=7, filters="auto", absolute_error=0.5)
-    values = np.random.default_rng(0).normal(0, 30, (100, 100)).astype("f4")
-    array = b2array.asarray(values, url=tmp_path / "a.b2nd", cparams=cparams, chunks=(50, 50))
+    values = np.random.default_rng(0).normal(0, 30, (1000, 1000)).astype("f4")
+    array = b2array.asarray(values, url=tmp_path / "a.b2nd", cparams=cparams, chunks=(500, 500))
     b2array.convert(tmp_path / "a.b2nd", tmp_path / "b.b2nd")
-    b2array.convert(tmp_path / "a.b2nd", tmp_path / "c.b2nd", chunks=(30, 30), cparams=b2array.CParams(clevel=9))
+    b2array.convert(tmp_path / "a.b2nd", tmp_path / "c.b2nd", chunks=(300, 300), cparams=b2array.CParams(clevel=9))
     copies = [b2array.open(tmp_path / name) for name in ("b.b2nd", "c.b2nd")]
     assert [(each.cparams.clevel, each.cparams.absolute_error, each.chunks) for each in copies] == [
-        (7, 0.5, (50, 50)),
-        (9, None, (30, 30)),
+        (7, 0.5, (500, 500)),
+        (9, None, (300, 300)),
     ]
     assert copies[0].get_chunk(0) == array.get_chunk(0)
     for each in copies:
