@@ -321,15 +321,20 @@ class Group(MutableMapping[str, Any]):
         ConflictError
             A transaction changed it after the group was opened.
         """
+        full, path = self._found(name)
+        return self._at(f"{full}/") if path is None else self._opened(path)
+
+    def _found(self, name: str) -> tuple[str, str | None]:
+        """Return the full name of a member, and its path, or None for a group; KeyError if there is no such member."""
         try:
             name = check_name(name)
         except ValueError as error:
             raise KeyError(str(error)) from None
         members, full = self._members(), self._full(name)
         if full in members:
-            return self._opened(members[full])
+            return full, members[full]
         if members.is_group(full):
-            return self._inner(name)
+            return full, None
         raise KeyError(f"{name!r}: {self.url} has no such member")
 
     def read_many(self, selections: Mapping[str, Any]) -> dict[str, Any]:
@@ -559,18 +564,13 @@ class Group(MutableMapping[str, Any]):
         if len(default) > 1:
             raise TypeError(f"pop() takes a name and at most one default, not {1 + len(default)} arguments")
         try:
-            full = self._full(check_name(name))
-        except ValueError as error:
+            full, path = self._found(name)
+        except KeyError:
             if default:
                 return default[0]
-            raise KeyError(str(error)) from None
-        path = self._members().get(full)
+            raise
         if path is None:
-            if name in self:
-                raise ValueError(f"{name!r} is a group, which stays: move() gives it another name, del removes it")
-            if default:
-                return default[0]
-            raise KeyError(f"{name!r}: {self.url} has no such member")
+            raise ValueError(f"{name!r} is a group, which stays: move() gives it another name, del removes it")
         with self._changing() as changes:
             home = cast(Changes, changes._home)
             if isinstance(home, Transaction):

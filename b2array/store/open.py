@@ -87,8 +87,8 @@ def open_store(
 
         chained, path = url_to_fs(url, **(storage_options or {}))
         url, storage_options = address_of(path, None, chained)
+        scheme = _scheme_of(url)
     given = (storage_options or {}).get(FILE_SYSTEM)
-    scheme = _scheme_of(url)
     if given is None and (scheme is None or scheme[0] in _LOCAL):
         return LocalStore(_local_path(url), within=None if within is None else _local_path(within))
     address = os.fspath(url)

@@ -247,8 +247,8 @@ def _waiting(group: Directory, needed: set[str], members: set[str]) -> tuple[dic
     for path in group.store.walk():
         if not needed.isdisjoint(accumulate(path.split("/"), "{}/{}".format)):
             continue
-        match, name = _LEFT.fullmatch(path), path.rpartition("/")[2]
-        if match is not None and (match["left"] == path or belongs(name)):
+        match = _LEFT.fullmatch(path)
+        if match is not None and (match["left"] == path or belongs(path.rpartition("/")[2])):
             if not group.is_local or match["frame"] not in members:  # beside a local member its own vacuum finds it
                 left[match["left"]] = match["frame"]
         elif path.endswith(JOURNAL):
