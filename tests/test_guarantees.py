@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is rewritten with every change
 
 
 def rows() -> dict[str, dict[str, str]]:
-    table = TEXT.partition("Where what holds")[2].partition("* - Place")[2]
+    table = TEXT.partition("What holds where")[2].partition("* - Place")[2]
     table = table.partition("\n\n")[0]
     cells = [re.findall(r"- (.*)", row) for row in table.split("\n   * ")[1:]]
     return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in cells}
