@@ -39,6 +39,7 @@ plan         `plan`: every decision of a commit (no I/O)
 commit       `commit`, `publish`, `stage`: the only code that writes a commit
 manifest     `Manifest`, `Entry`: what a group's manifest says (no I/O)
 redo         reads members of a group through the redo log in its manifest, and carries it out
+tables       refuses changes of columns of python-blosc2's tables
 single       how writers of one member keep to the order of its group's commits: `writers_lock`, `may_replace`
 handle       `Handle`: shows a state, begins transactions, tries again after conflicts
 edits        insert, update, delete and reorder chunks

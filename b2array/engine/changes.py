@@ -60,19 +60,21 @@ _NO_NUMBERS = np.zeros(0, np.int64)
 class New:
     """A new frame: its first state, whether it may replace another frame, and the version of that one.
 
-    Without a version, it may replace any.
+    Without a version, it may replace any. With `is_same`, it is the same frame in another file.
     """
 
     state: State
     overwrite: bool = False
     replaces: Version | None = None
+    is_same: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _new, (*self.state.without_index(0), self.state.annotations, self.overwrite, self.replaces)
+        rest = self.state.annotations, self.overwrite, self.replaces, self.is_same
+        return _new, (*self.state.without_index(0), *rest)
 
 
-def _new(thin: Frame, index: bytes, annotations: Annotations, overwrite: bool, replaces: Version | None) -> New:
-    return New(with_index(thin, index, annotations), overwrite, replaces)
+def _new(thin: Frame, index: bytes, annotations: Annotations, *rest: Any) -> New:
+    return New(with_index(thin, index, annotations), *rest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,6 +184,13 @@ class ChangeSet:
     def is_structural(self) -> bool:
         """Whether chunks change their numbers or sizes, so that it can be made to no other state."""
         return self.order is not None or self.geometry is not None
+
+    @property
+    def changes_values(self) -> bool:
+        """Whether it may change the values or the shape of the array, and not its metadata alone."""
+        if self.new is not None:
+            return not self.new.is_same
+        return bool(self.numbers.size) or self.is_structural
 
     @property
     def is_empty(self) -> bool:

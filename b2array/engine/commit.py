@@ -29,9 +29,11 @@ from b2array.engine.plan import Facts, Plan, Step, plan, unnoted
 from b2array.engine.single import makers_lock, may_replace
 from b2array.engine.snapshot import Snapshot, kept_states, load, reload
 from b2array.engine.source import Location, Source
+from b2array.engine.tables import refuse_columns
 from b2array.errors import B2ArrayError, ConflictError, FormatError, located, located_error, warn
 from b2array.format import index
 from b2array.format.annotations import LAYER, Annotations, GroupCommit
+from b2array.format.foreign_indexes import with_stale_indexes
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.kept import ledger_of
@@ -190,6 +192,8 @@ def _newest(draft: Draft) -> Snapshot:
 
 def _planned(draft: Draft, current: Snapshot | None) -> Plan:
     change = draft.freeze()
+    if change.changes_values:
+        refuse_columns(draft.place)
     return plan(change, current, observe(change, current, draft))
 
 
@@ -376,6 +380,8 @@ def copied(
     state = (
         old.with_frame(frame_type=frame_type, vlmetalayers=layers).with_annotations(annotations).with_tables(None, None)
     )
+    if isinstance(source, Draft) and source.freeze().changes_values:
+        state = with_stale_indexes(state)
     new = Draft(store, None, state, overwrite=overwrite, locked=locked, replaces=replaces, is_same=is_same)
     lost = {*lost, *annotations.lost}
     try:

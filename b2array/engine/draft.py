@@ -117,7 +117,7 @@ class Draft(Target):
         if base is None and not is_same:
             start = start.with_annotations(start.annotations.with_new_identity())
         self.base = base
-        self.new = New(start, overwrite or is_same, replaces) if base is None else None
+        self.new = New(start, overwrite or is_same, replaces, is_same) if base is None else None
         self.state = self._seen = start
         self.sparse = start.frame.frame_type == FrameType.SPARSE
         self.locked = locked

@@ -41,6 +41,7 @@ from b2array.errors import LimitError
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, pack_records, packed_sizes
 from b2array.format.checksums import record_nbytes
+from b2array.format.foreign_indexes import with_stale_indexes
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.kept import DIGEST_NBYTES, Ledger, has_room, ledger_of, object_name, pack_state
@@ -193,6 +194,8 @@ def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
 def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Step) -> Plan:
     """Make the next state, and the plan that leads there by a step."""
     state = applied(change, _start(change, current))
+    if change.changes_values:
+        state = with_stale_indexes(state)
     is_sparse = state.frame.frame_type == FrameType.SPARSE
     if step == Step.APPEND and current is not None:
         placed = _placed(change, state.frame.offsets, current.frame.frame_len - current.frame.header_len)

@@ -18,4 +18,5 @@ summary      what an array says of itself without its index, for the manifests o
 checksums    the record behind each chunk
 fingerprint  the hash in the trailer
 foreign      files without a frame: what they are instead
+foreign_indexes  indexes of python-blosc2, which changes make stale
 """
