@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import blosc2
 import msgpack
+import numcodecs
 import numpy as np
 import pytest
 from chunks import CODECS
@@ -38,6 +40,8 @@ from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.engine.manifest import Entry, Manifest
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
+from b2array.exchange import hdf5_chunks
+from b2array.exchange.hdf5_chunks import Stage
 from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers, summary
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, pack_state, unpack_state
 from b2array.format.state import State
@@ -223,6 +227,21 @@ def metadata_of_bloscpack(data: bytes) -> object:
     return header.description(header.unpack_metadata(header.MetaHeader.unpack(data), data))
 
 
+PIPELINE = (Stage(2, (4,)), Stage(32026, ()), Stage(1, (5,)), Stage(3, ()))
+"""The filters of an HDF5 dataset: shuffle, Blosc2, deflate and a checksum."""
+
+
+def frames_of_hdf5() -> list[bytes]:
+    held = b2array.create_schunk(chunksize=VALUES.nbytes, typesize=4)
+    held.append_data(VALUES)
+    return [b2array.asarray(VALUES).to_bytes(), held.to_bytes()]
+
+
+def resummed(data: bytes) -> bytes:
+    """Put the checksum of HDF5 on what is damaged, most of the time."""
+    return data if len(data) < 5 or data[0] & 1 else bytes(numcodecs.Fletcher32().encode(data[:-4]))
+
+
 SUMMARY = summarized()
 START = len(SUMMARY[0])
 PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
@@ -273,6 +292,17 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
         lambda data: summary.unpack([data[:START], data[START : START + 16], data[START + 16 :]]),
     ),
     "journal of a write": ([pending.Journal(3, 8, b"0123456789abcdef", "0123").pack()], pending.Journal.unpack),
+    "frame in HDF5": (
+        frames_of_hdf5(), lambda data: hdf5_chunks.unpack(data, 0, (Stage(32026, ()),), VALUES.nbytes)
+    ),
+    "pipeline of HDF5": (
+        [numcodecs.Fletcher32().encode(zlib.compress(frame)) for frame in frames_of_hdf5()],
+        lambda data: hdf5_chunks.unpack(resummed(data), 0, PIPELINE, VALUES.nbytes),
+    ),
+    "chunk of Blosc 1 in HDF5": (
+        [numcodecs.Blosc("lz4").encode(VALUES)],
+        lambda data: hdf5_chunks.unpack(data, 0, (Stage(32001, ()),), VALUES.nbytes),
+    ),
     "header of a Bloscpack file": (
         [header.FileHeader(nchunks=3, chunk_size=800, last_chunk=400, max_app_chunks=30).pack()],
         header.FileHeader.unpack,

@@ -32,7 +32,7 @@ ALLOWED = {
     "array": {"codec", "compute", "display", "engine", "format", "grid", "store", "threads", "workers"},
     "group": {"array", "codec", "compute", "display", "engine", "format", "store", "threads", "workers"},
     "xarray_io": {"array", "codec", "engine", "format", "grid", "group", "store", "threads", "workers"},
-    "exchange": {"array", "bloscpack", "codec", "display", "engine", "format", "grid", "group", "store"},
+    "exchange": {"array", "bloscpack", "codec", "display", "engine", "format", "grid", "group", "store", "threads"},
 }
 
 REQUIRED = {"fsspec", "isal", "msgpack", "numcodecs", "numpy", "zstandard"}

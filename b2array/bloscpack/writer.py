@@ -25,7 +25,7 @@ from b2array.bloscpack.reader import Reader, Url
 from b2array.buffers import Buffer
 from b2array.codec import cblosc
 from b2array.codec.codecs import codec_name
-from b2array.codec.cparams import AnyCParams, given_or_default
+from b2array.codec.cparams import AnyCParams, CParams, given_or_default
 from b2array.codec.header import CODEC_FORMATS, FilterId
 from b2array.codec.rounding import check_dtype
 from b2array.errors import FormatError, LimitError, UnsupportedError
@@ -65,6 +65,17 @@ _SHUFFLES: dict[tuple[int, ...], int] = {
 }
 
 
+def blosc1_options(cparams: CParams) -> tuple[bytes, int, int]:
+    """Return the codec, level and shuffle of Blosc 1 that parameters name; UnsupportedError if it has none."""
+    codec = cparams.codec_id
+    shuffles = tuple(fid for fid in cparams.filter_slots if fid)
+    if codec not in CODEC_FORMATS or cparams.use_dict:
+        raise UnsupportedError(f"Blosc 1 has no codec {cparams.codec!r}" + " with a dictionary" * cparams.use_dict)
+    if shuffles not in _SHUFFLES or any(cparams.meta_slots):
+        raise UnsupportedError(f"Blosc 1 has no filters but shuffle or bitshuffle, not {cparams.filters}")
+    return codec_name(codec).encode(), cparams.clevel, _SHUFFLES[shuffles]
+
+
 # Chunks.
 
 
@@ -80,13 +91,7 @@ class _ChunkEncoder:
     ) -> None:  # fmt: skip
         cparams = given_or_default(cparams)
         check_dtype(cparams, np.dtype(np.void))
-        codec = cparams.codec_id
-        shuffles = tuple(fid for fid in cparams.filter_slots if fid)
-        if codec not in CODEC_FORMATS or cparams.use_dict:
-            raise UnsupportedError(f"Blosc 1 has no codec {cparams.codec!r}" + " with a dictionary" * cparams.use_dict)
-        if shuffles not in _SHUFFLES or any(cparams.meta_slots):
-            raise UnsupportedError(f"Blosc 1 has no filters but shuffle or bitshuffle, not {cparams.filters}")
-        self._how = codec_name(codec).encode(), cparams.clevel, _SHUFFLES[shuffles], 0
+        self._how = *blosc1_options(cparams), 0
         self.typesize = itemsize if itemsize <= _MAX_ITEMSIZE else 1
         self.size, self.checksum, self._put = size, checksum, put
         self.offsets = list(offsets)

@@ -54,9 +54,10 @@ _ROUNDED = ("b2nd", "b2d", "b2z")
 
 
 class FormatKeywords(TypedDict, total=False):
-    """Options of single formats: of Zarr, and of ``.blp``."""
+    """Options of single formats: of Zarr, of HDF5, and of ``.blp``."""
 
     zarr_format: Literal[2, 3]
+    compression: Literal["gzip", "blosc", "blosc2"]
     checksum: str | None
     offsets: bool
     chunk_size: int | None
@@ -106,7 +107,8 @@ def convert(
     chunks, blocks : sequence of int, optional
         Extents in items, for formats that have them.
     cparams : CParams, optional
-        How to compress: all of it in ``.b2nd``; codec, level and shuffle in Zarr and ``.blp``; the level in HDF5. By
+        How to compress: all of it in ``.b2nd``; codec, level and shuffle in Zarr and ``.blp``;
+        the level in HDF5, and all of it with `compression`. By
         default a Blosc2 array keeps what it has if it becomes another one, and its chunks if they need no other shape.
     layout : {"auto", "contiguous", "sparse"}
         Kind of a ``.b2nd``: one file, or a directory.
@@ -130,6 +132,9 @@ def convert(
         File systems, in which `src` and `dst` are paths.
     zarr_format : {2, 3}, optional
         For Zarr.
+    compression : {"gzip", "blosc", "blosc2"}, optional
+        For HDF5: gzip, which every program reads, or the filter of Blosc 1 or Blosc2, which is faster, and which others
+        read with hdf5plugin or PyTables. Text of any length is compressed by gzip.
     checksum, offsets, chunk_size, max_app_chunks
         For ``.blp``; see `b2array.bloscpack.create`.
 
@@ -231,7 +236,11 @@ def converted(
     to_format, dst_url = find(dst, dst_format, dst_options, exists=False)
     if overwrite and to_format.name == "zarr":
         _refuse_the_source(src_url, src_options, dst_url, dst_options)
-    known = {"zarr": {"zarr_format"}, "blp": {"checksum", "offsets", "chunk_size", "max_app_chunks"}}
+    known = {
+        "zarr": {"zarr_format"},
+        "hdf5": {"compression"},
+        "blp": {"checksum", "offsets", "chunk_size", "max_app_chunks"},
+    }
     if unknown := sorted(options.keys() - known.get(to_format.name, set())):
         raise TypeError(f"a destination of format {to_format.name} takes no {', '.join(unknown)}")
     wanted = Settings(

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, warn
-from b2array.exchange import dimension_scales, formats, hdf5_links
+from b2array.exchange import dimension_scales, formats, hdf5_chunks, hdf5_links
 from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
 from b2array.format import foreign
 from b2array.grid.partition import boxes
@@ -188,10 +188,6 @@ def _is_portable(value: Any) -> bool:
 def _source(node: Any, where: str) -> Source:
     data = node
 
-    def read(box: Box) -> npt.NDArray[Any]:
-        with _reading(where):
-            return np.asarray(data[box])
-
     def stored() -> int:
         with _reading(where):
             return int(node.id.get_storage_size())
@@ -199,6 +195,15 @@ def _source(node: Any, where: str) -> Source:
     if node.shape is None:
         raise UnsupportedError(f"{where}: expected a dataset with a shape, found an empty one without a dataspace")
     h5py = formats.require("h5py", "hdf5", "HDF5")
+    with _reading(where):
+        stages = hdf5_chunks.stages_of(h5py, node, where)
+
+    def read(box: Box) -> npt.NDArray[Any]:
+        with _reading(where):
+            if stages is not None:
+                return hdf5_chunks.read_box(h5py, node, stages, where, box)
+            return np.asarray(data[box])
+
     dtype, fill = np.lib.format.drop_metadata(data.dtype), data.fillvalue
     text = h5py.check_string_dtype(data.dtype)
     if text is not None and text.length is None and not (text.encoding == "ascii" and _has_other_bytes(data, where)):
@@ -294,6 +299,7 @@ def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterat
     more than `most` datasets.
     """
     h5py = formats.require("h5py", "hdf5", "HDF5")
+    hdf5_chunks.check_compression(settings.options.get("compression", "gzip"), settings.cparams)
     address, name = split_member(url)
     store = open_store(address, storage_options=settings.storage_options)
     overwrite = settings.overwrite or bool(name)
@@ -349,12 +355,21 @@ def _put(file: Any, name: str, source: Source, pieces: Iterable[Piece], settings
         if settings.cparams is not None:
             options["compression_opts"] = settings.cparams.clevel
     is_text = source.dtype.kind == "U"
+    compression = settings.options.get("compression", "gzip")
+    # The chunks of text hold places in the file, which HDF5 alone knows.
+    is_direct = "chunks" in options and compression != "gzip" and not is_text
+    if is_direct:
+        how = hdf5_chunks.compressing(compression, source.dtype.itemsize, options["chunks"], settings.cparams)
+        options |= {"shuffle": False, **how}
     if is_text:
         options["fillvalue"] = str(source.fill)
     else:
         options["fillvalue"] = np.asarray(source.fill).view(dtype) if source.dtype.kind in "mM" else source.fill
     data = file.create_dataset(name, source.shape, dtype, **options)
     _set_attrs(data, _typed(source))
+    if is_direct:
+        hdf5_chunks.write(data, pieces, source.fill, compression, settings.cparams, settings.blocks)
+        return
     for box, values in pieces:
         data[box] = values.astype(object) if is_text else values.view(dtype)
 

@@ -280,6 +280,7 @@ def convert(
     keepbits: opts.Keepbits = None,
     layout: opts.Layout = "auto",
     zarr_format: Annotated[int | None, typer.Option(min=2, max=3, help="2 or 3.")] = None,
+    compression: Annotated[str | None, typer.Option(help="Of HDF5: gzip, blosc or blosc2.")] = None,
     overwrite: opts.Overwrite = False,
     verify: opts.Verify = False,
     follow_external: Annotated[
@@ -293,7 +294,8 @@ def convert(
     """Copy an array or a group to another format."""
     options = opts.storage_options(storage)
     cparams = opts.cparams_of(codec, clevel, filters, absolute_error, relative_error, keepbits)
-    more: dict[str, Any] = {} if zarr_format is None else {"zarr_format": zarr_format}
+    given = {"zarr_format": zarr_format, "compression": compression}
+    more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     done = converted(
         src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks,
         cparams=cparams, layout=layout, overwrite=overwrite, verify=verify,
