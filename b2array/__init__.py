@@ -46,6 +46,7 @@ from b2array.keywords import refuse_calls
 if TYPE_CHECKING:
     from b2array import bloscpack
     from b2array.array.appender import Appender
+    from b2array.array.downsampling import downsample
     from b2array.array.many import read_many
     from b2array.exchange.convert import convert
     from b2array.group.addressing import open, open_array
@@ -77,6 +78,7 @@ __all__ = [
     "create",
     "create_schunk",
     "decompress",
+    "downsample",
     "empty",
     "empty_like",
     "errors",
@@ -124,6 +126,7 @@ _LAZY = {
     "Group": "group.group",
     "GroupDiff": "group.snapshots",
     "bloscpack": "bloscpack",
+    "downsample": "array.downsampling",
     "convert": "exchange.convert",
     "expire": "tools.expire",
     "open": "group.addressing",

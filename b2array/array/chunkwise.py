@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Unpack
+from typing import Any, SupportsIndex, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,16 @@ from b2array import config, threads
 from b2array.array import copying
 from b2array.array.array import NDArray, View
 from b2array.array.drafts import ArrayOptions, NewKeywords, Url, aborting, known_dtype, new_draft, put, takes
+from b2array.engine.draft import Draft
 from b2array.grid.assignment import check_unmasked
 from b2array.grid.partition import boxes
 from b2array.progress import track
 
-__all__ = ["map"]
+__all__ = ["Factors", "factors_of", "map", "mapped"]
 
 Box = tuple[slice, ...]
+Factors = SupportsIndex | Sequence[SupportsIndex] | Mapping[Any, SupportsIndex]
+"""How many items along each axis become one: for all axes, one entry an axis, or by axis or name of the dimension."""
 
 _SMALL_NBYTES = 2**16
 """Results in chunks of fewer bytes get chunks of their own."""
@@ -38,6 +42,7 @@ def map(
     dtype: npt.DTypeLike | None = None,
     drop_axis: int | Sequence[int] = (),
     new_axis: int | Sequence[int] = (),
+    factors: Factors = 1,
     executor: Executor | None = None,
     progress: bool = False,
     **options: Unpack[NewKeywords],
@@ -62,6 +67,10 @@ def map(
         Axes of the arrays that the result of the function does not have. Pieces are not cut along them.
     new_axis : int or sequence of int
         Axes of the result that the arrays do not have. Their lengths are those of the function's results.
+    factors : int, sequence or mapping, default 1
+        How many items of the arrays, along each axis, become one of the result: one number for all axes, one entry an
+        axis, or a mapping of axes or names of dimensions to numbers. Pieces begin at multiples of these; the last ones
+        along an axis may have a rest, which becomes one item. `downsample` does this for common functions.
     executor : concurrent.futures.Executor, optional
         Calls the function, in other processes perhaps; reading and writing stay here.
     progress : bool, default False
@@ -76,6 +85,10 @@ def map(
     TypeError
         The type of a result cannot be cast ("same_kind") to `dtype`.
 
+    See Also
+    --------
+    downsample : Reduces blocks of items to one item each, as for the levels of a pyramid.
+
     Examples
     --------
     >>> import b2array
@@ -86,21 +99,32 @@ def map(
     array([ 3,  7, 11])
     >>> b2array.map(lambda x: np.stack([x, -x], axis=-1), a, new_axis=2).shape
     (3, 4, 2)
+    >>> b2array.map(lambda x: x[:, ::2] + x[:, 1::2], a, factors=(1, 2))[...].tolist()
+    [[1, 5], [9, 13], [17, 21]]
     """
-    work = _Work.of(function, arrays, drop_axis, new_axis)
-    wanted = ArrayOptions(**options)
+    work = Work.of(function, arrays, drop_axis, new_axis, factors)
+    return NDArray._committed(mapped(work, url, dtype, ArrayOptions(**options), executor, progress=progress))
+
+
+def mapped(
+    work: Work, url: Url | None, dtype: npt.DTypeLike | None, wanted: ArrayOptions, executor: Executor | None, *,
+    progress: bool,
+) -> Draft:  # fmt: skip
+    """Return the transaction of an array with the results of a function; see `map`."""
     kind = None if dtype is None else np.empty(0, known_dtype(dtype)).dtype
     lengths: tuple[int, ...] = ()
     if kind is None or work.added:
-        corner = tuple(slice(0, min(n, c)) for n, c in zip(work.shape, work.unit, strict=True))
-        found = np.asarray(function(*work.pieces(corner)))
-        work.check(corner, found, None)
-        kind = kind or found.dtype
-        lengths = tuple(found.shape[axis] for axis in work.added)
-    shape = work.result_of(work.shape, lengths)
+        corner = work.corner
+        sample = np.asarray(work.function(*work.pieces(corner)))
+        work.check(corner, sample, None)
+        kind = kind or sample.dtype
+        lengths = tuple(sample.shape[axis] for axis in work.added)
+    shape = work.result_of(work.counts, lengths)
     draft = new_draft(url, shape, kind, work.options(wanted, kind, lengths))
-    with aborting(draft), track(math.prod(work.shape), "mapping", progress, unit="items") as shown:
+    with aborting(draft), track(math.prod(work.counts), "mapping", progress, unit="items") as bar:
         layout = draft.state.require_layout()
+        if work.cuts_chunks(layout.chunks):
+            draft.keep_open()  # a chunk that several pieces fill is encoded once
         for box, values in work.results(layout.chunks, executor):
             target = work.place(box, lengths)
             work.check(box, values, lengths)
@@ -108,43 +132,65 @@ def map(
                 raise TypeError(f"Cannot cast results of type {values.dtype} to {layout.dtype} ('same_kind')")
             if values.size:
                 put(draft, target, values.astype(layout.dtype, copy=False))
-            shown.advance(math.prod(part.stop - part.start for part in box))
-    return NDArray._committed(draft)
+            bar.advance(math.prod(part.stop - part.start for part in box))
+    return draft
 
 
-@dataclass(frozen=True)
-class _Work:
-    """A function, its arrays, their common shape, and how the axes of its results belong to that."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A function, its arrays, their common shape, and how the axes of its results belong to that.
+
+    A box counts in items of the result along the axes that both have. It stands for `factors` times as many items of
+    the arrays.
+    """
 
     function: Callable[..., Any]
     arrays: tuple[Any, ...]
     shape: tuple[int, ...]
     unit: tuple[int, ...]
-    """Extents of a piece before the chunks of the result are known; the whole axis where it is dropped."""
+    """Extents of a box before the chunks of the result are known; the whole axis where it is dropped."""
     kept: tuple[int, ...]
     """Axes of the arrays that the result has."""
     added: tuple[int, ...]
     """Axes of the result that the arrays do not have."""
+    factors: tuple[int, ...]
+    """How many items along each axis of the arrays become one."""
 
     @classmethod
     def of(
         cls, function: Callable[..., Any], arrays: tuple[Any, ...], drop_axis: int | Sequence[int],
-        new_axis: int | Sequence[int],
-    ) -> _Work:  # fmt: skip
+        new_axis: int | Sequence[int], factors: Factors = 1, *, trim: bool = False,
+    ) -> Work:  # fmt: skip
+        """Check the arguments of `map`; with `trim`, leave out the items behind the last whole block."""
         if not arrays:
             raise TypeError("map() needs at least one array")
         for each in arrays:
             check_unmasked(each)
-        held = tuple(each if copying.is_sliceable(each) else np.asarray(each) for each in arrays)
-        shape = np.broadcast_shapes(*(each.shape for each in held))
+        sources = tuple(each if copying.is_sliceable(each) else np.asarray(each) for each in arrays)
+        shape = np.broadcast_shapes(*(each.shape for each in sources))
         dropped = np.lib.array_utils.normalize_axis_tuple(drop_axis, len(shape), "drop_axis")
         kept = tuple(axis for axis in range(len(shape)) if axis not in dropped)
         count = 1 if isinstance(new_axis, int) else len(new_axis)
         added = np.lib.array_utils.normalize_axis_tuple(new_axis, len(kept) + count, "new_axis")
-        model = next((each for each in held if isinstance(each, NDArray | View) and each.shape == shape), None)
+        model = next((each for each in sources if isinstance(each, NDArray | View) and each.shape == shape), None)
+        wanted = factors_of(factors, len(shape), None if model is None else model.dims)
+        joined = tuple(1 if axis in dropped else factor for axis, factor in enumerate(wanted))
+        if trim:
+            shape = tuple(n // factor * factor for n, factor in zip(shape, joined, strict=True))
         chunks = shape if model is None else model.chunks
         unit = tuple(n if axis in dropped else max(1, c) for axis, (n, c) in enumerate(zip(shape, chunks, strict=True)))
-        return cls(function, held, shape, unit, kept, tuple(sorted(added)))
+        return cls(function, sources, shape, unit, kept, tuple(sorted(added)), joined)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many items the result has along each axis of the arrays; all items where the axis is dropped."""
+        return tuple(-(-n // factor) for n, factor in zip(self.shape, self.factors, strict=True))
+
+    @property
+    def corner(self) -> Box:
+        """The box to call the function with first; it stands for about one chunk of the arrays."""
+        extents = zip(self.counts, self.unit, self.factors, strict=True)
+        return tuple(slice(0, min(n, max(1, c // factor))) for n, c, factor in extents)
 
     def result_of(self, extents: Sequence[Any], lengths: Sequence[Any]) -> tuple[Any, ...]:
         """Return what belongs to the axes of the result, of what belongs to those of the arrays and to the new ones."""
@@ -156,7 +202,7 @@ class _Work:
     def options(self, wanted: ArrayOptions, dtype: np.dtype[Any], lengths: tuple[int, ...]) -> ArrayOptions:
         """Take chunks and names of dimensions from the arrays where no others are wanted."""
         model = next((each for each in self.arrays if isinstance(each, NDArray | View)), None)
-        if model is None or model.shape != self.shape:
+        if model is None or not self._has_shape_of(model):
             return wanted
         if wanted.dims is None and model.dims is not None:
             wanted = replace(wanted, dims=self.result_of(model.dims, (None,) * len(lengths)))
@@ -165,21 +211,55 @@ class _Work:
             wanted = replace(wanted, chunks=chunks)
         return wanted
 
+    def _has_shape_of(self, model: NDArray | View) -> bool:
+        """Say whether an array has the common shape, or a rest behind it that was trimmed."""
+        if model.ndim != len(self.shape):
+            return False
+        extents = zip(model.shape, self.shape, self.factors, strict=True)
+        return all(0 <= n - trimmed < factor for n, trimmed, factor in extents)
+
     def pieces(self, box: Box) -> list[Any]:
         """Read a piece of each array."""
-        return [_piece(each, box) for each in self.arrays]
+        whole = zip(box, self.shape, self.factors, strict=True)
+        source = tuple(slice(part.start * k, min(part.stop * k, n)) for part, n, k in whole)
+        return [_piece(each, source) for each in self.arrays]
+
+    @property
+    def _most(self) -> int:
+        """Number of items of the result to compute at a time."""
+        nbytes: int = sum(each.dtype.itemsize for each in self.arrays) * math.prod(self.factors)
+        return max(1, copying.PIECE_NBYTES // max(1, nbytes))
+
+    def _units(self, chunks: Sequence[int]) -> tuple[int, ...]:
+        """Return the extents of a box that is one chunk of the result, or all of an axis that is dropped."""
+        of_kept = [c for axis, c in enumerate(chunks) if axis not in self.added]
+        unit = list(self.counts)
+        for axis, extent in zip(self.kept, of_kept, strict=True):
+            unit[axis] = min(unit[axis], extent)
+        return tuple(unit)
+
+    def cuts_chunks(self, chunks: Sequence[int]) -> bool:
+        """Say whether the arrays' items for one chunk of the result are too many to read at a time."""
+        return math.prod(self.factors) > 1 and math.prod(self._units(chunks)) > self._most
+
+    def _cut(self, chunks: Sequence[int]) -> Iterator[Box]:
+        """Cut the result into boxes of whole chunks, or of parts of a chunk that follow each other."""
+        for box in boxes(self.counts, self._most, self._units(chunks)):
+            if not self.cuts_chunks(chunks):
+                yield box
+                continue
+            extents = [part.stop - part.start for part in box]
+            unit = [1 if axis in self.kept else extent for axis, extent in enumerate(extents)]
+            for inner in boxes(extents, self._most, unit):
+                yield tuple(slice(a.start + b.start, a.start + b.stop) for a, b in zip(box, inner, strict=True))
 
     def results(self, chunks: Sequence[int], executor: Executor | None) -> Iterator[tuple[Box, npt.NDArray[Any]]]:
         """Call the function with all pieces, and yield the results in order."""
-        of_kept = [c for axis, c in enumerate(chunks) if axis not in self.added]
-        unit = list(self.shape)
-        for axis, extent in zip(self.kept, of_kept, strict=True):
-            unit[axis] = extent
-        nbytes = max(1, sum(each.dtype.itemsize for each in self.arrays))
-        cut = boxes(self.shape, copying.PIECE_NBYTES // nbytes, unit)
         if executor is not None:
-            return self._in_executor(cut, executor)
-        return threads.spread(lambda box: (box, np.asarray(self.function(*self.pieces(box)))), cut, ahead=1)
+            return self._in_executor(self._cut(chunks), executor)
+        return threads.spread(
+            lambda box: (box, np.asarray(self.function(*self.pieces(box)))), self._cut(chunks), ahead=1
+        )
 
     def _in_executor(self, cut: Iterable[Box], executor: Executor) -> Iterator[tuple[Box, npt.NDArray[Any]]]:
         def begin(box: Box) -> tuple[Box, Future[Any]]:
@@ -220,3 +300,35 @@ def _piece(array: Any, box: Box) -> npt.NDArray[Any]:
     own = box[len(box) - len(array.shape) :]
     parts = (slice(0, 1) if n == 1 else part for n, part in zip(array.shape, own, strict=True))
     return copying.piece(array, tuple(parts))
+
+
+def factors_of(factors: Factors, ndim: int, dims: Sequence[str | None] | None) -> tuple[int, ...]:
+    """Return the number of items that become one along each axis; ValueError or TypeError if they are no such numbers.
+
+    Examples
+    --------
+    >>> factors_of(2, 2, None), factors_of({"x": 3}, 2, ("y", "x")), factors_of({0: 2}, 2, None)
+    ((2, 2), (1, 3), (2, 1))
+    """
+    if isinstance(factors, Mapping):
+        wanted = [1] * ndim
+        for name, factor in factors.items():
+            wanted[_axis(name, ndim, dims)] = operator.index(factor)
+    elif isinstance(factors, Iterable):
+        wanted = [operator.index(factor) for factor in factors]
+    else:
+        wanted = [operator.index(factors)] * ndim
+    if len(wanted) != ndim:
+        raise ValueError(f"expected factors for {ndim} axes, found {len(wanted)}: {factors!r}")
+    if any(factor < 1 for factor in wanted):
+        raise ValueError(f"expected factors of 1 or more, found {factors!r}")
+    return tuple(wanted)
+
+
+def _axis(name: Any, ndim: int, dims: Sequence[str | None] | None) -> int:
+    if isinstance(name, str):
+        if dims is None or name not in dims:
+            raise ValueError(f"expected the name of a dimension, one of {dims}, found {name!r}")
+        return dims.index(name)
+    axis: int = np.lib.array_utils.normalize_axis_index(operator.index(name), ndim)
+    return axis

@@ -134,3 +134,37 @@ def test_threads_call_the_function(a, small_pieces):
     with b2array.config.using(threads=2):
         b2array.map(note, a, dtype="f8")
     assert "MainThread" not in names
+
+
+def test_results_have_fewer_items_than_their_pieces(a, small_pieces):
+    shapes = []
+
+    def middle(values):
+        shapes.append(values.shape)
+        return values[::2, :, ::3]
+
+    found = b2array.map(middle, a, factors={"t": 2, "x": 3}, dtype="f8", chunks=(10, 20, 12))
+    assert same(found[...], X[::2, :, ::3])
+    assert found.dims == ("t", "y", "x")
+    assert set(shapes) == {(20, 20, 36), (20, 20, 4)}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"factors": (1, 4, 1), "drop_axis": 0}, X.sum(0)[::4]),
+        ({"factors": (7, 4, 1), "drop_axis": 0}, X.sum(0)[::4]),  # a dropped axis stays whole
+        ({"factors": (1, 4, 1), "drop_axis": 0, "new_axis": 0}, X.sum(0)[::4][None]),
+    ],
+)
+def test_axes_are_dropped_and_added_where_others_shrink(a, options, expected, small_pieces):
+    def total(values):
+        found = values.sum(axis=0)[::4]
+        return found[None] if "new_axis" in options else found
+
+    assert np.allclose(b2array.map(total, a, **options)[...], expected)
+
+
+def test_a_result_must_be_smaller_by_the_factors(a):
+    with pytest.raises(ValueError, match=r"expected a result of shape \(10, 20, 40\) .* found \(20, 20, 40\)"):
+        b2array.map(np.square, a, factors=(2, 1, 1))
