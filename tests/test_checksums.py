@@ -424,7 +424,9 @@ def test_delta_chunks_take_their_first_block_along(tmp_path):
     path = tmp_path / "a.b2nd"
     data = np.arange(64 * 64).reshape(64, 64) % 977
     cparams = b2array.CParams("lz4", filters=("delta", "shuffle"))
-    held = b2array.create_schunk(path, chunksize=data.nbytes, typesize=8, blocksize=4096, cparams=cparams)
+    held = b2array.create_schunk(
+        path, chunksize=data.nbytes, typesize=8, blocksize=4096, cparams=cparams, interop=False
+    )
     held.append_data(data)
     store = Counting(objects(path))
     source = snapshot.load(store)

@@ -29,6 +29,7 @@ from b2array.array.drafts import (
     put,
 )
 from b2array.array.snapshots import differing
+from b2array.codec import interop
 from b2array.codec.cparams import CParams
 from b2array.codec.rounding import check_dtype
 from b2array.engine import commit, kept, resize
@@ -123,7 +124,7 @@ def _recoded(
     draft = new_draft(url, first.shape, dtype, replace(
         new, chunks=chunks, blocks=blocks,
         fill_value=_fill(annotations.fill, old.dtype, dtype) if new.fill_value is UNSET else new.fill_value,
-        cparams=_cparams(source.state.cparams, dtype) if new.cparams is None else new.cparams,
+        cparams=_cparams(source.state.cparams, dtype, new) if new.cparams is None else new.cparams,
         dims=annotations.dims if new.dims is None else new.dims,
         meta=metalayers | dict(new.meta or {}),
     ))  # fmt: skip
@@ -173,8 +174,9 @@ def _chunks_in(layout: Layout, box: tuple[slice, ...]) -> list[int]:
     return found
 
 
-def _cparams(old: CParams, dtype: np.dtype[Any]) -> CParams:
+def _cparams(old: CParams, dtype: np.dtype[Any], new: ArrayOptions) -> CParams:
     """Return the parameters of the copied array, without the errors that it allows if its copy cannot have any."""
+    old = interop.readable(old) if new.interop else old
     try:
         check_dtype(old, dtype)
     except (TypeError, ValueError):

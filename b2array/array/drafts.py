@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from b2array.codec import filters
 from b2array.codec.cparams import AUTO, AnyCParams, CParams, given_or_default
-from b2array.codec.header import CodecId, FilterId, Special
+from b2array.codec.header import Special
+from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
 from b2array.engine import resize
 from b2array.engine.draft import Draft, is_part
 from b2array.engine.snapshot import frame_in
 from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.engine.write import write
-from b2array.errors import UnsupportedError
 from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import Annotations
 from b2array.format.attributes import encode_attr
@@ -302,24 +302,7 @@ def _check_params(params: CParams, layout: Layout, *, interop: bool) -> None:
         filters.Pipeline(params.filter_slots, params.meta_slots, width, blockshape=layout.blocks), encode=True
     )
     if interop:
-        _check_interop(params, layout)
-
-
-def _check_interop(params: CParams, layout: Layout) -> None:
-    if FilterId.DELTA in params.filter_slots and layout.nblocks > 1:
-        raise UnsupportedError(
-            "stock Blosc2 reads parts of arrays with the delta filter wrongly when a chunk has several blocks; "
-            "interop=False writes them all the same"
-        )
-    if params.use_dict and params.codec_id in (CodecId.LZ4, CodecId.LZ4HC):
-        raise UnsupportedError(
-            "stock Blosc2 reads parts of arrays with LZ4 dictionaries wrongly; interop=False writes them all the same"
-        )
-    if max(params.metas_for(layout.itemsize)) > 127:
-        raise UnsupportedError(
-            "python-blosc2 does not open frames with filters_meta beyond 0 to 127 (for the truncating filters: say how "
-            "many bits to keep, not how many to drop); interop=False writes them all the same"
-        )
+        require_readable(params, layout.itemsize, delta=layout.nblocks <= 1)
 
 
 def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:

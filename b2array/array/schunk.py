@@ -20,6 +20,7 @@ from b2array.codec import decode, encode, lazy
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.codec.header import Special
+from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.display.tables import counted
@@ -344,6 +345,7 @@ def create_schunk(
     meta: Mapping[str, Any] | None = None,
     layout: Literal["auto", "contiguous", "sparse"] = "auto",
     overwrite: bool = False,
+    interop: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> SChunk:
@@ -367,6 +369,8 @@ def create_schunk(
         One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
     overwrite : bool, default False
         Whether to replace an existing frame.
+    interop : bool, default True
+        Refuse parameters with which stock Blosc2 reads chunks or slices wrongly, or not at all.
     storage_options : mapping, optional
         For fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -380,6 +384,8 @@ def create_schunk(
         Sizes are negative, or no whole number of items.
     LimitError
         Sizes are larger than the format allows.
+    UnsupportedError
+        Stock Blosc2 would read wrong bytes (see `interop`).
     """
     chunksize, typesize, blocksize = map(operator.index, (chunksize, typesize, blocksize))
     if typesize < 1:
@@ -394,6 +400,8 @@ def create_schunk(
             raise LimitError(f"{name} must be at most {most} bytes, not {size}")
     params = given_or_default(cparams)
     check_dtype(params, np.dtype(np.void))
+    if interop:
+        require_readable(params, typesize, delta=False)
     layers = encoded_metalayers(meta)
     store, frame_type = place_new(url, layout, storage_options, fs=fs, overwrite=overwrite)
     new = frame.create(

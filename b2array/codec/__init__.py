@@ -5,6 +5,7 @@ encode    items -> chunk
 chunk     the head of a chunk, and those of its bytes that are in memory
 header    the chunk header as a table of fields; ids of codecs and filters
 cparams   `CParams`, how chunks are compressed
+interop   parameters with which the C library would read frames wrongly
 choice    the filters that suit the data of a chunk
 rounding  floats with fewer bits, within the error that the user allows
 cblosc    calls C-Blosc 1: many blocks in one call

@@ -49,7 +49,8 @@ class CParams:
         Whether a block is stored as one stream for each byte of the item: "auto" is the fastest to write, "blosc2"
         is the rule of the C library (smaller with zstd, slower to write).
     use_dict : bool, default False
-        Train a dictionary for each chunk, and keep it if it makes the chunk smaller (zstd, lz4, lz4hc).
+        Train a dictionary for each chunk, and keep it if it makes the chunk smaller (zstd, lz4, lz4hc). Stock Blosc2
+        cannot read such arrays in parts, so they need ``interop=False``.
     nthreads : int, default 1
         Recorded in the frame's header for readers that obey it; b2array itself uses `b2array.config.threads`.
     absolute_error : float, optional

@@ -16,6 +16,7 @@ from xarray.core import indexing
 from b2array.array.array import NDArray, array_at
 from b2array.array.frozen import Frozen
 from b2array.array.schunk import SChunk
+from b2array.codec.interop import readable
 from b2array.errors import FormatError, UnsupportedError
 from b2array.group import addressing, group
 from b2array.group.group import Group
@@ -96,7 +97,7 @@ def _variable(name: str, array: NDArray) -> xr.Variable:
     encoding = {
         "chunks": array.chunks,
         "blocks": array.blocks,
-        "cparams": array.cparams,
+        "cparams": readable(array.cparams),
         "preferred_chunks": dict(zip(dims, array.chunks, strict=True)),
         "source": array.url,
     }

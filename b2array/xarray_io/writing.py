@@ -20,6 +20,7 @@ from b2array.array.dask import Region, Write
 from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
 from b2array.codec.cparams import given_or_default
+from b2array.codec.interop import readable
 from b2array.errors import ConflictError, warn
 from b2array.group import group, whole
 from b2array.group.directory import Directory
@@ -459,7 +460,7 @@ def _widened(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], tas
         )
     values = array[...].astype(dtype)
     form: dict[str, Any] = {
-        "chunks": array.chunks, "cparams": array.cparams, "dims": array.dims, "attrs": dict(array.attrs),
+        "chunks": array.chunks, "cparams": readable(array.cparams), "dims": array.dims, "attrs": dict(array.attrs),
         "layout": array.info["layout"], "fill_value": array.fill_value,
     }  # fmt: skip
     del target[name]

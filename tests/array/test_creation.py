@@ -147,6 +147,7 @@ def test_an_array_is_returned_as_it_is_if_nothing_else_is_asked_for():
         ({"layout": "dense"}, ValueError), ({"shape": 2**50, "chunks": 1}, LimitError),
         ({"shape": 100, "blocks": 5, "cparams": b2array.CParams(filters=("delta",))}, UnsupportedError),
         ({"cparams": b2array.CParams("lz4", use_dict=True)}, UnsupportedError),
+        ({"cparams": b2array.CParams("zstd", use_dict=True)}, UnsupportedError),
         ({"dtype": "S128", "cparams": b2array.CParams(filters=("bytedelta",))}, UnsupportedError),
         ({"unknown": 1}, TypeError),
     ],

@@ -1,0 +1,44 @@
+"""Parameters with which the C library reads frames wrongly, or not at all, though its own files may have them.
+
+Found with python-blosc2 4.14: it keeps the dictionary of one chunk for the next, and undoes the filter delta without
+the first block of a chunk when it reads another one. It has one signed byte for the parameter of a filter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from b2array.codec.cparams import CParams
+from b2array.codec.header import FilterId
+from b2array.errors import UnsupportedError
+
+__all__ = ["readable", "require_readable"]
+
+_LARGEST_META = 127
+_WAY_OUT = "interop=False writes them all the same"
+
+
+def require_readable(params: CParams, typesize: int, *, delta: bool) -> None:
+    """Raise UnsupportedError for parameters with which stock Blosc2 would not read all items as they were written.
+
+    `delta` says whether it reads what the filter delta has made of such chunks.
+    """
+    if FilterId.DELTA in params.filter_slots and not delta:
+        raise UnsupportedError(
+            "stock Blosc2 reads parts of arrays with the delta filter wrongly when a chunk has several blocks, and of "
+            f"super-chunks always; {_WAY_OUT}"
+        )
+    if params.use_dict:
+        raise UnsupportedError(
+            f"stock Blosc2 reads parts of arrays whose chunks have dictionaries wrongly, or not at all; {_WAY_OUT}"
+        )
+    if max(params.metas_for(typesize)) > _LARGEST_META:
+        raise UnsupportedError(
+            f"python-blosc2 opens no frames with filters_meta beyond 0 to {_LARGEST_META} (for the truncating "
+            f"filters: say how many bits to keep, not how many to drop; bytedelta has the size of an item); {_WAY_OUT}"
+        )
+
+
+def readable(params: CParams) -> CParams:
+    """Return the parameters of another array for a new one: without dictionaries, which stock Blosc2 may not read."""
+    return replace(params, use_dict=False) if params.use_dict else params
