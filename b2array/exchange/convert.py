@@ -93,7 +93,9 @@ def convert(
     Arrays of Blosc2 keep their snapshots if the destination holds Blosc2 frames. A whole group of them keeps those of
     the group if the destination is a directory or prefix; they replace snapshots of the same names there.
     It copies groups, empty ones too, between directories and archives of Blosc2 frames, HDF5 files and Zarr
-    hierarchies. A super-chunk becomes an array of its bytes, but stays one in a ``.b2frame`` or a group of frames.
+    hierarchies. A group stays a group even if it has one array only; the array alone is named as a member, as in
+    ``results.h5/temperature``. A super-chunk becomes an array of its bytes, but stays one in a ``.b2frame`` or a group
+    of frames.
 
     Parameters
     ----------
@@ -155,7 +157,8 @@ def convert(
     -----
     UserWarning
         The destination's format cannot store attributes, names of dimensions, the fill value or snapshots. It has no
-        place for the snapshots of a whole group. Or attributes of an HDF5 file refer to places in it, and are left out.
+        place for the attributes or the snapshots of a whole group. Or attributes of an HDF5 file refer to places in it,
+        and are left out.
 
     Examples
     --------
@@ -258,10 +261,11 @@ def converted(
             else:
                 lost = counted(len(tree.snapshots), "snapshot")
                 warn(f"{redact_url(dst_url)}: the copy leaves out {lost} of the group")
-        build, groups = to_format.building, {from_format.name, to_format.name} & {"b2d", "b2z"}
-        if build is not None and names != ("",) and (groups or len(names) != 1):
+        build = to_format.building
+        if build is not None and names != ("",):  # a group stays a group, whatever it has
             failed = _all_converted(tree, to_format, build, dst_url, wanted, verify=verify, progress=progress)
         else:
+            _warn_of_lost_attributes(tree, to_format, dst_url)
             _one_converted(tree.only(src_url), to_format, dst_url, wanted, verify=verify, progress=progress)
     seconds = time.perf_counter() - begun
     return Conversion(partial(to_format.tree, dst_url, dst_options), len(names), seconds, failed)
@@ -370,6 +374,16 @@ def _warn_of_loss(source: Source, target: Format, url: str, *, snapshots: bool) 
     lost = [name for name, there in has.items() if there and name not in target.keeps]
     if lost:
         warn(f"{redact_url(url)}: a .{target.name} file has no place for {' and '.join(lost)}")
+
+
+def _warn_of_lost_attributes(tree: Tree, target: Format, url: str) -> None:
+    """Warn of the attributes of groups, if the destination holds the only array of a tree."""
+    if tree.names == ("",) or len(tree.names) != 1:
+        return
+    lost = {name: sorted(attrs()) for name, attrs in tree.attrs.items()}
+    listed = "; ".join(f"{', '.join(names)} of {f'/{group}'!r}" for group, names in lost.items() if names)
+    if listed:
+        warn(f"{redact_url(url)}: a .{target.name} file has no place for the attributes of groups: {listed}")
 
 
 def _regions(source: Source, target: Format, settings: Settings) -> list[Box]:

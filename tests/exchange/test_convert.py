@@ -80,7 +80,7 @@ def sample(kind: str, shape: tuple[int, ...] = (23, 17)) -> np.ndarray:
 
 
 def make(name: str, x: np.ndarray, directory: Path) -> Path:
-    """Write a file of a format by its own library."""
+    """Write a file of a format by its own library; return what names the array."""
     place, options = PLACES[name]
     path = directory / f"source-{place}"
     dims = tuple("yx"[: x.ndim])
@@ -99,6 +99,7 @@ def make(name: str, x: np.ndarray, directory: Path) -> Path:
             data.attrs.update(ATTRS)
             for dim, label in zip(data.dims, dims, strict=True):
                 dim.label = label
+        return path / "values"
     else:
         bloscpack.pack(x, path, metadata={"attrs": ATTRS, "dims": list(dims)})
     return path

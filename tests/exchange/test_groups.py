@@ -357,6 +357,62 @@ def test_a_member_is_added_to_what_is_there(tmp_path: Path) -> None:
         b2array.convert(tmp_path / "y.npy", f"memory://{tmp_path.name}.b2z#z")
 
 
+def lone_group(place: str, directory: Path) -> str:
+    """A group of one array in a group, with attributes everywhere."""
+    url = address(place, directory)
+    if place.endswith(".h5"):
+        with h5py.File(url, "w") as file:
+            file["air/t"] = ARRAYS["air/t"]
+            file.attrs["title"], file["air"].attrs["height"], file["air/t"].attrs["unit"] = "a run", 3, "K"
+    elif place.endswith(".zarr"):
+        root = zarr.open_group(url, mode="w", attributes={"title": "a run"})
+        root.create_group("air", attributes={"height": 3}).create_array("t", data=ARRAYS["air/t"])
+        root["air/t"].attrs["unit"] = "K"
+        zarr.consolidate_metadata(url)
+    else:
+        with b2array.open_group(url, "w") as group:
+            group.create("air/t", data=ARRAYS["air/t"], attrs={"unit": "K"})
+            group.attrs["title"], group["air"].attrs["height"] = "a run", 3
+    return url
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:zarr")
+@pytest.mark.parametrize("target", PLACES)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_group_of_one_array_stays_a_group(place: str, target: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    url, copy = lone_group(place, tmp_path), address(target, tmp_path / "out")
+    b2array.convert(url, copy, verify=True)
+    back = str(tmp_path / "back.b2d")
+    b2array.convert(copy, back)
+    group = b2array.open_group(back)
+    assert [*group] == ["air"]
+    assert [*group["air"]] == ["t"]
+    assert (group.attrs["title"], group["air"].attrs["height"], group["air/t"].attrs["unit"]) == ("a run", 3, "K")
+    np.testing.assert_array_equal(group["air/t"][...], ARRAYS["air/t"])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:zarr")
+def test_a_file_of_one_variable_stays_a_dataset(tmp_path: Path) -> None:
+    xarray = pytest.importorskip("xarray")
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        data = file.create_dataset("temp", data=np.arange(3.0))
+        data.attrs["units"], file.attrs["title"] = "K", "a run"
+        data.dims[0].label = "x"
+    b2array.convert(tmp_path / "one.h5", tmp_path / "one.zarr")
+    with xarray.open_zarr(tmp_path / "one.zarr", consolidated=False) as found:
+        assert found["temp"].values.tolist() == [0, 1, 2]
+        assert (found.attrs["title"], found["temp"].attrs["units"]) == ("a run", "K")
+
+
+@pytest.mark.parametrize("target", ["a.b2nd", "a.npy", "a.blp"])
+@pytest.mark.parametrize("place", ["x.b2d", "x.h5"])
+def test_a_file_of_one_array_says_which_attributes_of_groups_it_drops(place: str, target: str, tmp_path: Path) -> None:
+    url = lone_group(place, tmp_path)
+    with pytest.warns(UserWarning, match=r"no place for the attributes of groups: title of '/'; height of '/air'"):
+        b2array.convert(url, tmp_path / target)
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_group_without_members_is_a_group_afterwards(place: str, tmp_path: Path) -> None:
     b2array.open_group(tmp_path / "source.b2d", "w")
