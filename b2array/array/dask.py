@@ -233,7 +233,7 @@ class Write:
         try:
             (changes,) = computed([self], progress, scheduler)
         except BaseException:
-            self.origin.discard()
+            self.origin.discard()  # tasks that still run in other threads remove what they make
             raise
         return make(Handle(finish(self.origin, changes), "r+"))
 
@@ -377,7 +377,7 @@ def _put(values: Any, inside: Region, shared: Shared[tuple[Origin, Region]]) -> 
     )
     item = np.empty((1,) * len(inside), object)
     with one_thread():
-        item[(0,) * len(inside)] = write_part(origin, part, np.asarray(values))
+        item[(0,) * len(inside)] = write_part(origin, part, np.asarray(values), region)
     return item
 
 
@@ -404,5 +404,5 @@ def _commit(
 ) -> Any:  # fmt: skip
     (changes,) = gathered(put)
     origin, _ = shared.value
-    array = make(Handle(finish(origin, changes), "r+"))
+    array = make(Handle(finish(origin, changes, again=True), "r+"))
     return Frozen(array) if frozen else array

@@ -34,6 +34,7 @@ from b2array.store.spool import Part, Segment
 __all__ = [
     "DIGEST_NBYTES",
     "LOWEST_CODE",
+    "NO_FILES",
     "SEGMENT",
     "ChangeSet",
     "Keep",
@@ -53,6 +54,7 @@ SEGMENT = 2**48
 DIGEST_NBYTES = 16
 """How long digests of chunks are."""
 
+NO_FILES = np.zeros((0, 2), np.int64)
 _NO_NUMBERS = np.zeros(0, np.int64)
 
 
@@ -155,6 +157,8 @@ class ChangeSet:
         The states that it keeps under names.
     drops : tuple of str
         The names of the kept states that it lets go.
+    made : array of int64, shape (n, 2)
+        The files that a fork has made, also for chunks that it has replaced since: numbers, and digests of stamps.
     of_fork : OfFork, optional
         What else is known of the change of a fork.
     """
@@ -178,6 +182,7 @@ class ChangeSet:
     filters: tuple[int, FilterSlots] | None = None
     keeps: tuple[Keep, ...] = ()
     drops: tuple[str, ...] = ()
+    made: Int64Array = field(default_factory=lambda: NO_FILES)
     of_fork: OfFork | None = None
 
     @property
@@ -349,7 +354,7 @@ def _joined(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
         sizes=both(a.sizes, b.sizes[more]), records=both(a.records, b.records[more]),
         extents=np.concatenate([a.extents, rows]), segments=tuple(segments), reads=np.union1d(a.reads, b.reads),
         attrs={**a.attrs, **b.attrs}, after=notes.merged(b.before, b.after, a.after), next=max(a.next, b.next),
-        filters=min(filter(None, (a.filters, b.filters)), default=None),
+        filters=min(filter(None, (a.filters, b.filters)), default=None), made=np.concatenate([a.made, b.made]),
         of_fork=replace(
             ours, forks=ours.forks | theirs.forks, seen=both(ours.seen, theirs.seen[more]),
             digests=both(ours.digests, theirs.digests[more]), attrs={**theirs.attrs, **ours.attrs},

@@ -22,6 +22,7 @@ from b2array.codec.header import ChunkHeader, Special
 from b2array.engine.changes import (
     DIGEST_NBYTES,
     LOWEST_CODE,
+    NO_FILES,
     ChangeSet,
     Keep,
     New,
@@ -36,9 +37,9 @@ from b2array.engine.changes import (
 from b2array.engine.fetch import chunk_number
 from b2array.engine.open_chunk import OpenChunk, WriteBuffer
 from b2array.engine.single import writers_lock
-from b2array.engine.snapshot import Snapshot, frame_in, load, reload
+from b2array.engine.snapshot import Snapshot, frame_in, kept_states, ledger_in, load, reload
 from b2array.engine.source import FRAME_NAME, SPOOL, FilterSlots, Location, Staged, Target
-from b2array.engine.staging import Staging, digest_of
+from b2array.engine.staging import Made, Staging, digest_of
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, warn
 from b2array.format import annotations as notes
 from b2array.format import frame, index
@@ -51,7 +52,7 @@ from b2array.store.base import Store, Version, join_views_at
 from b2array.store.spans import Span
 from b2array.store.spool import Spool
 
-__all__ = ["Draft", "ForkOf", "abandoned", "discard", "is_part", "warn_of_forgotten"]
+__all__ = ["Draft", "ForkOf", "abandoned", "discard", "is_part", "warn_of_forgotten", "withdraw"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -144,9 +145,7 @@ class Draft(Target):
         self.fork_id = b""
         """Names this transaction to its forks, if it has any."""
         self.shared: tuple[int, str] = 0, ""
-        """Where forks put chunks: the number of the first file, or a directory."""
-        self.reserved = 0
-        """How many numbers of files, from the first on, only the forks of this transaction use."""
+        """Where forks put chunks: from which number of files on, or in which directory."""
         self.bases: dict[str, Snapshot] = {}
         """The states that forks were made on, by generation."""
         self.forks: dict[bytes, bool] = {}
@@ -317,15 +316,10 @@ class Draft(Target):
     def _set_lost(self, numbers: Iterable[int]) -> None:
         self.annotate(lost=tuple(sorted(numbers)))
 
-    def reserve(self, count: int) -> int:
-        """Reserve numbers of files for other processes, and return the first. They are valid after the commit."""
-        # Another writer may have reserved the same ones: this makes sense on top of no other state.
-        self._restructure(np.arange(self.frame.nchunks), self.frame)
-        return self.staging.reserve(count)
-
     def reserve_up_to(self, number: int) -> None:
-        """Give no new file this number or a lower one."""
-        self.staging.next = max(self.staging.next, number + 1)
+        """Let the commit say that no new file may have this number or a lower one."""
+        self._restructure(np.arange(self.frame.nchunks), self.frame)
+        self.staging.reserve_up_to(number)
 
     # Open chunks.
 
@@ -489,6 +483,7 @@ class Draft(Target):
             attrs=dict(self._attrs), before=self._before, after=state.annotations,
             next=self.staging.next, compacts=self._compacts, filters=self._filters,
             keeps=self.keeps, drops=self.drops,
+            made=NO_FILES if self.fork is None else self.staging.made.rows(),
         )  # fmt: skip
 
     def _geometry(self) -> Frame | None:
@@ -569,6 +564,7 @@ class Draft(Target):
 
     def take(self, change: ChangeSet, rows: Iterable[int]) -> None:
         """Take over the changes of a fork, with these rows of its chunks."""
+        self.staging.adopt(change.made)
         behind = self.staging.attach(change.segments, change.extents)
         for row in rows:
             n, code = int(change.numbers[row]), int(change.codes[row])
@@ -577,8 +573,7 @@ class Draft(Target):
             if code < LOWEST_CODE:
                 staged = Staged(code)
             elif code >= 0:
-                first, _ = self.shared
-                self.staging.adopt(code, is_reserved=first <= code < first + self.frame.nchunks)
+                self.staging.expect(code)
             elif self.staging.spools:
                 staged = staged._replace(code=code - behind)
             else:
@@ -633,42 +628,40 @@ class Draft(Target):
         self.at_end.close()
         with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
             kept = [keep.state.frame.offsets for keep in self.keeps if keep.state is not None]
-            needed = np.concatenate([committed.offsets, *kept]) if kept else committed.offsets
-            self.store.withdraw(self.staging.unused(needed))
+            self.store.withdraw(self.staging.made.unused(np.concatenate([committed.offsets, *kept])))
 
     def warn_of_forgotten(self) -> None:
         """After the commit, warn of forks that were never merged."""
         warn_of_forgotten(self.url, self.forks)
 
     def abort(self) -> None:
-        """Forget the changes, as long as no index refers to them."""
+        """Forget the changes, and remove the files that were made for them, as long as no index refers to them."""
         self.staging.close()
-        if self.staging.ours:
+        if not self.staging.ours:
+            return
+        try:
+            if self.aside:
+                discard(self.store)
+            elif not self.is_unknown:
+                withdraw(self.store, self.staging.made)
+        finally:
             self.at_end.close()
-        if self.aside and self.staging.ours:
-            discard(self.store)
-            return
-        if not (self.staging.made_files or self.reserved) or not self.staging.ours or self.is_unknown:
-            return
-        with suppress(OSError, B2ArrayError), self.lock() if self.base is not None else nullcontext():
-            try:
-                offsets = load(self.store).frame.offsets
-            except FileNotFoundError:
-                offsets = self.state.frame.offsets[:0]
-            self.store.delete(self._left_by_forks(offsets))
-            self.store.withdraw(self.staging.unused(offsets))
 
-    def _left_by_forks(self, offsets: npt.NDArray[np.int64]) -> list[str]:
-        """Return the files of forks, merged or not. Files beyond the reserved numbers are left to `vacuum`."""
-        if not self.reserved:
-            return []
-        first, _ = self.shared
-        used = set(offsets.tolist())
-        numbers = ((name, chunk_number(name)) for name in self.store.listing())
-        return [
-            name for name, number in numbers
-            if number is not None and first <= number < first + self.reserved and number not in used
-        ]  # fmt: skip
+
+def withdraw(store: Store, made: Made) -> None:
+    """Remove the files that a transaction has made and that no commit needs, as far as possible."""
+    if not store.can.lock or not made.rows().size:
+        return
+    with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
+        try:
+            current = load(store)
+        except FileNotFoundError:
+            needed = index.NO_OFFSETS
+        else:
+            # An interrupted commit may have happened all the same, and others may have gone on from it.
+            states = kept_states(current, ledger_in(current).entries)
+            needed = np.concatenate([state.frame.offsets for state in (current, *states)])
+        store.withdraw(made.unused(needed))
 
 
 def _take_sizes(state: State, other: State) -> None:

@@ -11,10 +11,12 @@ at ``k * SEGMENT``; the spool is a segment like the others.
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +32,10 @@ from b2array.errors import ConflictError
 from b2array.format import index
 from b2array.format.annotations import sizes_row
 from b2array.format.checksums import pack_record, record_crc
-from b2array.store.base import Head, Mutex, Store
+from b2array.store.base import Mutex, Store
 from b2array.store.spool import Segment, Spool
 
-__all__ = ["CHECKED_AFTER", "Staging", "digest_of"]
+__all__ = ["CHECKED_AFTER", "Made", "Staging", "digest_of"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -41,6 +43,66 @@ CHECKED_AFTER = 3600.0
 """Seconds after which a commit makes sure that the files it made are still there."""
 
 _TOMBSTONE = b"\xff" * HEADER_LEN
+_ONE_BY_ONE = 8
+"""How many numbers a writer tries in turn before it leaps over those of another writer."""
+_WINDOW = 256
+"""From how many numbers a fork first chooses one at random."""
+_MUTEX_OF = "new chunks that wait for a commit"
+
+
+class Made:
+    """The files that a transaction and its forks have made, as far as this process knows.
+
+    Only these may the transaction remove. Those that a fork makes belong to the transaction as well, its `outer`.
+    """
+
+    def __init__(self, outer: Made | None = None) -> None:
+        # For each file: its number, and a digest of its stamp. A stamp takes twenty times that memory.
+        self._rows = array("q")
+        self._outer = outer
+        self._ended = False
+        self._owner = os.getpid()
+        self._mutex = Mutex()
+
+    @property
+    def ours(self) -> bool:
+        """Whether this is the process that these files are made in, and not one forked from it."""
+        return self._owner == os.getpid()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the transaction has ended, and notes no more files."""
+        return self._ended
+
+    def add(self, rows: Iterable[int]) -> None:
+        """Note files, given by numbers and digests in turn."""
+        rows = array("q", rows)
+        with self._mutex.held_once(_MUTEX_OF):
+            if not self._ended:
+                self._rows += rows
+        if self._outer is not None:
+            self._outer.add(rows)
+
+    def rows(self) -> Int64Array:
+        """Return a row for each file: its number, and the digest of its stamp."""
+        with self._mutex.held_once(_MUTEX_OF):
+            return np.array(self._rows, np.int64).reshape(-1, 2)
+
+    def end(self) -> None:
+        """Take no more files."""
+        with self._mutex.held_once(_MUTEX_OF):
+            self._ended = True
+
+    def unused(self, offsets: Int64Array) -> dict[str, int]:
+        """Return the files that an index does not refer to: their names, and the digests of their stamps.
+
+        A forked process must not remove the files that the other one needs.
+        """
+        if not (self._rows and self.ours):  # to look for nothing in a long index takes time
+            return {}
+        made = self.rows()
+        unused = made[~_are_among(made[:, 0], offsets)]
+        return {index.chunk_name(number): digest for number, digest in unused.tolist()}
 
 
 class Staging:
@@ -49,26 +111,34 @@ class Staging:
     The code of a chunk in a file of its own is the file's number, from `first` on. The code of a spooled chunk is
     negative. Without a spool, all chunks go into files of their own. Threads may put chunks at the same time.
 
-    With a `stride`, other processes put chunks from `first` on, too. Chunk n gets the number ``first + n``, or one that
-    is some strides higher; equal chunks of two processes share a file.
+    Other writers take numbers from `first` on as well. Nobody writes to a file that is there: the next number is tried.
+    The staging area of a fork gets the files of its transaction. Many forks begin with the same number, so each takes
+    another one at random, or the one that `slots` gives for a chunk, from 0 up to `nslots`.
     """
 
-    def __init__(self, store: Store, spool: Spool | None, first: int, *, stride: int = 0) -> None:
+    def __init__(
+        self, store: Store, spool: Spool | None, first: int, *, transaction: Made | None = None,
+        slots: Callable[[int], int] | None = None, nslots: int = 0,
+    ) -> None:  # fmt: skip
         self.next = first
+        self.made = Made(transaction)
         self._store = store
         self._spool = spool
-        self._stride = stride
+        self._is_shared = transaction is not None
+        self._slots = slots
+        self._first = first
+        self._start = first + nslots
+        self._window = _WINDOW
+        self._has_leapt = False
         self._segments: list[Segment] = [] if spool is None else [spool]
         self._own = 0
         # For each spooled chunk: where it starts and stops, and where its record stops.
         self._extents = array("q")
         self._inherited = 0
-        # For each file made here: its number, and the hash of its stamp. A stamp takes twenty times that memory.
-        self._made = array("q")
-        self._adopted: list[int] = []
-        self._unreserved: list[int] = []
+        # The numbers of the files that the index is to refer to.
+        self._numbers = array("q")
         self._closed = False
-        self._since = time.monotonic()
+        self._since = time.monotonic(), time.time()
         self._owner = os.getpid()
         self._mutex = Mutex()
 
@@ -104,7 +174,7 @@ class Staging:
             head = chunk.unpack_head(buf)
         row = sizes_row(head, nblocks)
         if self._spool is None:
-            code, record = self._shared_file(n, buf, head) if self._stride else self._file(buf, head)
+            code, record = self._file(n, buf, head)
         else:
             record = pack_record(buf, head)
             code = self._enqueue(self._spool, buf, record)
@@ -118,20 +188,33 @@ class Staging:
 
     def reserve(self, count: int) -> int:
         """Set numbers aside; returns the first."""
-        with self._mutex.held_once("new chunks that wait for a commit"):
+        with self._mutex.held_once(_MUTEX_OF):
             first = self.next
             self.next += count
             return first
 
-    def adopt(self, number: int, *, is_reserved: bool) -> None:
-        """Note that a fork has put a chunk into a file, with a number that is reserved for forks or not."""
-        with self._mutex.held_once("new chunks that wait for a commit"):
-            (self._adopted if is_reserved else self._unreserved).append(number)
-            if not self._stride:
-                self.next = max(self.next, number + 1)
+    def adopt(self, rows: Int64Array) -> None:
+        """Take over the files that a fork has made, given as `Made.rows` returns them."""
+        if not rows.size:
+            return
+        self.made.add(rows.reshape(-1).tolist())
+        if not self._is_shared:
+            self.reserve_up_to(int(rows[:, 0].max()))
+
+    def expect(self, number: int) -> None:
+        """Note that the index is to refer to a file that a fork has made."""
+        with self._mutex.held_once(_MUTEX_OF):
+            self._numbers.append(number)
+        if not self._is_shared:
+            self.reserve_up_to(number)
+
+    def reserve_up_to(self, number: int) -> None:
+        """Give no new file this number or a lower one."""
+        with self._mutex.held_once(_MUTEX_OF):
+            self.next = max(self.next, number + 1)
 
     def _enqueue(self, spool: Spool, buf: bytes, record: bytes = b"") -> int:
-        with self._mutex.held_once("new chunks that wait for a commit"):
+        with self._mutex.held_once(_MUTEX_OF):
             start, count = spool.length, len(self._extents)
             stop = start + len(buf)
             base = self._own * SEGMENT
@@ -144,37 +227,41 @@ class Staging:
                 raise
             return -1 - count // 3
 
-    def _file(self, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
-        while True:
-            number = self.reserve(1)
-            record = pack_record(buf, head, number=number)
-            try:
-                stamp = self._store.create(index.chunk_name(number), (buf, record))
-            except FileExistsError:
-                continue
-            with self._mutex.held_once("new chunks that wait for a commit"):
-                self._made.extend((number, hash(stamp)))
-            return number, record
-
-    def _shared_file(self, n: int, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
-        number = self.next + n
-        while True:
+    def _file(self, n: int, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
+        for number in self._candidates(n):
             name, record = index.chunk_name(number), pack_record(buf, head, number=number)
             try:
-                self._store.create(name, (buf, record))
+                digest = self._store.create(name, (buf, record)).digest
             except FileExistsError:
-                (found,) = self._store.head([name], len(buf) + len(record) + 1)
-                if not isinstance(found, Head) or found.data != buf + record:
-                    number += self._stride
-                    continue
+                continue
+            self.made.add((number, digest))
+            with self._mutex.held_once(_MUTEX_OF):
+                self._numbers.append(number)
             return number, record
+        raise AssertionError  # for the type checker: there is always another number
+
+    def _candidates(self, n: int) -> Iterator[int]:
+        """Yield numbers to try for the file of chunk `n`."""
+        if self._slots is not None:
+            yield self._first + self._slots(n)
+        if not self._is_shared:
+            for attempt in count():
+                yield self.reserve(1 << max(0, attempt - _ONE_BY_ONE))
+        if self._has_leapt:
+            yield self.reserve(1)
+        while True:
+            with self._mutex.held_once(_MUTEX_OF):
+                number = self._start + secrets.randbelow(self._window)
+                self.next, self._has_leapt = number + 1, True
+            yield number
+            self._window *= 2  # this one is taken as well: there are many other writers
 
     # Segments of forks.
 
     @property
     def is_shared(self) -> bool:
         """Whether this is for a fork, whose chunks are compared with those of other forks."""
-        return bool(self._stride)
+        return self._is_shared
 
     def inherit(self, segments: Sequence[Segment], extents: Int64Array) -> None:
         """Begin with the segments of the transaction that was forked, under the same codes."""
@@ -185,7 +272,7 @@ class Staging:
 
     def attach(self, segments: Sequence[Segment], extents: Int64Array) -> int:
         """Take over the segments of a fork; return the number that its codes are lower by than its rows here."""
-        with self._mutex.held_once("new chunks that wait for a commit"):
+        with self._mutex.held_once(_MUTEX_OF):
             rows, base = len(self._extents) // 3, len(self._segments) * SEGMENT
             self._segments += segments
             self._extents.extend((extents + base).reshape(-1).tolist())
@@ -193,13 +280,13 @@ class Staging:
 
     def own(self) -> tuple[list[Segment], Int64Array]:
         """Return the segments and extents that were not inherited, with addresses from 0 on."""
-        with self._mutex.held_once("new chunks that wait for a commit"):
+        with self._mutex.held_once(_MUTEX_OF):
             extents = np.array(self._extents[3 * self._inherited :], np.int64).reshape(-1, 3)
             return self._segments[self._own :], extents - self._own * SEGMENT
 
     def all(self) -> tuple[list[Segment], Int64Array]:
         """Return all segments and extents."""
-        with self._mutex.held_once("new chunks that wait for a commit"):
+        with self._mutex.held_once(_MUTEX_OF):
             return list(self._segments), np.array(self._extents, np.int64).reshape(-1, 3)
 
     @property
@@ -252,43 +339,33 @@ class Staging:
 
     def began_before(self, seconds: float) -> None:
         """Note that the first chunks were put this long ago, by forks."""
-        self._since -= max(0.0, seconds)
+        monotonic, wall = self._since
+        self._since = monotonic - max(0.0, seconds), wall - max(0.0, seconds)
 
     def missing(self, offsets: Int64Array) -> list[str]:
         """Return the names of the files made here that an index refers to and that are gone.
 
-        Only a commit that took long looks for all of them: `vacuum` leaves younger files alone. Another transaction may
-        have reserved the numbers of the `_unreserved` ones for its forks, and removes these files if it fails.
+        Only a commit that took long looks for them: `vacuum` leaves younger files alone. The monotonic clock stands
+        still while a computer sleeps, and the other one may be set back.
         """
-        took_long = time.monotonic() - self._since >= CHECKED_AFTER
-        made = np.array([*self._unreserved, *((*self._made[::2], *self._adopted) if took_long else ())], np.int64)
-        if not made.size:
+        monotonic, wall = self._since
+        took = max(time.monotonic() - monotonic, time.time() - wall)
+        if took < CHECKED_AFTER or not self._numbers:
             return []
+        made = np.array(self._numbers, np.int64)
         names = [index.chunk_name(number) for number in made[_are_among(made, offsets)].tolist()]
         heads = self._store.head(names, 1) if names else []
         return [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
-
-    def unused(self, offsets: Int64Array) -> dict[str, int]:
-        """Return the files made here that an index does not refer to: their names, and the hashes of their stamps."""
-        if not self._made:  # to look for nothing in a long index takes time, too
-            return {}
-        made = np.array(self._made, np.int64).reshape(-1, 2)
-        unused = made[~_are_among(made[:, 0], offsets)]
-        return {index.chunk_name(number): stamp for number, stamp in unused.tolist()}
 
     @property
     def spools(self) -> bool:
         """Whether chunks wait in a spool, and not in files of their own."""
         return self._spool is not None
 
-    @property
-    def made_files(self) -> bool:
-        """Whether chunks have got files of their own."""
-        return bool(self._made)
-
     def close(self) -> None:
         """Take no more chunks, and let go of the spool."""
         self._closed = True
+        self.made.end()
         # A forked process must not remove the files that the other one needs.
         own = self._segments[self._own :] if self.ours else [self._spool] if self._spool is not None else []
         for segment in own:

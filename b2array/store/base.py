@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import NamedTuple, Self, TypeGuard, TypeVar
 
 from b2array import config
@@ -115,6 +116,12 @@ class Stamp(NamedTuple):
 
     size: int
     version: Version | None
+
+    @property
+    def digest(self) -> int:
+        """A short digest, which is the same in every process."""
+        said = f"{self.size} {self.version}".encode()
+        return int.from_bytes(blake2b(said, digest_size=8).digest(), "big", signed=True)
 
 
 class Head(NamedTuple):
@@ -348,12 +355,12 @@ class Store(ABC):
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, if they exist. The name ``""`` also removes an empty directory."""
 
-    def withdraw(self, made: Mapping[str, int]) -> None:
-        """Remove objects that `create` has made, given the hash of the stamp that it returned for each.
+    def withdraw(self, made: Mapping[str, int]) -> None:  # noqa: B027 - most stores remove nothing here
+        """Remove objects that `create` has made, given the digest of the stamp that it returned for each.
 
-        Local stores leave files alone that have come in their place, in a directory that was made again meanwhile.
+        Local stores and those in memory do. They leave objects alone that have come in their place. A request to a
+        server may be carried out late, or twice, when something else has the name: there the objects stay.
         """
-        self.delete(made)
 
     def refuse_links(self, name: str) -> None:  # noqa: B027 - object stores have none
         """Raise FormatError if a symbolic link is among the parts of a name. Only local stores have any."""

@@ -500,9 +500,9 @@ class LocalStore(Store):
 
     def withdraw(self, made: Mapping[str, int]) -> None:
         with suppress(FileNotFoundError), links.open_directory(self._path(""), self._inner) as here:
-            for name, stamp in made.items():
+            for name, digest in made.items():
                 with suppress(FileNotFoundError):
-                    if hash(_local_stamp(here.status(name))) == stamp:
+                    if _local_stamp(here.status(name)).digest == digest:
                         here.remove(name)
 
     def refuse_links(self, name: str) -> None:

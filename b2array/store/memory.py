@@ -160,5 +160,11 @@ class MemoryStore(Store):
             for name in names:
                 self._objects.pop(name, None)
 
+    def withdraw(self, made: Mapping[str, int]) -> None:
+        with self._mutex.held:
+            for name, digest in made.items():
+                if name in self._objects and self.stamp(name).digest == digest:
+                    del self._objects[name]
+
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:  # noqa: ARG002
         return self._writers.held_once(self.url)

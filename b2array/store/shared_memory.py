@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -72,6 +72,14 @@ class SharedMemoryStore(FsspecStore):
         fs, root = self._connect()
         start = f"{root.rstrip('/')}/"
         return sorted(path.removeprefix(start) for path in tuple(fs.store) if path.startswith(start))
+
+    def withdraw(self, made: Mapping[str, int]) -> None:
+        fs, root = self._connect()
+        with _shared_memory.held:
+            for name, digest in made.items():
+                path = "/" + join(root, name).lstrip("/")
+                if path in fs.store and self.stamp(name).digest == digest:
+                    del fs.store[path]
 
     def beside(self, *, directory: bool) -> Self | None:
         fs, root = self._connect()

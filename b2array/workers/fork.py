@@ -4,13 +4,13 @@
 had it by then, and its own writes. `merge` takes these into the transaction. Until then they are where no index refers
 to them, and where the process of the transaction can reach them:
 
-* in a sparse frame, in files of their own. Chunk n gets the number ``first + n``, or that and some strides. A small
-  commit has reserved the numbers, so no other writer uses them;
+* in a sparse frame, in files of their own. Nobody writes to a file that is there, not even to one with equal bytes;
 * beside a contiguous local file, in a directory with one file for each pickle that comes back;
 * elsewhere in the pickle itself: for arrays in memory, and for contiguous frames in object stores.
 
 A journal beside the chunks tells `vacuum` that somebody still needs them. The process of the transaction keeps it
-young.
+young. Only what this process has made, or what came back to it, is removed if the transaction fails: `vacuum` removes
+the rest.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy.typing as npt
 
-from b2array.engine.changes import ChangeSet, applied, merged
+from b2array.engine.changes import NO_FILES, ChangeSet, applied, merged
 from b2array.engine.commit import commit
-from b2array.engine.draft import Draft, ForkOf
+from b2array.engine.draft import Draft, ForkOf, withdraw
 from b2array.engine.fetch import chunk_number
 from b2array.engine.handle import Handle
-from b2array.engine.snapshot import Snapshot, load, reload
-from b2array.engine.source import Source
-from b2array.engine.staging import Staging
+from b2array.engine.snapshot import Snapshot, load
+from b2array.engine.source import FRAME_NAME, Source
+from b2array.engine.staging import Made, Staging
 from b2array.engine.write import write
 from b2array.errors import B2ArrayError, ConflictError, FormatError
 from b2array.format.header import FrameType
 from b2array.format.state import State
-from b2array.store.base import Store, attempts, too_many_conflicts
+from b2array.grid.layout import Layout
+from b2array.store.base import Store
 from b2array.store.endings import JOURNAL, TEMPORARY
 from b2array.store.local import LocalStore
 from b2array.store.spool import Spool
@@ -51,13 +53,18 @@ _YOUNG_SECONDS = 600.0
 """How often the process of a transaction makes the journal young again."""
 _IN_MEMORY = 2**20
 
+_under_way: WeakValueDictionary[bytes, Made] = WeakValueDictionary()
+"""What the transactions of this process have made, by the identities under which they were forked."""
+
+Part = tuple[slice, ...]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
     """A transaction as its forks see it; it can be pickled.
 
     `change` is everything that the transaction had changed. Its forks put chunks into files from `first` on, or into
-    the directory `place`.
+    the directory `place`. In the process of the transaction, `made` are its files.
     """
 
     store: Store
@@ -69,6 +76,7 @@ class Origin:
     place: str = ""
     process: int = field(default_factory=os.getpid)
     since: float = field(default_factory=time.time)
+    made: Made = field(default_factory=Made)
 
     @property
     def state(self) -> State:
@@ -79,23 +87,23 @@ class Origin:
             raise ValueError("expected a fork of an array, found one of nothing")
         return self.change.new.state
 
-    @property
-    def count(self) -> int:
-        """How many chunks the transaction has, or 1 if it has none."""
-        return max(1, self.state.frame.nchunks if self.change.order is None else self.change.order.size)
-
-    def draft(self, name: bytes) -> Draft:
-        """Return a draft of a fork with this name."""
+    def draft(self, name: bytes, region: Part | None = None) -> Draft:
+        """Return a draft of a fork with this name. Forks for parts of a `region` take few numbers of files."""
         fork_of = ForkOf(self.id, name, self.epoch, self.change)
-        draft = Draft.of_fork(self.store, self.base, fork_of, self._staging())
+        draft = Draft.of_fork(self.store, self.base, fork_of, self._staging(region))
         draft.shared = self.first, self.place
         return draft
 
-    def _staging(self) -> Staging:
+    def _staging(self, region: Part | None) -> Staging:
         if self.uses_files:
-            return Staging(self.store, None, self.first, stride=self.count)
+            slots, nslots = (None, 0) if region is None else _slots(self._layout, region)
+            return Staging(self.store, None, self.first, transaction=self.made, slots=slots, nslots=nslots)
         path = str(Path(self.place, os.urandom(8).hex() + TEMPORARY)) if self.place else None
-        return Staging(self.store, Spool(path, limit=_IN_MEMORY if path else math.inf), 0, stride=self.count)
+        return Staging(self.store, Spool(path, limit=_IN_MEMORY if path else math.inf), 0, transaction=self.made)
+
+    @property
+    def _layout(self) -> Layout:
+        return applied(self.change, self.state).require_layout()
 
     @property
     def uses_files(self) -> bool:
@@ -135,17 +143,10 @@ class Origin:
         return f"{self.id[:8].hex()}{JOURNAL}"
 
     def discard(self) -> None:
-        """Remove what forks have put and no commit refers to, as far as possible."""
-        store = self.journal_store
-        if store is None or self.place:
-            self.tidy()
-            return
-        with suppress(OSError, B2ArrayError):
-            known = set(load(store).frame.offsets.tolist())
-            reserved = range(self.first, self.first + self.count)
-            numbers = {name: chunk_number(name) for name in store.listing()}
-            left = [name for name, number in numbers.items() if number in reserved and number not in known]
-            store.delete([self.journal_name, *left])
+        """Remove what this process has made in forks and no commit refers to, as far as possible."""
+        self.made.end()
+        withdraw(self.store, self.made)
+        self.tidy()
 
     def tidy(self) -> None:
         """Remove the journal, and the directory beside a file, as far as possible."""
@@ -153,8 +154,15 @@ class Origin:
         with suppress(OSError, B2ArrayError):
             if store is not None and self.place:
                 store.delete([*store.listing(), ""])
-            elif store is not None:
+            elif store is not None and not self._needs_journal(store):
                 store.delete([self.journal_name])
+
+    def _needs_journal(self, store: Store) -> bool:
+        """Whether only the journal tells that chunks are those of a new array that was never committed."""
+        if self.base is not None:
+            return False
+        names = store.listing()
+        return FRAME_NAME not in names and any(chunk_number(name) is not None for name in names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         base = None if self.base is None else Handle(self.base, "r")
@@ -176,9 +184,25 @@ def _origin(
     store: Store, base: Handle | None, id: bytes, epoch: int, change: ChangeSet, first: int, place: str, process: int,
     since: float,
 ) -> Origin:  # fmt: skip
+    made = _under_way.get(id) or Made()
     if base is None:
-        return Origin(store, None, id, epoch, change, first, place, process, since)
-    return Origin(base.store, base.snapshot, id, epoch, change, first, place, process, since)
+        return Origin(store, None, id, epoch, change, first, place, process, since, made)
+    return Origin(base.store, base.snapshot, id, epoch, change, first, place, process, since, made)
+
+
+def _slots(layout: Layout, region: Part) -> tuple[Callable[[int], int], int]:
+    """Return a function that numbers the chunks that a region touches from 0 on, and how many they are."""
+    starts = [part.start // size for part, size in zip(region, layout.chunks, strict=True)]
+    stops = [-(-part.stop // size) for part, size in zip(region, layout.chunks, strict=True)]
+    lengths = [max(0, stop - start) for start, stop in zip(starts, stops, strict=True)]
+
+    def slot(n: int) -> int:
+        found = 0
+        for stride, count, start, length in zip(layout.grid_strides, layout.grid_shape, starts, lengths, strict=True):
+            found = found * length + n // stride % count - start
+        return found
+
+    return slot, math.prod(lengths)
 
 
 def portable(change: ChangeSet) -> ChangeSet:
@@ -200,14 +224,16 @@ def origin_of(draft: Draft, *, lasts: bool = False) -> Origin:
         draft.fork_id = os.urandom(16)
         if draft.fork is None:  # otherwise its transaction has done it
             draft.shared = _shared_place(draft)
+        _under_way[draft.fork_id] = draft.staging.made
     if draft.base is not None:
         draft.bases[draft.base.generation] = draft.base
     first, place = draft.shared
-    origin = Origin(draft.store, draft.base, draft.fork_id, draft.epoch, draft.freeze_whole(), first, place)
+    origin = Origin(
+        draft.store, draft.base, draft.fork_id, draft.epoch, draft.freeze_whole(), first, place, made=draft.staging.made
+    )  # fmt: skip
     if is_first and draft.fork is None:
         _write_journal(origin)
         if not lasts:
-            draft.reserved = origin.count if origin.uses_files else 0
             draft.at_end.callback(origin.tidy)
             draft.at_end.callback(_kept_young(origin))
     return origin
@@ -218,26 +244,8 @@ def _shared_place(draft: Draft) -> tuple[int, str]:
     if draft.store.in_process:
         return 0, ""
     if draft.sparse:
-        return _reserved(draft, max(1, draft.frame.nchunks)), ""
+        return draft.staging.next, ""
     return 0, beside(draft.store.url, draft.fork_id[:8].hex()) if isinstance(draft.store, LocalStore) else ""
-
-
-def _reserved(draft: Draft, count: int) -> int:
-    """Reserve numbers of files by a small commit, so that other writers take other numbers."""
-    if draft.base is None:
-        return draft.staging.reserve(count)
-    for _ in attempts(draft.store):
-        small = Draft(draft.store, draft.base, locked=draft.locked)
-        first = small.reserve(count)
-        try:
-            # Only the number changes: what the transaction has changed is as true of the new state.
-            draft.base = commit(small)
-        except ConflictError:
-            draft.rebase(reload(draft.base))
-            continue
-        draft.reserve_up_to(first + count - 1)
-        return first
-    raise too_many_conflicts(draft.store)
 
 
 def _write_journal(origin: Origin) -> None:
@@ -247,7 +255,7 @@ def _write_journal(origin: Origin) -> None:
         # The chunks that the transaction put into files before it was forked belong to the write as well.
         codes = origin.change.codes
         first = min([origin.first, *codes[codes >= 0].tolist()])
-        store.replace(origin.journal_name, Journal(first, origin.count, origin.id, generation).pack())
+        store.replace(origin.journal_name, Journal(first, origin.id, generation).pack())
 
 
 def _kept_young(origin: Origin) -> Callable[[], object]:
@@ -374,23 +382,42 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
 # Without handles: the change of each task, and one commit of all of them.
 
 
-def write_part(origin: Origin, part: tuple[slice, ...], values: npt.NDArray[Any]) -> ChangeSet:
-    """Write values to a box of the array in a fork, and return the change."""
-    draft = origin.draft(os.urandom(16))
-    if values.size:
-        write(draft, draft.state.require_layout(), part, None, values)
+def write_part(origin: Origin, part: Part, values: npt.NDArray[Any], region: Part | None = None) -> ChangeSet:
+    """Write values to a box of the array in a fork, and return the change.
+
+    All tasks together write to the `region`; None if that is not known.
+    """
+    draft = origin.draft(os.urandom(16), region)
+    try:
+        if values.size:
+            write(draft, draft.state.require_layout(), part, None, values)
+    except BaseException:
+        draft.abort()
+        raise
+    if origin.made.ended:  # another task has failed, and this one ran on
+        draft.abort()
+        raise ConflictError(f"{draft.url}: expected a write under way, found that it has failed")
     return portable(draft.freeze())
 
 
-def merge_changes(draft: Draft, changes: Sequence[ChangeSet]) -> None:
-    """Take the changes of forks into a transaction."""
-    if changes:
-        change = merged(changes, draft.url)
-        draft.merge(change, draft.bases.get(change.base))
+def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = False) -> None:
+    """Take the changes of forks into a transaction.
+
+    If a scheduler may do so `again`, the transaction never removes their files: the other one may have committed them.
+    """
+    if not changes:
+        return
+    change = merged(changes, draft.url)
+    if again:
+        change = replace(change, made=NO_FILES)
+    draft.staging.adopt(change.made)
+    draft.merge(change, draft.bases.get(change.base))
 
 
-def finish(origin: Origin, changes: Sequence[ChangeSet]) -> Snapshot:
+def finish(origin: Origin, changes: Sequence[ChangeSet], *, again: bool = False) -> Snapshot:
     """Commit the changes of forks, and return the new state. If they were committed before, only return it.
+
+    A task of dask may be run `again`, at the same time or after its commit. So it removes nothing if it fails.
 
     Raises
     ------
@@ -405,17 +432,16 @@ def finish(origin: Origin, changes: Sequence[ChangeSet]) -> Snapshot:
         return done
     draft = origin.transaction()
     try:
-        merge_changes(draft, changes)
+        merge_changes(draft, changes, again=again)
         draft.annotate(forks_of=origin.id)
         snapshot = commit(draft)
-    except (ConflictError, FileExistsError, FileNotFoundError):
+    except BaseException as error:
         draft.abort()
-        if (done := _finished(origin)) is None:  # another process was asked to commit at the same time
+        is_refused = isinstance(error, ConflictError | FileExistsError | FileNotFoundError)
+        if is_refused and (done := _finished(origin)) is not None:  # another process was faster to commit the same
+            return done
+        if not again and not draft.is_unknown:
             origin.discard()
-            raise
-        return done
-    except BaseException:
-        draft.abort()
         raise
     origin.tidy()
     return snapshot

@@ -44,25 +44,23 @@ __all__ = [
 Int64Array = npt.NDArray[np.int64]
 
 _JOURNAL_NBYTES = 2**16
-_TYPES = {"first": int, "count": int, "id": bytes, "generation": str}
+_TYPES = {"first": int, "id": bytes, "generation": str}
 
 
 @dataclass(frozen=True, slots=True)
 class Journal:
     """The record beside the chunks of a write that is not committed.
 
-    `first` and `count` are the numbers reserved for its chunks. `generation` is the state that it builds on; "" for a
-    new array.
+    Its files have the number `first` or higher ones. `generation` is the state that it builds on; "" for a new array.
 
     Examples
     --------
-    >>> journal = Journal(3, 8, b"id", "")
+    >>> journal = Journal(3, b"id", "")
     >>> Journal.unpack(journal.pack()) == journal
     True
     """
 
     first: int
-    count: int
     id: bytes
     generation: str
 
@@ -117,8 +115,8 @@ def orphans(store: Store, files: Mapping[str, Listed], numbers: Int64Array | Non
     """Find chunks that no index names in a directory or prefix, and the journals of uncommitted writes.
 
     `numbers` are the files that the index names; None if there is no index, because a new array was never committed.
-    All files of one write share the timestamp of its newest file. A write may exceed its reserved range, so every file
-    with a higher number counts as its own.
+    All files of one write share the timestamp of its newest file. Other writers take numbers between its own, so every
+    file with its first number or a higher one counts as its own.
     """
     needed = np.zeros(0, np.int64) if numbers is None else numbers
     found = {name: files[name] for name in unneeded_chunks(files, needed)}

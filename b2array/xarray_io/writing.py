@@ -497,7 +497,7 @@ def _commit(put: Sequence[Any], shared: Shared[tuple[str, dict[str, Any], list[s
             if draft is None:
                 raise ConflictError(f"{url}: expected a transaction under way, found that it has ended")
             origin.lead_to(draft)
-            merge_changes(draft, of_array)
+            merge_changes(draft, of_array, again=True)  # a cluster may repeat this task
     for origin in origins:
         origin.tidy()
 

@@ -7,9 +7,11 @@ import operator
 import pickle
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -464,8 +466,73 @@ def test_a_changed_chunk_is_a_conflict(stored: b2array.NDArray) -> None:
     with pytest.raises(ConflictError):
         writing.compute()
     assert b2array.open(stored.url)[0, 0] == 77
-    assert sorted(Path(stored.url).parent.rglob("*[0-9A-Z].chunk")) == before
+    # A scheduler may run the task that commits twice, and then the first run may have used the files.
+    b2array.vacuum(stored.url, grace=0)
+    assert len(sorted(Path(stored.url).parent.rglob("*[0-9A-Z].chunk"))) <= len(before)
     assert leftovers(Path(stored.url).parent) == []
+
+
+def test_a_refused_write_of_a_new_array_leaves_the_snapshots_of_the_other_one_alone(tmp_path: Path) -> None:
+    url, place = tmp_path / "a.b2nd", {"chunks": (1, 100), "layout": "sparse"}
+    late = b2array.from_dask(da.full((4, 100), 7.0, chunks=(1, 100)), url, **place, compute=False)
+    a = b2array.zeros((4, 100), url=url, **place)
+    a[...] = 1
+    a.snapshot("published")
+    a[...] = 2
+    with pytest.raises(FileExistsError):
+        late.compute(scheduler="sync")
+    assert (b2array.open(url, at="published")[...] == 1).all()
+    assert (b2array.open(url)[...] == 2).all()
+
+
+def test_a_write_that_is_computed_twice_leaves_the_chunks_of_snapshots_alone(tmp_path: Path) -> None:
+    a = b2array.zeros((4, 100), url=tmp_path / "a.b2nd", chunks=(1, 100), layout="sparse")
+    first = a.store(da.full((4, 100), 1.0, chunks=(1, 100)), compute=False)
+    first.compute(scheduler="sync")
+    a.refresh()
+    a.snapshot("published")
+    a.store(da.full((4, 100), 2.0, chunks=(1, 100)), scheduler="sync")
+    with pytest.raises(ConflictError):
+        first.compute(scheduler="sync")
+    assert (b2array.open(a.url)[...] == 2).all()
+    assert (b2array.open(a.url, at="published")[...] == 1).all()
+
+
+def test_a_commit_that_is_repeated_after_others_removes_nothing(tmp_path: Path) -> None:
+    a = b2array.zeros((4, 100), url=tmp_path / "a.b2nd", chunks=(1, 100), layout="sparse")
+    origin = origin_of(a._handle.new_draft(), lasts=True)
+    whole = slice(0, 4, 1), slice(0, 100, 1)
+    change = write_part(origin, whole, np.ones((4, 100)))
+    finish(origin, [change], again=True)
+    held = b2array.open(a.url)
+    b2array.open(a.url, mode="r+").store(da.full((4, 100), 2.0, chunks=(1, 100)), scheduler="sync")
+    with pytest.raises(ConflictError):  # its worker died before it could say that the commit had happened
+        finish(pickle.loads(pickle.dumps(origin)), [change], again=True)
+    assert (held[...] == 1).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("new", [True, False])
+def test_a_failing_write_leaves_nothing_behind(tmp_path: Path, layout: str, new: bool) -> None:
+    def third(block: np.ndarray, block_info: dict[int, Any] | None = None) -> np.ndarray:
+        if block_info[0]["chunk-location"][0] == 2:
+            time.sleep(0.05)  # until others have written, or are about to
+            raise ZeroDivisionError
+        return block + 1
+
+    x = da.from_array(numbers(60, 30), chunks=(10, 30)).map_blocks(third, dtype="i8", meta=np.empty((0, 0), "i8"))
+    target = tmp_path / "a.b2nd"
+    if not new:
+        b2array.zeros((60, 30), "i8", url=target, layout=layout, chunks=(10, 30))[...] = 1
+    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(2) as pool:
+        write = partial(b2array.from_dask, x, target, layout=layout, chunks=(10, 30), scheduler=pool)
+        if not new:
+            write = partial(b2array.open(target, mode="r+").store, x, scheduler=pool)
+        with pytest.raises(ZeroDivisionError):
+            write()
+    after = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".b2lock")
+    assert [path for path in after if path.name != ".b2lock"] == [path for path in before if ".b2lock" not in path.name]
 
 
 def test_changes_elsewhere_are_merged(stored: b2array.NDArray) -> None:
@@ -482,7 +549,7 @@ def test_a_repeated_task_does_no_harm(stored: b2array.NDArray) -> None:
     whole, values = (slice(0, 43, 1), slice(0, 30, 1)), numbers(43, 30) * 3
     first, again = write_part(origin, whole, values), write_part(origin, whole, values)
     if (np.asarray(first.codes) >= 0).all():
-        assert first.codes.tolist() == again.codes.tolist()
+        assert not np.isin(first.codes, again.codes).any()
     copy = pickle.loads(pickle.dumps(origin))
     done = finish(copy, [first, again])
     assert finish(origin, [first]).generation == done.generation

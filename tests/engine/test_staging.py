@@ -106,7 +106,7 @@ def test_unused_files_are_those_made_here():
     _, shelf = in_files({"00000001.chunk": b"theirs"})
     for n in range(3):
         shelf.put(0, packed(n), 5)
-    assert [*shelf.unused(np.array([2, -1, 9]))] == ["00000000.chunk", "00000003.chunk"]
+    assert [*shelf.made.unused(np.array([2, -1, 9]))] == ["00000000.chunk", "00000003.chunk"]
 
 
 def test_a_closed_shelf_takes_nothing():

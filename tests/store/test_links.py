@@ -86,7 +86,7 @@ ON_A_STORE = {
     "delete": lambda store: store.delete(["thesis.txt"]),
     "lock": lambda store: store.lock(INDEX).__enter__(),
     "remove": lambda store: store.remove(INDEX, everything),
-    "withdraw": lambda store: store.withdraw({"thesis.txt": hash(Stamp(len(PRECIOUS), None))}),
+    "withdraw": lambda store: store.withdraw({"thesis.txt": Stamp(len(PRECIOUS), None).digest}),
 }
 
 
@@ -216,7 +216,7 @@ def test_a_directory_that_cannot_be_renamed_loses_its_index_first(tmp_path, monk
 
 def test_withdrawing_leaves_alone_what_another_writer_has_put_there(tmp_path):
     store = LocalStore(tmp_path / "a.b2nd")
-    made = {name: hash(store.create(name, name.encode())) for name in ("0", "1", "2")}
+    made = {name: store.create(name, name.encode()).digest for name in ("0", "1", "2")}
     (tmp_path / "theirs").write_bytes(b"1")
     (tmp_path / "theirs").replace(tmp_path / "a.b2nd" / "1")
     (tmp_path / "a.b2nd" / "2").unlink()
