@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from b2array import bloscpack
     from b2array.array.appender import Appender
     from b2array.array.downsampling import downsample
+    from b2array.array.joining import concatenate, stack
     from b2array.array.many import read_many
     from b2array.exchange.convert import convert
     from b2array.group.addressing import open, open_array
@@ -72,6 +73,7 @@ __all__ = [
     "bloscpack",
     "codecs",
     "compress",
+    "concatenate",
     "config",
     "convert",
     "copy",
@@ -113,6 +115,7 @@ __all__ = [
     "repack",
     "repair",
     "save",
+    "stack",
     "vacuum",
     "verify",
     "zeros",
@@ -126,8 +129,9 @@ _LAZY = {
     "Group": "group.group",
     "GroupDiff": "group.snapshots",
     "bloscpack": "bloscpack",
-    "downsample": "array.downsampling",
+    "concatenate": "array.joining",
     "convert": "exchange.convert",
+    "downsample": "array.downsampling",
     "expire": "tools.expire",
     "open": "group.addressing",
     "open_array": "group.addressing",
@@ -135,6 +139,7 @@ _LAZY = {
     "read_many": "array.many",
     "repack": "tools.vacuum",
     "repair": "tools.repair",
+    "stack": "array.joining",
     "vacuum": "tools.vacuum",
     "verify": "tools.verify",
 }

@@ -107,9 +107,14 @@ def map(
 
 
 def mapped(
-    work: Work, url: Url | None, dtype: npt.DTypeLike | None, wanted: ArrayOptions, executor: Executor | None, *,
+    work: Work,
+    url: Url | None,
+    dtype: npt.DTypeLike | None,
+    wanted: ArrayOptions,
+    executor: Executor | None,
+    *,
     progress: bool,
-) -> Draft:  # fmt: skip
+) -> Draft:
     """Return the transaction of an array with the results of a function; see `map`."""
     kind = None if dtype is None else np.empty(0, known_dtype(dtype)).dtype
     lengths: tuple[int, ...] = ()
@@ -158,9 +163,15 @@ class Work:
 
     @classmethod
     def of(
-        cls, function: Callable[..., Any], arrays: tuple[Any, ...], drop_axis: int | Sequence[int],
-        new_axis: int | Sequence[int], factors: Factors = 1, *, trim: bool = False,
-    ) -> Work:  # fmt: skip
+        cls,
+        function: Callable[..., Any],
+        arrays: tuple[Any, ...],
+        drop_axis: int | Sequence[int],
+        new_axis: int | Sequence[int],
+        factors: Factors = 1,
+        *,
+        trim: bool = False,
+    ) -> Work:
         """Check the arguments of `map`; with `trim`, leave out the items behind the last whole block."""
         if not arrays:
             raise TypeError("map() needs at least one array")

@@ -29,8 +29,8 @@ from b2array.array.drafts import (
     put,
 )
 from b2array.array.snapshots import differing
-from b2array.codec import interop
 from b2array.codec.cparams import CParams
+from b2array.codec.interop import readable
 from b2array.codec.rounding import check_dtype
 from b2array.engine import commit, kept, resize
 from b2array.engine.changes import Keep, changeable
@@ -55,6 +55,7 @@ __all__ = [
     "converted",
     "converted_fill",
     "copied",
+    "cparams_for",
     "holding",
     "is_sliceable",
     "joined",
@@ -124,7 +125,7 @@ def _recoded(
     draft = new_draft(url, first.shape, dtype, replace(
         new, chunks=chunks, blocks=blocks,
         fill_value=_fill(annotations.fill, old.dtype, dtype) if new.fill_value is UNSET else new.fill_value,
-        cparams=_cparams(source.state.cparams, dtype, new) if new.cparams is None else new.cparams,
+        cparams=cparams_for(source.state.cparams, dtype, interop=new.interop) if new.cparams is None else new.cparams,
         dims=annotations.dims if new.dims is None else new.dims,
         meta=metalayers | dict(new.meta or {}),
     ))  # fmt: skip
@@ -174,9 +175,9 @@ def _chunks_in(layout: Layout, box: tuple[slice, ...]) -> list[int]:
     return found
 
 
-def _cparams(old: CParams, dtype: np.dtype[Any], new: ArrayOptions) -> CParams:
+def cparams_for(old: CParams, dtype: np.dtype[Any], *, interop: bool) -> CParams:
     """Return the parameters of the copied array, without the errors that it allows if its copy cannot have any."""
-    old = interop.readable(old) if new.interop else old
+    old = readable(old) if interop else old
     try:
         check_dtype(old, dtype)
     except (TypeError, ValueError):

@@ -13,6 +13,7 @@ from typing import Any, Literal, Unpack, get_args
 import numpy as np
 import numpy.typing as npt
 
+from b2array.array import copying
 from b2array.array.array import NDArray, View
 from b2array.array.chunkwise import Factors, Work, factors_of, mapped
 from b2array.array.drafts import ArrayOptions, NewKeywords, Url, takes
@@ -103,19 +104,24 @@ def downsample(
     work = Work.of(function, (source,), (), (), blocks, trim=boundary == "trim")
     wanted = ArrayOptions(**options)
     if model is not None:
-        wanted = _as_model(wanted, model, work.counts)
+        same = dtype is None and reduce in ("mean", "min", "max", "first")
+        wanted = _as_model(wanted, model, work.counts, same_type=same)
     return NDArray._committed(mapped(work, url, dtype, wanted, executor, progress=progress))
 
 
-def _as_model(wanted: ArrayOptions, model: NDArray | View, shape: tuple[int, ...]) -> ArrayOptions:
+def _as_model(wanted: ArrayOptions, model: NDArray | View, shape: tuple[int, ...], *, same_type: bool) -> ArrayOptions:
     """Take from the array what the options leave out; blocks of a pyramid stay as large as they are."""
     array = model if isinstance(model, NDArray) else NDArray(model._handle)
     if wanted.chunks is None and wanted.blocks is None and 0 not in shape:
         chunks = tuple(map(min, model.chunks, shape))
         wanted = replace(wanted, chunks=chunks, blocks=tuple(map(min, model.blocks, chunks)))
+    cparams = wanted.cparams
+    if cparams is None:
+        cparams = copying.cparams_for(array.cparams, array.dtype, interop=wanted.interop)
+        cparams = cparams if same_type else cparams.without_bounds()  # other types may not have any
     return replace(
         wanted,
-        cparams=array.cparams if wanted.cparams is None else wanted.cparams,
+        cparams=cparams,
         attrs=dict(array.attrs) if wanted.attrs is None else wanted.attrs,
     )
 

@@ -170,3 +170,11 @@ def test_processes_reduce_too():
     with ProcessPoolExecutor(2) as pool:
         found = b2array.downsample(b2array.asarray(X), (1, 3, 3), executor=pool)
     assert same(found[...], reference(X, (1, 3, 3), rounded_mean))
+
+
+def test_bounds_stay_where_the_type_does():
+    bounded = b2array.CParams("zstd", absolute_error=0.25)
+    a = b2array.asarray(np.linspace(0, 1, 100, dtype="f4"), cparams=bounded)
+    assert b2array.downsample(a, 4).cparams == a.cparams
+    assert b2array.downsample(a, 4, "first", dtype="f8").cparams == a.cparams.without_bounds()
+    assert b2array.downsample(a, 4, lambda x, axis: (x > 0.5).any(axis)).dtype == bool

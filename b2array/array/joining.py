@@ -1,0 +1,324 @@
+"""`concatenate`, `stack`: one array of several, whose chunks are copied as they are where the grids fit."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, takewhile
+from typing import Any, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.array import copying
+from b2array.array.array import NDArray, View
+from b2array.array.drafts import UNSET, ArrayOptions, Casting, NewKeywords, Url, aborting, known_dtype, new_draft, takes
+from b2array.codec.header import Special
+from b2array.engine.draft import Draft
+from b2array.engine.fetch import each_chunk
+from b2array.engine.source import Location, Source
+from b2array.engine.write import rewrite
+from b2array.errors import ConflictError
+from b2array.grid.assignment import check_unmasked
+from b2array.grid.layout import Layout
+from b2array.progress import Progress, track
+
+__all__ = ["concatenate", "stack"]
+
+Box = tuple[slice, ...]
+
+
+@takes(NewKeywords)
+def concatenate(
+    arrays: Iterable[Any],
+    axis: int = 0,
+    *,
+    url: Url | None = None,
+    dtype: npt.DTypeLike | None = None,
+    casting: Casting = "same_kind",
+    progress: bool = False,
+    **options: Unpack[NewKeywords],
+) -> NDArray:
+    """Join arrays along an axis, as `numpy.concatenate`, and store the result in one commit.
+
+    Arrays and result may be larger than memory. Chunks of b2array's arrays are copied without decoding them where they
+    become whole chunks of the result: chunks, blocks and type are the same, and no compression is asked for. Only
+    chunks in which two arrays meet, and those behind, up to the next array that begins where a chunk begins, are
+    encoded again.
+
+    Parameters
+    ----------
+    arrays : iterable of array-like
+        With the same extents except along `axis`. Those that are not in memory are read a piece at a time.
+    axis : int, default 0
+        Along which axis to join them.
+    url : str or os.PathLike, optional
+        Where to; in memory if left out.
+    dtype : dtype-like, optional
+        Type of the result; by default the one to which NumPy promotes the types of all.
+    casting : {"no", "equiv", "safe", "same_kind", "unsafe"}, default "same_kind"
+        Which conversions are allowed; see `numpy.can_cast`.
+    progress : bool, default False
+        Show on stderr how many chunks are done.
+    chunks, ..., fs
+        As for `create`. By default the result has chunks, blocks, compression, fill value, dims and attributes of the
+        first array of b2array among them. Snapshots are left out.
+
+    Raises
+    ------
+    ValueError
+        There is no array, or they do not fit each other.
+    TypeError
+        A conversion is not allowed.
+
+    See Also
+    --------
+    NDArray.append : Puts values behind those that are there.
+    from_blocks : Stores blocks that are made one after the other.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> days = [b2array.full((2, 3), n, "i4", url=f"memory://day{n}.b2nd") for n in range(3)]
+    >>> b2array.concatenate(days, url="memory://days.b2nd")[:, 0]
+    array([0, 0, 1, 1, 2, 2], dtype=int32)
+    """
+    sources = _sources(arrays, "concatenate")
+    ndim = len(sources[0].shape)
+    if not ndim:
+        raise ValueError("zero-dimensional arrays cannot be concatenated; b2array.stack gives them an axis")
+    along = np.lib.array_utils.normalize_axis_index(axis, ndim)
+    for number, each in enumerate(sources):
+        if len(each.shape) != ndim or _without(each.shape, along) != _without(sources[0].shape, along):
+            raise ValueError(
+                f"expected arrays with the extents of {tuple(sources[0].shape)}, except along axis {along}: array "
+                f"{number} has the shape {tuple(each.shape)}"
+            )
+    return NDArray._committed(_joined(sources, along, url, dtype, casting, ArrayOptions(**options), progress=progress))
+
+
+@takes(NewKeywords)
+def stack(
+    arrays: Iterable[Any],
+    axis: int = 0,
+    *,
+    url: Url | None = None,
+    dtype: npt.DTypeLike | None = None,
+    casting: Casting = "same_kind",
+    progress: bool = False,
+    **options: Unpack[NewKeywords],
+) -> NDArray:
+    """Join arrays of one shape along a new axis, as `numpy.stack`, and store the result in one commit.
+
+    Chunks have an extent of 1 along the new axis by default, and are copied without decoding them where `concatenate`
+    would copy them.
+
+    Parameters
+    ----------
+    arrays : iterable of array-like
+        All of one shape.
+    axis : int, default 0
+        Where the new axis is in the result.
+    url, dtype, casting, progress, chunks, ..., fs
+        As for `concatenate`. The new dimension has no name unless `dims` gives it one.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As for `concatenate`.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> frames = [b2array.full((2, 3), n, "i4") for n in range(3)]
+    >>> b2array.stack(frames, axis=-1, dims=("y", "x", "t"))[0, 0]
+    array([0, 1, 2], dtype=int32)
+    """
+    sources = _sources(arrays, "stack")
+    for number, each in enumerate(sources):
+        if tuple(each.shape) != tuple(sources[0].shape):
+            raise ValueError(
+                f"expected arrays of shape {tuple(sources[0].shape)}, found {tuple(each.shape)}: array {number}"
+            )
+    along = np.lib.array_utils.normalize_axis_index(axis, len(sources[0].shape) + 1)
+    wanted = ArrayOptions(**options)
+    return NDArray._committed(_joined(sources, along, url, dtype, casting, wanted, progress=progress, is_new=True))
+
+
+def _sources(arrays: Iterable[Any], verb: str) -> list[Any]:
+    if isinstance(arrays, NDArray | View | np.ndarray) or not isinstance(arrays, Iterable):
+        raise TypeError(f"{verb}() takes a sequence of arrays, found {type(arrays).__name__}")
+    sources = [each if copying.is_sliceable(each) else np.asarray(each) for each in map(_unmasked, arrays)]
+    if not sources:
+        raise ValueError(f"need at least one array to {verb}")
+    return sources
+
+
+def _unmasked(x: Any) -> Any:
+    check_unmasked(x)
+    return x
+
+
+def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """An array, and the positions of its items along the axis of the result; `is_new` if it does not have that axis."""
+
+    array: Any
+    axis: int
+    start: int
+    stop: int
+    is_new: bool
+
+    def read(self, box: Box) -> npt.NDArray[Any]:
+        """Read what a box of the result has of this array."""
+        inside = slice(max(box[self.axis].start, self.start), min(box[self.axis].stop, self.stop))
+        if self.is_new:
+            items = copying.piece(self.array, _without_slice(box, self.axis))
+            return np.expand_dims(items, self.axis)
+        moved = slice(inside.start - self.start, inside.stop - self.start)
+        return copying.piece(self.array, (*box[: self.axis], moved, *box[self.axis + 1 :]))
+
+    def rows(self, layout: Layout) -> range:
+        """Return the rows of chunks of the result that have items of this array only, from their first to their last.
+
+        They are rows of chunks of the array, too, if one begins where the array begins.
+        """
+        length = layout.chunks[self.axis]
+        if not length or self.start % length:
+            return range(0)
+        is_last = self.stop == layout.shape[self.axis]
+        return range(self.start // length, -(-self.stop // length) if is_last else self.stop // length)
+
+    def fits(self, source: Source, draft: Draft) -> bool:
+        """Say whether a chunk of the array has the bytes of a chunk of the result."""
+        old, new = source.state.require_layout(), draft.state.require_layout()
+        chunks, blocks = old.chunks, old.blocks
+        if self.is_new:
+            chunks, blocks = _inserted(chunks, self.axis, 1), _inserted(blocks, self.axis, 1)
+        if (chunks, blocks, old.dtype) != (new.chunks, new.blocks, new.dtype):
+            return False
+        before, after = source.frame, draft.frame
+        sizes = (before.typesize, before.chunksize, before.blocksize) == (
+            after.typesize,
+            after.chunksize,
+            after.blocksize,
+        )
+        return sizes and not before.variable_chunks and not before.vl_blocks
+
+
+def _without_slice(box: Box, axis: int) -> Box:
+    return (*box[:axis], *box[axis + 1 :])
+
+
+def _inserted(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
+    return (*extents[:axis], extent, *extents[axis:])
+
+
+def _joined(
+    sources: Sequence[Any],
+    axis: int,
+    url: Url | None,
+    dtype: npt.DTypeLike | None,
+    casting: Casting,
+    wanted: ArrayOptions,
+    *,
+    progress: bool,
+    is_new: bool = False,
+) -> Draft:
+    """Return the transaction of an array that joins others along an axis."""
+    given = known_dtype(dtype)
+    kind = np.result_type(*(each.dtype for each in sources)) if given is None else np.empty(0, given).dtype
+    for each in sources:
+        if not np.can_cast(each.dtype, kind, casting):
+            raise TypeError(f"Cannot cast array data from {each.dtype!r} to {kind!r} according to the rule {casting!r}")
+    ends = list(accumulate(1 if is_new else each.shape[axis] for each in sources))
+    starts = [0, *ends[:-1]]
+    places = zip(sources, starts, ends, strict=True)
+    parts = [_Part(each, axis, start, stop, is_new) for each, start, stop in places]
+    outer = sources[0].shape if is_new else _without(sources[0].shape, axis)
+    shape = _inserted(tuple(outer), axis, ends[-1])
+    model = next((each for each in sources if isinstance(each, NDArray)), None)
+    draft = new_draft(
+        url, shape, kind, wanted if model is None else _as_model(wanted, model, kind, axis, is_new=is_new)
+    )
+    layout = draft.state.require_layout()
+    with aborting(draft), track(layout.nchunks, "chunks joined", progress, unit="items") as bar:
+        grid = np.arange(layout.nchunks).reshape(layout.grid_shape)
+        torn = np.ones(layout.grid_shape, bool)
+        for part in parts:
+            rows = part.rows(layout)
+            if wanted.cparams is None and rows and isinstance(part.array, NDArray):
+                place = (*(slice(None),) * axis, slice(rows.start, rows.stop))
+                if _copy_chunks(draft, part, grid[place], bar):
+                    torn[place] = False
+
+        def joined(box: Box) -> npt.NDArray[Any]:
+            values = np.empty([i.stop - i.start for i in box], layout.dtype)
+            first = bisect_right(ends, box[axis].start)
+            for part in takewhile(lambda part: part.start < box[axis].stop, parts[first:]):
+                low, high = max(part.start, box[axis].start), min(part.stop, box[axis].stop)
+                inside = slice(low - box[axis].start, high - box[axis].start)
+                values[(*(slice(None),) * axis, inside)] = part.read(box)
+            return values
+
+        # Values that may have errors are not rounded again.
+        rewrite(draft, layout, grid[torn].tolist(), joined, bar.advance, exact=wanted.cparams is None)
+    return draft
+
+
+def _as_model(wanted: ArrayOptions, model: NDArray, dtype: np.dtype[Any], axis: int, *, is_new: bool) -> ArrayOptions:
+    """Take from an array what the options leave out."""
+    chunks, blocks, dims = model.chunks, model.blocks, model.dims
+    if is_new:
+        chunks, blocks = _inserted(chunks, axis, 1), _inserted(blocks, axis, 1)
+        dims = None if dims is None else (*dims[:axis], None, *dims[axis:])
+    if wanted.chunks is None and wanted.blocks is None and 0 not in chunks and dtype.itemsize <= 2 * model.itemsize:
+        wanted = replace(wanted, chunks=chunks, blocks=blocks)
+    if wanted.fill_value is UNSET:
+        wanted = replace(wanted, fill_value=copying.converted_fill(model.fill_value, dtype))
+    return replace(
+        wanted,
+        cparams=copying.cparams_for(model.cparams, dtype, interop=wanted.interop)
+        if wanted.cparams is None
+        else wanted.cparams,
+        dims=dims if wanted.dims is None else wanted.dims,
+        attrs=dict(model.attrs) if wanted.attrs is None else wanted.attrs,
+    )
+
+
+def _copy_chunks(draft: Draft, part: _Part, places: npt.NDArray[np.int64], bar: Progress) -> bool:
+    """Copy the chunks of an array to these places, if the bytes fit, and say whether they do."""
+    array: NDArray = part.array
+    shape = array.shape
+
+    def attempt(source: Source) -> bool:
+        layout = source.state.require_layout()
+        if layout.shape != shape:
+            raise ConflictError(f"{array.url} has become an array of shape {layout.shape}, while it was joined")
+        if isinstance(source, Draft):
+            source.flush()  # an open chunk would keep the code of its earlier content until then
+        if source.state.annotations.lost or not part.fits(source, draft):
+            return False
+        own = np.arange(layout.nchunks).reshape(layout.grid_shape)
+        if part.is_new:
+            own = np.expand_dims(own, part.axis)
+        taken = own[tuple(slice(0, n) for n in places.shape)]
+        pairs = list(zip(taken.reshape(-1).tolist(), places.reshape(-1).tolist(), strict=True))
+        stored = []
+        for number, place in pairs:
+            location = source.locate(number)
+            if isinstance(location, Location):
+                stored.append((number, place))
+            elif location != Special.ZEROS:
+                draft.set_special(np.array([place]), location)
+        for (_, place), each in zip(stored, each_chunk(source, [number for number, _ in stored]), strict=True):
+            draft.put(place, bytes(each.region))
+        bar.advance(len(pairs))
+        return True
+
+    return array._handle.reading(attempt)
