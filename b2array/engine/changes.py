@@ -228,7 +228,13 @@ def reindexed(state: State, order: Int64Array, geometry: Frame) -> State:
         offsets=offsets, metalayers=geometry.metalayers, nbytes=geometry.nbytes, chunksize=geometry.chunksize,
         blocksize=geometry.blocksize, vl_blocks=geometry.vl_blocks,
     )  # fmt: skip
-    return new.with_tables(np.ascontiguousarray(sizes[:, : 1 + sized_blocks(new.frame)]), records)
+    return new.with_tables(_with_width(sizes, 1 + sized_blocks(new.frame)), records)
+
+
+def _with_width(sizes: Sizes, width: int) -> Sizes:
+    """Return a table of sizes with as many columns; those of blocks that nobody has noted are zeros."""
+    missing = max(0, width - sizes.shape[1])
+    return np.pad(sizes, ((0, 0), (0, missing))) if missing else np.ascontiguousarray(sizes[:, :width])
 
 
 def applied(change: ChangeSet, state: State) -> State:

@@ -982,3 +982,50 @@ for machine in (Histories, SparseHistories, MemoryHistories):
 TestContiguous = Histories.TestCase
 TestSparse = SparseHistories.TestCase
 TestMemory = MemoryHistories.TestCase
+
+
+# --- frames whose chunks got their shape after a snapshot -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("nrows", [3, 300_000])
+def test_an_array_of_stock_that_was_empty_then_goes_back_and_forth(tmp_path, layout, nrows):
+    """Stock gives an empty array no chunks: the first items choose them."""
+    path = tmp_path / "a.b2nd"
+    blosc2.zeros((0, 5), urlpath=str(path), contiguous=layout == "contiguous")
+    b2array.open(path, "r+").snapshot("empty")
+    values = np.arange(nrows * 5.0).reshape(nrows, 5)
+    b2array.open(path, "r+").append(values)
+    if layout == "sparse":  # one file without chunks has no room for those of other snapshots
+        b2array.open(path, "r+").snapshot("full")
+    b2array.open(path, "r+").restore("empty")
+    array = b2array.open(path, "r+")
+    assert array.shape == (0, 5)
+    if layout == "sparse":
+        array.restore("full")
+    else:
+        array.append(values)
+    array = b2array.open(path, "r+")
+    np.testing.assert_array_equal(array[...], values)
+    array.append(values)
+    np.testing.assert_array_equal(b2array.open(path)[...], np.concatenate([values, values]))
+    assert b2array.verify(path).ok
+    np.testing.assert_array_equal(blosc2.open(str(path))[:nrows], values)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_super_chunk_that_got_its_chunk_size_later_goes_back(tmp_path, layout):
+    """Stock writes no chunk size before the first chunk."""
+    path, data = tmp_path / "s.b2frame", np.arange(100_000)
+    blosc2.SChunk(urlpath=str(path), contiguous=layout == "contiguous", cparams={"typesize": 8, "blocksize": 2**16})
+    chunks = b2array.open_schunk(path, "r+")
+    assert (chunks.nchunks, chunks.chunksize) == (0, 0)
+    chunks.snapshot("empty")
+    chunks.append_data(data)
+    chunks = b2array.open_schunk(path, "r+")
+    assert (chunks.nchunks, chunks.chunksize) == (1, data.nbytes)
+    chunks.restore("empty")
+    chunks = b2array.open_schunk(path, "r+")
+    assert (chunks.nchunks, chunks.chunksize) == (0, 0)
+    chunks.append_data(data[:10])
+    assert b2array.open_schunk(path)[:] == data[:10].tobytes()
