@@ -163,6 +163,7 @@ def stage(
         if group_commit is not None:
             draft.annotate(group_commit=group_commit)
         made = _planned(draft, current)
+        _require_files(made, draft)
         try:
             if made.step == Step.COMPACT and current is not None:
                 return _stage_compacted(draft, current, put)
@@ -239,9 +240,7 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
     An error is ignored if the new state is there all the same, as when an answer was lost.
     """
     state = made.require_state()
-    gone = draft.staging.missing(state.frame.offsets)
-    if gone:
-        raise ConflictError(f"{draft.url}: somebody removed {', '.join(gone)} before the commit that needs them")
+    _require_files(made, draft)
     generation = state.frame.fingerprint.hex()
     _make_objects(made, draft)
     if draft.sparse:
@@ -263,6 +262,13 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
                 return found
         raise
     return Snapshot(draft.store, state, 0, version, generation, header=made.header)
+
+
+def _require_files(made: Plan, draft: Draft) -> None:
+    """Raise ConflictError if `vacuum` has removed files that the new state refers to."""
+    gone = [] if made.state is None else draft.staging.missing(made.state.frame.offsets)
+    if gone:
+        raise ConflictError(f"{draft.url}: somebody removed {', '.join(gone)} before the commit that needs them")
 
 
 def _make_objects(made: Plan, draft: Draft) -> None:

@@ -75,6 +75,7 @@ from b2array.group.kept import (
 from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
 from b2array.store.base import MISSING, Head, Version, attempts, conflict, may_still_happen, too_many_conflicts
+from b2array.workers.fork import origin_of
 
 __all__ = ["Transaction", "changing", "committing"]
 
@@ -222,6 +223,9 @@ class Transaction(Changes):
         overwrite = overwrite or bool(goes)
         path, member = self._staged(name, suffix, new, overwrite=overwrite)
         self._touched[path], self._names[path] = member, name
+        if self._fork_id and member.draft is not None and not member.draft.aside:
+            # The transaction may last long, and only what has a journal is left alone by `vacuum` then.
+            origin_of(member.draft)
         self._change_shown(added={name: path})
         return member.handle
 

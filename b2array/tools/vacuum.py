@@ -16,11 +16,13 @@ import numpy as np
 
 from b2array.array.schunk import open_schunk
 from b2array.display.tables import counted, size
+from b2array.engine.commit import commit
+from b2array.engine.draft import Draft
 from b2array.engine.fetch import chunk_number
 from b2array.engine.manifest import MANIFEST, RETIRED, SUFFIXES, members_among
 from b2array.engine.redo import belongs, discard, look, read_member
-from b2array.engine.snapshot import kept_states, ledger_in, load
-from b2array.errors import B2ArrayError, ReadOnlyError, UnsupportedError
+from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, load
+from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
 from b2array.format.kept import KEPT, object_name
@@ -28,7 +30,7 @@ from b2array.group import unpacked
 from b2array.group.directory import Directory
 from b2array.group.kept import remove_frame, unneeded
 from b2array.group.place import group_of
-from b2array.store.base import MISSING, Listed, Store
+from b2array.store.base import MISSING, Listed, Store, attempts, too_many_conflicts
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
 from b2array.store.open import address_of, open_store
@@ -125,17 +127,38 @@ def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage)
     store = open_store(url, storage_options=storage_options)
     if not store.can.write and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
-    try:
-        lock = store.lock(load(store, marks=True).name, shared=dry_run)
-    except FileNotFoundError:
-        lock = nullcontext()  # writers of a new array take no lock
-    with lock:
-        old = _older(store, _removable(store), seconds)
-        if old:
-            old = {name: old[name] for name in old.keys() - _awaited(store, url, storage_options, old)}
-        if not dry_run:
-            pending.remove(store, old)
-    return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
+    for _ in attempts(store):
+        try:
+            lock = store.lock(load(store, marks=True).name, shared=dry_run)
+        except FileNotFoundError:
+            lock = nullcontext()  # writers of a new array take no lock
+        with lock:
+            held, found = _removable(store)
+            old = _older(store, found, seconds)
+            if old:
+                old = {name: old[name] for name in old.keys() - _awaited(store, url, storage_options, old)}
+            if not dry_run:
+                try:
+                    _retire_numbers(held, old)
+                except ConflictError:  # another writer has committed since the look
+                    continue
+                pending.remove(store, old)
+        return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
+    raise too_many_conflicts(store)
+
+
+def _retire_numbers(held: Snapshot | None, old: Iterable[str]) -> None:
+    """Before the chunks of an object store go, see to it by a commit that no later chunk gets their names.
+
+    A request to delete may be carried out late, or twice. A writer that made sure of its chunks before that must do so
+    again, because the commit comes first.
+    """
+    numbers = [number for number in map(chunk_number, old) if number is not None]
+    if held is None or not (numbers and held.store.can.compare) or held.state.annotations.deleted or not held.sparse:
+        return
+    draft = Draft(held.store, held)
+    draft.reserve_up_to(max(numbers))
+    commit(draft)
 
 
 def _of_archive(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
@@ -166,7 +189,8 @@ def _older(store: Store, found: Mapping[str, Listed], seconds: float) -> dict[st
     return {name: each for name, each in found.items() if now - (each.modified or 0) >= seconds}
 
 
-def _removable(store: Store) -> dict[str, Listed]:
+def _removable(store: Store) -> tuple[Snapshot | None, dict[str, Listed]]:
+    """Return the frame, if there is one, and what it does not need."""
     try:
         files, exists = store.listing(), True
     except FileNotFoundError:
@@ -179,7 +203,7 @@ def _removable(store: Store) -> dict[str, Listed]:
         unfinished = any(name.rstrip("/").endswith(JOURNAL) for name in found)
         if not found or (exists and not unfinished):
             raise
-        return found
+        return None, found
     numbers = [np.zeros(0, np.int64)]
     needed: set[str] = set()
     if held.name:  # otherwise the objects below a file's name are those of a directory that it has replaced
@@ -187,7 +211,7 @@ def _removable(store: Store) -> dict[str, Listed]:
         needed = {object_name(entry.place) for entry in entries}
         numbers += [state.frame.offsets for state in (held, *kept_states(held, entries))]
     kept = {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
-    return pending.leftovers(store, files) | kept | pending.orphans(store, files, np.concatenate(numbers))
+    return held, pending.leftovers(store, files) | kept | pending.orphans(store, files, np.concatenate(numbers))
 
 
 def _awaited(store: Store, url: str, storage_options: Storage, names: Iterable[str]) -> set[str]:
@@ -266,7 +290,10 @@ def _of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]
         with suppress(OSError, B2ArrayError):
             there = look(store)
             if there.name is None or there.is_mark:
-                found |= {f"{prefix}/{name}": each for name, each in store.listing().items() if _is_of_member(name)}
+                files = store.listing()
+                if any(name.endswith(JOURNAL) for name in files):  # a transaction is about to make it
+                    files = pending.of_one_age(files)
+                found |= {f"{prefix}/{name}": each for name, each in files.items() if _is_of_member(name)}
     return found
 
 

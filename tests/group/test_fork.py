@@ -372,6 +372,7 @@ def test_vacuum_keeps_what_a_transaction_of_thirty_hours_needs(tmp_path: Path, l
         one["new"][1], one["level"][1] = noise[1], 1
         one["mine"] = [1]
         one = sent(one)
+        changes.create("after", data=noise[2:4], chunks=(1, 600_000), blocks=(1, 6000), layout=layout)
         then = time.time() - 30 * 3600
         for path in tmp_path.rglob("*"):
             if not (path.is_file() and JOURNAL in str(path) and path.suffix != ".b2tmp"):
@@ -380,6 +381,7 @@ def test_vacuum_keeps_what_a_transaction_of_thirty_hours_needs(tmp_path: Path, l
         changes.merge(one)
     shown = again(group)
     assert (shown["new"][:2] == noise[:2]).all()
+    assert (shown["after"][...] == noise[2:4]).all()
     assert (rows(shown["level"])[1], shown["mine"][0]) == (1, 1)
 
 

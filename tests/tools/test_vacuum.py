@@ -133,6 +133,80 @@ def test_an_older_state_that_was_vacuumed_is_a_conflict_and_never_other_data(pat
     assert (reader[:8] == 1).all()
 
 
+def test_numbers_of_removed_objects_are_never_used_again(bucket, s3_options):
+    url, place = f"s3://{bucket}/a.b2nd", {"storage_options": s3_options}
+    a = b2array.asarray(np.zeros((4, 100)) + 1, url=url, chunks=(1, 100), layout="sparse", **place)
+    store = open_store(url, **place)
+
+    def chunks():
+        return {name for name in store.listing() if name.endswith(".chunk")}
+
+    def give_up():
+        with a.transaction():
+            a[0] = 5
+            a.get_chunk(0)  # it gets its object now
+            raise ZeroDivisionError
+
+    before = chunks()
+    a[0] = 7
+    committed = chunks() - before
+    with pytest.raises(ZeroDivisionError):
+        give_up()
+    (aborted,) = chunks() - before - committed  # a request to delete it might be carried out late
+    removed = b2array.vacuum(url, grace=0, **place).removed
+    assert aborted in removed
+    fresh = b2array.open(url, mode="r+", **place)
+    fresh[1] = 8
+    assert not {*removed} & chunks()
+    store.delete(removed)  # a second time
+    assert b2array.open(url, **place)[:, 0].tolist() == [7, 8, 1, 1]
+
+
+def test_a_writer_of_objects_that_slept_looks_again_for_its_chunks(bucket, s3_options, monkeypatch):
+    url, place = f"s3://{bucket}/a.b2nd", {"storage_options": s3_options}
+    a = b2array.asarray(np.zeros((4, 100)) + 1, url=url, chunks=(1, 100), layout="sparse", **place)
+    monkeypatch.setattr(staging, "CHECKED_AFTER", 0.0)
+    looked, slept = staging.Staging.missing, []
+
+    def missing(self, offsets):
+        gone = looked(self, offsets)
+        if not slept and self._numbers:  # it is stopped here for days, before it writes the index
+            slept.append(b2array.vacuum(url, grace=0, **place).removed)
+        return gone
+
+    monkeypatch.setattr(staging.Staging, "missing", missing)
+    with pytest.raises(ConflictError, match="somebody removed"), a.transaction():
+        a[0] = 5
+    assert slept
+    assert (b2array.open(url, **place)[...] == 1).all()
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_a_slow_transaction_of_a_group_notices_that_its_files_are_gone(tmp_path, monkeypatch, delayed):
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    for name in "ab":
+        group.create(name, data=np.ones((4, 100)), chunks=(1, 100), layout="sparse")
+    monkeypatch.setattr(staging, "CHECKED_AFTER", 0.0)
+
+    def interrupted():
+        with b2array.config.using(write_buffer_bytes=0), group.transaction() as changes:
+            if delayed:
+                fork = changes.fork()
+                fork["a"][0] = 2
+                fork["a"].get_chunk(0)
+                b2array.vacuum(group["a"].url, grace=0)
+                changes.merge(fork)
+            else:
+                changes["a"][0] = 2
+                assert b2array.vacuum(group["a"].url, grace=0).removed
+            changes["b"][0] = 2
+
+    with pytest.raises(ConflictError, match=r"somebody removed .*chunk before the commit"):
+        interrupted()
+    for name in "ab":
+        assert (b2array.open_group(group.url)[name][...] == 1).all()
+
+
 def test_a_slow_writer_notices_that_its_files_are_gone(path, monkeypatch):
     data = noise()
     a = write(path, data, "sparse")
