@@ -386,12 +386,17 @@ class Attributes(MutableMapping[str, Any]):
         raise KeyError(name)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if not isinstance(name, str):
-            raise TypeError(f"attribute names are str, not {type(name).__name__}")
-        content = encode_attr(value, name)
+        self.update({name: value})
+
+    def update(self, other: Any = (), /, **named: Any) -> None:
+        """Set several attributes, as `dict.update`, in one commit."""
+        contents = {name: encode_attr(value, name) for name, value in _named(other, named)}
+        if not contents:
+            return
         for attempt in self._handle.attempts(anywhere=True):
             with attempt as draft:
-                draft.set_attr(name, content)
+                for name, content in contents.items():
+                    draft.set_attr(name, content)
 
     def __delitem__(self, name: str) -> None:
         for attempt in self._handle.attempts(anywhere=True):
@@ -414,6 +419,15 @@ class Attributes(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return repr(dict(self))
+
+
+def _named(other: Any, named: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return what the arguments of `dict.update` name; TypeError for names that are no text."""
+    pairs = [*dict(other, **named).items()]
+    for name, _ in pairs:
+        if not isinstance(name, str):
+            raise TypeError(f"attribute names are str, not {type(name).__name__}")
+    return pairs
 
 
 def _decoded(raw: bytes) -> Any:

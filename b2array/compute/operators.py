@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 
 import numpy as np
 
@@ -48,6 +48,11 @@ class Operators:
 
     __getitem__: Any
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents in items."""
+        raise NotImplementedError
+
     __add__, __radd__, __iadd__ = _methods(operator.add)
     __sub__, __rsub__, __isub__ = _methods(operator.sub)
     __mul__, __rmul__, __imul__ = _methods(operator.mul)
@@ -73,6 +78,70 @@ class Operators:
 
     def __contains__(self, item: object) -> bool:
         return bool(np.any(self == item))
+
+    def item(self, *args: SupportsIndex) -> Any:
+        """Return one item as a number of Python, or what else `numpy.ndarray.item` returns.
+
+        Without arguments it is the only item; one number counts items in C order; more are an index.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.asarray([[1, 2], [3, 4]])
+        >>> a.item(2), a.item(1, 1), a.view[0, 0].item()
+        (3, 4, 1)
+        """
+        shape = self.shape
+        if not args and math.prod(shape) == 1:
+            return self[...].item()
+        # NumPy checks the arguments without an array of that size in memory.
+        np.broadcast_to(np.int8(0), shape).item(*args)
+        index = args if len(args) == len(shape) else np.unravel_index(operator.index(args[0]) % math.prod(shape), shape)
+        return self[tuple(map(operator.index, index))].item()
+
+    def tolist(self) -> Any:
+        """Return all items as nested lists of numbers of Python, as `numpy.ndarray.tolist`."""
+        return _applied(lambda x, _: x, self, 0).tolist()
+
+    def clip(self, min: Any = None, max: Any = None, out: None = None, **options: Any) -> Any:
+        """Return all items within bounds, as `numpy.clip`, in a NumPy array.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> np.clip(b2array.asarray([1, 5, 9]), 2, 6)
+        array([2, 5, 6])
+        """
+        _refuse_out(out)
+        low, high = (bound[...] if isinstance(bound, Operators) else bound for bound in (min, max))
+        return _applied(lambda x, _: np.clip(x, low, high, **options), self, 0)
+
+    def round(self, decimals: SupportsIndex = 0, out: None = None) -> Any:
+        """Return all items rounded to a number of decimals, as `numpy.round`, in a NumPy array.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> b2array.asarray([1.25, 2.718]).round(1)
+        array([1.2, 2.7])
+        """
+        _refuse_out(out)
+        return _applied(lambda x, _: np.round(x, decimals), self, 0)
+
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Name the way to what NumPy's arrays have, and these have not."""
+            kind = type(self).__name__
+            hint = ""
+            if not name.startswith("_") and hasattr(np.ndarray, name):
+                hint = ": a[...] reads the items as a NumPy array, which has it; a.to_dask() computes in pieces"
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+
+
+def _refuse_out(out: None) -> None:
+    if out is not None:
+        raise TypeError("out must be None: the result is a new array")
 
 
 def _applied(verb: Binary, a: Any, other: Any) -> Any:

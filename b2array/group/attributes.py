@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -60,19 +61,21 @@ class Attrs(Attributes):
 
     def require(self) -> Handle:
         """Return the frame for changes, or make it. A group that has one exists even without members."""
+        writable(self._home, self._mode, self._home.url)
+        frame = self._found()
+        return frame if frame is not None and frame.mode == "r+" else self._make(frame, {})
+
+    def _make(self, embedded: Handle | None, values: Mapping[str, Any]) -> Handle:
+        """Make the frame with these attributes, and those of an embedded frame, which cannot be changed."""
         home = writable(self._home, self._mode, self._home.url)
-        name, found = self._name, self._found()
-        if found is not None and found.mode == "r+":
-            return found
         new = create_schunk(chunksize=2**13)._handle
-        if found is not None:  # embedded frames cannot be changed
-            with new.transaction():
-                Attributes(new).update(Attributes(found))
+        attributes = {} if embedded is None else dict(Attributes(embedded))
+        Attributes(new).update(attributes | dict(values))
         with changing(home) as changes:
-            if found is not None:
-                changes.remove({name: home.members()[name]})
+            if embedded is not None:
+                changes.remove({self._name: home.members()[self._name]})
             # An interrupted writer may have left one that the group does not list.
-            return changes.create(name, OTHER, copy_of(new, home.storage_options), overwrite=True)
+            return changes.create(self._name, OTHER, copy_of(new, home.storage_options), overwrite=True)
 
     def add(self, others: Attributes) -> None:
         """Add attributes; FileExistsError if one of them is there already."""
@@ -80,9 +83,16 @@ class Attrs(Attributes):
             raise FileExistsError(f"{self._home.url}: there is an attribute {clash[0]!r}")
         self.update(others)
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._handle = self.require()
-        super().__setitem__(name, value)
+    def update(self, other: Any = (), /, **named: Any) -> None:
+        """Set several attributes, as `dict.update`, in one commit."""
+        writable(self._home, self._mode, self._home.url)
+        values = dict(other, **named)
+        frame = self._found()
+        if frame is not None and frame.mode == "r+":
+            self._handle = frame
+            super().update(values)
+        elif values:
+            self._handle = self._make(frame, values)
 
     def __delitem__(self, name: str) -> None:
         writable(self._home, self._mode, self._home.url)

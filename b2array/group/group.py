@@ -61,6 +61,9 @@ _NEIGHBOURS: Final = {
         ": group.create(name, shape, dtype) makes an array, group[name] = values stores one",
     ),
     **dict.fromkeys(("require", "require_dataset"), ": see require_array and require_group"),
+    **dict.fromkeys(("rename", "rename_group"), ": group.move(old, new) gives a member another name"),
+    **dict.fromkeys(("array_keys",), ": group.arrays() is a dictionary, see its keys"),
+    **dict.fromkeys(("group_keys",), ": group.groups() is a dictionary, see its keys"),
     **dict.fromkeys(("visit", "visititems", "members"), ": group.walk() yields names and members"),
 }
 """What other libraries' groups have, and what to write instead."""
@@ -382,16 +385,18 @@ class Group(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def arrays(self) -> dict[str, Any]:
-        """Open the members that are directly in this group and are not groups.
+        """Open the members that are directly in this group and are not groups, as a dictionary of their names.
 
-        Away from this computer, members that the manifest describes are not read before their items are needed.
+        A loop over it gives names, as with any dictionary; ``group.arrays().items()`` gives pairs, as
+        zarr's method does. Away from this computer, members that the manifest describes are not read before their items
+        are needed.
         """
         members = self._members()
         paths = {name: members.get(self._prefix + name) for name in self}
         return {name: self._opened(path, lazy=True) for name, path in paths.items() if path}
 
     def groups(self) -> dict[str, Group]:
-        """Return the groups that are directly in this one."""
+        """Return the groups that are directly in this one, as a dictionary of their names."""
         members = self._members()
         return {name: self._inner(name) for name in self if self._prefix + name not in members}
 
@@ -513,12 +518,37 @@ class Group(MutableMapping[str, Any]):
             raise TypeError(f"{self.url}: expected an array {name!r} of {wanted[0]}, {wanted[1]}, found {found!r}")
         return found
 
-    def require_group(self, name: str) -> Group:
-        """Return the group of that name; make an empty one if there is none. `create_group` is the same."""
+    def require_group(self, name: str, *, attrs: Mapping[str, Any] | None = None) -> Group:
+        """Return the group of that name; make an empty one if there is none. `create_group` is the same.
+
+        Parameters
+        ----------
+        name : str
+            Missing groups in the name are made, too.
+        attrs : mapping, optional
+            Attributes to set, in the same commit. Others that are there stay.
+
+        Raises
+        ------
+        ValueError, TypeError
+            The name is not valid, or a part of it is an array already; an attribute cannot be stored. Nothing was
+            written then.
+
+        Examples
+        --------
+        >>> group = open_group("memory://described.b2d", "w")
+        >>> group.create_group("run/1", attrs={"grid": "coarse"}).attrs
+        {'grid': 'coarse'}
+        """
         self._writable()
+        drafts.encoded_metalayers(attrs)  # raises TypeError for attributes that cannot be stored
         inner = self._inner(check_name(name))
-        if not self._members().is_group(inner.name):
+        is_new = not self._members().is_group(inner.name)
+        if is_new:
             _free(self, name)
+        if attrs:
+            inner.attrs.update(attrs)
+        elif is_new:
             inner.attrs.require()
         return inner
 

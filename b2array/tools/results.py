@@ -80,7 +80,7 @@ class Failure(Result):
 
 @dataclass(frozen=True, slots=True)
 class Results(Result):
-    """The results for the members of a group.
+    """The results for the members of a group: ``results[name]`` is that of one, and a loop goes over the names.
 
     Parameters
     ----------
@@ -93,6 +93,23 @@ class Results(Result):
 
     url: str
     members: Mapping[str, Result]
+
+    def __getitem__(self, name: str) -> Result:
+        return self.members[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.members)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __bool__(self) -> bool:
+        return True  # also for a group without members
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes that `vacuum` or `repack` freed, or would free, in all members."""
+        return sum(getattr(each, "nbytes", 0) for each in self.members.values())
 
     @property
     def ok(self) -> bool:

@@ -117,3 +117,57 @@ def test_dask_and_xarray_go_on_without_reading():
     assert (found.values == values**2).all()
     assert isinstance(array + np.ma.array(values), np.ma.MaskedArray)
     assert (np.add(values, array) == 2 * values).all()
+
+
+def test_items_become_numbers_and_lists_of_python():
+    x = np.arange(6, dtype="i2").reshape(2, 3)
+    a = b2array.asarray(x)
+    for args in ((0,), (-1,), (5,), (1, 2), (-1, 0), (np.int64(3),)):
+        assert (a.item(*args), type(a.item(*args))) == (x.item(*args), int)
+    assert (a.view[1, 1].item(), b2array.asarray([2.5]).item(), a.T.item(1)) == (4, 2.5, 3)
+    assert (a.tolist(), a.view[0].tolist(), a.view[1, 1].tolist()) == (x.tolist(), [0, 1, 2], 4)
+    day = np.datetime64("2026-11-27")
+    assert b2array.asarray(day).item() == day.item()
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "text"),
+    [
+        ((), ValueError, "size 1"),
+        ((6,), IndexError, "6"),
+        ((0, 3), IndexError, "3"),
+        ((0, 0, 0), ValueError, "number of indices"),
+    ],
+)
+def test_item_refuses_what_numpy_refuses(args, error, text):
+    x = np.arange(6).reshape(2, 3)
+    with pytest.raises(error):
+        x.item(*args)
+    with pytest.raises(error, match=text):
+        b2array.asarray(x).item(*args)
+
+
+def test_items_are_clipped_and_rounded_as_by_numpy():
+    x = np.array([[-1.55, 0.25], [1.45, 27.0]])
+    a = b2array.asarray(x)
+    for function in (
+        lambda y: y.clip(0, 1), lambda y: np.clip(y, [0, 1], None), lambda y: y.clip(max=2),
+        lambda y: y.round(), lambda y: np.round(y, 1), lambda y: y.round(-1), lambda y: y.clip(y, y),
+    ):  # fmt: skip
+        assert same(function(a), function(x))
+        assert same(function(a.T), function(x.T))
+    with pytest.raises(TypeError, match="out must be None"):
+        a.clip(0, 1, out=np.empty((2, 2)))
+    out = np.empty((2, 2))
+    assert np.clip(a, 0, 1, out=out) is out  # NumPy reads the array then
+    assert same(out, x.clip(0, 1))
+
+
+def test_methods_that_only_numpys_arrays_have_are_answered_with_a_way():
+    a = b2array.zeros((2, 3))
+    for array, name in ((a, "sort"), (a.T, "flatten"), (a, "cumsum")):
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}': a\[\.\.\.\] reads the items"):
+            getattr(array, name)
+    with pytest.raises(AttributeError, match=r"^'NDArray' object has no attribute 'sorted'$"):
+        _ = a.sorted
+    assert not hasattr(a, "__array_interface__")

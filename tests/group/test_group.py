@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -1649,3 +1650,41 @@ def test_a_group_that_is_made_inside_of_another_one_is_one_by_itself(tmp_path: P
     group["part/z"] = [3]
     with pytest.raises(FileExistsError, match="mode='w' replaces"):
         open_group(tmp_path / "g.b2d/part", "x")
+
+
+def test_a_group_is_made_with_its_attributes(tmp_path):
+    group = open_group(tmp_path / "a.b2d", "w")
+    made = group.create_group("run/1", attrs={"grid": "coarse", "step": 0.5})
+    assert (made.name, dict(made.attrs)) == ("run/1", {"grid": "coarse", "step": 0.5})
+    assert dict(open_group(tmp_path / "a.b2d")["run/1"].attrs) == dict(made.attrs)
+    # A group that is there keeps its others.
+    assert dict(group.require_group("run/1", attrs={"step": 1}).attrs) == {"grid": "coarse", "step": 1}
+    with group.transaction() as changes:
+        changes.create_group("later", attrs={"a": 1, "b": 2})
+        assert "later" not in group
+    assert dict(group["later"].attrs) == {"a": 1, "b": 2}
+    for wrong in ({"n": object()}, {"n": 1, 2: 3}, [1]):
+        with pytest.raises(TypeError):
+            group.create_group("wrong", attrs=wrong)
+    assert "wrong" not in group
+
+
+def test_several_attributes_are_one_commit(tmp_path):
+    group = open_group(tmp_path / "a.b2d", "w")
+    array = group.create("x", 3)
+    for attrs in (array.attrs, group.attrs, group.create_group("inner").attrs):
+        with pytest.raises(TypeError, match="has no form"):
+            attrs.update({"a": 1, "b": object()})
+        assert dict(attrs) == {}
+        attrs.update({"a": 1}, b=2)
+        assert dict(attrs) == {"a": 1, "b": 2}
+
+
+def test_members_come_as_dictionaries_and_other_words_are_answered():
+    group = open_group("memory://words.b2d", "w")
+    group["x"], group["inner/y"] = [1], [2]
+    assert [(name, array[0]) for name, array in group.arrays().items()] == [("x", 1)]
+    assert [*group.groups()] == ["inner"]
+    for name, hint in {"rename": "group.move", "array_keys": "group.arrays()"}.items():
+        with pytest.raises(AttributeError, match=re.escape(hint)):
+            getattr(group, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 from damage import flip, noise, place, write
 
@@ -42,3 +43,17 @@ def test_results_are_tables(path):
     assert "<tr><th>member</th><th>result</th><th>layout</th>" in html
     assert "<tr><th>one &lt;i&gt;</th><td>in order</td>" in html
     assert str(both).splitlines()[0] == "here <b>: 2 members"
+
+
+def test_the_results_of_a_group_are_found_by_name(tmp_path):
+    group = b2array.open_group(tmp_path / "a.b2d", "w")
+    for name in ("x", "y"):
+        group[name] = np.random.default_rng(0).normal(size=1000)
+        group[name].append(np.ones(1000))
+    results = b2array.repack(tmp_path / "a.b2d")
+    assert [*results] == ["x", "y"]
+    assert len(results) == 2
+    assert results.nbytes == results["x"].nbytes + results["y"].nbytes > 0
+    assert b2array.repack(tmp_path / "a.b2d").nbytes == 0
+    with pytest.raises(KeyError):
+        results["z"]
