@@ -7,6 +7,7 @@ base           Store, what every store can do; versions, conflicts, retries
 memory         objects in this process
 local          files and directories
 endings        endings of names: locks, and what waits for a commit
+descriptors    which files stay open between reads, of the few that systems allow
 disk           calls of the operating system for local files
 links          symbolic links and hard links, which lead nowhere unasked
 locks          the lock files of local frames

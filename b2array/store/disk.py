@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import sys
 import threading
 from collections.abc import Sequence
@@ -12,11 +13,12 @@ from contextlib import suppress
 from typing import Any
 
 from b2array.store.base import durability
+from b2array.store.descriptors import open_descriptor
 from b2array.store.endings import TEMPORARY
 
 __all__ = [
-    "READ", "exchange", "flush", "make_directories", "read_into", "rename_exclusively", "rename_to_free_name",
-    "swap", "sync_directory",
+    "READ", "exchange", "flush", "inherit", "make_directories", "read_into", "rename_exclusively",
+    "rename_to_free_name", "swap", "sync_directory",
 ]  # fmt: skip
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -50,7 +52,7 @@ else:
 def sync_directory(path: str) -> None:
     """Wait until the names in a directory are on the disk."""
     if sys.platform != "win32":
-        fd = os.open(path, os.O_RDONLY)
+        fd = open_descriptor(path, os.O_RDONLY)
         try:
             os.fsync(fd)
         finally:
@@ -75,6 +77,21 @@ def make_directories(path: str) -> None:
             sync_directory(parent)
 
 
+def inherit(path: str, old: os.stat_result) -> None:
+    """Give a new file or directory the group and the permissions of the one that it is about to replace."""
+    new = os.stat(path)
+    if sys.platform != "win32" and new.st_gid != old.st_gid:
+        with suppress(OSError):  # only members of a group may give files to it
+            os.chown(path, -1, old.st_gid)
+    mode = stat.S_IMODE(old.st_mode)
+    if stat.S_ISDIR(new.st_mode) and not stat.S_ISDIR(old.st_mode):
+        mode |= (mode & 0o444) >> 2  # who may read a file may look into a directory
+    elif stat.S_ISDIR(old.st_mode) and not stat.S_ISDIR(new.st_mode):
+        mode &= 0o666
+    if mode != stat.S_IMODE(new.st_mode):
+        os.chmod(path, mode)
+
+
 def rename_exclusively(source: str, target: str) -> None:
     """Give the file `source` the name `target`, unless `target` exists. The old name may stay."""
     try:
@@ -83,7 +100,7 @@ def rename_exclusively(source: str, target: str) -> None:
         except FileExistsError:
             raise
         except OSError:  # a file system without hard links: reserve the name, then replace it
-            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            os.close(open_descriptor(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             try:
                 os.replace(source, target)
             except BaseException:
@@ -111,7 +128,11 @@ def rename_to_free_name(source: str, target: str, *, durable: bool) -> None:
 
 
 def exchange(source: str, target: str) -> None:
-    """Let two files or directories swap their names, in one step on Linux and macOS."""
+    """Let two files or directories swap their names, in one step on Linux and macOS.
+
+    `source` takes over the permissions of `target`.
+    """
+    inherit(source, os.stat(target))
     if swap(source, target):
         return
     # The old one stays under another name until the new one has its name.

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from b2array.errors import FormatError, UnsupportedError
+from b2array.store.descriptors import open_descriptor
 from b2array.store.endings import UNFINISHED
 
 __all__ = [
@@ -63,7 +64,7 @@ def open_itself(path: str, flags: int, mode: int = 0o666) -> int:
     if sys.platform == "win32":
         refuse_link(path)
     try:
-        return os.open(path, flags | _ITSELF, mode)
+        return open_descriptor(path, flags | _ITSELF, mode)
     except OSError:
         refuse_link(path)  # systems give this error different numbers
         raise
@@ -135,11 +136,11 @@ def open_directory(path: str, inner: Sequence[str] = ()) -> Iterator[OpenDirecto
             refuse_link(each)
         yield OpenDirectory(path, None)
         return
-    fd = os.open(os.path.dirname(inner[0]) if inner else path, _DIRECTORY)
+    fd = open_descriptor(os.path.dirname(inner[0]) if inner else path, _DIRECTORY)
     try:
         for each in inner:
             try:
-                below = os.open(os.path.basename(each), _DIRECTORY | _ITSELF, dir_fd=fd)
+                below = open_descriptor(os.path.basename(each), _DIRECTORY | _ITSELF, dir_fd=fd)
             except OSError:
                 refuse_link(each)
                 raise

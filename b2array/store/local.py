@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 from b2array.buffers import Buffer, scratch
-from b2array.errors import FormatError
+from b2array.errors import ConflictError, FormatError
 from b2array.store import disk, links
 from b2array.store.base import (
     MISSING,
@@ -38,6 +38,7 @@ from b2array.store.base import (
     stale_reader,
     too_short,
 )
+from b2array.store.descriptors import count_use, keep, open_descriptor
 from b2array.store.endings import LOCK, TEMPORARY
 from b2array.store.links import OpenDirectory
 from b2array.store.locks import free_lock, locked, remove_lock
@@ -63,6 +64,10 @@ def _local_stamp(status: os.stat_result) -> Stamp:
     return Stamp(status.st_size, _version_of(status))
 
 
+def _identity_of(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
 def _unique(path: str, status: os.stat_result) -> str:
     """Identify a state of a file among all files; empty while another change could still leave the same times."""
     # Programs can set the time of modification back, but not that of the change of status.
@@ -84,7 +89,8 @@ class _File:
 
     @classmethod
     def open(cls, path: str, *, follow: bool) -> Self:
-        return cls(os.open(path, disk.READ) if follow else links.open_itself(path, disk.READ), path)
+        opened = open_descriptor(path, disk.READ) if follow else links.open_itself(path, disk.READ)
+        return cls(opened, path)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.fd)
@@ -169,8 +175,10 @@ class _Listing(Mapping[str, Listed]):
 class LocalStore(Store):
     """A local file or directory. A relative path is resolved at once: the working directory may change later.
 
-    A store of one file keeps it open, so that its bytes can be read even after another writer has replaced the file.
-    `head` opens the file again; `replace`, `adopt`, `exchange` and `close` close it.
+    A store of one file keeps it open, so that its bytes can be read even after another writer has replaced the file:
+    as long as the file is among those that were read last, see `b2array.store.descriptors`. After that it is opened
+    again, and ConflictError says that it is another one. `head` opens the file again; `replace`, `adopt`, `exchange`
+    and `close` close it.
 
     The path may be a symbolic link, or lead through some. What is below it may not: FormatError names a link there.
 
@@ -190,6 +198,8 @@ class LocalStore(Store):
         self._within = None if within is None else os.path.abspath(os.fsdecode(within))
         self._inner = () if self._within is None else links.parts_below(self._within, self.url)
         self._file: _File | None = None
+        self._identity: tuple[int, int] | None = None  # device and number of the file that was opened
+        self.last_use = 0
 
     def __repr__(self) -> str:
         return f"<LocalStore {self.url}>"
@@ -237,8 +247,32 @@ class LocalStore(Store):
             return self._open_new(name)
         file = self._file
         if file is None:
-            file = self._file = self._open_new("")
+            return self._open_again()
+        self.last_use = count_use()
         return file
+
+    def _open_again(self) -> _File:
+        """Open the one file, which must be the one that was open before, if any: ConflictError."""
+        before = self._identity
+        try:
+            file = self._open_new("")
+        except MISSING:
+            if before is None:
+                raise
+            raise ConflictError(f"{self.url} was deleted since it was opened") from None
+        status = os.fstat(file.fd)
+        if before not in (None, _identity_of(status)):
+            raise stale_reader(file.path)
+        self._keep(file, status)
+        return file
+
+    def _keep(self, file: _File, status: os.stat_result) -> None:
+        self._file, self._identity = file, _identity_of(status)
+        keep(self)
+
+    def release(self) -> None:
+        """Close the file when nobody reads from it any more. The next reader opens it again, if it is the same one."""
+        self._file = None
 
     def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
@@ -267,7 +301,7 @@ class LocalStore(Store):
                 if file is not None:
                     file.read_into(side_by_side, begin)
                 if file is None or name != opened:
-                    file, opened = (not name and self._file) or self._open(name), name
+                    file, opened = self._open(name), name
                     if expected is not None and expected not in file.known:
                         file.require(expected)
                 side_by_side, begin = [], start
@@ -299,15 +333,14 @@ class LocalStore(Store):
         except (OSError, FormatError) as error:
             return as_answer(error)
         if not name:
-            self._file = file
+            self._keep(file, status)
         return Head(data, _local_stamp(status), unique)
 
     def stamp(self, name: str) -> Stamp:
         return _local_stamp(self._status(name))
 
     def stamp_read(self, name: str) -> Stamp:
-        file = self._file
-        return self.stamp(name) if name or file is None else file.stamp()
+        return self.stamp(name) if name else self._open("").stamp()
 
     def listing(self) -> Mapping[str, Listed]:
         status = self._status("")
@@ -343,7 +376,7 @@ class LocalStore(Store):
             target = self._own_path("")
             beside = os.path.join(target, "") if os.path.isdir(target) else f"{target}."
             path = f"{beside}{os.urandom(8).hex()}{TEMPORARY}"
-            with open(path, "xb") as file:
+            with open(path, "xb", opener=open_descriptor) as file:
                 file.write(b"-")
             try:
                 return os.stat(path).st_mtime
@@ -366,7 +399,7 @@ class LocalStore(Store):
         disk.make_directories(os.path.dirname(path))
         temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY}"
         try:
-            with open(temporary, "xb") as file:
+            with open(temporary, "xb", opener=open_descriptor) as file:
                 file.writelines(as_pieces(data))
                 disk.flush(file, "ordered", "full")
             return self._rename(temporary, path, exclusive=exclusive, expected=expected)
@@ -394,7 +427,7 @@ class LocalStore(Store):
             with suppress(FileNotFoundError):
                 status = os.stat(target)
                 found = _version_of(status)
-                os.chmod(source, status.st_mode & 0o7777)
+                disk.inherit(source, status)
             if expected is not None and found != expected:
                 raise conflict(target)
             os.replace(source, target)
@@ -418,6 +451,7 @@ class LocalStore(Store):
 
     def swap(self, other: Self) -> bool:
         path = self._own_path("")
+        disk.inherit(other._own_path(""), os.stat(path))
         done = disk.swap(other._own_path(""), path)
         self.close()
         other.close()
@@ -447,7 +481,7 @@ class LocalStore(Store):
             disk.sync_directory(self.url)
             return
         path = self._own_path("")
-        with suppress(FileNotFoundError), open(path, "r+b") as file:
+        with suppress(FileNotFoundError), open(path, "r+b", opener=open_descriptor) as file:
             os.fsync(file.fileno())
         with suppress(FileNotFoundError):
             disk.sync_directory(os.path.dirname(path))
@@ -570,7 +604,7 @@ class LocalStore(Store):
         return _both(os.path.realpath(path) + LOCK, path + LOCK, shared=shared)
 
     def close(self) -> None:
-        self._file = None
+        self._file = self._identity = None
 
 
 @contextmanager

@@ -2,10 +2,14 @@
 
 The lock belongs to the file, not to its name. Who removes a frame removes its lock file as well, and holds the lock
 meanwhile. So who takes a lock compares the file with the one that has the name then, and begins again if they differ.
+
+Whoever may write to a frame must be able to write to its lock file. So its owner gives it the group and the permissions
+of the frame whenever he takes the lock: the frame may have got others since.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -17,13 +21,14 @@ from weakref import WeakValueDictionary
 
 from b2array.errors import FormatError
 from b2array.store.base import held_already
+from b2array.store.descriptors import allow, limit
 from b2array.store.disk import READ
+from b2array.store.endings import LOCK
 from b2array.store.links import OpenDirectory, open_itself
 
 __all__ = ["free_lock", "holds_locks", "locked", "remove_lock"]
 
 if sys.platform == "win32":
-    import errno
     import msvcrt
 
     def _flock(fd: int, shared: bool) -> None:  # noqa: ARG001 - Windows has no shared locks
@@ -62,6 +67,9 @@ _COUNTER = slice(8, 16)
 """Where a lock file has its counter. The bytes before it are zeros, and there are none behind it."""
 
 
+_READ_AND_WRITE = 0o666
+
+
 class _LockFile(FileIO):
     """A lock file that is open. It ends in C code, because `close` is that of its base."""
 
@@ -70,16 +78,23 @@ class _LockFile(FileIO):
 
 
 _held: WeakValueDictionary[tuple[int, int, int, bool], _LockFile] = WeakValueDictionary()
-"""Files whose locks are held or waited for. A forked child closes them, so that it does not keep its parent's locks."""
+"""Files whose locks are held or waited for."""
+
+_all_open: WeakValueDictionary[int, _LockFile] = WeakValueDictionary()
+"""Every lock file that is open, by `id`. A forked child closes its copies, which would keep the locks held."""
+
+_opening = threading.RLock()
+"""Held from before a lock file is opened until `_all_open` has it, so that no fork comes in between."""
 
 
-def _drop_held() -> None:
-    for file in tuple(_held.values()):
+def _drop_copies() -> None:
+    for file in tuple(_all_open.values()):
         file.close()
+    _opening.release()
 
 
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_drop_held)
+    os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_drop_copies)
 
 
 def _is_held(file: _LockFile, *, shared: bool) -> bool:
@@ -97,18 +112,62 @@ def holds_locks() -> bool:
 def _open_lock(path: str, *, shared: bool) -> _LockFile:
     """Open a lock file, and make sure that it is one as far as that is possible without the lock."""
     try:
-        fd = open_itself(path, READ if shared else READ | os.O_RDWR | os.O_CREAT)
+        with _opening:
+            file = _LockFile(
+                _descriptor_of(path, READ if shared else READ | os.O_RDWR | os.O_CREAT), "r" if shared else "r+"
+            )
+            _all_open[id(file)] = file
     except FileNotFoundError as error:
         error.filename = str(Path(path).parent)  # this is missing
         raise
-    status = os.fstat(fd)
+    status = os.fstat(file.fileno())
     if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
-        file = _LockFile(fd, "r" if shared else "r+")
         file.key = (status.st_dev, status.st_ino, threading.get_ident(), shared)
+        if not shared:
+            _let_others_write(path, file.fileno(), status)
         return file
-    os.close(fd)
+    file.close()
     found = f"one with {status.st_nlink} hard links" if stat.S_ISREG(status.st_mode) else "something else"
     raise FormatError(f"{path}: expected a lock file with one name, found {found}. Remove it while no program writes")
+
+
+def _descriptor_of(path: str, flags: int) -> int:
+    """Open a lock file; a commit to very many members needs so many at once that the process may have to have more."""
+    try:
+        return open_itself(path, flags)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        count = len(_all_open)
+        if count < limit() // 2 or not allow(2 * limit()):
+            raise OSError(
+                error.errno, f"{error.strerror} ({limit()} are allowed, of which {count} are locks: each member that a"
+                " commit changes needs one; `ulimit -n` allows more)", path,
+            ) from None  # fmt: skip
+    return open_itself(path, flags)
+
+
+if sys.platform == "win32":
+
+    def _let_others_write(path: str, fd: int, status: os.stat_result) -> None:
+        """Do nothing: permissions are inherited from the directory."""
+else:
+
+    def _let_others_write(path: str, fd: int, status: os.stat_result) -> None:
+        """Give a lock file of ours the group of its frame, and all permissions to read and write that the frame has."""
+        try:
+            frame = Path(path.removesuffix(LOCK)).stat()
+        except OSError:  # the frame is about to be made
+            return
+        missing = frame.st_mode & _READ_AND_WRITE & ~status.st_mode
+        if status.st_uid != os.geteuid() or (not missing and frame.st_gid == status.st_gid):
+            return
+        try:
+            if frame.st_gid != status.st_gid:
+                os.fchown(fd, -1, frame.st_gid)
+            os.fchmod(fd, (status.st_mode & 0o777) | missing)
+        except OSError:  # we are no member of that group, or the file system has no permissions
+            return
 
 
 def _raise_counter(path: str, fd: int) -> None:

@@ -255,3 +255,112 @@ def test_deleting_a_member_waits_for_its_writers(tmp_path, layout):
     deleting.join(LONG)
     assert done.is_set()
     assert not [path for path in (tmp_path / "g.b2d").iterdir() if path.name.startswith("a")]
+
+
+# ---- locks and forks ----
+
+
+@posix
+@pytest.mark.parametrize("take_lock", ["lock", "lock_if_free"])
+def test_a_fork_beside_a_thread_that_takes_a_lock_leaves_no_copy_of_it(file, monkeypatch, take_lock):
+    """Otherwise the lock stays held as long as the child has its copy: both wait for ever."""
+    opened, forked = threading.Event(), threading.Event()
+    original = os.fstat
+
+    def fstat(fd: int) -> os.stat_result:
+        if threading.current_thread() is writer and not forked.is_set():
+            opened.set()
+            forked.wait(LONG)
+        return original(fd)
+
+    def write() -> None:
+        store = LocalStore(file)
+        if take_lock == "lock":
+            take(store)
+        else:
+            store.lock_if_free().close()
+
+    writer = threading.Thread(target=write)
+    monkeypatch.setattr(os, "fstat", fstat)
+    writer.start()
+    assert opened.wait(LONG)
+    leave, report = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(leave[0], 1)  # it lives as long as the test wants
+        signal.alarm(LONG)
+        take(LocalStore(file))
+        os.write(report[1], b"x")
+        os._exit(0)
+    forked.set()
+    writer.join(LONG)
+    deadline, free = time.monotonic() + 5, None
+    while free is None and time.monotonic() < deadline:  # the child closes its copy first of all
+        free = LocalStore(file).lock_if_free()
+    if free is not None:
+        free.close()
+    os.write(leave[1], b"x")
+    assert os.read(report[0], 1) == b"x"
+    os.waitpid(child, 0)
+    for fd in (*leave, *report):
+        os.close(fd)
+    assert free is not None
+
+
+# ---- whose lock files may be written ----
+
+
+@posix
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_whoever_may_write_to_an_array_may_write_to_its_lock_file(tmp_path, layout):
+    url = tmp_path / "a.b2nd"
+    lock = url / ".b2lock" if layout == "sparse" else tmp_path / "a.b2nd.b2lock"
+    before = os.umask(0o022)
+    try:
+        a = b2array.zeros(10, url=url, layout=layout)
+        a[0] = 1
+        assert lock.stat().st_mode & 0o777 == 0o644
+        url.chmod(0o775 if layout == "sparse" else 0o664)
+        a[0] = 2
+        assert lock.stat().st_mode & 0o777 == 0o664
+        url.chmod(0o700 if layout == "sparse" else 0o600)
+        a[0] = 3
+        assert lock.stat().st_mode & 0o777 == 0o664  # somebody may have chosen that
+    finally:
+        os.umask(before)
+
+
+def other_group() -> int:
+    """Return a group to which this process may give files."""
+    if os.geteuid() == 0:
+        return os.getegid() + 1234
+    others = [each for each in os.getgroups() if each != os.getegid()]
+    return others[0] if others else pytest.skip("this user has one group only")
+
+
+@posix
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_lock_file_and_what_replaces_a_file_get_the_group_of_the_array(tmp_path, layout):
+    group, url = other_group(), tmp_path / "a.b2nd"
+    a = b2array.zeros((10, 10), url=url, layout=layout, chunks=(1, 10))
+    frame = url / INDEX if layout == "sparse" else url
+    for path in {url, frame}:
+        os.chown(path, -1, group)
+        path.chmod(0o775 if path.is_dir() else 0o664)
+    a[0] = 1
+    b2array.repack(url)  # a rewrite
+    b2array.asarray(np.ones(5), url=url, overwrite=True, layout=layout)
+    lock = url / ".b2lock" if layout == "sparse" else tmp_path / "a.b2nd.b2lock"
+    for path in (frame, url, lock):
+        assert (path.stat().st_gid, path.stat().st_mode & 0o060) == (group, 0o060), path
+
+
+@posix
+@pytest.mark.parametrize(("old", "new"), [("contiguous", "sparse"), ("sparse", "contiguous")])
+def test_an_array_that_is_replaced_by_one_of_the_other_layout_keeps_who_may_use_it(tmp_path, old, new):
+    group, url = other_group(), tmp_path / "a.b2nd"
+    b2array.zeros(10, url=url, layout=old)
+    os.chown(url, -1, group)
+    url.chmod(0o770 if old == "sparse" else 0o660)
+    b2array.zeros(10, url=url, layout=new, overwrite=True)
+    assert (url.stat().st_gid, url.stat().st_mode & 0o777) == (group, 0o770 if new == "sparse" else 0o660)

@@ -1,0 +1,102 @@
+"""Descriptors of open files, of which systems allow few: 256 on macOS, usually 1,024 on Linux.
+
+Stores of one file keep it open between reads. Only those that were read last do so: the others close their files, and
+open them again when they are read.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
+
+if sys.platform != "win32":
+    import resource
+
+__all__ = ["Keeper", "allow", "count_use", "keep", "limit", "open_descriptor"]
+
+_FEWEST, _MOST = 16, 1024
+_SHARE = 4
+"""Stores keep one of so many descriptors; locks, the user's files and connections need the others."""
+_GONE: Final = 4
+"""Where too many files are open, one of so many is closed, so that not each new one has to look for the oldest."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
+
+count_use = itertools.count().__next__
+"""Return a number that is larger than all before: one call of C code, so that threads need no lock."""
+
+
+class Keeper(Protocol):
+    """What keeps a file open between uses."""
+
+    last_use: int
+    """What `count_use` returned when the file was used last."""
+
+    def release(self) -> None:
+        """Close the file when nobody reads from it any more; the next use opens it again."""
+
+
+_keepers: WeakValueDictionary[int, Keeper] = WeakValueDictionary()
+"""All that have a file open, by `id`."""
+
+
+def keep(keeper: Keeper) -> None:
+    """Note that a keeper has opened its file. Others, which were not used for longest, may have to close theirs."""
+    keeper.last_use = count_use()
+    _keepers[id(keeper)] = keeper
+    if len(_keepers) > _FEWEST and len(_keepers) > _capacity():
+        by_use = sorted(_all_keepers(), key=lambda each: each.last_use)
+        _release(by_use[: 1 + len(by_use) // _GONE])
+
+
+def _all_keepers() -> list[Keeper]:
+    # A list of the references is made in one call of C code, while other threads add to the dictionary.
+    return [keeper for keeper in (each() for each in _keepers.valuerefs()) if keeper is not None]
+
+
+def _release(keepers: Sequence[Keeper]) -> None:
+    for keeper in keepers:
+        _keepers.pop(id(keeper), None)
+        keeper.release()
+
+
+def _capacity() -> int:
+    return min(max(_FEWEST, limit() // _SHARE), _MOST)
+
+
+def limit() -> int:
+    """Return how many descriptors the process may have now; a program can change that."""
+    if sys.platform == "win32":
+        return _SHARE * _MOST
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def allow(count: int) -> bool:
+    """Let the process have so many descriptors, or as many as it may; return whether these are more than before."""
+    if sys.platform == "win32":
+        return False
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft == resource.RLIM_INFINITY or wanted <= soft:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # macOS has a lower limit than the one that it tells
+        return False
+    return True
+
+
+def open_descriptor(path: str, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
+    """Do what `os.open` does. Where too many files are open, the stores close theirs first."""
+    try:
+        return os.open(path, flags, mode, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno not in _EXHAUSTED or not _keepers:
+            raise
+    _release(_all_keepers())
+    return os.open(path, flags, mode, dir_fd=dir_fd)
