@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 
 import blosc2
@@ -34,7 +35,9 @@ from b2array.array import snapshots
 from b2array.array.array import array_at
 from b2array.bloscpack import header
 from b2array.codec import cblosc, encode
+from b2array.codec.chunk import Context
 from b2array.codec.cparams import CParams
+from b2array.codec.decode import decode
 from b2array.codec.header import CODEC_FORMATS, CodecId
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
@@ -231,6 +234,18 @@ PIPELINE = (Stage(2, (4,)), Stage(32026, ()), Stage(1, (5,)), Stage(3, ()))
 """The filters of an HDF5 dataset: shuffle, Blosc2, deflate and a checksum."""
 
 
+CELLS = Context(blockshape=(12, 10))
+
+
+def chunk_of_zfp(codec: int, meta: int) -> bytes:
+    """Return a chunk of blocks that ZFP encoded, if it is installed: else one that has no codec at all."""
+    values = np.sin(np.arange(24 * 20, dtype="<f8").reshape(4, 12, 10) / 9)
+    if not find_spec("zfpy"):
+        return encode.encode(values, typesize=8, blocksize=960)
+    cparams = CParams(codec, codec_meta=meta)
+    return encode.encode(values, typesize=8, blocksize=960, cparams=cparams, blockshape=CELLS.blockshape)
+
+
 def frames_of_hdf5() -> list[bytes]:
     held = b2array.create_schunk(chunksize=VALUES.nbytes, typesize=4)
     held.append_data(VALUES)
@@ -292,6 +307,10 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
         lambda data: summary.unpack([data[:START], data[START : START + 16], data[START + 16 :]]),
     ),
     "journal of a write": ([pending.Journal(3, 8, b"0123456789abcdef", "0123").pack()], pending.Journal.unpack),
+    **{
+        f"chunk of {name}": ([chunk_of_zfp(codec, meta)], lambda data: decode(data, context=CELLS))
+        for name, codec, meta in (("zfp_acc", 33, 253), ("zfp_prec", 34, 9), ("zfp_rate", 35, 30))
+    },
     "frame in HDF5": (
         frames_of_hdf5(), lambda data: hdf5_chunks.unpack(data, 0, (Stage(32026, ()),), VALUES.nbytes)
     ),

@@ -54,6 +54,7 @@ OPTIONAL = {
     "xarray": {"array.array", "group.group"}
     | {f"xarray_io.{name}" for name in ("__init__", "backend", "encoding", "loading", "writing")},
     "zarr": {"exchange.zarr"},
+    "zfpy": {"codec.zfp"},
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from b2array.codec import filters
+from b2array.codec import filters, zfp
 from b2array.codec.cparams import AUTO, AnyCParams, CParams, given_or_default
 from b2array.codec.header import Special
 from b2array.codec.interop import require_readable
@@ -301,6 +301,8 @@ def _check_params(params: CParams, layout: Layout, *, interop: bool) -> None:
     filters.check(
         filters.Pipeline(params.filter_slots, params.meta_slots, width, blockshape=layout.blocks), encode=True
     )
+    if params.is_zfp:
+        zfp.check_layout(params.codec_id, params.codec_meta, layout.blocks, layout.dtype)
     if interop:
         require_readable(params, layout.itemsize, delta=layout.nblocks <= 1)
 

@@ -22,30 +22,37 @@ from itertools import chain, repeat
 from types import ModuleType
 from typing import Any, cast
 
-import numcodecs.lz4
 import numpy as np
 import numpy.typing as npt
 import zstandard
-from numcodecs.abc import Codec
-from numcodecs.compat import ensure_bytes
+
+try:
+    import numcodecs.lz4
+    from numcodecs.compat import ensure_bytes
+except ValueError as error:  # numcodecs takes each part of zfpy's version for a number
+    raise ImportError(
+        "numcodecs cannot be imported beside this release of zfpy (1.0.1.post0 is one): pip install zfpy==1.0.1"
+    ) from error
 
 from b2array.buffers import Buffer
 from b2array.codec.header import MAX_DICT_NBYTES, CodecId
+from b2array.codec.plugins import PLUGINS, MakeCodec, plugin_id
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 
 __all__ = [
-    "MAX_RATIO", "codec_id", "codec_name", "decode", "decode_zstd_frames", "encode", "register", "require", "train",
+    "MAX_RATIO", "codec_id", "codec_name", "decode", "decode_zstd_frames", "encode", "is_named", "max_ratio",
+    "register", "require", "train",
 ]  # fmt: skip
 
 Int64Array = npt.NDArray[np.int64]
-MakeCodec = Callable[[int, int, tuple[int, ...] | None], Codec]
 
-MAX_RATIO = {
+MAX_RATIO: dict[int, int] = {
     CodecId.BLOSCLZ: 255,
     CodecId.LZ4: 255,
     CodecId.LZ4HC: 255,
     CodecId.ZLIB: 1032,
     CodecId.ZSTD: 32768,
+    **{number: plugin.max_ratio for number, plugin in PLUGINS.items()},
 }
 """The most bytes that one byte of payload can stand for. A larger claim is corrupt, and gets no memory."""
 
@@ -73,22 +80,31 @@ def codec_id(codec: str | int) -> int:
     """Return the compcode of a built-in codec, given by name or id, or of a registered id."""
     if isinstance(codec, str):
         names = [member.name.lower() for member in CodecId]
-        if codec not in names:
-            raise ValueError(f"unknown codec {codec!r}; there are {', '.join(names)}, and registered ids")
-        return CodecId[codec.upper()]
+        plugin = plugin_id(codec)
+        if codec not in names and plugin is None:
+            known = ", ".join([*names, *(each.name for each in PLUGINS.values())])
+            raise ValueError(f"unknown codec {codec!r}; there are {known}, and registered ids")
+        return CodecId[codec.upper()] if plugin is None else plugin
     if isinstance(codec, bool):
         raise TypeError("codec must be a name or an id, not bool")
     number = operator.index(codec)
     if number in _BUILT_IN:
         return CodecId(number)
-    if number not in _registry:
+    if number not in _registry and number not in PLUGINS:
         raise ValueError(f"unknown codec id {number}; register it first with b2array.codecs.register")
     return number
 
 
 def codec_name(codec: int) -> str:
     """Return the name of a compcode, such as "lz4hc" or "codec 200"."""
-    return CodecId(codec).name.lower() if codec in _BUILT_IN else f"codec {codec}"
+    if codec in _BUILT_IN:
+        return CodecId(codec).name.lower()
+    return PLUGINS[codec].name if is_named(codec) else f"codec {codec}"
+
+
+def is_named(codec: int) -> bool:
+    """Whether a codec has a name besides its id."""
+    return codec in _BUILT_IN or (codec in PLUGINS and codec not in _registry)
 
 
 def register(codec_id: int, make: MakeCodec) -> None:
@@ -142,10 +158,11 @@ def decode(
     only zstd and LZ4 use it, LZ4 through the package lz4.
     """
     built_in = _DECODERS.get(codec)
+    ratio = max_ratio(codec)
+    if ratio is not None and nbytes > len(payload) * ratio:
+        raise _corrupt(codec, payload, nbytes, "too few to hold them")
     if built_in is None:
         data = _decode_user(require(codec), codec, payload, nbytes, (meta, typesize, blockshape))
-    elif nbytes > len(payload) * MAX_RATIO[CodecId(codec)]:
-        raise _corrupt(codec, payload, nbytes, "too few to hold them")
     else:
         try:
             data = built_in(payload, nbytes, dictionary)
@@ -373,11 +390,18 @@ def _need_lz4_block() -> ModuleType:
     return lz4_block
 
 
+def max_ratio(codec: int) -> int | None:
+    """Return the most bytes that one byte of payload can stand for; None if a codec is the user's own."""
+    return None if codec in _registry else MAX_RATIO.get(codec)
+
+
 def require(codec: int) -> MakeCodec:
     """Return what makes a registered codec, or raise UnsupportedError."""
     if codec == CodecId.BLOSCLZ:
         raise ValueError("BloscLZ streams are coded inside a Blosc1 chunk, not one by one")
     make = _registry.get(codec)
+    if make is None and codec in PLUGINS:
+        return PLUGINS[codec].make
     if make is None:
         raise UnsupportedError(
             f"{codec_name(codec)} is not built in; b2array.codecs.register({codec}, make) adds it, "

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from b2array.codec import codecs, filters
+from b2array.codec import codecs, filters, zfp
 from b2array.codec.header import NFILTERS, NO_FILTERS, CodecId, FilterId
 
 __all__ = ["AUTO", "BOUNDS", "AnyCParams", "CParams", "SplitMode", "given_or_default"]
@@ -21,6 +21,7 @@ AUTO: Literal["auto"] = "auto"
 BOUNDS = ("absolute_error", "relative_error", "keepbits")
 """The parameters that allow errors."""
 _MOST_KEEPBITS = 52
+_ZFP = "zfp"
 
 SplitMode = Literal["auto", "always", "never", "blosc2"]
 
@@ -33,11 +34,14 @@ class CParams:
     ----------
     codec : str or int, default "zstd"
         "blosclz", "lz4", "lz4hc", "zlib", "zstd", or the id of a codec registered with
-        `b2array.codecs.register`.
+        `b2array.codecs.register`. "zfp" with a `tolerance`, and "zfp_acc", "zfp_prec" and "zfp_rate" with a
+        `codec_meta`, compress arrays of float32 and float64 with errors (extra ``zfp``), without filters.
     clevel : int, default 5
         0 (stored as it is) to 9. Where no parameters are given at all, b2array takes 2.
     codec_meta : int, default 0
-        Parameter byte of a registered codec.
+        Parameter byte of a registered codec (-128 to 255). For ZFP: the exponent of the tolerance, a power of ten
+        ("zfp_acc"); how many bits beyond 5, 7, 9 or 11, in 1 to 4 dimensions, each item may keep ("zfp_prec"); the size
+        of a block in percent, 1 to 100 ("zfp_rate").
     filters : "auto", or sequence of str or int, default ("shuffle",)
         At most six, applied in this order: "shuffle", "bitshuffle", "delta", "trunc_prec", "bytedelta",
         "int_trunc", or ids registered with `b2array.filters.register`. With "auto", b2array chooses for each chunk,
@@ -61,6 +65,10 @@ class CParams:
         The same, as a share of the written float.
     keepbits : int, optional
         How many bits of the mantissa (1 to 52) to keep, without a bound in numbers.
+    tolerance : float, optional
+        For the codec "zfp": how far a stored float may be from the written one, at most. ZFP takes the largest power of
+        ten that is not above it. Blocks with infinities or NaN, and those where the type cannot keep the bound, are
+        stored as they are.
 
     Examples
     --------
@@ -83,6 +91,7 @@ class CParams:
     absolute_error: float | None = None
     relative_error: float | None = None
     keepbits: int | None = None
+    tolerance: float | None = None
 
     codec_id: int = field(init=False, repr=False, compare=False)
     """The compcode of the codec."""
@@ -92,10 +101,10 @@ class CParams:
     """The six filter metas of a header, as unsigned bytes, beside `filter_slots`."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("clevel", 0, 9), ("codec_meta", 0, 255), ("nthreads", 0, 2**15 - 1)):
+        for name, low, high in (("clevel", 0, 9), ("codec_meta", -128, 255), ("nthreads", 0, 2**15 - 1)):
             self._set(name, _ranged(name, getattr(self, name), low, high))
-        self._set("codec_id", codecs.codec_id(self.codec))
-        self._set("codec", _named(CodecId, self.codec_id))
+        self._set("codec_meta", self.codec_meta & 0xFF)
+        self._choose_codec()
         for name in ("filters", "filters_meta"):
             given = getattr(self, name)
             if isinstance(given, str) and (name, given) != ("filters", AUTO):
@@ -124,6 +133,24 @@ class CParams:
             raise ValueError(f"dictionaries need zstd, lz4 or lz4hc, not {self.codec!r}")
         self._check_bounds()
 
+    def _choose_codec(self) -> None:
+        codec: str | int = self.codec
+        if codec == _ZFP and self.tolerance is None:
+            raise ValueError("the codec 'zfp' needs a tolerance; 'zfp_prec' and 'zfp_rate' take a codec_meta")
+        number = codecs.codec_id("zfp_acc" if codec == _ZFP else codec)
+        self._set("codec_id", number)
+        self._set("codec", codecs.codec_name(number) if codecs.is_named(number) else number)
+        if self.tolerance is not None:
+            if number != zfp.Mode.ZFP_ACC:
+                raise ValueError(f"a tolerance is for the codec 'zfp', not for {codec!r}")
+            self._set("codec_meta", zfp.exponent(_positive("tolerance", self.tolerance)) & 0xFF)
+        self._set("tolerance", zfp.tolerance(self.codec_meta) if number == zfp.Mode.ZFP_ACC else None)
+        if self.is_zfp:
+            chosen = self.filters if self.filters == AUTO else tuple(self.filters)
+            if chosen not in (AUTO, (), ("shuffle",), (FilterId.SHUFFLE,)) or self.splitmode == "always":
+                raise ValueError("ZFP compresses items as they are, without filters and without a split")
+            self._set("filters", ())  # the default of other codecs does not suit it
+
     def _check_bounds(self) -> None:
         for name in ("absolute_error", "relative_error"):
             if getattr(self, name) is not None:
@@ -140,6 +167,16 @@ class CParams:
     def is_lossy(self) -> bool:
         """Whether floats are rounded before they are compressed."""
         return not (self.absolute_error is None and self.relative_error is None and self.keepbits is None)
+
+    @property
+    def is_zfp(self) -> bool:
+        """Whether the codec is ZFP, which stores other values than those that it gets."""
+        return self.codec_id in zfp.Mode.__members__.values()
+
+    @property
+    def allows_errors(self) -> bool:
+        """Whether stored values may differ from those that were written."""
+        return self.is_lossy or self.is_zfp
 
     def without_bounds(self) -> CParams:
         """Return the parameters that store every value as it is."""

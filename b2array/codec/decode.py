@@ -245,8 +245,9 @@ def check_plausible_size(stored: Stored, numbers: Numbers, *, context: Context =
 
 
 def _check_streams(plan: Plan, stored: Stored, numbers: Numbers) -> None:
-    if plan.codec in CODEC_FORMATS:
-        pick, ratio = _as_index(numbers), codecs.MAX_RATIO[CodecId(plan.codec)]
+    ratio = codecs.max_ratio(plan.codec)
+    if ratio is not None:
+        pick = _as_index(numbers)
         check_ratio(stored.region, stored.starts[pick], stored.stops[pick], plan.nstreams, plan.neblock, ratio)
     else:
         codecs.require(plan.codec)

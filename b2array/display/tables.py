@@ -273,7 +273,7 @@ def errors(cparams: CParams) -> str:
     >>> errors(CParams(absolute_error=0.01)), errors(CParams())
     ('absolute_error 0.01', 'none')
     """
-    given = [(name, getattr(cparams, name)) for name in BOUNDS]
+    given = [(name, getattr(cparams, name)) for name in (*BOUNDS, "tolerance")]
     return ", ".join(f"{name} {value:g}" for name, value in given if value is not None) or "none"
 
 

@@ -250,7 +250,7 @@ def converted(
         (), None, None if cparams is None else given_or_default(cparams), layout, overwrite, dst_options, options,
         (None if chunks is None else tuple(chunks), None if blocks is None else tuple(blocks)), snapshots,
     )  # fmt: skip
-    if wanted.cparams is not None and wanted.cparams.is_lossy:
+    if wanted.cparams is not None and wanted.cparams.allows_errors:
         _check_rounding(to_format, verify=verify)
     failed: dict[str, Exception] = {}
     with from_format.tree(src_url, src_options) as tree:

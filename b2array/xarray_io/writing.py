@@ -21,7 +21,7 @@ from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
 from b2array.codec.cparams import given_or_default
 from b2array.codec.interop import readable
-from b2array.errors import ConflictError, warn
+from b2array.errors import ConflictError, UnsupportedError, warn
 from b2array.group import group, whole
 from b2array.group.directory import Directory
 from b2array.group.group import Group
@@ -348,8 +348,10 @@ def _created(
 
 def _keep_missing(options: dict[str, Any]) -> None:
     """Let the value that marks missing items be the fill value, which is never rounded."""
-    missing = options["attrs"].get("_FillValue")
-    if missing is not None and given_or_default(options.get("cparams")).is_lossy:
+    missing, cparams = options["attrs"].get("_FillValue"), given_or_default(options.get("cparams"))
+    if missing is not None and cparams.is_zfp and missing == missing:  # noqa: PLR0124 - NaN differs from itself
+        raise UnsupportedError(f"ZFP would change items equal to {missing}, which mark missing ones; NaN stays NaN")
+    if missing is not None and cparams.is_lossy:
         options.setdefault("fill_value", missing)
 
 

@@ -1,0 +1,43 @@
+"""Codecs that the Blosc project numbers but does not build in: each id with its name and what makes the codec.
+
+Source: the registry of codecs in the documentation of C-Blosc2, "Registered plugins in Blosc".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from numcodecs.abc import Codec
+
+from b2array.codec import zfp
+
+__all__ = ["PLUGINS", "MakeCodec", "Plugin", "plugin_id"]
+
+MakeCodec = Callable[[int, int, tuple[int, ...] | None], Codec]
+
+
+class Plugin(NamedTuple):
+    """A codec: its name, what makes it, and the most bytes that one byte of payload can stand for."""
+
+    name: str
+    make: MakeCodec
+    max_ratio: int
+
+
+PLUGINS: dict[int, Plugin] = {
+    **{mode: Plugin(mode.name.lower(), partial(zfp.Zfp, mode), zfp.MAX_RATIO) for mode in zfp.Mode},
+}
+"""Codecs of the registry by their ids."""
+
+
+def plugin_id(name: str) -> int | None:
+    """Return the id of a codec by its name; None if there is none.
+
+    Examples
+    --------
+    >>> plugin_id("zfp_acc"), plugin_id("zip")
+    (33, None)
+    """
+    return next((number for number, plugin in PLUGINS.items() if plugin.name == name), None)
