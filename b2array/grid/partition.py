@@ -19,9 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Axes", "Part", "Positions", "Run", "boxes", "parts", "put", "runs", "take",
-]  # fmt: skip
+__all__ = ["Axes", "Part", "Positions", "Run", "boxes", "parts", "put", "runs", "take"]
 
 Positions = slice | NDArray[np.int64]
 """Positions of one factor, in bounds and not negative: ``slice(start, stop, step)`` with ``step > 0`` along one
@@ -103,9 +101,13 @@ def parts(
 
 
 def _in_windows(
-    positions: tuple[Positions, ...], part_shape: Sequence[int], axes: Axes | None,
-    bases: tuple[Positions | None, ...], n: int, wide: int,
-) -> Iterator[Part]:  # fmt: skip
+    positions: tuple[Positions, ...],
+    part_shape: Sequence[int],
+    axes: Axes | None,
+    bases: tuple[Positions | None, ...],
+    n: int,
+    wide: int,
+) -> Iterator[Part]:
     """Cut a selection whose factor `n` is a slice of very many parts; list the parts of `wide` items at a time."""
     for coord, inside, where in _cut_slice(cast(slice, positions[n]), wide, bases[n]):
         i = cast(slice, inside)

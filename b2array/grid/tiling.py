@@ -19,9 +19,16 @@ from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Part, Positions, Run, parts, runs
 
 __all__ = [
-    "Copy", "Patch", "Step", "Tiling", "parts_of_blocks", "parts_of_chunks", "patch_of", "tiling_of",
+    "Copy",
+    "Patch",
+    "Step",
+    "Tiling",
+    "parts_of_blocks",
+    "parts_of_chunks",
+    "patch_of",
+    "tiling_of",
     "tiling_of_points",
-]  # fmt: skip
+]
 
 Int64Array = npt.NDArray[np.int64]
 Slices = tuple[slice, ...]
@@ -249,11 +256,13 @@ def _within(pieces: list[_Piece], window: tuple[int, int]) -> list[_Piece]:
         return pieces
     return [
         piece._replace(
-            start=max(piece.start - low, 0), stop=min(piece.stop, high) - low,
+            start=max(piece.start - low, 0),
+            stop=min(piece.stop, high) - low,
             target=piece.target + max(low - piece.start, 0) * piece.nitems,
         )
-        for piece in pieces if piece.start < high and piece.stop > low
-    ]  # fmt: skip
+        for piece in pieces
+        if piece.start < high and piece.stop > low
+    ]
 
 
 def _copy(axes: tuple[_Piece, ...]) -> Copy:
