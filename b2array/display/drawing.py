@@ -61,9 +61,13 @@ class _Frame(NamedTuple):
 
 
 def draw(
-    shape: Sequence[int], cut: Sequence[int], *, solid: Iterable[Box] = (), shaded: Iterable[Box] = (),
+    shape: Sequence[int],
+    cut: Sequence[int],
+    *,
+    solid: Iterable[Box] = (),
+    shaded: Iterable[Box] = (),
     names: Sequence[str | None] | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Draw an array that is cut every so many items.
 
     Parameters

@@ -118,7 +118,7 @@ def explained(source: Source, layout: Layout, selection: Selection, names: Seque
     drawn = touched if blocks <= _MOST_BLOCKS else around
     return Reading(
         chunks, blocks, cached, requests, nbytes, box.nbytes, share, source.url, layout, names, drawn, around
-    )  # fmt: skip
+    )
 
 
 def _box(start: Sequence[int], extents: Sequence[int], layout: Layout) -> Box:

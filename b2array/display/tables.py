@@ -20,9 +20,25 @@ from b2array.grid.layout import Layout
 from b2array.printable import html_text, printable
 
 __all__ = [
-    "Block", "Info", "array_page", "beside", "codec", "corners", "counted", "errors", "filter_list", "filters",
-    "folded", "item", "nbytes", "near", "short", "size", "table", "titled",
-]  # fmt: skip
+    "Block",
+    "Info",
+    "array_page",
+    "beside",
+    "codec",
+    "corners",
+    "counted",
+    "errors",
+    "filter_list",
+    "filters",
+    "folded",
+    "item",
+    "nbytes",
+    "near",
+    "short",
+    "size",
+    "table",
+    "titled",
+]
 
 _CELL = "text-align: left; padding: 1px 12px 1px 0"
 _LONGEST = 100
@@ -212,13 +228,15 @@ def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any]
     if rows["dims"]:
         main["dims"] = ", ".join(str(name) for name in rows["dims"])
     first = tuple((0, min(c, n)) for c, n in zip(layout.chunks, layout.shape, strict=True))
-    parts = [beside(
-        table(main, ("", "array", "chunk", "block")),
-        _row(
-            draw(layout.shape, layout.chunks, shaded=[first], names=rows["dims"]),
-            draw(layout.chunks, layout.blocks, shaded=[tuple((0, c) for c in layout.chunks)]),
-        ),
-    )]  # fmt: skip
+    parts = [
+        beside(
+            table(main, ("", "array", "chunk", "block")),
+            _row(
+                draw(layout.shape, layout.chunks, shaded=[first], names=rows["dims"]),
+                draw(layout.chunks, layout.blocks, shaded=[tuple((0, c) for c in layout.chunks)]),
+            ),
+        )
+    ]
     if values:
         parts.append(folded("values", f"<pre>{html_text(values)}</pre>"))
     if attrs:
