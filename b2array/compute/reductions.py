@@ -31,8 +31,17 @@ from b2array.grid.layout import Layout
 from b2array.grid.selection import select, vectorised
 
 __all__ = [
-    "nanargmax", "nanargmin", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "reduction",
-]  # fmt: skip
+    "nanargmax",
+    "nanargmin",
+    "nanmax",
+    "nanmean",
+    "nanmin",
+    "nanprod",
+    "nanstd",
+    "nansum",
+    "nanvar",
+    "reduction",
+]
 
 Array = npt.NDArray[Any]
 Box = tuple[slice, ...]
@@ -117,9 +126,16 @@ def reduction(name: str) -> Callable[..., Any]:
 
 
 def _reduce(
-    a: Any, function: Callable[..., Any], name: str, axis: Any, keepdims: bool = False, *, skipna: bool,
-    progress: bool = False, **given: Any,
-) -> Any:  # fmt: skip
+    a: Any,
+    function: Callable[..., Any],
+    name: str,
+    axis: Any,
+    keepdims: bool = False,
+    *,
+    skipna: bool,
+    progress: bool = False,
+    **given: Any,
+) -> Any:
     def attempt(source: Source) -> Any:
         layout = source.state.require_layout()
         mapping = a._mapping(layout.shape)
@@ -211,9 +227,14 @@ def _repeated(task: _Task, verb: _Verb, state: State, n: int) -> State:
 
 
 def _pieces(
-    source: Source, layout: Layout, mapping: Mapping, kept: Sequence[int],
-    use: Callable[[Box, Array], tuple[Box, State]], *, merge: bool,
-) -> Iterator[tuple[Box, State]]:  # fmt: skip
+    source: Source,
+    layout: Layout,
+    mapping: Mapping,
+    kept: Sequence[int],
+    use: Callable[[Box, Array], tuple[Box, State]],
+    *,
+    merge: bool,
+) -> Iterator[tuple[Box, State]]:
     """Call a function in workers with pieces of what a mapping shows, all of them, and yield the results.
 
     It takes a box of digits and its items, in memory that is used again. Pieces with the same box of the digits `kept`
