@@ -101,10 +101,20 @@ def pack(
     about, pieces = content(x)
     nbytes = memoryview(x).nbytes if about is None else about.nbytes
     with Writer(
-        url, about, nbytes, checksum=checksum, offsets=offsets, chunk_size=chunk_size, metadata=metadata,
-        cparams=cparams, version=version, max_app_chunks=max_app_chunks, overwrite=overwrite,
-        storage_options=storage_options, fs=fs,
-    ) as writer:  # fmt: skip
+        url,
+        about,
+        nbytes,
+        checksum=checksum,
+        offsets=offsets,
+        chunk_size=chunk_size,
+        metadata=metadata,
+        cparams=cparams,
+        version=version,
+        max_app_chunks=max_app_chunks,
+        overwrite=overwrite,
+        storage_options=storage_options,
+        fs=fs,
+    ) as writer:
         for piece in pieces:
             writer.write_bytes(piece)
     return writer.packed
@@ -164,10 +174,20 @@ def create(
             raise ValueError(f"only the extent along axis {about.axis} can be left open, not {tuple(shape)}")
         nbytes = None if -1 in about.shape else about.nbytes
     return Writer(
-        url, about, nbytes, checksum=checksum, offsets=offsets, chunk_size=chunk_size, metadata=metadata,
-        cparams=cparams, version=version, max_app_chunks=max_app_chunks, overwrite=overwrite,
-        storage_options=storage_options, fs=fs,
-    )  # fmt: skip
+        url,
+        about,
+        nbytes,
+        checksum=checksum,
+        offsets=offsets,
+        chunk_size=chunk_size,
+        metadata=metadata,
+        cparams=cparams,
+        version=version,
+        max_app_chunks=max_app_chunks,
+        overwrite=overwrite,
+        storage_options=storage_options,
+        fs=fs,
+    )
 
 
 def open(

@@ -49,9 +49,14 @@ class Chunks:
     """
 
     def __init__(
-        self, url: str, header: FileHeader, size: int, first: int, offsets: npt.NDArray[np.int64] | None,
+        self,
+        url: str,
+        header: FileHeader,
+        size: int,
+        first: int,
+        offsets: npt.NDArray[np.int64] | None,
         read: Callable[[int, int], memoryview],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._url, self._header, self._size, self._offsets, self._read = url, header, size, offsets, read
         # For each chunk where it begins and ends in the file, and where it ends in the data; what is before them first.
         self._known = array("q", (0, first, 0))

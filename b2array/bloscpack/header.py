@@ -26,10 +26,25 @@ from b2array.errors import ChecksumError, FormatError, LimitError, UnsupportedEr
 from b2array.format.dtypes import parse_dtype
 
 __all__ = [
-    "CHECKSUMS", "HEADER_FIELDS", "META_FIELDS", "META_HEADER_LEN", "VERSION1_FIELDS", "Description", "FileHeader",
-    "MetaHeader", "Order", "checksum_id", "compare", "describe", "description", "digest", "digest_size",
-    "pack_metadata", "repack_metadata", "unpack_metadata",
-]  # fmt: skip
+    "CHECKSUMS",
+    "HEADER_FIELDS",
+    "META_FIELDS",
+    "META_HEADER_LEN",
+    "VERSION1_FIELDS",
+    "Description",
+    "FileHeader",
+    "MetaHeader",
+    "Order",
+    "checksum_id",
+    "compare",
+    "describe",
+    "description",
+    "digest",
+    "digest_size",
+    "pack_metadata",
+    "repack_metadata",
+    "unpack_metadata",
+]
 
 MAGIC = b"blpk"
 ARRAY_KEYS = ("dtype", "shape", "order", "container")
@@ -169,9 +184,16 @@ class FileHeader:
         """Return the bytes of a header of version 2 or 3."""
         options = _OFFSETS * self.offsets | _METADATA * self.metadata
         return _HEADER.pack(
-            MAGIC, self.version, options, self.checksum, self.typesize, self.chunk_size, self.last_chunk,
-            self.nchunks, self.max_app_chunks,
-        )  # fmt: skip
+            MAGIC,
+            self.version,
+            options,
+            self.checksum,
+            self.typesize,
+            self.chunk_size,
+            self.last_chunk,
+            self.nchunks,
+            self.max_app_chunks,
+        )
 
     @property
     def length(self) -> int:

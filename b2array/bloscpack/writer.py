@@ -86,9 +86,14 @@ class _ChunkEncoder:
     """
 
     def __init__(
-        self, cparams: AnyCParams, itemsize: int, size: int, checksum: int, put: Callable[..., int],
+        self,
+        cparams: AnyCParams,
+        itemsize: int,
+        size: int,
+        checksum: int,
+        put: Callable[..., int],
         offsets: Iterable[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         cparams = given_or_default(cparams)
         check_dtype(cparams, np.dtype(np.void))
         self._how = *blosc1_options(cparams), 0
@@ -186,11 +191,22 @@ class Writer:
     """
 
     def __init__(
-        self, url: Url | None, about: Description | None, nbytes: int | None, *, checksum: str | None, offsets: bool,
-        chunk_size: int | None, metadata: Mapping[str, Any] | None, cparams: AnyCParams, version: int,
-        max_app_chunks: int | None, overwrite: bool, storage_options: Mapping[str, Any] | None,
+        self,
+        url: Url | None,
+        about: Description | None,
+        nbytes: int | None,
+        *,
+        checksum: str | None,
+        offsets: bool,
+        chunk_size: int | None,
+        metadata: Mapping[str, Any] | None,
+        cparams: AnyCParams,
+        version: int,
+        max_app_chunks: int | None,
+        overwrite: bool,
+        storage_options: Mapping[str, Any] | None,
         fs: AbstractFileSystem | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if version not in (2, 3):
             raise ValueError(f"version must be 2 or 3, not {version}")
         self._about, self._nbytes, self._overwrite = about, nbytes, overwrite
