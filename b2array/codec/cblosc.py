@@ -28,10 +28,22 @@ from b2array.codec.streams import MIN_STREAM, decode_zstd, encoded_run, many_str
 from b2array.errors import FormatError
 
 __all__ = [
-    "LONGEST_ZSTD", "MAX_SPLIT", "Blosc1Chunk", "Blosc1Params", "compress", "compress_blocks", "decode",
-    "decode_planes", "decode_stream", "encode_stream", "fused_ask", "margin_behind", "margin_in_front", "unshuffle",
+    "LONGEST_ZSTD",
+    "MAX_SPLIT",
+    "Blosc1Chunk",
+    "Blosc1Params",
+    "compress",
+    "compress_blocks",
+    "decode",
+    "decode_planes",
+    "decode_stream",
+    "encode_stream",
+    "fused_ask",
+    "margin_behind",
+    "margin_in_front",
+    "unshuffle",
     "with_compressible_tail",
-]  # fmt: skip
+]
 
 MAX_SPLIT = 16
 """C-Blosc 1 splits blocks into at most this many streams."""

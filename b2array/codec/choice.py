@@ -179,13 +179,16 @@ def _filtered(
     return filters.forward(pipeline, blocks.reshape(-1, length), first=True).reshape(-1)
 
 
-def _nbytes_by_registered(
-    block: Bytes, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None
-) -> int:  # fmt: skip
+def _nbytes_by_registered(block: Bytes, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None) -> int:
     """Return how many bytes a block takes with a registered codec."""
     filtered = _filtered(block, len(block), typesize, cparams, blockshape)
     payload = codecs.encode(
-        cparams.codec_id, filtered.data, clevel=cparams.clevel, meta=cparams.codec_meta, typesize=typesize,
-        blockshape=blockshape, dictionary=None,
-    )  # fmt: skip
+        cparams.codec_id,
+        filtered.data,
+        clevel=cparams.clevel,
+        meta=cparams.codec_meta,
+        typesize=typesize,
+        blockshape=blockshape,
+        dictionary=None,
+    )
     return len(block) if payload is None else len(payload)

@@ -18,8 +18,16 @@ from b2array.codec.header import MAX_DICT_NBYTES, NAN_BYTES, ChunkHeader, Filter
 from b2array.errors import FormatError, UnsupportedError
 
 __all__ = [
-    "NO_CONTEXT", "ChunkHead", "Context", "Stored", "extents", "fill", "head_nbytes", "needed_blocks", "unpack_head",
-]  # fmt: skip
+    "NO_CONTEXT",
+    "ChunkHead",
+    "Context",
+    "Stored",
+    "extents",
+    "fill",
+    "head_nbytes",
+    "needed_blocks",
+    "unpack_head",
+]
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]

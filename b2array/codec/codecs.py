@@ -40,9 +40,18 @@ from b2array.codec.plugins import PLUGINS, MakeCodec, plugin_id
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 
 __all__ = [
-    "MAX_RATIO", "codec_id", "codec_name", "decode", "decode_zstd_frames", "encode", "is_named", "max_ratio",
-    "register", "require", "train",
-]  # fmt: skip
+    "MAX_RATIO",
+    "codec_id",
+    "codec_name",
+    "decode",
+    "decode_zstd_frames",
+    "encode",
+    "is_named",
+    "max_ratio",
+    "register",
+    "require",
+    "train",
+]
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -35,9 +35,18 @@ from b2array.codec.streams import MIN_STREAM, check_ratio, many_stream_positions
 from b2array.errors import FormatError
 
 __all__ = [
-    "STEP_NBYTES", "Tile", "accept", "check_plausible_size", "decode", "decode_blocks", "decode_tile", "decompress",
-    "scratch_margins", "step_length", "vl_blocks",
-]  # fmt: skip
+    "STEP_NBYTES",
+    "Tile",
+    "accept",
+    "check_plausible_size",
+    "decode",
+    "decode_blocks",
+    "decode_tile",
+    "decompress",
+    "scratch_margins",
+    "step_length",
+    "vl_blocks",
+]
 
 Bytes = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
@@ -196,9 +205,15 @@ class Tile:
 
 
 def decode_tile(
-    stored: Stored, numbers: Numbers, out: Bytes, *, itemsize: int, narrow: bool, context: Context,
+    stored: Stored,
+    numbers: Numbers,
+    out: Bytes,
+    *,
+    itemsize: int,
+    narrow: bool,
+    context: Context,
     reference: Bytes | None,
-) -> Tile:  # fmt: skip
+) -> Tile:
     """Decode blocks into `out`, without undoing the shuffle where that saves work.
 
     The parameters are those of `decode_blocks`, but without a short last block; the caller has called

@@ -41,9 +41,18 @@ from b2array.config import HEADER_LEN, MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, LimitError
 
 __all__ = [
-    "Task", "compress", "constant", "default_blocksize", "encode", "header_of", "plain", "run_pipeline",
-    "special_chunk", "stored_special", "with_kept_bits",
-]  # fmt: skip
+    "Task",
+    "compress",
+    "constant",
+    "default_blocksize",
+    "encode",
+    "header_of",
+    "plain",
+    "run_pipeline",
+    "special_chunk",
+    "stored_special",
+    "with_kept_bits",
+]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -224,9 +233,7 @@ def special_chunk(value: bytes | Special, nbytes: int, *, typesize: int, blocksi
     blocksize = blocksize or default_blocksize(nbytes, width)
     if item:  # the C library refuses blocks with a part of an item, which only large items make
         blocksize = max(blocksize - blocksize % len(item), len(item))
-    header = ChunkHeader(
-        width, nbytes, blocksize, HEADER_LEN + len(item), FLAG_EXTENDED, blosc2_flags=special << 4
-    )  # fmt: skip
+    header = ChunkHeader(width, nbytes, blocksize, HEADER_LEN + len(item), FLAG_EXTENDED, blosc2_flags=special << 4)
     return header.pack() + item
 
 
@@ -254,10 +261,16 @@ def stored_special(buf: bytes) -> bytes:
 def _raw_chunk(data: Bytes, typesize: int, blocksize: int, cparams: CParams) -> bytes:
     """Make a chunk of the unfiltered data."""
     header = ChunkHeader(
-        typesize, len(data), blocksize, HEADER_LEN + len(data), FLAG_EXTENDED | FLAG_MEMCPYED,
-        filters=cparams.filter_slots, filters_meta=cparams.metas_for(typesize), udcodec=cparams.codec_id,
+        typesize,
+        len(data),
+        blocksize,
+        HEADER_LEN + len(data),
+        FLAG_EXTENDED | FLAG_MEMCPYED,
+        filters=cparams.filter_slots,
+        filters_meta=cparams.metas_for(typesize),
+        udcodec=cparams.codec_id,
         codec_meta=cparams.codec_meta,
-    )  # fmt: skip
+    )
     return b"".join((header.pack(), data.data))
 
 
@@ -269,10 +282,17 @@ def header_of(task: Task, cbytes: int, *, has_dict: bool = False) -> ChunkHeader
     if FilterId.DELTA in task.pipeline.filters:
         flags |= FLAG_DELTA
     return ChunkHeader(
-        task.typesize, len(task.data), task.blocksize, cbytes, flags,
-        filters=task.pipeline.filters, filters_meta=task.pipeline.metas, udcodec=codec,
-        codec_meta=task.cparams.codec_meta, blosc2_flags=BLOSC2_FLAG_DICT if has_dict else 0,
-    )  # fmt: skip
+        task.typesize,
+        len(task.data),
+        task.blocksize,
+        cbytes,
+        flags,
+        filters=task.pipeline.filters,
+        filters_meta=task.pipeline.metas,
+        udcodec=codec,
+        codec_meta=task.cparams.codec_meta,
+        blosc2_flags=BLOSC2_FLAG_DICT if has_dict else 0,
+    )
 
 
 def _assembled(task: Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes = b"") -> bytes:
@@ -423,9 +443,13 @@ def _full_blocks(task: Task, filtered: Bytes) -> list[list[Buffer]]:
         streams = filtered.reshape(-1, task.nstreams, neblock)
         return [[piece for stream in block for piece in _stream_pieces(task, stream)] for block in streams]
     made = cblosc.compress_blocks(
-        codec, cblosc.with_compressible_tail(filtered, neblock), clevel=task.cparams.clevel, shuffle=cblosc.NOSHUFFLE,
-        typesize=typesize, blocksize=neblock,
-    )  # fmt: skip
+        codec,
+        cblosc.with_compressible_tail(filtered, neblock),
+        clevel=task.cparams.clevel,
+        shuffle=cblosc.NOSHUFFLE,
+        typesize=typesize,
+        blocksize=neblock,
+    )
     if made is None:
         size = struct.pack("<i", neblock)
         streams = filtered.reshape(-1, task.nstreams, neblock)
@@ -486,9 +510,14 @@ def _payload(task: Task, stream: Bytes, dictionary: bytes | None) -> Buffer | No
     if in_c and dictionary is None:
         return cblosc.encode_stream(codec, stream, task.cparams.clevel)
     return codecs.encode(
-        codec, stream.data, clevel=task.cparams.clevel, meta=task.cparams.codec_meta, typesize=task.typesize,
-        blockshape=task.pipeline.blockshape, dictionary=dictionary,
-    )  # fmt: skip
+        codec,
+        stream.data,
+        clevel=task.cparams.clevel,
+        meta=task.cparams.codec_meta,
+        typesize=task.typesize,
+        blockshape=task.pipeline.blockshape,
+        dictionary=dictionary,
+    )
 
 
 def _with_dict(task: Task) -> bytes | None:

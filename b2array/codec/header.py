@@ -16,9 +16,20 @@ from b2array.config import HEADER_LEN, MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, UnsupportedError
 
 __all__ = [
-    "BLOSC1_HEADER_LEN", "CODEC_FORMATS", "FIELDS", "MAX_DICT_NBYTES", "NAN_BYTES", "NFILTERS", "NO_FILTERS",
-    "ChunkHeader", "CodecFormat", "CodecId", "FilterId", "HeaderField", "Special",
-]  # fmt: skip
+    "BLOSC1_HEADER_LEN",
+    "CODEC_FORMATS",
+    "FIELDS",
+    "MAX_DICT_NBYTES",
+    "NAN_BYTES",
+    "NFILTERS",
+    "NO_FILTERS",
+    "ChunkHeader",
+    "CodecFormat",
+    "CodecId",
+    "FilterId",
+    "HeaderField",
+    "Special",
+]
 
 BLOSC1_HEADER_LEN = 16
 NFILTERS = 6
@@ -237,9 +248,20 @@ class ChunkHeader:
                 f"chunk format version {version} with flags2 {flags2:#04x}; known: up to {VERSION_VL_BLOCKS}"
             )
         self = cls(
-            typesize, nbytes, blocksize, cbytes, flags, version, versionlz,
-            filters, filters_meta, udcodec, codec_meta, flags2, blosc2_flags,
-        )  # fmt: skip
+            typesize,
+            nbytes,
+            blocksize,
+            cbytes,
+            flags,
+            version,
+            versionlz,
+            filters,
+            filters_meta,
+            udcodec,
+            codec_meta,
+            flags2,
+            blosc2_flags,
+        )
         self._check()
         return self
 
@@ -280,9 +302,14 @@ class ChunkHeader:
         if not self.extended:
             return _BLOSC1.pack(*fields)
         return _EXTENDED.pack(
-            *fields, bytes(self.filters), self.udcodec, self.codec_meta,
-            bytes(self.filters_meta), self.flags2, self.blosc2_flags,
-        )  # fmt: skip
+            *fields,
+            bytes(self.filters),
+            self.udcodec,
+            self.codec_meta,
+            bytes(self.filters_meta),
+            self.flags2,
+            self.blosc2_flags,
+        )
 
     def codec_id(self, frame_codec: int | None = None) -> int:
         """Return the compcode of the codec that made the streams, with LZ4 for LZ4HC too.

@@ -26,9 +26,15 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def splice(
-    old: Stored, numbers: Sequence[int], data: Bytes, *, typesize: int, cparams: CParams,
-    blockshape: tuple[int, ...] | None, kept_bits: int = 0,
-) -> bytes | None:  # fmt: skip
+    old: Stored,
+    numbers: Sequence[int],
+    data: Bytes,
+    *,
+    typesize: int,
+    cparams: CParams,
+    blockshape: tuple[int, ...] | None,
+    kept_bits: int = 0,
+) -> bytes | None:
     """Return a chunk with blocks replaced by `data`, ascending; None if all blocks have to be encoded together.
 
     That is so if blocks depend on each other, as with a dictionary; if the chunk was encoded with other parameters
@@ -71,9 +77,13 @@ def splice(
 
 
 def _params(
-    old: Stored, numbers: Sequence[int], data: Bytes, typesize: int, cparams: CParams,
+    old: Stored,
+    numbers: Sequence[int],
+    data: Bytes,
+    typesize: int,
+    cparams: CParams,
     blockshape: tuple[int, ...] | None,
-) -> CParams | None:  # fmt: skip
+) -> CParams | None:
     """Return parameters with the filters for new blocks beside old ones, or None if they cannot be in one chunk."""
     header = old.head.header
     if cparams.is_lossy and header.memcpyed:  # a raw chunk keeps its header, which may note bits
