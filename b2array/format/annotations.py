@@ -26,9 +26,21 @@ from b2array.format import recent
 from b2array.format.attributes import UNREADABLE
 
 __all__ = [
-    "LAYER", "MAX_SIZES_NBYTES", "Annotations", "GroupCommit", "Records", "Sizes", "block_bounds", "merged",
-    "pack_records", "pack_sizes", "packed_sizes", "sizes_row", "unpack_records", "unpack_sizes",
-]  # fmt: skip
+    "LAYER",
+    "MAX_SIZES_NBYTES",
+    "Annotations",
+    "GroupCommit",
+    "Records",
+    "Sizes",
+    "block_bounds",
+    "merged",
+    "pack_records",
+    "pack_sizes",
+    "packed_sizes",
+    "sizes_row",
+    "unpack_records",
+    "unpack_sizes",
+]
 
 Sizes = npt.NDArray[np.uint32]
 """One row a chunk: its compressed size, then the size of each block. 0 where a size is not known."""
@@ -43,11 +55,24 @@ MAX_SIZES_NBYTES = 2**20
 _VERSION = 1
 _IDENTITY_NBYTES = 16
 _FIELDS = {
-    "id": "identity", "fill": "fill", "dims": "dims", "dtype": "dtype", "next": "next", "attrs": "attrs",
-    "lost": "lost", "sizes": "sizes", "cparams": "cparams", "records": "records", "chain": "commit",
-    "header": "header", "recent": "recent", "group": "group_commit", "job": "forks_of", "deleted": "deleted",
+    "id": "identity",
+    "fill": "fill",
+    "dims": "dims",
+    "dtype": "dtype",
+    "next": "next",
+    "attrs": "attrs",
+    "lost": "lost",
+    "sizes": "sizes",
+    "cparams": "cparams",
+    "records": "records",
+    "chain": "commit",
+    "header": "header",
+    "recent": "recent",
+    "group": "group_commit",
+    "job": "forks_of",
+    "deleted": "deleted",
     "kept": "kept",
-}  # fmt: skip
+}
 """The fields by their keys in the metalayer."""
 _MAPS = ("attrs", "cparams")
 """Fields that are maps in the metalayer."""
@@ -262,9 +287,10 @@ def contradictions(base: Annotations, ours: Annotations, theirs: Annotations) ->
     (['dims'], [], [])
     """
     return [
-        name for name in _MERGED
+        name
+        for name in _MERGED
         if getattr(base, name) != getattr(ours, name) != getattr(theirs, name) != getattr(base, name)
-    ]  # fmt: skip
+    ]
 
 
 def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:

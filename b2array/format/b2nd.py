@@ -147,14 +147,16 @@ def pack(layout: Layout) -> bytes:
     if not layout.dtype_text:
         raise ValueError("a layout without a type cannot be packed; give it a dtype_text")
     text = layout.dtype_text.encode()
-    return b"".join((
-        bytes([_FIXARRAY + _NPARTS, layout.version, layout.ndim]),
-        _pack_extents(layout.shape, "q", _INT64),
-        _pack_extents(layout.chunks, "i", _INT32),
-        _pack_extents(layout.blocks, "i", _INT32),
-        struct.pack(">BBI", _DTYPE_NUMPY, _STR32, len(text)),
-        text,
-    ))  # fmt: skip
+    return b"".join(
+        (
+            bytes([_FIXARRAY + _NPARTS, layout.version, layout.ndim]),
+            _pack_extents(layout.shape, "q", _INT64),
+            _pack_extents(layout.chunks, "i", _INT32),
+            _pack_extents(layout.blocks, "i", _INT32),
+            struct.pack(">BBI", _DTYPE_NUMPY, _STR32, len(text)),
+            text,
+        )
+    )
 
 
 def shape_of(buf: Buffer) -> tuple[int, ...]:

@@ -22,9 +22,16 @@ except ImportError:  # it has no builds for some platforms
     from zlib import crc32
 
 __all__ = [
-    "Record", "check_blocks", "check_head", "crc32", "pack_record", "record_crc", "record_nbytes", "unpack_record",
+    "Record",
+    "check_blocks",
+    "check_head",
+    "crc32",
+    "pack_record",
+    "record_crc",
+    "record_nbytes",
+    "unpack_record",
     "verified_sums",
-]  # fmt: skip
+]
 
 _RECORD_HEAD = struct.Struct("<4s2H2I")
 _RECORD_MAGIC, _RECORD_VERSION = b"b2ck", 1

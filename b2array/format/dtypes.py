@@ -17,9 +17,15 @@ from b2array import config
 from b2array.errors import FormatError, LimitError, UnsupportedError
 
 __all__ = [
-    "dtype_text", "extension_dtype", "extension_name", "has_size", "make_dtype", "parse_dtype", "require_extension",
+    "dtype_text",
+    "extension_dtype",
+    "extension_name",
+    "has_size",
+    "make_dtype",
+    "parse_dtype",
+    "require_extension",
     "require_size",
-]  # fmt: skip
+]
 
 _EXTENSION = re.compile(r"bfloat16|u?int[24]|float[468]_e\dm\d\w*")
 _STORABLE_KINDS = "biufcmMSUV"

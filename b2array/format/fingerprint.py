@@ -20,9 +20,15 @@ from b2array.errors import FormatError
 from b2array.format import b2nd, metalayers
 
 __all__ = [
-    "FINGERPRINT_NBYTES", "MARK", "MARK_AT", "fingerprint", "frame_len", "is_changed_by_others",
-    "noted_header", "with_frame_len",
-]  # fmt: skip
+    "FINGERPRINT_NBYTES",
+    "MARK",
+    "MARK_AT",
+    "fingerprint",
+    "frame_len",
+    "is_changed_by_others",
+    "noted_header",
+    "with_frame_len",
+]
 
 FINGERPRINT_NBYTES = 16
 MARK = 0

@@ -24,15 +24,7 @@ from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.format import fingerprint, index, metalayers
-from b2array.format.header import (
-    FIXED_LEN,
-    SPLITMODES,
-    FrameType,
-    Header,
-    check_filters,
-    pack_fields,
-    unpack_header,
-)  # fmt: skip
+from b2array.format.header import FIXED_LEN, SPLITMODES, FrameType, Header, check_filters, pack_fields, unpack_header
 from b2array.format.metalayers import Layers
 
 __all__ = [
@@ -137,19 +129,35 @@ class Packed(NamedTuple):
 
 
 def create(
-    cparams: CParams, *, frame_type: FrameType, typesize: int, chunksize: int, blocksize: int = 0,
-    metalayers: Iterable[tuple[str, bytes]] = (), vl_blocks: bool = False,
-) -> Frame:  # fmt: skip
+    cparams: CParams,
+    *,
+    frame_type: FrameType,
+    typesize: int,
+    chunksize: int,
+    blocksize: int = 0,
+    metalayers: Iterable[tuple[str, bytes]] = (),
+    vl_blocks: bool = False,
+) -> Frame:
     """Return a frame without chunks whose new chunks are to be made as `cparams` says."""
     check_filters(cparams, typesize)
     return Frame(
-        frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize, vl_blocks=vl_blocks,
-        codec=cparams.codec_id, clevel=cparams.clevel, codec_meta=cparams.codec_meta, use_dict=cparams.use_dict,
-        filters=cparams.filter_slots, filters_meta=cparams.meta_slots,
+        frame_type=frame_type,
+        typesize=typesize,
+        chunksize=chunksize,
+        blocksize=blocksize,
+        vl_blocks=vl_blocks,
+        codec=cparams.codec_id,
+        clevel=cparams.clevel,
+        codec_meta=cparams.codec_meta,
+        use_dict=cparams.use_dict,
+        filters=cparams.filter_slots,
+        filters_meta=cparams.meta_slots,
         other_flags=SPLITMODES.index(cparams.splitmode),
-        nthreads_compress=cparams.nthreads, nthreads_decompress=cparams.nthreads,
-        metalayers=tuple(metalayers), offsets=index.NO_OFFSETS,
-    )  # fmt: skip
+        nthreads_compress=cparams.nthreads,
+        nthreads_decompress=cparams.nthreads,
+        metalayers=tuple(metalayers),
+        offsets=index.NO_OFFSETS,
+    )
 
 
 def unpack(header: Buffer, tail: Buffer, known: Header | None = None, *, bare: bool = False) -> Frame:

@@ -169,9 +169,16 @@ class Header:
         """How new chunks are to be made; UnsupportedError if a codec, a filter or a parameter does not fit."""
         try:
             return _cparams(
-                self.codec, self.clevel, self.codec_meta, self.filters, self.filters_meta, self.splitmode,
-                self.use_dict, self.nthreads_compress, self.typesize,
-            )  # fmt: skip
+                self.codec,
+                self.clevel,
+                self.codec_meta,
+                self.filters,
+                self.filters_meta,
+                self.splitmode,
+                self.use_dict,
+                self.nthreads_compress,
+                self.typesize,
+            )
         except ValueError as error:
             raise UnsupportedError(f"compression parameters of the frame: {error}") from None
 
@@ -182,14 +189,27 @@ class Header:
 
 @lru_cache(maxsize=64)
 def _cparams(
-    codec: int, clevel: int, codec_meta: int, filters: tuple[int, ...], metas: tuple[int, ...], splitmode: SplitMode,
-    use_dict: bool, nthreads: int, typesize: int,
-) -> CParams:  # fmt: skip
+    codec: int,
+    clevel: int,
+    codec_meta: int,
+    filters: tuple[int, ...],
+    metas: tuple[int, ...],
+    splitmode: SplitMode,
+    use_dict: bool,
+    nthreads: int,
+    typesize: int,
+) -> CParams:
     active = [n for n, fid in enumerate(filters) if fid]
     found = CParams(
-        codec, clevel, codec_meta, tuple([filters[n] for n in active]), tuple([metas[n] for n in active]), splitmode,
-        use_dict, nthreads,
-    )  # fmt: skip
+        codec,
+        clevel,
+        codec_meta,
+        tuple([filters[n] for n in active]),
+        tuple([metas[n] for n in active]),
+        splitmode,
+        use_dict,
+        nthreads,
+    )
     check_filters(found, typesize)
     return found
 
@@ -227,17 +247,27 @@ def unpack_header(buf: Buffer) -> Header:
         raise FormatError(f"expected at most {NFILTERS} filters, found {nfilters}")
     unused = bytes(NFILTERS - nfilters)
     header = Header(
-        frame_type=_frame_type(flags, found["frame_type"]), format_version=flags & 0x0F,
+        frame_type=_frame_type(flags, found["frame_type"]),
+        format_version=flags & 0x0F,
         vl_blocks=bool(flags & _FLAG_VL_BLOCKS),
-        typesize=found["type_size"], chunksize=found["chunk_size"], blocksize=found["block_size"],
-        nbytes=found["uncompressed_size"], cbytes=found["compressed_size"],
-        codec=found["udcodec"] if codec & 0x0F == _UDCODEC else codec & 0x0F, clevel=codec >> 4,
-        codec_meta=found["codec_meta"], filters=tuple(found["filter_codes"][:nfilters] + unused),
+        typesize=found["type_size"],
+        chunksize=found["chunk_size"],
+        blocksize=found["block_size"],
+        nbytes=found["uncompressed_size"],
+        cbytes=found["compressed_size"],
+        codec=found["udcodec"] if codec & 0x0F == _UDCODEC else codec & 0x0F,
+        clevel=codec >> 4,
+        codec_meta=found["codec_meta"],
+        filters=tuple(found["filter_codes"][:nfilters] + unused),
         filters_meta=tuple(found["filter_meta"][:nfilters] + unused),
-        use_dict=bool(found["other_flags2"] & 1), other_flags=found["other_flags"],
-        nthreads_compress=found["nthreads_compress"], nthreads_decompress=found["nthreads_decompress"],
-        metalayers=metalayers.unpack(buf, FIXED_LEN), header_len=header_len, frame_len=found["frame_size"],
-    )  # fmt: skip
+        use_dict=bool(found["other_flags2"] & 1),
+        other_flags=found["other_flags"],
+        nthreads_compress=found["nthreads_compress"],
+        nthreads_decompress=found["nthreads_decompress"],
+        metalayers=metalayers.unpack(buf, FIXED_LEN),
+        header_len=header_len,
+        frame_len=found["frame_size"],
+    )
     _check_sizes(header)
     return header
 
@@ -278,14 +308,28 @@ def pack_fields(frame: Header, layers: bytes, *, has_vlmetalayers: bool) -> byte
     flags |= _FLAG_VARIABLE * frame.variable_chunks | _FLAG_VL_BLOCKS * frame.vl_blocks
     codec = frame.codec if frame.codec < 16 else _UDCODEC
     fields = {
-        "magic": _MAGIC, "header_size": frame.header_len, "frame_size": frame.frame_len, "general_flags": flags,
-        "frame_type": frame.frame_type, "codec_flags": codec | frame.clevel << 4, "other_flags": frame.other_flags,
-        "uncompressed_size": frame.nbytes, "compressed_size": frame.cbytes, "type_size": frame.typesize,
-        "block_size": frame.blocksize, "chunk_size": frame.chunksize, "nthreads_compress": frame.nthreads_compress,
-        "nthreads_decompress": frame.nthreads_decompress, "has_vlmetalayers": _FALSE + has_vlmetalayers,
-        "nfilters": NFILTERS, "filter_codes": bytes(frame.filters), "udcodec": frame.codec,
-        "codec_meta": frame.codec_meta, "filter_meta": bytes(frame.filters_meta), "other_flags2": frame.use_dict,
-    }  # fmt: skip
+        "magic": _MAGIC,
+        "header_size": frame.header_len,
+        "frame_size": frame.frame_len,
+        "general_flags": flags,
+        "frame_type": frame.frame_type,
+        "codec_flags": codec | frame.clevel << 4,
+        "other_flags": frame.other_flags,
+        "uncompressed_size": frame.nbytes,
+        "compressed_size": frame.cbytes,
+        "type_size": frame.typesize,
+        "block_size": frame.blocksize,
+        "chunk_size": frame.chunksize,
+        "nthreads_compress": frame.nthreads_compress,
+        "nthreads_decompress": frame.nthreads_decompress,
+        "has_vlmetalayers": _FALSE + has_vlmetalayers,
+        "nfilters": NFILTERS,
+        "filter_codes": bytes(frame.filters),
+        "udcodec": frame.codec,
+        "codec_meta": frame.codec_meta,
+        "filter_meta": bytes(frame.filters_meta),
+        "other_flags2": frame.use_dict,
+    }
     header = bytearray(_FIXED.pack(*map(fields.__getitem__, _FIELD_NAMES)))
     for at, marker in _MARKERS.items():
         header[at] = marker

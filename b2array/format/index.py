@@ -20,9 +20,16 @@ from b2array.config import HEADER_LEN
 from b2array.errors import FormatError
 
 __all__ = [
-    "NO_OFFSETS", "SPECIALS", "SPECIAL_OFFSETS", "check", "chunk_name", "pack", "sparse_cbytes", "special_offset",
+    "NO_OFFSETS",
+    "SPECIALS",
+    "SPECIAL_OFFSETS",
+    "check",
+    "chunk_name",
+    "pack",
+    "sparse_cbytes",
+    "special_offset",
     "unpack",
-]  # fmt: skip
+]
 
 SPECIAL_OFFSETS = {Special.ZEROS: -0x7F << 56, Special.NAN: -0x7E << 56, Special.UNINIT: -0x7C << 56}
 """The entry of a chunk that is not stored: 0x81, 0x82 or 0x84 in the top byte, otherwise zeros."""

@@ -35,9 +35,18 @@ from b2array.format.header import FrameType, Header, unpack_header
 from b2array.format.state import State, parse, sized_blocks
 
 __all__ = [
-    "DIGEST_NBYTES", "KEPT", "Kept", "Ledger", "has_room", "ledger_of", "object_name", "pack_state", "sealed",
-    "unpack_state", "unsealed",
-]  # fmt: skip
+    "DIGEST_NBYTES",
+    "KEPT",
+    "Kept",
+    "Ledger",
+    "has_room",
+    "ledger_of",
+    "object_name",
+    "pack_state",
+    "sealed",
+    "unpack_state",
+    "unsealed",
+]
 
 KEPT = ".b2kept"
 """Ending of the objects that hold kept states of a sparse frame."""
@@ -107,10 +116,19 @@ class Kept:
     def pack(self) -> list[Any]:
         """Return the entry as msgpack takes it."""
         return [
-            self.name, self.time, self.message, self.attrs, self.generation,
+            self.name,
+            self.time,
+            self.message,
+            self.attrs,
+            self.generation,
             None if self.shape is None else list(self.shape),
-            self.place, self.nbytes, self.digest, self.suspect, self.group, self.packed,
-        ]  # fmt: skip
+            self.place,
+            self.nbytes,
+            self.digest,
+            self.suspect,
+            self.group,
+            self.packed,
+        ]
 
     @classmethod
     def unpack(cls, content: Any) -> Self:
@@ -236,17 +254,27 @@ def pack_state(state: State, header: bytes) -> bytes:
     The sizes of blocks are left out: they would take most of the room, and only save a request.
     """
     annotations = replace(
-        state.annotations, sizes=None, records=pack_records(state.records), kept=None, commit=None, header=None,
-        recent=b"", group_commit=None, forks_of=None,
-    )  # fmt: skip
+        state.annotations,
+        sizes=None,
+        records=pack_records(state.records),
+        kept=None,
+        commit=None,
+        header=None,
+        recent=b"",
+        group_commit=None,
+        forks_of=None,
+    )
     layers = [
         *([name, raw] for name, raw in state.frame.vlmetalayers if name != LAYER),
         [LAYER, frame.pack_vlmeta(annotations.pack())],
     ]
     content = {
-        "v": _VERSION, "header": fingerprint.with_frame_len(header, 0), "layers": layers,
-        "nchunks": state.frame.nchunks, "index": _pack_index(state),
-    }  # fmt: skip
+        "v": _VERSION,
+        "header": fingerprint.with_frame_len(header, 0),
+        "layers": layers,
+        "nchunks": state.frame.nchunks,
+        "index": _pack_index(state),
+    }
     packed: bytes = msgpack.packb(content, use_bin_type=True, unicode_errors="surrogateescape")
     return sealed(packed)
 
@@ -260,9 +288,13 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
     header = unpack_header(fingerprint.with_frame_len(content["header"], _NO_FRAME_LEN))
     offsets, sizes = _unpack_index(content["index"], content["nchunks"], header)
     described = frame.with_tail(
-        header, offsets=offsets, vlmetalayers=tuple((name, raw) for name, raw in content["layers"]), frame_len=0,
-        fingerprint_type=FINGERPRINT_128, fingerprint=entry.generation,
-    )  # fmt: skip
+        header,
+        offsets=offsets,
+        vlmetalayers=tuple((name, raw) for name, raw in content["layers"]),
+        frame_len=0,
+        fingerprint_type=FINGERPRINT_128,
+        fingerprint=entry.generation,
+    )
     all_sizes = np.zeros((len(offsets), 1 + sized_blocks(described)), np.uint32)
     all_sizes[:, 0] = sizes
     return parse(described).with_tables(all_sizes, None)

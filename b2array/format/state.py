@@ -35,7 +35,7 @@ __all__ = [
     "reshaped",
     "sized_blocks",
     "with_index",
-]  # fmt: skip
+]
 
 _SIZES_LIMIT = 2**22
 """With more entries, a record of all block sizes would exceed its limit anyway."""

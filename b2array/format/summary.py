@@ -78,9 +78,11 @@ def unpack(record: Any) -> Summary:
     if 8 * nchunks > config.limits.index_nbytes:
         raise FormatError(f"expected at most {config.limits.index_nbytes // 8} chunks, found {nchunks}")
     described = frame.with_tail(
-        found, offsets=np.ndarray(nchunks, np.int64, _NOWHERE, strides=(0,)), fingerprint_type=frame.FINGERPRINT_128,
+        found,
+        offsets=np.ndarray(nchunks, np.int64, _NOWHERE, strides=(0,)),
+        fingerprint_type=frame.FINGERPRINT_128,
         fingerprint=fingerprint,
-    )  # fmt: skip
+    )
     layer = described.metalayer("b2nd")
     ndim = layer[2] if layer is not None and len(layer) > 2 else -1
     said = Annotations.unpack(content, itemsize=found.typesize, ndim=ndim, nchunks=nchunks)
