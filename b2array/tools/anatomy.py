@@ -37,9 +37,17 @@ from b2array.store.base import Listed, Store
 from b2array.store.spans import Span
 
 __all__ = [
-    "ChunkSizes", "Field", "Survey", "chunk_map", "context_of", "fields", "frame_nbytes", "listed", "survey",
+    "ChunkSizes",
+    "Field",
+    "Survey",
+    "chunk_map",
+    "context_of",
+    "fields",
+    "frame_nbytes",
+    "listed",
+    "survey",
     "total_nbytes",
-]  # fmt: skip
+]
 
 _WAVE = 1024
 """Number of chunks to look at together."""
@@ -153,9 +161,11 @@ def _survey_of_frame(held: Snapshot) -> Survey:
             if isinstance(place, Location):
                 header = heads[place]
                 kind = header.special.name.lower() if header.special else "raw" if header.memcpyed else ""
-                chunks.append(ChunkSizes(
-                    n, place.start, place.name, header.nbytes, header.cbytes, header.nblocks, kind, _filters(header)
-                ))  # fmt: skip
+                chunks.append(
+                    ChunkSizes(
+                        n, place.start, place.name, header.nbytes, header.cbytes, header.nblocks, kind, _filters(header)
+                    )
+                )
                 nblocks = 0 if header.special else header.nblocks
                 record = checksums.record_nbytes(nblocks) if held.state.has_checksums(n) else 0
                 live[place] = header.cbytes + record

@@ -21,9 +21,18 @@ from b2array.display import tables
 from b2array.grid import chunking
 
 __all__ = [
-    "Compressed", "Measured", "alternatives", "compared", "compressed", "compressions", "duration", "patterns", "rates",
-    "repeated", "timed",
-]  # fmt: skip
+    "Compressed",
+    "Measured",
+    "alternatives",
+    "compared",
+    "compressed",
+    "compressions",
+    "duration",
+    "patterns",
+    "rates",
+    "repeated",
+    "timed",
+]
 
 T = TypeVar("T")
 

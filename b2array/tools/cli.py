@@ -297,11 +297,24 @@ def convert(
     given = {"zarr_format": zarr_format, "compression": compression}
     more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     done = converted(
-        src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks,
-        cparams=cparams, layout=layout, overwrite=overwrite, verify=verify,
-        progress=opts.shows(progress), follow_external=follow_external, at=at, snapshots=snapshots,
-        src_options=options, dst_options=options, **more,
-    )  # fmt: skip
+        src,
+        dst,
+        src_format=src_format,
+        dst_format=dst_format,
+        chunks=chunks,
+        blocks=blocks,
+        cparams=cparams,
+        layout=layout,
+        overwrite=overwrite,
+        verify=verify,
+        progress=opts.shows(progress),
+        follow_external=follow_external,
+        at=at,
+        snapshots=snapshots,
+        src_options=options,
+        dst_options=options,
+        **more,
+    )
     _say(f"{redact_url(dst)}: {done.summary()}")
     return _report(done.failed)
 
@@ -340,10 +353,20 @@ def copy(
             several = members.names != ("",)
     if several or (target is not None and target.building is not None):
         done = converted(
-            src, dst, dst_format=None if target is not None else "b2d", chunks=chunks, blocks=blocks, cparams=cparams,
-            layout=layout, overwrite=overwrite, progress=opts.shows(progress), at=at, snapshots=snapshots,
-            src_options=options, dst_options=options,
-        )  # fmt: skip
+            src,
+            dst,
+            dst_format=None if target is not None else "b2d",
+            chunks=chunks,
+            blocks=blocks,
+            cparams=cparams,
+            layout=layout,
+            overwrite=overwrite,
+            progress=opts.shows(progress),
+            at=at,
+            snapshots=snapshots,
+            src_options=options,
+            dst_options=options,
+        )
         return _report(done.failed)
     held = describing.frame_of(src, options, at)
     if not holds_array(held.frame):
@@ -355,9 +378,17 @@ def copy(
             commit(copied(held, store, frame_type, overwrite=overwrite, progress=shown, kept=states))
         return OK
     creation.copy(
-        NDArray(Handle(held, "r")), dst, chunks=chunks, blocks=blocks, cparams=cparams, layout=layout,
-        overwrite=overwrite, progress=opts.shows(progress), snapshots=snapshots, storage_options=options,
-    ).close()  # fmt: skip
+        NDArray(Handle(held, "r")),
+        dst,
+        chunks=chunks,
+        blocks=blocks,
+        cparams=cparams,
+        layout=layout,
+        overwrite=overwrite,
+        progress=opts.shows(progress),
+        snapshots=snapshots,
+        storage_options=options,
+    ).close()
     return OK
 
 
@@ -380,10 +411,20 @@ def pack(
     options = opts.storage_options(storage)
     src_format, dst_format = (None, BLP) if is_array(src, options) else (BYTES, BLP_BYTES)
     converted(
-        src, dst, src_format=src_format, dst_format=dst_format, cparams=opts.cparams_of(codec, clevel, filters),
-        overwrite=overwrite, verify=verify, progress=opts.shows(progress), src_options=options, dst_options=options,
-        checksum=checksum, offsets=offsets, chunk_size=chunk_size,
-    )  # fmt: skip
+        src,
+        dst,
+        src_format=src_format,
+        dst_format=dst_format,
+        cparams=opts.cparams_of(codec, clevel, filters),
+        overwrite=overwrite,
+        verify=verify,
+        progress=opts.shows(progress),
+        src_options=options,
+        dst_options=options,
+        checksum=checksum,
+        offsets=offsets,
+        chunk_size=chunk_size,
+    )
 
 
 @_command
@@ -410,9 +451,16 @@ def unpack(
             return CORRUPT
         dst_format = None if f.is_array else BYTES
     converted(
-        src, dst, src_format=BLP, dst_format=dst_format, overwrite=overwrite, verify=verify,
-        progress=opts.shows(progress), src_options=options, dst_options=options,
-    )  # fmt: skip
+        src,
+        dst,
+        src_format=BLP,
+        dst_format=dst_format,
+        overwrite=overwrite,
+        verify=verify,
+        progress=opts.shows(progress),
+        src_options=options,
+        dst_options=options,
+    )
     return OK
 
 
@@ -496,9 +544,13 @@ def repair(
 ) -> int:
     """Make frames readable as far as their chunks are intact."""
     done = repairing.repair(
-        url, dry_run=dry_run, backup=backup, trust_order=trust_order, storage_options=opts.storage_options(storage),
+        url,
+        dry_run=dry_run,
+        backup=backup,
+        trust_order=trust_order,
+        storage_options=opts.storage_options(storage),
         progress=opts.shows(progress),
-    )  # fmt: skip
+    )
     return _show(done, as_json)
 
 
@@ -596,9 +648,7 @@ def expire(
     if older_than is None and keep_last is None:
         raise typer.BadParameter("say which snapshots are old", param_hint="--older-than or --keep-last")
     require_frames(find(url, None, options, exists=True)[0], url)
-    dropped = expiring.expire(
-        url, older_than=older_than, keep_last=keep_last, dry_run=dry_run, storage_options=options
-    )  # fmt: skip
+    dropped = expiring.expire(url, older_than=older_than, keep_last=keep_last, dry_run=dry_run, storage_options=options)
     verb = "would drop" if dry_run else "dropped"
     _print(as_json, dropped, [f"{redact_url(url)}: {verb} {', '.join(dropped) or 'nothing'}"])
 

@@ -30,9 +30,18 @@ from b2array.store.secrets import redact_url
 from b2array.tools.results import table
 
 __all__ = [
-    "describe", "difference", "difference_lines", "drawn", "frame_of", "lines", "listed", "opened", "plain", "row",
+    "describe",
+    "difference",
+    "difference_lines",
+    "drawn",
+    "frame_of",
+    "lines",
+    "listed",
+    "opened",
+    "plain",
+    "row",
     "snapshot_row",
-]  # fmt: skip
+]
 
 Members = dict[str, dict[str, Any]]
 """Descriptions of arrays and groups by name."""

@@ -26,10 +26,14 @@ __all__ = ["expire"]
 
 
 def expire(
-    url: str | os.PathLike[str], *, older_than: str | float | timedelta | datetime | None = None,
-    keep_last: int | None = None, dry_run: bool = False, storage_options: Storage = None,
+    url: str | os.PathLike[str],
+    *,
+    older_than: str | float | timedelta | datetime | None = None,
+    keep_last: int | None = None,
+    dry_run: bool = False,
+    storage_options: Storage = None,
     fs: AbstractFileSystem | None = None,
-) -> tuple[str, ...]:  # fmt: skip
+) -> tuple[str, ...]:
     """Drop old snapshots of an array, a super-chunk or a group, in one commit. `vacuum` or `repack` free the space.
 
     A group's snapshots go for all its members. Those that a member has for itself stay: give the member's own URL.

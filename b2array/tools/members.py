@@ -35,9 +35,13 @@ class Members(NamedTuple):
 
 
 def change_each(
-    url: str | os.PathLike[str], storage_options: Storage, change: Callable[[str], R], *, dry_run: bool,
+    url: str | os.PathLike[str],
+    storage_options: Storage,
+    change: Callable[[str], R],
+    *,
+    dry_run: bool,
     outside: Callable[[Directory], Result | None] | None = None,
-) -> R | Results:  # fmt: skip
+) -> R | Results:
     """Change a frame, or every member of a group with files of its own. Errors do not stop the other members.
 
     `outside` is a function for what belongs to no member of a whole group. Its result, if there is one, is named ".".
@@ -74,9 +78,12 @@ def change_each(
 
 
 def each_frame(
-    url: str | os.PathLike[str], storage_options: Storage, frame: Callable[[str], R],
-    group: Callable[[Members], R | Results], other: Callable[[Format, str], R | Results],
-) -> R | Results:  # fmt: skip
+    url: str | os.PathLike[str],
+    storage_options: Storage,
+    frame: Callable[[str], R],
+    group: Callable[[Members], R | Results],
+    other: Callable[[Format, str], R | Results],
+) -> R | Results:
     """Call the function for what is at a URL: a frame, a group, or a file of another format."""
     text = os.fsdecode(url)
     if text.endswith(B2ND.suffixes) and os.path.lexists(text):
@@ -101,9 +108,12 @@ def each_frame(
 
 
 def collected(
-    url: str, home: str, paths: Mapping[str, str], result: Callable[[str], Result | None],
+    url: str,
+    home: str,
+    paths: Mapping[str, str],
+    result: Callable[[str], Result | None],
     error: Exception | None = None,
-) -> Results:  # fmt: skip
+) -> Results:
     """Return the results for members, given by their paths. One that fails does not stop the others."""
     found: dict[str, Result] = {}
     if error is not None:

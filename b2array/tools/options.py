@@ -21,11 +21,38 @@ from b2array.exchange.places import FORMATS
 from b2array.tools.vacuum import in_seconds
 
 __all__ = [
-    "AbsoluteError", "At", "Checksum", "Clevel", "Codec", "DryRun", "Dst", "Extents", "Filters", "Grace", "Json",
-    "Keepbits", "Layout", "Name", "OlderThan", "Overwrite", "Progress", "RelativeError", "SnapshotName", "Snapshots",
-    "Src", "Storage", "Url", "Verify", "age_of", "cparams_of", "error_text", "key_of", "shows", "storage_options",
+    "AbsoluteError",
+    "At",
+    "Checksum",
+    "Clevel",
+    "Codec",
+    "DryRun",
+    "Dst",
+    "Extents",
+    "Filters",
+    "Grace",
+    "Json",
+    "Keepbits",
+    "Layout",
+    "Name",
+    "OlderThan",
+    "Overwrite",
+    "Progress",
+    "RelativeError",
+    "SnapshotName",
+    "Snapshots",
+    "Src",
+    "Storage",
+    "Url",
+    "Verify",
+    "age_of",
+    "cparams_of",
+    "error_text",
+    "key_of",
+    "shows",
+    "storage_options",
     "with_options",
-]  # fmt: skip
+]
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A path, or a URL that fsspec understands.")]
 Src = Annotated[str, typer.Argument(metavar="SRC", help="File or URL to read.")]
@@ -91,10 +118,11 @@ Extents = Annotated[Any, typer.Option(metavar="N,N,...", help="Extents in items.
 Layout = Annotated[
     Any,
     typer.Option(
-        metavar="KIND", help="contiguous (a file), sparse (a directory), or auto.",
+        metavar="KIND",
+        help="contiguous (a file), sparse (a directory), or auto.",
         parser=one_of("auto", "contiguous", "sparse"),
     ),
-]  # fmt: skip
+]
 Name = Annotated[
     Any,
     typer.Option(
@@ -109,10 +137,12 @@ Grace = Annotated[
 OlderThan = Annotated[
     Any,
     typer.Option(
-        "--older-than", metavar="AGE", help="Drop those of this age or more: 90s, 30min, 24h, 7d, or seconds.",
+        "--older-than",
+        metavar="AGE",
+        help="Drop those of this age or more: 90s, 30min, 24h, 7d, or seconds.",
         parser=age_of,
     ),
-]  # fmt: skip
+]
 
 
 def storage_options(storage: Sequence[str] | None) -> dict[str, Any]:

@@ -87,9 +87,15 @@ class Repair(Result):
 
 
 def repair(
-    url: str | os.PathLike[str], *, dry_run: bool = False, backup: bool = True, trust_order: bool = False,
-    storage_options: Storage = None, fs: AbstractFileSystem | None = None, progress: bool = False,
-) -> Repair | Results:  # fmt: skip
+    url: str | os.PathLike[str],
+    *,
+    dry_run: bool = False,
+    backup: bool = True,
+    trust_order: bool = False,
+    storage_options: Storage = None,
+    fs: AbstractFileSystem | None = None,
+    progress: bool = False,
+) -> Repair | Results:
     """Make a frame readable again, as far as its chunks are intact.
 
     The trailer that b2array writes holds a copy of the header and a fingerprint of header, index and trailer. So a
@@ -138,14 +144,16 @@ def repair(
     """
     url, storage_options = address_of(url, storage_options, fs)
     return change_each(
-        url, storage_options, lambda each: _repaired(each, dry_run, backup, trust_order, storage_options, progress),
+        url,
+        storage_options,
+        lambda each: _repaired(each, dry_run, backup, trust_order, storage_options, progress),
         dry_run=dry_run,
-    )  # fmt: skip
+    )
 
 
 def _repaired(
     url: str, dry_run: bool, backup: bool, trust_order: bool, storage_options: Storage, progress: bool
-) -> Repair:  # fmt: skip
+) -> Repair:
     store = open_store(url, storage_options=storage_options)
     if not store.can.write and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
@@ -235,9 +243,11 @@ def _write(held: Snapshot, found: Findings, lost: Collection[int], files: Iterab
     if not held.sparse:
         entries = ledger_of(held.state).entries
         states = [KeptState(entry, state) for entry in entries for state in _readable(held, entry)]
-        commit(copied(
-            held, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version, kept=states,
-        ))  # fmt: skip
+        commit(
+            copied(
+                held, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version, kept=states
+            )
+        )
         return
     kept = held.state.annotations.kept
     if not held.frame.is_ours:

@@ -68,9 +68,13 @@ class Cleanup(Result):
 
 
 def vacuum(
-    url: str | os.PathLike[str], *, grace: str | float = "24h", dry_run: bool = False,
-    storage_options: Storage = None, fs: AbstractFileSystem | None = None,
-) -> Cleanup | Results:  # fmt: skip
+    url: str | os.PathLike[str],
+    *,
+    grace: str | float = "24h",
+    dry_run: bool = False,
+    storage_options: Storage = None,
+    fs: AbstractFileSystem | None = None,
+) -> Cleanup | Results:
     """Remove old files that no commit refers to: of writers that were killed, or of earlier states.
 
     It removes all files of a parallel write together, when the youngest of them is old enough, even if the array was
@@ -118,9 +122,12 @@ def vacuum(
     if unpacked.is_place(os.fsdecode(url), storage_options or {}):
         return _of_archive(os.fsdecode(url), seconds, dry_run, storage_options)
     return change_each(
-        url, storage_options, lambda each: _vacuumed(each, seconds, dry_run, storage_options), dry_run=dry_run,
+        url,
+        storage_options,
+        lambda each: _vacuumed(each, seconds, dry_run, storage_options),
+        dry_run=dry_run,
         outside=lambda group: _outside(group, seconds, dry_run),
-    )  # fmt: skip
+    )
 
 
 def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
@@ -340,9 +347,13 @@ def in_seconds(age: str | float) -> float:
 
 
 def repack(
-    url: str | os.PathLike[str], *, dry_run: bool = False, storage_options: Storage = None,
-    fs: AbstractFileSystem | None = None, progress: bool = False,
-) -> Cleanup | Results:  # fmt: skip
+    url: str | os.PathLike[str],
+    *,
+    dry_run: bool = False,
+    storage_options: Storage = None,
+    fs: AbstractFileSystem | None = None,
+    progress: bool = False,
+) -> Cleanup | Results:
     """Rewrite a contiguous frame without dead space. Sparse frames have none: see `vacuum`.
 
     Parameters

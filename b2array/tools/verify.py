@@ -195,9 +195,14 @@ class Report(Result):
 
 
 def verify(
-    source: str | os.PathLike[str] | NDArray | SChunk | Group, *, deep: bool = False, at: str | None = None,
-    storage_options: Storage = None, fs: AbstractFileSystem | None = None, progress: bool = False,
-) -> Report | Results:  # fmt: skip
+    source: str | os.PathLike[str] | NDArray | SChunk | Group,
+    *,
+    deep: bool = False,
+    at: str | None = None,
+    storage_options: Storage = None,
+    fs: AbstractFileSystem | None = None,
+    progress: bool = False,
+) -> Report | Results:
     """Check whether an array is in order, or all arrays of a group, without changing anything.
 
     Header, index and trailer are compared with their fingerprint. Each chunk's head and its checksum record are
@@ -287,9 +292,7 @@ def _of_group(found: Members, whole: Callable[[str], Report], *, deep: bool, pro
     def frame(path: str) -> Report:
         if not isinstance(home, Archive) and not is_embedded(path):
             return whole(home.address(path))
-        return verified(
-            f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress
-        )  # fmt: skip
+        return verified(f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress)
 
     def each(path: str) -> Report | None:
         if path or isinstance(home, Archive):
@@ -341,9 +344,7 @@ def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) 
         home = source._home
 
         def member(path: str) -> Report:
-            return verified(
-                f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress
-            )  # fmt: skip
+            return verified(f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress)
 
         return collected(source.url, home.url, source._below(), member)
     shown = source._handle.snapshot
@@ -418,9 +419,7 @@ class _KeptFindings:
     problems: list[Problem] = field(default_factory=list)
 
 
-def _inspect_kept(
-    held: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None, progress: bool
-) -> _KeptFindings:  # fmt: skip
+def _inspect_kept(held: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None, progress: bool) -> _KeptFindings:
     """Look at the kept states, and at each chunk that the frame's own index does not name."""
     found = _KeptFindings()
     try:
@@ -470,9 +469,14 @@ def _unreadable(held: Snapshot) -> Iterator[Problem]:
 
 
 def inspect(
-    held: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None = None, progress: bool = False,
-    keep_heads: bool = False, numbers: Sequence[int] | None = None,
-) -> Findings:  # fmt: skip
+    held: Snapshot,
+    *,
+    deep: bool,
+    files: Mapping[str, Listed] | None = None,
+    progress: bool = False,
+    keep_heads: bool = False,
+    numbers: Sequence[int] | None = None,
+) -> Findings:
     """Look at every chunk: at its head, its checksum record and one block, or with `deep` at everything.
 
     The snapshot must not have been read from before. `files` are the store's objects, if it can list them. `numbers`
