@@ -35,9 +35,7 @@ from b2array.store.secrets import redact_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = [
-    "Conversion", "convert", "converted", "is_array", "save_intact",
-]  # fmt: skip
+__all__ = ["Conversion", "convert", "converted", "is_array", "save_intact"]
 
 Url = str | os.PathLike[str]
 Name = Literal["b2nd", "b2d", "b2z", "npy", "zarr", "hdf5", "blp"]
@@ -172,10 +170,24 @@ def convert(
     src, src_options = address_of(src, src_options, src_fs)
     dst, dst_options = address_of(dst, dst_options, dst_fs)
     done = converted(
-        src, dst, src_format=src_format, dst_format=dst_format, chunks=chunks, blocks=blocks, cparams=cparams,
-        layout=layout, overwrite=overwrite, verify=verify, progress=progress, follow_external=follow_external, at=at,
-        snapshots=snapshots, src_options=src_options, dst_options=dst_options, **options,
-    )  # fmt: skip
+        src,
+        dst,
+        src_format=src_format,
+        dst_format=dst_format,
+        chunks=chunks,
+        blocks=blocks,
+        cparams=cparams,
+        layout=layout,
+        overwrite=overwrite,
+        verify=verify,
+        progress=progress,
+        follow_external=follow_external,
+        at=at,
+        snapshots=snapshots,
+        src_options=src_options,
+        dst_options=dst_options,
+        **options,
+    )
     if done.failed:
         listed = "; ".join(": ".join(filter(None, (name, str(error)))) for name, error in done.failed.items())
         errors = done.failed.values()
@@ -225,12 +237,25 @@ class Conversion:
 
 
 def converted(
-    src: Url, dst: Url, *, src_format: str | Format | None = None, dst_format: str | Format | None = None,
-    chunks: Sequence[int] | None = None, blocks: Sequence[int] | None = None, cparams: AnyCParams = None,
-    layout: str = "auto", overwrite: bool = False, verify: bool = False, progress: bool = False,
-    follow_external: bool = False, at: str | None = None, snapshots: bool = True, src_options: Storage = None,
-    dst_options: Storage = None, **options: Any,
-) -> Conversion:  # fmt: skip
+    src: Url,
+    dst: Url,
+    *,
+    src_format: str | Format | None = None,
+    dst_format: str | Format | None = None,
+    chunks: Sequence[int] | None = None,
+    blocks: Sequence[int] | None = None,
+    cparams: AnyCParams = None,
+    layout: str = "auto",
+    overwrite: bool = False,
+    verify: bool = False,
+    progress: bool = False,
+    follow_external: bool = False,
+    at: str | None = None,
+    snapshots: bool = True,
+    src_options: Storage = None,
+    dst_options: Storage = None,
+    **options: Any,
+) -> Conversion:
     """Do what `convert` does, and return the outcome. An array that fails does not stop the others."""
     begun = time.perf_counter()
     from_format, src_url = find(src, src_format, src_options, exists=True, at=at)
@@ -247,9 +272,16 @@ def converted(
     if unknown := sorted(options.keys() - known.get(to_format.name, set())):
         raise TypeError(f"a destination of format {to_format.name} takes no {', '.join(unknown)}")
     wanted = Settings(
-        (), None, None if cparams is None else given_or_default(cparams), layout, overwrite, dst_options, options,
-        (None if chunks is None else tuple(chunks), None if blocks is None else tuple(blocks)), snapshots,
-    )  # fmt: skip
+        (),
+        None,
+        None if cparams is None else given_or_default(cparams),
+        layout,
+        overwrite,
+        dst_options,
+        options,
+        (None if chunks is None else tuple(chunks), None if blocks is None else tuple(blocks)),
+        snapshots,
+    )
     if wanted.cparams is not None and wanted.cparams.allows_errors:
         _check_rounding(to_format, verify=verify)
     failed: dict[str, Exception] = {}
@@ -334,9 +366,11 @@ def _all_converted(
 
     # A group needs no mark of its own if something is in it, or if it is the whole of the destination.
     inhabited = {
-        outer for name in (*tree.names, *tree.attrs) if name
+        outer
+        for name in (*tree.names, *tree.attrs)
+        if name
         for outer in ("", *accumulate(name.split("/")[:-1], "{}/{}".format))
-    } | (set() if split_member(url)[1] else {""})  # fmt: skip
+    } | (set() if split_member(url)[1] else {""})
     with build(url, wanted) as building:
         for name, attrs in ({"": dict} | dict(tree.attrs)).items():
             try:

@@ -13,10 +13,19 @@ import numpy as np
 
 __all__ = ["HIDDEN", "NOT_A_COORDINATE", "attach", "is_only_a_length", "names_of"]
 
-HIDDEN = frozenset({
-    "CLASS", "DIMENSION_LABELS", "DIMENSION_LIST", "NAME", "REFERENCE_LIST", "_NCProperties", "_Netcdf4Coordinates",
-    "_Netcdf4Dimid", "_nc3_strict",
-})  # fmt: skip
+HIDDEN = frozenset(
+    {
+        "CLASS",
+        "DIMENSION_LABELS",
+        "DIMENSION_LIST",
+        "NAME",
+        "REFERENCE_LIST",
+        "_NCProperties",
+        "_Netcdf4Coordinates",
+        "_Netcdf4Dimid",
+        "_nc3_strict",
+    }
+)
 """Attributes that describe dimensions, or the file."""
 
 NOT_A_COORDINATE = "_nc4_non_coord_"

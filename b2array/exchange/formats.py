@@ -45,10 +45,34 @@ from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
 
 __all__ = [
-    "B2ND", "BLP", "BLP_BYTES", "BYTES", "KEPT_BY_FRAMES", "NPY", "Box", "Build", "Building", "Format", "Piece", "Put",
-    "Settings", "Source", "Storage", "Tree", "array_options", "dims_of", "first_bytes", "holds_array", "json_attrs",
-    "local_copy", "lone", "refuse_objects", "require", "sized", "source_of",
-]  # fmt: skip
+    "B2ND",
+    "BLP",
+    "BLP_BYTES",
+    "BYTES",
+    "KEPT_BY_FRAMES",
+    "NPY",
+    "Box",
+    "Build",
+    "Building",
+    "Format",
+    "Piece",
+    "Put",
+    "Settings",
+    "Source",
+    "Storage",
+    "Tree",
+    "array_options",
+    "dims_of",
+    "first_bytes",
+    "holds_array",
+    "json_attrs",
+    "local_copy",
+    "lone",
+    "refuse_objects",
+    "require",
+    "sized",
+    "source_of",
+]
 
 _TEXTS = 2**18
 """Texts of any length that are read together."""
@@ -313,9 +337,17 @@ def source_of(handle: Handle) -> Source:
         return Source(shape, np.dtype("u1"), read, attrs=attrs, stored=lambda: held.cbytes, handle=handle)
     a = NDArray(handle)
     return Source(
-        a.shape, a.dtype, a.__getitem__, a.chunks, a.blocks, dict(a.attrs), a.dims, a.fill_value, lambda: a.cbytes,
+        a.shape,
+        a.dtype,
+        a.__getitem__,
+        a.chunks,
+        a.blocks,
+        dict(a.attrs),
+        a.dims,
+        a.fill_value,
+        lambda: a.cbytes,
         handle,
-    )  # fmt: skip
+    )
 
 
 @contextmanager
@@ -332,12 +364,14 @@ def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Set
         return
     if source.handle is not None and source.is_array:
         options = ArrayOptions(
-            chunks=_chunks(settings), blocks=settings.blocks, cparams=settings.cparams, layout=settings.layout,
-            overwrite=settings.overwrite, storage_options=settings.storage_options,
-        )  # fmt: skip
-        commit(copying.copied(
-            source.handle, url, options, snapshots=settings.snapshots, progress=settings.progress
-        ))  # fmt: skip
+            chunks=_chunks(settings),
+            blocks=settings.blocks,
+            cparams=settings.cparams,
+            layout=settings.layout,
+            overwrite=settings.overwrite,
+            storage_options=settings.storage_options,
+        )
+        commit(copying.copied(source.handle, url, options, snapshots=settings.snapshots, progress=settings.progress))
         return
     commit(drafts.filled(url, source.shape, source.dtype, array_options(source, settings), pieces))
 
@@ -349,10 +383,16 @@ def _chunks(settings: Settings) -> tuple[int, ...] | None:
 def array_options(source: Source, settings: Settings) -> ArrayOptions:
     """Return the options for a new array with everything that belongs to the source."""
     return ArrayOptions(
-        chunks=_chunks(settings), blocks=settings.blocks, fill_value=source.fill,
-        dims=source.dims, attrs=source.attrs, cparams=settings.cparams, layout=settings.layout,
-        overwrite=settings.overwrite, storage_options=settings.storage_options,
-    )  # fmt: skip
+        chunks=_chunks(settings),
+        blocks=settings.blocks,
+        fill_value=source.fill,
+        dims=source.dims,
+        attrs=source.attrs,
+        cparams=settings.cparams,
+        layout=settings.layout,
+        overwrite=settings.overwrite,
+        storage_options=settings.storage_options,
+    )
 
 
 KEPT_BY_FRAMES = frozenset({"attrs", "dims", "fill value", "snapshots"})
@@ -366,9 +406,7 @@ _NPY_MAGIC = b"\x93NUMPY"
 
 
 @contextmanager
-def _tree_mapped(
-    mapped: Callable[[str, str], npt.NDArray[Any]], url: str, storage_options: Storage
-) -> Iterator[Tree]:  # fmt: skip
+def _tree_mapped(mapped: Callable[[str, str], npt.NDArray[Any]], url: str, storage_options: Storage) -> Iterator[Tree]:
     with local_copy(url, storage_options) as path:
         data = mapped(path, redact_url(url))
         source = Source(data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes)
@@ -399,9 +437,14 @@ def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
 
 
 NPY = Format(
-    "npy", (".npy",), partial(_tree_mapped, _mapped), refuse_objects, _write_npy, keeps=frozenset(),
+    "npy",
+    (".npy",),
+    partial(_tree_mapped, _mapped),
+    refuse_objects,
+    _write_npy,
+    keeps=frozenset(),
     magics=(_NPY_MAGIC,),
-)  # fmt: skip
+)
 
 
 # Bytes without a format.
@@ -419,9 +462,15 @@ def _write_bytes(url: str, _: Source, pieces: Iterable[Piece], settings: Setting
 
 
 BYTES = Format(
-    "bytes", (), partial(_tree_mapped, _mapped_bytes), refuse_objects, _write_bytes, sequential=True,
-    keeps=frozenset(), verb="unpacking",
-)  # fmt: skip
+    "bytes",
+    (),
+    partial(_tree_mapped, _mapped_bytes),
+    refuse_objects,
+    _write_bytes,
+    sequential=True,
+    keeps=frozenset(),
+    verb="unpacking",
+)
 
 
 # Bloscpack.
@@ -448,9 +497,14 @@ def _source_of_blp(f: bloscpack.Reader) -> Source:
         return np.frombuffer(found, np.uint8) if isinstance(found, bytes) else np.asarray(found)
 
     return Source(
-        about.shape, about.dtype, read, attrs=attrs if isinstance(attrs, dict) else {},
-        dims=dims_of(meta.get("dims"), len(about.shape)), fill_value=item, stored=lambda: f.cbytes,
-    )  # fmt: skip
+        about.shape,
+        about.dtype,
+        read,
+        attrs=attrs if isinstance(attrs, dict) else {},
+        dims=dims_of(meta.get("dims"), len(about.shape)),
+        fill_value=item,
+        stored=lambda: f.cbytes,
+    )
 
 
 def _check_blp(source: Source, settings: Settings) -> None:
@@ -474,9 +528,13 @@ def _write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
 def _pack(url: str, pieces: Iterable[Piece], settings: Settings, **array: Any) -> None:
     """Write a Bloscpack file: of bytes, or of an array with this shape, dtype and metadata."""
     with bloscpack.create(
-        url, cparams=settings.cparams, overwrite=settings.overwrite, storage_options=settings.storage_options,
-        **array, **settings.options,
-    ) as writer:  # fmt: skip
+        url,
+        cparams=settings.cparams,
+        overwrite=settings.overwrite,
+        storage_options=settings.storage_options,
+        **array,
+        **settings.options,
+    ) as writer:
         for _, values in pieces:
             writer.write(np.ascontiguousarray(values))
 

@@ -101,9 +101,11 @@ def tree_of(home: Home, paths: Mapping[str, str], error: Exception | None = None
 
     groups = {name: path for name, path in paths.items() if is_attrs(name)}
     return Tree(
-        tuple(name for name in paths if name not in groups), opened,
-        {name.removesuffix(ATTRS).rstrip("/"): partial(attrs, path) for name, path in groups.items()}, error,
-    )  # fmt: skip
+        tuple(name for name in paths if name not in groups),
+        opened,
+        {name.removesuffix(ATTRS).rstrip("/"): partial(attrs, path) for name, path in groups.items()},
+        error,
+    )
 
 
 def _frame(
@@ -123,10 +125,20 @@ def _frame(
             made = formats.array_options(source, settings._replace(layout=kind, overwrite=overwrite))
             return drafts.filled(url, source.shape, source.dtype, made, pieces)
         chunks, blocks = settings.given
-        return copying.copied(handle, url, ArrayOptions(
-            chunks=chunks, blocks=blocks, cparams=settings.cparams, layout=kind, overwrite=overwrite,
-            storage_options=storage,
-        ), snapshots=settings.snapshots, group=group)  # fmt: skip
+        return copying.copied(
+            handle,
+            url,
+            ArrayOptions(
+                chunks=chunks,
+                blocks=blocks,
+                cparams=settings.cparams,
+                layout=kind,
+                overwrite=overwrite,
+                storage_options=storage,
+            ),
+            snapshots=settings.snapshots,
+            group=group,
+        )
 
     return ARRAY, new
 
@@ -256,9 +268,15 @@ def _building_into_b2z(address: str, prefix: str, settings: Settings) -> Iterato
 
 def _format(name: str, build: Build, magics: tuple[bytes, ...] = ()) -> Format:
     return Format(
-        name, (f".{name}",), _tree, formats.refuse_objects, formats.lone(build), keeps=formats.KEPT_BY_FRAMES,
-        building=build, magics=magics,
-    )  # fmt: skip
+        name,
+        (f".{name}",),
+        _tree,
+        formats.refuse_objects,
+        formats.lone(build),
+        keeps=formats.KEPT_BY_FRAMES,
+        building=build,
+        magics=magics,
+    )
 
 
 B2D, B2Z = _format("b2d", _building_b2d), _format("b2z", _building_b2z, MAGIC)

@@ -33,9 +33,9 @@ _MAGIC = b"\x89HDF\r\n\x1a\n"
 _OF_NETCDF = "_NCProperties"
 _TEXTS = 2**18
 """As many items of any length are read at once."""
-_PACKING = frozenset({
-    "_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range",
-})  # fmt: skip
+_PACKING = frozenset(
+    {"_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range"}
+)
 """Attributes whose types say something: xarray decodes packed numbers into the type of their scale."""
 
 
@@ -103,9 +103,7 @@ def _opened(h5py: ModuleType, path: str, url: str) -> Any:
         raise FormatError(f"{url}: expected an HDF5 file, found {found} ({error})") from None
 
 
-def _nodes(
-    h5py: ModuleType, node_at: Callable[[str], Any], name: str, place: str
-) -> Iterator[tuple[str, bool]]:  # fmt: skip
+def _nodes(h5py: ModuleType, node_at: Callable[[str], Any], name: str, place: str) -> Iterator[tuple[str, bool]]:
     """Yield what is at a name and below it, and whether it is a group; what cannot be opened is not.
 
     A dataset that only gives netCDF the length of a dimension is left out unless it has the name.
@@ -211,9 +209,15 @@ def _source(node: Any, where: str) -> Source:
         fill = fill.decode("utf-8", "replace") if isinstance(fill, bytes) else 0
     dims = dimension_scales.names_of(h5py, node)
     return Source(
-        node.shape, dtype, read, node.chunks, attrs=_attrs(node, where), dims=dims if any(dims) else None,
-        fill_value=fill, stored=stored,
-    )  # fmt: skip
+        node.shape,
+        dtype,
+        read,
+        node.chunks,
+        attrs=_attrs(node, where),
+        dims=dims if any(dims) else None,
+        fill_value=fill,
+        stored=stored,
+    )
 
 
 def _has_other_bytes(data: Any, where: str) -> bool:
@@ -375,8 +379,13 @@ def _put(file: Any, name: str, source: Source, pieces: Iterable[Piece], settings
 
 
 HDF5 = Format(
-    "hdf5", (".h5", ".hdf5", ".hdf", ".nc"), _tree, _check, formats.lone(partial(_building, most=1)),
-    building=_building, magics=(_MAGIC,),
-)  # fmt: skip
+    "hdf5",
+    (".h5", ".hdf5", ".hdf", ".nc"),
+    _tree,
+    _check,
+    formats.lone(partial(_building, most=1)),
+    building=_building,
+    magics=(_MAGIC,),
+)
 FOLLOWING = HDF5._replace(tree=partial(_tree, follow_external=True))
 """The same, but it reads what links and datasets name in other files."""

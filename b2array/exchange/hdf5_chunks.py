@@ -265,9 +265,13 @@ def check_compression(compression: str, cparams: CParams | None) -> None:
 
 
 def write(
-    data: Any, pieces: Iterable[Piece], fill: Any, compression: str, cparams: CParams | None,
+    data: Any,
+    pieces: Iterable[Piece],
+    fill: Any,
+    compression: str,
+    cparams: CParams | None,
     blocks: Sequence[int] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Compress pieces of whole chunks in threads, and write them to a dataset that `compressing` describes."""
     params = cparams or _DEFAULT
 

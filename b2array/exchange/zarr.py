@@ -196,9 +196,16 @@ def _source(node: Any, where: str) -> Source:
             attrs.setdefault(_MISSING, node.fill_value.item())
     chunks, blocks = (node.shards, node.chunks) if node.shards else (node.chunks, None)
     return Source(
-        tuple(node.shape), np.dtype(node.dtype), read, tuple(chunks), None if blocks is None else tuple(blocks), attrs,
-        None if dims is None else tuple(dims), 0 if node.fill_value is None else node.fill_value, stored,
-    )  # fmt: skip
+        tuple(node.shape),
+        np.dtype(node.dtype),
+        read,
+        tuple(chunks),
+        None if blocks is None else tuple(blocks),
+        attrs,
+        None if dims is None else tuple(dims),
+        0 if node.fill_value is None else node.fill_value,
+        stored,
+    )
 
 
 def _create(url: Any, source: Source, settings: Settings, storage_options: Storage, **more: Any) -> Any:
@@ -223,10 +230,17 @@ def _create(url: Any, source: Source, settings: Settings, storage_options: Stora
         # Zarr warns about types without a specification, but reads them back correctly.
         warnings.simplefilter("ignore")
         return zarr.create_array(
-            url, shape=source.shape, dtype=source.dtype, chunks=chunks,
-            fill_value=fill, attributes=attrs, zarr_format=number, storage_options=storage_options,
-            **dims, **more,
-        )  # fmt: skip
+            url,
+            shape=source.shape,
+            dtype=source.dtype,
+            chunks=chunks,
+            fill_value=fill,
+            attributes=attrs,
+            zarr_format=number,
+            storage_options=storage_options,
+            **dims,
+            **more,
+        )
 
 
 def _codec(cparams: CParams, number: int, itemsize: int) -> Any:
