@@ -340,9 +340,15 @@ class NDArray(Viewable, Indexed):
         return SChunk(self._handle).to_bytes()
 
     def store(
-        self, x: da.Array, region: tuple[slice, ...] | None = None, *, compute: bool = True,
-        return_stored: bool = False, progress: bool = False, scheduler: Any = None,
-    ) -> da.Array | Delayed | None:  # fmt: skip
+        self,
+        x: da.Array,
+        region: tuple[slice, ...] | None = None,
+        *,
+        compute: bool = True,
+        return_stored: bool = False,
+        progress: bool = False,
+        scheduler: Any = None,
+    ) -> da.Array | Delayed | None:
         """Write a dask array, in parallel and as one commit.
 
         Each task encodes a piece of `x` and puts its chunks where no reader looks; when all are there, they are
@@ -392,8 +398,8 @@ class NDArray(Viewable, Indexed):
         [[0, 1, 2, 3, 0, 0], [4, 5, 6, 7, 0, 0]]
         """
         return dask.store(
-            self, x, region, compute=compute, return_stored=return_stored, progress=progress, scheduler=scheduler,
-        )  # fmt: skip
+            self, x, region, compute=compute, return_stored=return_stored, progress=progress, scheduler=scheduler
+        )
 
     def resize(self, shape: SupportsIndex | Sequence[SupportsIndex]) -> None:
         """Give the array another shape, in one commit. New items are the fill value.
@@ -640,9 +646,13 @@ class NDArray(Viewable, Indexed):
 
 
 def array_at(
-    url: Url, mode: Mode = "r", *, offset: int = 0, storage_options: Mapping[str, Any] | None = None,
+    url: Url,
+    mode: Mode = "r",
+    *,
+    offset: int = 0,
+    storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
-) -> NDArray:  # fmt: skip
+) -> NDArray:
     """Open the array whose frame is at a URL. Members of groups are found by the path of their file only.
 
     Raises what `b2array.open` raises, and FormatError for a frame without an array.

@@ -65,10 +65,16 @@ __all__ = [
 
 
 def copied(
-    handle: Handle, url: Url | None, new: ArrayOptions, dtype: npt.DTypeLike | None = None,
-    casting: Casting = "unsafe", *, progress: bool = False, snapshots: bool = False,
+    handle: Handle,
+    url: Url | None,
+    new: ArrayOptions,
+    dtype: npt.DTypeLike | None = None,
+    casting: Casting = "unsafe",
+    *,
+    progress: bool = False,
+    snapshots: bool = False,
     group: CopiedGroup | None = None,
-) -> Draft:  # fmt: skip
+) -> Draft:
     """Return the transaction of a copy of the array that a handle shows, attributes and metalayers included.
 
     Chunks are copied as they are where that is possible; else they are encoded again, a few at a time. With
@@ -111,9 +117,14 @@ def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
 
 
 def _recoded(
-    source: Source, states: Sequence[KeptState], dtype: np.dtype[Any], url: Url | None, new: ArrayOptions, *,
+    source: Source,
+    states: Sequence[KeptState],
+    dtype: np.dtype[Any],
+    url: Url | None,
+    new: ArrayOptions,
+    *,
     progress: bool,
-) -> Draft:  # fmt: skip
+) -> Draft:
     annotations, old = source.state.annotations, source.state.require_layout()
     wanted_chunks, wanted_blocks = _parts(old, dtype, new)
     chunks, blocks = automatic(old.shape, dtype.itemsize, chunks=wanted_chunks, blocks=wanted_blocks)
@@ -122,13 +133,22 @@ def _recoded(
         source.flush()  # an open chunk would not be seen to differ from its earlier content
     earlier = [(entry, held) for entry, held in states if held is not None]
     first = (earlier[0][1] if earlier else source).state.require_layout()
-    draft = new_draft(url, first.shape, dtype, replace(
-        new, chunks=chunks, blocks=blocks,
-        fill_value=_fill(annotations.fill, old.dtype, dtype) if new.fill_value is UNSET else new.fill_value,
-        cparams=cparams_for(source.state.cparams, dtype, interop=new.interop) if new.cparams is None else new.cparams,
-        dims=annotations.dims if new.dims is None else new.dims,
-        meta=metalayers | dict(new.meta or {}),
-    ))  # fmt: skip
+    draft = new_draft(
+        url,
+        first.shape,
+        dtype,
+        replace(
+            new,
+            chunks=chunks,
+            blocks=blocks,
+            fill_value=_fill(annotations.fill, old.dtype, dtype) if new.fill_value is UNSET else new.fill_value,
+            cparams=cparams_for(source.state.cparams, dtype, interop=new.interop)
+            if new.cparams is None
+            else new.cparams,
+            dims=annotations.dims if new.dims is None else new.dims,
+            meta=metalayers | dict(new.meta or {}),
+        ),
+    )
     # Values that may have errors are not rounded again. Some may be exact, from other software.
     given, exact = {*(new.attrs or {})}, new.cparams is None
     total = None if earlier else draft.state.require_layout().nchunks
@@ -148,7 +168,7 @@ def _recoded(
 
 def _follow(
     draft: Draft, before: State | None, source: Source, given: Collection[str], shown: Progress, *, exact: bool
-) -> None:  # fmt: skip
+) -> None:
     """Give a copy the items and attributes of a state, if it has those of the state `before`; None for a new copy."""
     old = source.state.require_layout()
     attrs = source.state.attrs()
@@ -240,9 +260,12 @@ def _has_text(values: npt.NDArray[Any]) -> bool:
 
 
 def computed(
-    shape: Shape, dtype: npt.DTypeLike, compute: Callable[[tuple[slice, ...]], Any], url: Url | None,
+    shape: Shape,
+    dtype: npt.DTypeLike,
+    compute: Callable[[tuple[slice, ...]], Any],
+    url: Url | None,
     options: ArrayOptions,
-) -> Draft:  # fmt: skip
+) -> Draft:
     """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
     draft = new_draft(url, shape, dtype, options)
     with aborting(draft):

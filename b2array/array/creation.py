@@ -39,9 +39,22 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 __all__ = [
-    "asarray", "copy", "create", "empty", "empty_like", "from_blocks", "from_dask", "full", "full_like",
-    "load", "ones", "ones_like", "save", "zeros", "zeros_like",
-]  # fmt: skip
+    "asarray",
+    "copy",
+    "create",
+    "empty",
+    "empty_like",
+    "from_blocks",
+    "from_dask",
+    "full",
+    "full_like",
+    "load",
+    "ones",
+    "ones_like",
+    "save",
+    "zeros",
+    "zeros_like",
+]
 
 
 @spelled_out()
@@ -392,9 +405,15 @@ def copy(
     ((2, 2), True)
     """
     given: CopyKeywords = {
-        "chunks": chunks, "blocks": blocks, "cparams": cparams, "layout": layout, "overwrite": overwrite,
-        "interop": interop, "storage_options": storage_options, "fs": fs,
-    }  # fmt: skip
+        "chunks": chunks,
+        "blocks": blocks,
+        "cparams": cparams,
+        "layout": layout,
+        "overwrite": overwrite,
+        "interop": interop,
+        "storage_options": storage_options,
+        "fs": fs,
+    }
     if isinstance(src, View):
         return src.copy(dst, dtype=dtype, casting=casting, **given)
     with nullcontext(src) if isinstance(src, NDArray) else array_at(src) as source:

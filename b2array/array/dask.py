@@ -36,9 +36,19 @@ if TYPE_CHECKING:
     from dask.delayed import Delayed
 
 __all__ = [
-    "Frozen", "Region", "Write", "check_source", "computed", "final", "from_dask", "gathered", "join",
-    "register_sizeof", "store", "to_dask",
-]  # fmt: skip
+    "Frozen",
+    "Region",
+    "Write",
+    "check_source",
+    "computed",
+    "final",
+    "from_dask",
+    "gathered",
+    "join",
+    "register_sizeof",
+    "store",
+    "to_dask",
+]
 
 Region = tuple[slice, ...]
 
@@ -98,9 +108,7 @@ def _brief(cut: dask_chunks.Cut) -> tuple[int, ...]:
 # Writing.
 
 
-def from_dask(
-    x: da.Array, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions
-) -> Write:  # fmt: skip
+def from_dask(x: da.Array, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Write:
     """Return the graph that stores a dask array as a new one; see `b2array.from_dask`."""
     check_source(x)
     if dtype is not None:
@@ -116,9 +124,15 @@ def from_dask(
 
 
 def store(
-    a: Indexed, x: da.Array, region: Region | None = None, *, compute: bool = True, return_stored: bool = False,
-    progress: bool = False, scheduler: Any = None,
-) -> da.Array | Delayed | None:  # fmt: skip
+    a: Indexed,
+    x: da.Array,
+    region: Region | None = None,
+    *,
+    compute: bool = True,
+    return_stored: bool = False,
+    progress: bool = False,
+    scheduler: Any = None,
+) -> da.Array | Delayed | None:
     """Write a dask array into a region of `a`; see `NDArray.store`."""
     check_source(x)
     if a.mode == "r":
@@ -221,10 +235,19 @@ class Write:
 
         x, axes, key = self.x, tuple(range(self.x.ndim)), self.name("origin")
         return da.blockwise(
-            _put, axes, x, axes, ArraySliceDep(x.chunks), axes, shared=Delayed(key, {key: self.shared}),
-            name=self.name("put"), dtype=object, meta=np.empty((0,) * x.ndim, object),
-            adjust_chunks=dict.fromkeys(axes, lambda _: 1), align_arrays=False,
-        )  # fmt: skip
+            _put,
+            axes,
+            x,
+            axes,
+            ArraySliceDep(x.chunks),
+            axes,
+            shared=Delayed(key, {key: self.shared}),
+            name=self.name("put"),
+            dtype=object,
+            meta=np.empty((0,) * x.ndim, object),
+            adjust_chunks=dict.fromkeys(axes, lambda _: 1),
+            align_arrays=False,
+        )
 
     def run(self, make: Callable[[Handle], Any], compute: bool, progress: bool, scheduler: Any) -> Any:
         """Compute and commit, and make the result of a handle; or return a delayed that does."""
@@ -247,10 +270,17 @@ class Write:
 
         x, axes = self.x, tuple(range(self.x.ndim))
         return da.blockwise(
-            _read, axes, ArraySliceDep(x.chunks), axes, frozen=self._committing(make, frozen=True),
-            region=self.region, name=self.name("stored"), dtype=self.dtype, align_arrays=False,
+            _read,
+            axes,
+            ArraySliceDep(x.chunks),
+            axes,
+            frozen=self._committing(make, frozen=True),
+            region=self.region,
+            name=self.name("stored"),
+            dtype=self.dtype,
+            align_arrays=False,
             meta=np.empty((0,) * x.ndim, self.dtype),
-        )  # fmt: skip
+        )
 
 
 def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[ChangeSet]]:
@@ -401,7 +431,7 @@ def gathered(put: Sequence[Sequence[npt.NDArray[Any]]]) -> list[list[ChangeSet]]
 
 def _commit(
     put: Sequence[Any], shared: Shared[tuple[Origin, Region]], make: Callable[[Handle], Any], frozen: bool
-) -> Any:  # fmt: skip
+) -> Any:
     (changes,) = gathered(put)
     origin, _ = shared.value
     array = make(Handle(finish(origin, changes, again=True), "r+"))

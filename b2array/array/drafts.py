@@ -204,9 +204,13 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
         url, options.layout, options.storage_options, fs=options.fs, overwrite=options.overwrite
     )
     new = frame.create(
-        params, frame_type=frame_type, typesize=layout.itemsize, chunksize=layout.chunk_nbytes,
-        blocksize=layout.block_nbytes, metalayers=[("b2nd", b2nd.pack(layout)), *metalayers],
-    )  # fmt: skip
+        params,
+        frame_type=frame_type,
+        typesize=layout.itemsize,
+        chunksize=layout.chunk_nbytes,
+        blocksize=layout.block_nbytes,
+        metalayers=[("b2nd", b2nd.pack(layout)), *metalayers],
+    )
     zeros = np.broadcast_to(np.int64(special_offset(Special.ZEROS)), (layout.nchunks,))
     extension = dtypes.extension_name(layout.dtype)
     annotations = Annotations(
@@ -227,9 +231,12 @@ def empty_frame(store: Store, *, sparse: bool, replaces: Version | None) -> Draf
 
 
 def filled(
-    url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions,
+    url: Url | None,
+    shape: Shape,
+    dtype: npt.DTypeLike,
+    options: ArrayOptions,
     parts: Iterable[tuple[Any, npt.NDArray[Any]]] = (),
-) -> Draft:  # fmt: skip
+) -> Draft:
     """Return the draft of an array of the fill value, but for parts: keys of slices, and the items there.
 
     It is fastest if each part covers whole chunks.

@@ -392,8 +392,9 @@ def create_schunk(
         raise ValueError(f"typesize must be at least 1, not {typesize}")
     width = typesize if typesize <= 255 else 1
     for name, size, unit, most in (
-        ("chunksize", chunksize, typesize, MAX_CHUNK_NBYTES), ("blocksize", blocksize, width, MAX_BLOCKSIZE)
-    ):  # fmt: skip
+        ("chunksize", chunksize, typesize, MAX_CHUNK_NBYTES),
+        ("blocksize", blocksize, width, MAX_BLOCKSIZE),
+    ):
         if size < 0 or size % unit:
             raise ValueError(f"{name} must be a multiple of the typesize {typesize}, not {size}")
         if size > most:
@@ -405,9 +406,8 @@ def create_schunk(
     layers = encoded_metalayers(meta)
     store, frame_type = place_new(url, layout, storage_options, fs=fs, overwrite=overwrite)
     new = frame.create(
-        params, frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize,
-        metalayers=layers,
-    )  # fmt: skip
+        params, frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize, metalayers=layers
+    )
     state = parse(new, Annotations(cparams=noted_cparams(params)))
     return SChunk(Handle(commit(Draft(store, None, state, overwrite=overwrite)), "r+"))
 

@@ -23,9 +23,14 @@ _ITEMS = 2**16
 
 @takes(NewKeywords)
 def arange(
-    start: Any, stop: Any = None, step: Any = None, dtype: npt.DTypeLike | None = None, *, url: Url | None = None,
+    start: Any,
+    stop: Any = None,
+    step: Any = None,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    url: Url | None = None,
     **options: Unpack[NewKeywords],
-) -> NDArray:  # fmt: skip
+) -> NDArray:
     """Make an array of numbers or dates at equal distances, as `numpy.arange`.
 
     It is at `url`, or in memory if that is left out. The other options are those of `b2array.create`.
@@ -56,9 +61,15 @@ def arange(
 
 @takes(NewKeywords)
 def linspace(
-    start: Any, stop: Any, num: SupportsIndex = 50, *, endpoint: bool = True, dtype: npt.DTypeLike | None = None,
-    url: Url | None = None, **options: Unpack[NewKeywords],
-) -> NDArray:  # fmt: skip
+    start: Any,
+    stop: Any,
+    num: SupportsIndex = 50,
+    *,
+    endpoint: bool = True,
+    dtype: npt.DTypeLike | None = None,
+    url: Url | None = None,
+    **options: Unpack[NewKeywords],
+) -> NDArray:
     """Make an array of `num` numbers at equal distances from `start` to `stop`, as `numpy.linspace`.
 
     The last one is `stop`, unless `endpoint` is False. Other options as for `arange`.
@@ -86,9 +97,14 @@ def linspace(
 
 @takes(NewKeywords)
 def eye(
-    N: SupportsIndex, M: SupportsIndex | None = None, k: SupportsIndex = 0,  # noqa: N803 - as in NumPy
-    dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Unpack[NewKeywords],
-) -> NDArray:  # fmt: skip
+    N: SupportsIndex,  # noqa: N803 - as in NumPy
+    M: SupportsIndex | None = None,  # noqa: N803 - as in NumPy
+    k: SupportsIndex = 0,
+    dtype: npt.DTypeLike = float,
+    *,
+    url: Url | None = None,
+    **options: Unpack[NewKeywords],
+) -> NDArray:
     """Make an array of zeros with ones on the diagonal `k`, as `numpy.eye`; other options as for `arange`.
 
     Examples

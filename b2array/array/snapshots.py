@@ -27,9 +27,18 @@ from b2array.format.state import State
 from b2array.grid.layout import Layout
 
 __all__ = [
-    "Box", "SnapshotInfo", "check_snapshot_name", "checked_entry", "differences", "differing", "drop", "keep", "listed",
-    "restore", "snapshot_info",
-]  # fmt: skip
+    "Box",
+    "SnapshotInfo",
+    "check_snapshot_name",
+    "checked_entry",
+    "differences",
+    "differing",
+    "drop",
+    "keep",
+    "listed",
+    "restore",
+    "snapshot_info",
+]
 
 _NAME_NBYTES = 255
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -84,9 +93,15 @@ def check_snapshot_name(name: str) -> str:
 
 
 def keep(
-    handle: Handle, name: str, message: str, attrs: Mapping[str, Any] | None, *, replace: bool, group: bytes = b"",
+    handle: Handle,
+    name: str,
+    message: str,
+    attrs: Mapping[str, Any] | None,
+    *,
+    replace: bool,
+    group: bytes = b"",
     when: float | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Keep the state that a handle shows, or that its transaction makes, under a name."""
     entry = checked_entry(name, message, attrs, group=group, when=when)
     handle.require_writable()
