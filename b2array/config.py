@@ -18,9 +18,17 @@ from typing import Any, Final
 import numpy as np
 
 __all__ = [
-    "Limits", "cache_bytes", "coalesce_gap", "durable", "limits", "retries", "threads", "using", "verify",
+    "Limits",
+    "cache_bytes",
+    "coalesce_gap",
+    "durable",
+    "limits",
+    "retries",
+    "threads",
+    "using",
+    "verify",
     "write_buffer_bytes",
-]  # fmt: skip
+]
 
 HEADER_LEN = 32
 """Size in bytes of a chunk's header."""

@@ -33,8 +33,18 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
         ("storage_options", _STORAGE),
     ),
     **dict.fromkeys(
-        ("clevel", "codec", "complevel", "compression", "compression_level", "compression_opts", "compressor",
-         "compressors", "filters", "shuffle"),
+        (
+            "clevel",
+            "codec",
+            "complevel",
+            "compression",
+            "compression_level",
+            "compression_opts",
+            "compressor",
+            "compressors",
+            "filters",
+            "shuffle",
+        ),
         ("cparams", _COMPRESSION),
     ),
     **dict.fromkeys(("file", "filename", "fname", "path", "urlpath", "store"), ("url", _PLACE)),
@@ -51,7 +61,7 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
     "name": ("url", _PLACE),
     "order": ("chunks", "items are stored in C order"),
     "shards": ("chunks", "chunks= says how much is stored at once, blocks= how much of it is read alone"),
-}  # fmt: skip
+}
 """What other libraries call an argument: which keyword the function must have, and what to write instead."""
 
 
