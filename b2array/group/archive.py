@@ -10,7 +10,8 @@ import io
 import re
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from b2array.engine.manifest import EMBEDDED, MANIFEST, check_path, is_embedded,
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError, located
 from b2array.group import embedded
 from b2array.group.members import Members
-from b2array.store.base import Stamp, Store, stale_reader
+from b2array.store.base import Stamp, Store, in_one_state, stale_reader
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, UNFINISHED
 from b2array.store.open import open_store
 from b2array.store.open_file import BinaryFile
@@ -96,11 +97,21 @@ class Archive:
         stamp, entries, _ = self._state()
         if sum(entry.nbytes for entry in entries.values()) > stamp.size:
             raise FormatError(f"{self.url}: expected files beside each other, found some in the place of others")
-        with zipfile.ZipFile(_File(self.store, stamp)) as opened:
+        with self._of_one_archive(stamp), zipfile.ZipFile(_File(self.store, stamp)) as opened:
             for info in opened.infolist():
                 path = _path_of(info)
                 if path in entries and is_content(path):
                     located(f"{self.url}: {path}", partial(self._copy, opened, info, entries[path], target))
+
+    @contextmanager
+    def _of_one_archive(self, stamp: Stamp) -> Iterator[None]:
+        """Raise ConflictError instead of FormatError in the block if the archive was replaced: it is not damaged."""
+        try:
+            yield
+        except FormatError:
+            if stamp.version is not None and self.store.stamp("").version != stamp.version:
+                raise stale_reader(self.url) from None
+            raise
 
     @staticmethod
     def _copy(opened: zipfile.ZipFile, info: zipfile.ZipInfo, entry: _Entry, target: Store) -> None:
@@ -113,22 +124,27 @@ class Archive:
             raise FormatError(f"expected a file in the archive, found other bytes ({error})") from None
 
     def _state(self) -> tuple[Stamp, dict[str, _Entry], Members]:
-        known = self._known
-        if known is None:
-            stamp = self.store.stamp("")
+        if self._known is None:
+            self._known = in_one_state(self._read)
+        return self._known
+
+    def _read(self) -> tuple[Stamp, dict[str, _Entry], Members]:
+        stamp = self.store.stamp("")
+        with self._of_one_archive(stamp):
             entries = located(self.url, lambda: _entries(self.store, stamp))
             inner = embedded.members(SChunk(self._open(EMBEDDED, stamp, entries))) if EMBEDDED in entries else {}
-            known = self._known = stamp, entries, Members({**inner, **members_among(entries)})
-        return known
+        return stamp, entries, Members({**inner, **members_among(entries)})
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
         """Open a member by its path. It must be one file, and neither compressed nor encrypted."""
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an archive: open_group(url, 'a') opens it as a whole for changes")
         stamp, entries, _ = self._state()
-        if is_embedded(path):
-            return embedded.open_embedded(SChunk(self._open(EMBEDDED, stamp, entries)), path)
-        return self._open(path, stamp, entries)
+        with self._of_one_archive(stamp):
+            if is_embedded(path):
+                return embedded.open_embedded(SChunk(self._open(EMBEDDED, stamp, entries)), path)
+            return self._open(path, stamp, entries)
+        raise AssertionError  # for the type checker
 
     def _open(self, path: str, stamp: Stamp, entries: Mapping[str, _Entry]) -> Handle:
         entry, where = entries.get(path), f"{self.url}: {path}"

@@ -897,6 +897,30 @@ def test_an_archive_that_was_replaced_is_noticed(tmp_path: Path) -> None:
     assert list(group) == ["a", "more", "s", "small"]
 
 
+@pytest.mark.parametrize("released", [False, True])
+def test_an_archive_with_other_bytes_in_the_place_of_a_member_was_replaced_not_damaged(
+    tmp_path: Path, released: bool
+) -> None:
+    path = tmp_path / "g.b2z"
+
+    def write(rows: int) -> None:
+        with open_group(path, "w") as group:
+            group["a"], group["b"] = np.random.default_rng(0).random((rows, 100)), np.zeros(3)
+            group.attrs["rows"] = rows
+
+    write(10)
+    group = open_group(path)
+    assert group["b"][0] == 0
+    write(500)
+    if released:  # the system may allow few open files
+        group._home.store.release()
+    for ask in (lambda: group["b"], lambda: group.attrs["rows"]):
+        with pytest.raises(ConflictError, match="changed since it was opened"):
+            ask()
+    group.refresh()
+    assert group.attrs["rows"] == 500
+
+
 def test_a_directory_that_is_no_group_is_refused_without_looking_below_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
