@@ -117,15 +117,20 @@ class _File:
         self.known.add(expected)
 
     def read(self, start: int, stop: int, *, clip: bool = False) -> memoryview:
-        size = os.fstat(self.fd).st_size
-        if clip:
-            start, stop = min(start, size), min(stop, size)
-        elif stop > size:
-            raise too_short(self.path, start, stop, size - start)
-        view = np.empty(stop - start, np.uint8).data
-        if view:
-            self.read_into([view], start)
-        return view
+        """Read a range; with `clip`, as much of it as there is. Meanwhile a writer may cut off an unfinished commit."""
+        while True:
+            size = os.fstat(self.fd).st_size
+            if stop > size and not clip:
+                raise too_short(self.path, start, stop, size - start)
+            view = np.empty(max(0, min(stop, size) - start), np.uint8).data
+            try:
+                if view:
+                    self.read_into([view], start)
+            except FormatError:
+                if not clip:
+                    raise
+            else:
+                return view
 
     def read_into(self, views: list[memoryview], start: int) -> None:
         """Fill views with the bytes from `start` on."""

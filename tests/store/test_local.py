@@ -132,6 +132,41 @@ def test_much_is_read_from_a_file_that_was_replaced_or_removed_meanwhile(file, m
     assert store.gather([Span("", 0, len(CONTENT))], [0], len(CONTENT)) == CONTENT
 
 
+def test_what_is_cut_off_while_it_is_read_was_no_part_of_the_frame(tmp_path, monkeypatch):
+    """A killed writer leaves bytes behind the frame, and the next one cuts them off."""
+    url = tmp_path / "a.b2nd"
+    b2array.zeros((4, 100), url=url, chunks=(1, 100))
+    with url.open("ab") as remains:
+        remains.write(bytes(9000))
+    original = disk.read_into
+
+    def meanwhile(fd, views, offset):
+        monkeypatch.setattr(disk, "read_into", original)
+        b2array.open(url, mode="r+")[0] = 1
+        return original(fd, views, offset)
+
+    monkeypatch.setattr(disk, "read_into", meanwhile)
+    reader = b2array.open(url)
+    assert set(reader[...].ravel().tolist()) <= {0, 1}
+    assert b2array.open(url)[0, 0] == 1
+
+
+def test_a_read_that_is_cut_off_gives_what_is_left_only_where_less_is_allowed(file, monkeypatch):
+    original, store = disk.read_into, LocalStore(file)
+
+    def meanwhile(fd, views, offset):
+        monkeypatch.setattr(disk, "read_into", original)
+        os.truncate(file, 150)
+        return original(fd, views, offset)
+
+    monkeypatch.setattr(disk, "read_into", meanwhile)
+    assert read(store, ("", 100, 200), clip=True) == [CONTENT[100:150]]
+    file.write_bytes(CONTENT)
+    monkeypatch.setattr(disk, "read_into", meanwhile)
+    with pytest.raises(FormatError, match="expected 100 bytes at 100, found 50"):
+        read(store, ("", 100, 200))
+
+
 def test_a_platform_without_preadv_reads_the_same(file, monkeypatch):
     monkeypatch.delattr(os, "preadv", raising=False)
     spec = importlib.util.spec_from_file_location("disk_without_preadv", disk.__file__)
