@@ -39,7 +39,15 @@ from b2array.format.header import FrameType
 from b2array.format.kept import ledger_of
 from b2array.format.state import State
 from b2array.progress import Progress
-from b2array.store.base import Store, Version, attempts, durability, may_still_happen, too_many_conflicts
+from b2array.store.base import (
+    Store,
+    Version,
+    attempts,
+    create_under_own_name,
+    durability,
+    may_still_happen,
+    too_many_conflicts,
+)
 from b2array.store.spans import Span
 
 __all__ = ["commit", "copied", "renew", "stage"]
@@ -274,8 +282,7 @@ def _require_files(made: Plan, draft: Draft) -> None:
 def _make_objects(made: Plan, draft: Draft) -> None:
     """Make the objects that the new state refers to. If the commit fails, `vacuum` removes them."""
     for name, content in made.objects.items():
-        with suppress(FileExistsError):  # nobody else has this random name: the answer to our request was lost
-            draft.store.create(name, content)
+        create_under_own_name(draft.store, name, content)
 
 
 def _write(made: Plan, draft: Draft, current: Snapshot | None) -> Version | None:

@@ -74,7 +74,16 @@ from b2array.group.kept import (
 )  # fmt: skip
 from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
-from b2array.store.base import MISSING, Head, Version, attempts, conflict, may_still_happen, too_many_conflicts
+from b2array.store.base import (
+    MISSING,
+    Head,
+    Version,
+    attempts,
+    conflict,
+    create_under_own_name,
+    may_still_happen,
+    too_many_conflicts,
+)
 from b2array.workers.fork import origin_of
 
 __all__ = ["Transaction", "changing", "committing"]
@@ -545,7 +554,7 @@ class Transaction(Changes):
         if has_room(others, packed):
             return replace(entry, generation=digest, place=0, nbytes=len(packed), digest=digest, packed=packed)
         self._lists.append(object_name(place))
-        self._view.store.create(object_name(place), packed)
+        create_under_own_name(self._view.store, object_name(place), packed)
         self._view.store_of(object_name(place)).force()
         return replace(entry, generation=digest, place=place, nbytes=len(packed), digest=digest, packed=b"")
 
@@ -801,7 +810,7 @@ class Transaction(Changes):
         aside = view.store_of(staged_path(path, token, sparse=draft.sparse))
 
         def put(pieces: Iterable[Buffer]) -> None:
-            aside.create("", pieces)
+            create_under_own_name(aside, "", pieces)
             aside.force()
 
         note = self._note(draft, path, number)

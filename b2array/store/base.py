@@ -41,6 +41,7 @@ __all__ = [
     "Tail",
     "Version",
     "attempts",
+    "create_under_own_name",
     "durability",
     "in_one_state",
     "may_still_happen",
@@ -486,6 +487,15 @@ def pause(attempt: int) -> float:
 
 def _count(store: Store) -> int:
     return config.retries * (_PATIENCE if store.can.compare else 1) + 1
+
+
+def create_under_own_name(store: Store, name: str, data: Buffer | Iterable[Buffer]) -> None:
+    """Create an object under a random name, which nobody else has.
+
+    If there is one already, the client has repeated a request that had succeeded, because its answer was lost.
+    """
+    with suppress(FileExistsError):
+        store.create(name, data)
 
 
 def may_still_happen(store: Store, error: BaseException) -> bool:
