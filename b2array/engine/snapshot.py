@@ -296,7 +296,10 @@ def unknown_name(url: str, name: str, names: Iterable[str]) -> KeyError:
 
 
 def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
-    """Return states that the frame of a snapshot keeps, with one wave of requests."""
+    """Return states that the frame of a snapshot keeps, with one wave of requests.
+
+    FormatError: one is lost. ConflictError: so it seems, but the frame has changed since it was read.
+    """
     spans, known = {}, {}
     for entry in entries:
         base = 0 if held.sparse else held.start + held.frame.header_len + entry.place
@@ -313,6 +316,9 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
         if len(entries) > 1:  # to name the one that is lost
             return [found for entry in entries for found in kept_states(held, [entry])]
         (entry,) = entries
+        stale = held.staleness()
+        if stale is not None:  # the frame was deleted, or the state was dropped, since the frame was read
+            raise stale from None
         raise FormatError(
             f"{held.url}: snapshot {entry.name!r}: expected its index of {entry.nbytes} bytes, found none"
         ) from error

@@ -224,7 +224,12 @@ class Moment:
     def held(self, path: str) -> Snapshot:
         """Return the state of a member. Raises what `open` raises."""
         for is_last in (False, True):
-            found = self._found(path)
+            try:
+                found = self._found(path)
+            except ConflictError:
+                if is_last:
+                    raise
+                found = None
             if found is not None:
                 return found
             if not is_last:  # the member may have been retired meanwhile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from b2array.codec import encode
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.fetch import fetch
-from b2array.engine.snapshot import load
+from b2array.engine.snapshot import kept_states, ledger_in, load
 from b2array.engine.source import ChunkRequest, Location
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.format.header import FrameType
@@ -99,6 +100,29 @@ def test_a_snapshot_of_a_file_that_is_gone_says_so(frames, tmp_path):
     held = opened(tmp_path / "copy", "contiguous")
     (tmp_path / "copy" / "contiguous").unlink()
     assert "was deleted since" in str(held.staleness())
+
+
+@LAYOUTS
+@pytest.mark.parametrize("change", ["delete", "replace", "damage"])
+def test_a_kept_state_that_cannot_be_read_is_lost_only_if_the_frame_is_the_same(tmp_path, layout, change):
+    url = tmp_path / "a.b2nd"
+    a = b2array.asarray(np.zeros(8), url=url, layout=layout, attrs={"noise": np.random.default_rng(0).bytes(5000)})
+    a.snapshot("then")
+    held = opened(tmp_path, "a.b2nd")
+    entries = ledger_in(held).entries
+    assert not entries[0].packed  # it is an object, or a part of the file, by itself
+    held.store.close()
+    if change == "damage" and layout == "sparse":
+        (lost,) = url.glob("*.b2kept")
+        lost.unlink()
+    elif change == "damage":
+        os.truncate(url, held.frame.header_len + entries[0].place)
+    else:
+        shutil.rmtree(url) if layout == "sparse" else url.unlink()
+        if change == "replace":
+            b2array.zeros(3, url=url, layout=layout)
+    with pytest.raises(FormatError if change == "damage" else ConflictError):
+        kept_states(held, entries)
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "403"), TimeoutError("too late"), OSError("broken")])
