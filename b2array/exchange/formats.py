@@ -40,6 +40,7 @@ from b2array.grid.partition import boxes
 from b2array.group.addressing import face, split_member
 from b2array.group.directory import copy_of
 from b2array.group.kept import Moment
+from b2array.store import disk
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
@@ -430,6 +431,7 @@ def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
     require_free(store, {"": _NPY_MAGIC}, "a .npy file", overwrite=settings.overwrite)
     with AtomicFile(store, overwrite=settings.overwrite) as path:
         out = np.lib.format.open_memmap(path, "w+", source.dtype, source.shape)
+        disk.allocate(path, out.offset)
         for box, values in pieces:
             out[box] = values
         out.flush()

@@ -169,12 +169,17 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
             whole.check_replaceable(home)
         whole.complete(home)
         home.recover()
-    with _building_in(home, prefix, settings, made=made) as building:
-        yield building
+    try:
+        with _building_in(home, prefix, settings) as building:
+            yield building
+    except BaseException:
+        if made:
+            whole.discard(home)  # left empty, it would refuse the next attempt
+        raise
 
 
 @contextmanager
-def _building_in(home: Directory, prefix: str, settings: Settings, *, made: bool) -> Iterator[Building]:
+def _building_in(home: Directory, prefix: str, settings: Settings) -> Iterator[Building]:
     """Write members into a group in one commit; in place of all others, if there is no prefix."""
     storage = settings.storage_options or {}
     changes = Transaction(home, None if prefix else "")
@@ -211,8 +216,6 @@ def _building_in(home: Directory, prefix: str, settings: Settings, *, made: bool
             changes.copy_snapshots(moments)
     except BaseException:
         changes.abort()
-        if made:
-            whole.discard(home)  # left empty, it would refuse the next attempt
         raise
     changes.commit()
 
@@ -258,7 +261,7 @@ def _building_into_b2z(address: str, prefix: str, settings: Settings) -> Iterato
         )
     home = unpacked(address, storage, "r+", resume=None)
     try:
-        with _building_in(home, prefix, settings, made=False) as building:
+        with _building_in(home, prefix, settings) as building:
             yield building
     except BaseException:
         home.discard()

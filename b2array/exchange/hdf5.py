@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Sou
 from b2array.format import foreign
 from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member
+from b2array.store import disk
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
@@ -317,7 +319,8 @@ def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterat
                     )
                 if name:
                     shutil.copyfile(old, path)
-        with h5py.File(path, "a") as file:
+        with _closing(h5py.File(path, "a"), path) as file:
+            _reserve(file)
             written: dict[str, Sequence[str | None]] = {}
 
             def full(inner: str) -> str:
@@ -347,7 +350,31 @@ def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterat
                 written[where] = source.dims or ()
 
             yield Building(put, lambda inner, attrs: _set_attrs(file.require_group(full(inner) or "/"), attrs))
+            _reserve(file)
             dimension_scales.attach(h5py, file, {path: names for path, names in written.items() if any(names)})
+
+
+_METADATA_NBYTES = 2**20
+"""What attributes, indexes of chunks and other metadata may take, at most, until room is reserved again."""
+_ITEM_NBYTES = 64
+"""What HDF5 may need for an item whose size differs, besides its bytes."""
+
+
+@contextmanager
+def _closing(file: Any, path: str) -> Iterator[Any]:
+    """Close a file, and give back the room that it did not need."""
+    with file:
+        yield file
+    os.truncate(path, Path(path).stat().st_size)
+
+
+def _reserve(file: Any, nbytes: int = 0) -> None:
+    """Reserve room for so many more bytes, and for metadata; OSError if there is none.
+
+    HDF5 cannot close a file that it could not write: it ends the process later.
+    """
+    file.flush()
+    disk.reserve(file.filename, file.id.get_filesize() + nbytes + nbytes // 8 + _METADATA_NBYTES)
 
 
 def _put(file: Any, name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
@@ -369,13 +396,22 @@ def _put(file: Any, name: str, source: Source, pieces: Iterable[Piece], settings
         options["fillvalue"] = str(source.fill)
     else:
         options["fillvalue"] = np.asarray(source.fill).view(dtype) if source.dtype.kind in "mM" else source.fill
+    _reserve(file)
     data = file.create_dataset(name, source.shape, dtype, **options)
     _set_attrs(data, _typed(source))
+    pieces = _with_room(file, pieces)
     if is_direct:
         hdf5_chunks.write(data, pieces, source.fill, compression, settings.cparams, settings.blocks)
         return
     for box, values in pieces:
         data[box] = values.astype(object) if is_text else values.view(dtype)
+
+
+def _with_room(file: Any, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Reserve room for each piece before HDF5 gets it."""
+    for box, values in pieces:
+        _reserve(file, values.nbytes + (values.size * _ITEM_NBYTES if values.dtype.kind in "OU" else 0))
+        yield box, values
 
 
 HDF5 = Format(

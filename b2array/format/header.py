@@ -40,7 +40,7 @@ FIXED_LEN = 87
 HEADER_FIELDS = (
     ("magic", 2, "8s", "says that this is a frame"),
     ("header_size", 11, ">i", "bytes of the header"),
-    ("frame_size", 16, ">Q", "bytes of the frame; behind them is an aborted commit"),
+    ("frame_size", 16, ">Q", "bytes of the frame"),
     ("general_flags", 25, "B", "bits 0-3: format version; 4-5: width of the offsets; 6: chunks, 7: blocks of any size"),
     ("frame_type", 26, "B", "0: contiguous, 1: sparse"),
     ("codec_flags", 27, "B", "bits 0-3: codec; 4-7: level"),

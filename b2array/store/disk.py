@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import stat
 import sys
 import threading
@@ -17,11 +18,13 @@ from b2array.store.descriptors import open_descriptor
 from b2array.store.endings import TEMPORARY
 
 __all__ = [
-    "READ", "exchange", "flush", "inherit", "make_directories", "read_into", "rename_exclusively",
-    "rename_to_free_name", "swap", "sync_directory",
+    "READ", "allocate", "exchange", "flush", "inherit", "make_directories", "read_into", "rename_exclusively",
+    "rename_to_free_name", "reserve", "swap", "sync_directory",
 ]  # fmt: skip
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_FALLOC_FL_KEEP_SIZE = 1
+_ZEROS = bytes(2**20)
 
 try:
     from os import preadv as read_into
@@ -64,6 +67,73 @@ def flush(file: Any, *steps: str) -> None:
     file.flush()
     if durability() in steps:
         os.fsync(file.fileno())
+
+
+def allocate(path: str, start: int) -> None:
+    """Give a new file room on the disk for all of its bytes, zeros from `start` on; OSError if it is full.
+
+    Writing to a hole through a memory map ends the process if the disk is full.
+    """
+    with open(path, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= start or _allocates(file.fileno(), start, size - start, path):
+            return
+        file.seek(start)
+        file.writelines(_ZEROS[: size - first] for first in range(start, size, len(_ZEROS)))
+
+
+def _allocates(fd: int, start: int, nbytes: int, path: str) -> bool:
+    """Give a part of a file room; return whether the system can; OSError if the disk is full."""
+    if sys.platform == "win32" or sys.platform == "darwin":
+        return False
+    try:
+        os.posix_fallocate(fd, start, nbytes)
+    except OSError as error:
+        _require_room(error.errno or 0, path)
+        return False
+    return True
+
+
+def _require_room(number: int, path: str) -> None:
+    """Raise OSError if a call failed for want of room, and not because the file system lacks it."""
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        raise OSError(number, os.strerror(number), path)
+
+
+def reserve(path: str, nbytes: int) -> None:
+    """Reserve room for a file that will have as many bytes, without a change of its size; OSError if the disk is full.
+
+    A caller that must not see a failing write asks first. Truncating the file to its size gives the room back.
+    Systems that cannot reserve room compare it with what is free now.
+    """
+    if sys.platform != "win32":
+        import resource
+
+        most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if most != resource.RLIM_INFINITY and nbytes > most:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+    size = os.stat(path).st_size
+    if nbytes > size and not _reserves(path, size, nbytes) and shutil.disk_usage(path).free < nbytes - size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+def _reserves(path: str, start: int, stop: int) -> bool:
+    """Reserve room; return whether the system can; OSError if the disk is full."""
+    if sys.platform != "linux":
+        return False
+    try:
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    except AttributeError:  # another C library
+        return False
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        if fallocate(fd, _FALLOC_FL_KEEP_SIZE, start, stop - start) == 0:
+            return True
+        _require_room(ctypes.get_errno(), path)
+    finally:
+        os.close(fd)
+    return False
 
 
 def make_directories(path: str) -> None:

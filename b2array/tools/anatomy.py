@@ -52,6 +52,9 @@ __all__ = [
 _WAVE = 1024
 """Number of chunks to look at together."""
 
+_SHOWN_NBYTES = 16
+"""Number of bytes behind a frame to show."""
+
 _SHADES = "░▒▓█"
 _MAP_COLUMNS, _MAP_ROWS = 64, 40
 
@@ -298,6 +301,18 @@ def _fields_of_frame(held: Snapshot) -> Iterator[Field]:
     if border:
         yield from _index(head, tail[:border], start)
     yield from _trailer(head, tail[border:], start + border)
+    yield from _spare(held, stop)
+
+
+def _spare(held: Snapshot, stop: int) -> Iterator[Field]:
+    """Yield the bytes behind a frame that fills its file, if there are any."""
+    if held.start:
+        return
+    nbytes = held.store.stamp(held.name).size - stop
+    if nbytes > 0:
+        (raw,) = held.store.read([Span(held.name, stop, stop + min(nbytes, _SHOWN_NBYTES))])
+        meaning = "no part of the frame: room, or what a commit that did not end has left"
+        yield Field("spare", stop, bytes(raw), "spare", f"{nbytes} bytes", meaning)
 
 
 def _placed(table: Iterable[HeaderField]) -> Iterator[tuple[str, int, str, str]]:
