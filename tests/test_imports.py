@@ -35,7 +35,7 @@ ALLOWED = {
     "exchange": {"array", "bloscpack", "codec", "display", "engine", "format", "grid", "group", "store", "threads"},
 }
 
-REQUIRED = {"fsspec", "isal", "msgpack", "numcodecs", "numpy", "zstandard"}
+REQUIRED = {"fsspec", "msgpack", "numcodecs", "numpy", "zlib_ng", "zstandard"}
 OPTIONAL = {
     "aiohttp": {"store.http"},
     "aiobotocore": {"store.s3"},

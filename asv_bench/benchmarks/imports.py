@@ -7,4 +7,4 @@ def timeraw_b2array() -> str:
 
 def timeraw_dependencies() -> str:
     """What b2array cannot do without, for comparison."""
-    return "import fsspec, isal.isal_zlib, msgpack, numcodecs, numpy, zstandard"
+    return "import fsspec, msgpack, numcodecs, numpy, zlib_ng.zlib_ng, zstandard"

@@ -16,8 +16,10 @@ from b2array.buffers import Buffer
 from b2array.codec import chunk
 from b2array.errors import ChecksumError
 
-try:  # ten times as fast as zlib, so that verifying costs next to nothing
-    from isal.isal_zlib import crc32
+try:
+    # Ten times as fast as zlib, so that verifying costs next to nothing. ISA-L is as fast, but leaves the upper halves
+    # of vector registers in use: on some processors NumPy's sums then take many times as long in the caller's code.
+    from zlib_ng.zlib_ng import crc32
 except ImportError:  # it has no builds for some platforms
     from zlib import crc32
 
