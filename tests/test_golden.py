@@ -35,7 +35,7 @@ ARRAYS = [(author, name) for author, cases in (("stock", make.STOCK), ("ours", m
 ONE_IN_THREE = [pytest.param(*each, marks=() if n % 3 == 0 else pytest.mark.slow) for n, each in enumerate(ARRAYS)]
 """For tests in which the file matters less than where it lies."""
 
-READ_ONLY = ("ndcell", "ndmean")
+READ_ONLY = ("ndmean",)
 """Made with filters that b2array only reads."""
 
 

@@ -234,6 +234,14 @@ PIPELINE = (Stage(2, (4,)), Stage(32026, ()), Stage(1, (5,)), Stage(3, ()))
 """The filters of an HDF5 dataset: shuffle, Blosc2, deflate and a checksum."""
 
 
+def image() -> bytes:
+    if not find_spec("imagecodecs"):
+        return bytes(100)
+    import imagecodecs
+
+    return imagecodecs.jpeg2k_encode(np.arange(2000).reshape(40, 50).astype("u1"), level=0, codecformat="j2k")
+
+
 CELLS = Context(blockshape=(12, 10))
 
 
@@ -306,11 +314,14 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
         [b"".join(SUMMARY)],
         lambda data: summary.unpack([data[:START], data[START : START + 16], data[START + 16 :]]),
     ),
-    "journal of a write": ([pending.Journal(3, 8, b"0123456789abcdef", "0123").pack()], pending.Journal.unpack),
+    "journal of a write": ([pending.Journal(3, b"0123456789abcdef", "0123").pack()], pending.Journal.unpack),
     **{
         f"chunk of {name}": ([chunk_of_zfp(codec, meta)], lambda data: decode(data, context=CELLS))
         for name, codec, meta in (("zfp_acc", 33, 253), ("zfp_prec", 34, 9), ("zfp_rate", 35, 30))
     },
+    "image of JPEG 2000": (
+        [image()], lambda data: codecs.decode(39, data, 40 * 50, typesize=1, blockshape=(40, 50)),
+    ),
     "frame in HDF5": (
         frames_of_hdf5(), lambda data: hdf5_chunks.unpack(data, 0, (Stage(32026, ()),), VALUES.nbytes)
     ),

@@ -44,6 +44,7 @@ OPTIONAL = {
     "dask": {"array.array", "array.creation", "array.dask", "compute.readable", "xarray_io.writing"},
     "distributed": {"array.dask"},
     "h5py": {"exchange.hdf5"},
+    "imagecodecs": {"codec.jpeg2000"},
     "lz4": {"codec.codecs"},
     "obstore": {"store.obstore"},
     "ml_dtypes": {"array.creation", "format.dtypes"},

@@ -29,6 +29,7 @@ from b2array.array.drafts import (
     put,
 )
 from b2array.array.snapshots import differing
+from b2array.codec import codecs
 from b2array.codec.cparams import CParams, given_or_default
 from b2array.codec.interop import readable
 from b2array.codec.rounding import check_dtype
@@ -198,9 +199,9 @@ def _chunks_in(layout: Layout, box: tuple[slice, ...]) -> list[int]:
 def cparams_for(old: CParams, dtype: np.dtype[Any], *, interop: bool) -> CParams:
     """Return the parameters of the copied array, without the errors that it allows if its copy cannot have any.
 
-    ZFP would change the values once more.
+    ZFP would change the values once more, and some codecs can only be read.
     """
-    if old.is_zfp:
+    if old.is_zfp or not codecs.is_writable(old.codec_id):
         return given_or_default(None)
     old = readable(old) if interop else old
     try:

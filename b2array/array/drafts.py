@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from b2array.codec import filters, zfp
+from b2array.codec import codecs, filters, zfp
 from b2array.codec.cparams import AUTO, AnyCParams, CParams, given_or_default
 from b2array.codec.header import Special
 from b2array.codec.interop import require_readable
@@ -21,6 +21,7 @@ from b2array.engine.draft import Draft, is_part
 from b2array.engine.snapshot import frame_in
 from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.engine.write import write
+from b2array.errors import UnsupportedError
 from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import Annotations
 from b2array.format.attributes import encode_attr
@@ -308,6 +309,8 @@ def _check_params(params: CParams, layout: Layout, *, interop: bool) -> None:
     filters.check(
         filters.Pipeline(params.filter_slots, params.meta_slots, width, blockshape=layout.blocks), encode=True
     )
+    if not codecs.is_writable(params.codec_id):
+        raise UnsupportedError(f"{params.codec} can be read but not written")
     if params.is_zfp:
         zfp.check_layout(params.codec_id, params.codec_meta, layout.blocks, layout.dtype)
     if interop:

@@ -47,6 +47,7 @@ __all__ = [
     "decode_zstd_frames",
     "encode",
     "is_named",
+    "is_writable",
     "max_ratio",
     "register",
     "require",
@@ -61,7 +62,7 @@ MAX_RATIO: dict[int, int] = {
     CodecId.LZ4HC: 255,
     CodecId.ZLIB: 1032,
     CodecId.ZSTD: 32768,
-    **{number: plugin.max_ratio for number, plugin in PLUGINS.items()},
+    **{number: plugin.max_ratio for number, plugin in PLUGINS.items() if plugin.max_ratio is not None},
 }
 """The most bytes that one byte of payload can stand for. A larger claim is corrupt, and gets no memory."""
 
@@ -114,6 +115,11 @@ def codec_name(codec: int) -> str:
 def is_named(codec: int) -> bool:
     """Whether a codec has a name besides its id."""
     return codec in _BUILT_IN or (codec in PLUGINS and codec not in _registry)
+
+
+def is_writable(codec: int) -> bool:
+    """Whether a codec can encode, if it is there."""
+    return codec in _registry or codec not in PLUGINS or PLUGINS[codec].writable
 
 
 def register(codec_id: int, make: MakeCodec) -> None:

@@ -146,10 +146,10 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
                 f"{filter_name(slot.filter)} is not built in; b2array.filters.register({slot.filter}, make) adds it, "
                 "where make returns a numcodecs codec"
             )
-        if encode and slot.filter in _CELL_FILTERS:
+        if encode and slot.filter == FilterId.NDMEAN:
             raise UnsupportedError(f"{filter_name(slot.filter)} can be read but not written")
         if slot.filter in _CELL_FILTERS:
-            _check_cells(slot)
+            _check_cells(slot, encode=encode)
     if encode:
         check_dropped_bits(pipeline)
 
@@ -436,7 +436,7 @@ def _running_sums(streams: Bytes) -> Bytes:
     return found
 
 
-def _check_cells(slot: _Slot) -> None:
+def _check_cells(slot: _Slot, *, encode: bool) -> None:
     name, shape = filter_name(slot.filter), slot.blockshape
     if shape is None:
         raise UnsupportedError(f"{name} needs the shape of a block, and the chunk is not in an array")
@@ -445,23 +445,35 @@ def _check_cells(slot: _Slot) -> None:
     largest = 127 if slot.filter == FilterId.NDMEAN else 255
     if not 1 <= slot.meta <= largest:
         raise FormatError(f"expected a cell edge of 1 to {largest} for {name}, found {slot.meta}")
+    if encode and slot.meta ** len(shape) > math.prod(shape):  # stock Blosc2 refuses them
+        raise UnsupportedError(f"cells of {name} with edge {slot.meta} are larger than blocks of shape {shape}")
+
+
+def _cell(slot: _Slot, blocks: Bytes) -> Bytes:
+    """Store blocks cell after cell."""
+    items = blocks.reshape(len(blocks), -1, slot.typesize)
+    return np.ascontiguousarray(items[:, _cell_order(slot, blocks.shape[1])]).reshape(blocks.shape)
 
 
 def _uncell(slot: _Slot, blocks: Bytes) -> Bytes:
-    """Undo NDCELL and NDMEAN, which store a block cell after cell; cells at its edges are smaller."""
+    """Undo NDCELL and NDMEAN, which store a block cell after cell."""
+    out = np.empty_like(blocks)
+    items = out.reshape(len(blocks), -1, slot.typesize)
+    items[:, _cell_order(slot, blocks.shape[1])] = blocks.reshape(items.shape)
+    return out
+
+
+def _cell_order(slot: _Slot, nbytes: int) -> npt.NDArray[np.int64]:
+    """Return the positions of a block's items, cell after cell; cells at its edges are smaller."""
     shape, edge = slot.blockshape or (), slot.meta
     expected = math.prod(shape) * slot.typesize
-    if blocks.shape[1] != expected:
-        name = filter_name(slot.filter)
-        raise FormatError(f"expected blocks of {expected} bytes for {name}, found {blocks.shape[1]}")
+    if nbytes != expected:
+        raise FormatError(f"expected blocks of {expected} bytes for {filter_name(slot.filter)}, found {nbytes}")
     grid = [-(-extent // edge) for extent in shape]
     along = [np.arange(extent) // edge * math.prod(grid[i + 1 :]) for i, extent in enumerate(shape)]
     cell_numbers: npt.NDArray[np.int64] = functools.reduce(np.add.outer, along)
-    out = np.empty_like(blocks)
-    items = out.reshape(len(blocks), -1, slot.typesize)
     # A stable sort keeps C order inside each cell.
-    items[:, np.argsort(cell_numbers, axis=None, kind="stable")] = blocks.reshape(items.shape)
-    return out
+    return np.argsort(cell_numbers, axis=None, kind="stable")
 
 
 def _user_forward(slot: _Slot, blocks: Bytes) -> Bytes:
@@ -496,7 +508,7 @@ _FILTERS: dict[int, tuple[_Filter | None, _Filter | None]] = {
     FilterId.BITSHUFFLE: (_bitshuffle, _unbitshuffle),
     FilterId.DELTA: (_delta, _undelta),
     FilterId.TRUNC_PREC: (_truncate, None),
-    FilterId.NDCELL: (None, _uncell),
+    FilterId.NDCELL: (_cell, _uncell),
     FilterId.NDMEAN: (None, _uncell),
     FilterId.BYTEDELTA_BUGGY: (_bytedelta, _unbytedelta),
     FilterId.BYTEDELTA: (_bytedelta, _unbytedelta),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from numcodecs.abc import Codec
 
-from b2array.codec import zfp
+from b2array.codec import jpeg2000, zfp
 
 __all__ = ["PLUGINS", "MakeCodec", "Plugin", "plugin_id"]
 
@@ -19,15 +19,21 @@ MakeCodec = Callable[[int, int, tuple[int, ...] | None], Codec]
 
 
 class Plugin(NamedTuple):
-    """A codec: its name, what makes it, and the most bytes that one byte of payload can stand for."""
+    """A codec: its name, what makes it, and the most bytes that one byte of payload can stand for, if there is a limit.
+
+    Codecs that are not `writable` can only decode.
+    """
 
     name: str
     make: MakeCodec
-    max_ratio: int
+    max_ratio: int | None
+    writable: bool = True
 
 
 PLUGINS: dict[int, Plugin] = {
     **{mode: Plugin(mode.name.lower(), partial(zfp.Zfp, mode), zfp.MAX_RATIO) for mode in zfp.Mode},
+    39: Plugin("j2k", jpeg2000.Jpeg2000, None, writable=False),
+    40: Plugin("htj2k", jpeg2000.Jpeg2000, None, writable=False),
 }
 """Codecs of the registry by their ids."""
 

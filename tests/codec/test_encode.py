@@ -183,10 +183,9 @@ def test_sizes_without_whole_items_are_refused(typesize: int, blocksize: int) ->
         encode.encode(sine(1000).tobytes(), typesize=typesize, blocksize=blocksize)
 
 
-@pytest.mark.parametrize("name", ["ndcell", "ndmean"])
-def test_filters_that_are_only_read_are_refused_by_name(name: str) -> None:
-    with pytest.raises(UnsupportedError, match=name):
-        encode.encode(sine(1000).tobytes(), typesize=8, cparams=CParams(filters=(32 if name == "ndcell" else 33,)))
+def test_a_filter_that_is_only_read_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="ndmean"):
+        encode.encode(sine(1000).tobytes(), typesize=8, cparams=CParams(filters=(33,)))
 
 
 @given(st.integers(0, 2**24), st.integers(1, 255))

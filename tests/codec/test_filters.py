@@ -12,7 +12,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from b2array import filters
+import b2array
+from b2array import CParams, filters
 from b2array.codec.filters import Pipeline, backward, forward
 from b2array.codec.header import FLAG_EXTENDED, FLAG_UNSPLIT, NFILTERS, ChunkHeader, CodecFormat, CodecId, FilterId
 from b2array.config import HEADER_LEN
@@ -401,12 +402,39 @@ def test_cells_of_means_have_at_most_127_items_along_an_axis():
         filters.check(line)
 
 
-@pytest.mark.parametrize("number", [NDCELL, NDMEAN])
-def test_cells_cannot_be_written(number):
-    line = pipeline((number, 4), typesize=4, blockshape=(4, 4))
+def test_cells_of_means_cannot_be_written():
+    line = pipeline((NDMEAN, 4), typesize=4, blockshape=(4, 4))
     filters.check(line)
-    with pytest.raises(UnsupportedError, match=filters.filter_name(number)):
+    with pytest.raises(UnsupportedError, match="ndmean"):
         forward(line, np.zeros((2, 64), np.uint8))
+
+
+def test_cells_are_not_larger_than_a_block():
+    line = pipeline((NDCELL, 5), typesize=4, blockshape=(4, 4))
+    with pytest.raises(UnsupportedError, match=r"cells of ndcell with edge 5 are larger than blocks of shape \(4, 4\)"):
+        forward(line, np.zeros((2, 64), np.uint8))
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 9), st.sampled_from(["u1", "<i2", "<f4", "<f8"])
+)
+def test_cells_are_written_as_stock_writes_them(shape, edge, dtype):
+    assume(edge ** len(shape) <= np.prod(shape))
+    values = np.random.default_rng(0).integers(0, 99, shape).astype(dtype)
+    stock = blosc2.asarray(
+        values, chunks=shape, blocks=shape,
+        cparams={"filters": [blosc2.Filter.NDCELL], "filters_meta": [edge], **STOCK_ZLIB},
+    )  # fmt: skip
+    ours = b2array.asarray(
+        values, chunks=shape, blocks=shape, cparams=CParams("zlib", filters=(32,), filters_meta=(edge,))
+    )
+    np.testing.assert_array_equal(ours[...], values)
+    np.testing.assert_array_equal(blosc2.ndarray_from_cframe(ours.to_bytes())[...], values)
+    if ChunkHeader.unpack(stock.schunk.get_chunk(0)).has_streams:
+        header, blocks = stock_blocks(stock.schunk.get_chunk(0))
+        line = Pipeline(header.filters, header.filters_meta, values.itemsize, blockshape=tuple(shape))
+        made = forward(line, values.reshape(1, -1).view(np.uint8), first=True)
+        np.testing.assert_array_equal(made[0], blocks[0])
 
 
 @pytest.mark.parametrize(

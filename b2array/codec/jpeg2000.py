@@ -1,0 +1,67 @@
+"""JPEG 2000: blocks that are images, read through the package imagecodecs.
+
+A block is one stream, in a file of the format JP2 or without one. Its samples are those of the block in C order: the
+last dimension may hold the components of each pixel.
+
+Sources: ISO/IEC 15444-1, Annex A (marker segment SIZ), and the files that the plugins blosc2_j2k and blosc2_htj2k make.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numcodecs.abc import Codec
+
+from b2array.buffers import Buffer
+from b2array.errors import FormatError, UnsupportedError
+
+__all__ = ["Jpeg2000"]
+
+_START = bytes.fromhex("ff4f ff51")
+"""The markers SOC and SIZ, with which every codestream begins."""
+_SIZ = struct.Struct(">4xHH8IH")
+"""The markers, the segment's length, capabilities, four pairs of sizes, and the number of components."""
+
+
+class Jpeg2000(Codec):  # type: ignore[misc]  # numcodecs has no type hints
+    """The codec of one block. The parameter byte is for encoders only."""
+
+    def __init__(self, meta: int, typesize: int, blockshape: tuple[int, ...] | None) -> None:  # noqa: ARG002
+        if blockshape is None:
+            raise UnsupportedError("JPEG 2000 needs the shape of a block, and the chunk is not in an array")
+        self._nbytes = math.prod(blockshape) * typesize
+        self._typesize = typesize
+
+    def encode(self, buf: Buffer) -> Buffer:
+        """Refuse to encode."""
+        raise UnsupportedError(f"blocks of {len(buf)} bytes cannot be encoded as JPEG 2000, only decoded")
+
+    def decode(self, buf: Buffer, out: None = None) -> bytes:  # noqa: ARG002 - a codec of numcodecs has it
+        """Decode a block."""
+        data = bytes(buf)
+        start = data.find(_START)
+        if start < 0 or len(data) < start + _SIZ.size:
+            raise FormatError("expected a codestream of JPEG 2000, found none")
+        # The decoder allocates what the stream claims, so the claim is checked first; and it gets the same stream.
+        _, _, width, height, left, top, *_, ncomponents = _SIZ.unpack_from(data, start)
+        nsamples = max(0, width - left) * max(0, height - top) * ncomponents
+        if nsamples * self._typesize != self._nbytes:
+            raise FormatError(
+                f"expected an image of {self._nbytes // self._typesize} samples, found {width - left} x {height - top} "
+                f"with {ncomponents} components"
+            )
+        return _decoded(data[start:]).tobytes()
+
+
+def _decoded(stream: bytes) -> npt.NDArray[Any]:
+    try:
+        imagecodecs = importlib.import_module("imagecodecs")
+    except ImportError:
+        raise UnsupportedError("JPEG 2000 needs the package imagecodecs: pip install 'b2array[jpeg2000]'") from None
+    image: npt.NDArray[Any] = np.ascontiguousarray(imagecodecs.jpeg2k_decode(stream))
+    return image
