@@ -366,7 +366,9 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
     for error in errors:
         if isinstance(error, Exception) and (says_more(error) or not isinstance(error, absent)):
             return error
-    if any(not isinstance(head, Exception) for head in store.head(foreign.ZARR, 1)):
+    # An HTTP server is asked only where its URL says so: each of its answers may take a second.
+    may_be_zarr = store.can.lists or store.url.endswith(".zarr")
+    if may_be_zarr and any(not isinstance(head, Exception) for head in store.head(foreign.ZARR, 1)):
         return FileNotFoundError(foreign.zarr_text(store.url))
     if any(isinstance(error, IsADirectoryError) for error in errors):
         return FileNotFoundError(f"{store.url} is a directory without {FRAME_NAME}: no sparse frame")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
@@ -18,15 +19,15 @@ from b2array.array.drafts import MemberKeywords, Shape, Url, takes
 from b2array.array.schunk import SChunk
 from b2array.engine import kept, snapshot
 from b2array.engine.handle import Follower, Handle, Mode
-from b2array.engine.manifest import SUFFIXES
+from b2array.engine.manifest import ARRAY, SUFFIXES
 from b2array.engine.snapshot import Snapshot, ledger_in
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format import dtypes
 from b2array.group.archive import MAGIC
 from b2array.group.group import AnyMode, Group, check_mode, open_group
-from b2array.group.place import Place, Storage, cut_path, group_of
+from b2array.group.place import GROUP, Place, Storage, cut_path, group_of
 from b2array.group.unpacked import is_place
-from b2array.store.base import Store
+from b2array.store.base import Head, Store
 from b2array.store.open import address_of, open_store
 from b2array.store.open_file import BinaryFile, is_open_file
 
@@ -351,7 +352,7 @@ def _member(group: Group, name: str) -> Any:
 
 def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool, follow: bool, at: str | None) -> Any:
     """Open a group or a member of one; None if the URL leads to neither. A `foreign` file may be an archive."""
-    place = group_of(url, storage_options)
+    place = group_of(url, storage_options, is_missing=not foreign)
     if place is None:
         return None if foreign else _unmarked(url, mode, storage_options, follow=follow, at=at)
     if foreign and place.name and "#" not in os.fsdecode(url):
@@ -375,17 +376,27 @@ def _refuse_part(place: Place, storage_options: Storage) -> None:
         )
 
 
+def _is_there(store: Store, parts: Sequence[str]) -> bool:
+    """Ask with one request for a file that was named without its ending."""
+    is_of_group = any(part.endswith(GROUP) for part in parts)
+    return not (is_of_group or parts[-1].endswith(SUFFIXES)) and isinstance(store.head([""], 1)[0], Head)
+
+
 def _unmarked(url: Url, mode: Mode, storage_options: Storage, *, follow: bool, at: str | None) -> Any:
     """Open a frame that is named without the ending of its file, or a directory of arrays that nothing marks."""
     front, parts, back = cut_path(url, storage_options)
     is_bucket = len(parts) < 2 and _OF_BUCKETS.fullmatch(front) is not None
     for suffix in () if is_bucket else SUFFIXES:
         store = open_store(f"{front}{'/'.join(parts)}{suffix}{back}", storage_options=storage_options)
+        if not (store.can.lists or (suffix == ARRAY and _is_there(store, parts))):
+            continue
         try:
             held = snapshot.load(store, bare=at is not None)
             return _shown(held, mode, follow=follow, at=at)
         except (FileNotFoundError, PermissionError):
             continue
+    if not open_store(url, storage_options=storage_options).can.lists:
+        return None  # without a manifest, nothing tells the members
     try:
         group = open_group(url, mode, follow=follow, at=at, storage_options=storage_options)
     except (FileNotFoundError, FormatError, UnsupportedError, PermissionError, ReadOnlyError) as error:

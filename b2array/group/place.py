@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from b2array.array.drafts import Url
@@ -13,9 +14,14 @@ from b2array.store.base import Head
 from b2array.store.local import LocalStore
 from b2array.store.open import cut, open_store
 
-__all__ = ["Place", "Storage", "cut_path", "group_of", "plain"]
+__all__ = ["GROUP", "Place", "Storage", "cut_path", "group_of", "plain"]
 
 Storage = Mapping[str, Any] | None
+
+GROUP = ".b2d"
+"""How the URLs of most groups end."""
+
+_ENDING = re.compile(r"\.[A-Za-z]\w*\Z")
 
 
 class Place(NamedTuple):
@@ -25,12 +31,15 @@ class Place(NamedTuple):
     name: str
 
 
-def group_of(url: Url, storage_options: Storage = None, magics: tuple[bytes, ...] = MAGIC) -> Place | None:
+def group_of(
+    url: Url, storage_options: Storage = None, magics: tuple[bytes, ...] = MAGIC, *, is_missing: bool = False
+) -> Place | None:
     """Return the innermost group or archive that a URL names or leads through; None if there is none.
 
     It finds only what is marked as a group: a directory or prefix with a manifest or an embedding frame, a zip archive,
-    or another file that begins with one of `magics`. One wave of requests asks for all places. The name is without the
-    ending of its file, and need not exist.
+    or another file that begins with one of `magics`. One wave of requests asks for all places; a server that cannot
+    list, such as an HTTP server, is asked only for those that `_likely` says. The name is without the ending of its
+    file, and need not exist. `is_missing` says that there is no object of this URL: the caller has asked.
 
     Examples
     --------
@@ -46,16 +55,47 @@ def group_of(url: Url, storage_options: Storage = None, magics: tuple[bytes, ...
     front, parts, back = cut_path(url, storage_options)
     if not parts:
         return None
-    lengths = range(len(parts), 0, -1)
-    signs = ("", MANIFEST, EMBEDDED)
-    names = ["/".join(filter(None, (*parts[1:n], sign))) for n in lengths for sign in signs]
-    heads = open_store(f"{front}{parts[0]}/{back}", storage_options=storage_options).head(names, 16)
-    for n, *found in zip(lengths, *(heads[i :: len(signs)] for i in range(len(signs))), strict=True):
-        archive, *marks = found
-        is_archive = isinstance(archive, Head) and bytes(archive.data).startswith(magics)
-        if is_archive or any(isinstance(each, Head) for each in marks):
+    store = open_store(f"{front}{parts[0]}/{back}", storage_options=storage_options)
+    if store.can.lists:
+        asked = [(n, sign) for n in range(len(parts), 0, -1) for sign in ("", MANIFEST, EMBEDDED)]
+    else:
+        asked = _likely(parts, is_missing=is_missing)
+    heads = store.head(["/".join(filter(None, (*parts[1:n], sign))) for n, sign in asked], 16)
+    for (n, sign), head in zip(asked, heads, strict=True):
+        if isinstance(head, Head) and (sign or bytes(head.data).startswith(magics)):
             return Place(f"{front}{'/'.join(parts[:n])}{back}", plain("/".join(parts[n:])))
     return None
+
+
+def _likely(parts: Sequence[str], *, is_missing: bool) -> list[tuple[int, str]]:
+    """Return where the group of a URL may be on a server that cannot list, by the number of parts and the sign there.
+
+    A group can be read there only if it has a manifest; an embedding frame tells the user that this is what is missing.
+    Parts of the URL that end as groups and files of groups do are asked for. Without any, it may be the URL itself, or
+    the part above it.
+
+    Examples
+    --------
+    >>> _likely(["example.org", "run.b2d", "air", "x"], is_missing=True)
+    [(2, '.b2group'), (2, 'embed.b2e')]
+    >>> _likely(["example.org", "data", "run", "x"], is_missing=False)
+    [(4, ''), (4, '.b2group'), (3, '.b2group')]
+    """
+    whole = len(parts)
+    asked = [] if is_missing else [(whole, "")]
+    shown = [n for n in range(whole, 1, -1) if _ENDING.search(parts[n - 1]) and not parts[n - 1].endswith(SUFFIXES)]
+    for n in shown:
+        if parts[n - 1].endswith(GROUP):
+            asked.append((n, MANIFEST))
+            if n == shown[0]:
+                asked.append((n, EMBEDDED))
+        elif n < whole:
+            asked.append((n, ""))
+    if not shown and not parts[-1].endswith(SUFFIXES):
+        asked.append((whole, MANIFEST))
+    if not shown and whole > 1:
+        asked.append((whole - 1, MANIFEST))
+    return asked
 
 
 def plain(name: str) -> str:

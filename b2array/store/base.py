@@ -75,6 +75,8 @@ class Capabilities:
         `Store.append` and `Store.patch` work.
     local : bool
         The objects are on this computer: files, whose names can be changed, or bytes in memory.
+    lists : bool
+        `Store.listing` and `Store.walk` work.
     """
 
     write: bool = True
@@ -82,6 +84,7 @@ class Capabilities:
     compare: bool = False
     append: bool = False
     local: bool = False
+    lists: bool = True
 
     @property
     def guarantee(self) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from b2array.errors import ConflictError, UnsupportedError
-from b2array.store.base import READ_ONLY, Listed, Stamp, Version, stale_reader, where
+from b2array.store.base import Capabilities, Listed, Stamp, Version, stale_reader, where
 from b2array.store.remote import FsspecStore, bytes_range, patiently, stamp_of, status_of
 from b2array.store.spans import Span
 
@@ -29,7 +29,7 @@ class HttpStore(FsspecStore):
     server is overloaded, or if the answer breaks off.
     """
 
-    can = READ_ONLY
+    can = Capabilities(write=False, lists=False)
     _serves_ends = True
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from b2array.errors import FormatError, LimitError, UnsupportedError
-from b2array.store.base import READ_ONLY, Capabilities, Listed, Stamp, Version, conflict, where
+from b2array.store.base import Capabilities, Listed, Stamp, Version, conflict, where
 from b2array.store.cloud import ABSENT, CloudStore, remove_each
 from b2array.store.file_systems import FILE_SYSTEM
 from b2array.store.upload import PART
@@ -51,7 +51,8 @@ class ObstoreStore(CloudStore):
         self._cloud = _PROTOCOLS[fs.protocol]
         self._tag = "version" if self._cloud == "gcs" else "e_tag"
         self.put_limit = _LIMITS[self._cloud]  # type: ignore[misc]
-        self.can = READ_ONLY if self._cloud == "http" else Capabilities(compare=True)
+        is_http = self._cloud == "http"
+        self.can = Capabilities(write=False, lists=False) if is_http else Capabilities(compare=True)
         self._serves_ends = self._cloud != "azure"
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import blosc2
+import fsspec
 import numpy as np
 import pytest
 from clouds import Cloud
@@ -264,6 +265,36 @@ def test_a_bucket_without_a_group_is_not_taken_for_a_file_without_its_ending(clo
     assert str(caught.value) == f"{cloud_url}: there is no group"
     b2array.open_group(cloud_url, "w", storage_options=cloud.options)["x"] = X
     assert list(b2array.open(cloud_url, storage_options=cloud.options)) == ["x"]
+
+
+@pytest.mark.parametrize("path", [
+    "missing", "missing.b2nd", "missing.b2d", "a/b/c/d/e/missing", "a/b/c/d/e/missing.b2nd", "a/g.b2d/b/c/missing",
+    "a/g.b2d/h.b2d/b/c/missing", "g.b2d/missing.b2nd", "a/g.b2z/missing", "v1.2/missing",
+])  # fmt: skip
+def test_a_missing_url_takes_few_requests(http: RangeServer, path: str) -> None:
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        b2array.open(http.url_of(path))
+    assert len(http.requests) <= 6
+
+
+def test_what_a_server_has_is_found_by_a_url_that_shows_it(http: RangeServer) -> None:
+    memory = fsspec.filesystem("memory")
+    for name in ("run.b2d", "run"):
+        url = f"memory://served-by-http/{name}"
+        group = b2array.open_group(url, "w")
+        group.create("x", data=[1, 2], layout="contiguous")
+        group["sub/y"] = [3]
+        for path in memory.find(url):
+            http.objects[path.removeprefix("/served-by-http/")] = memory.cat_file(path)
+    memory.rm("/served-by-http", recursive=True)
+    http.objects["alone.b2nd"] = http.objects["run.b2d/x.b2nd"]
+    for path in ("run.b2d/x", "run/x", "alone", "run.b2d/x.b2nd"):
+        assert b2array.open(http.url_of(path))[...].tolist() == [1, 2]
+    assert b2array.open(http.url_of("run.b2d/sub/y"))[0] == 3
+    assert [*b2array.open(http.url_of("run.b2d/sub"))] == ["y"]
+    assert [[*b2array.open(http.url_of(name))] for name in ("run", "run.b2d")] == [["x", "sub"]] * 2
+    with pytest.raises(FileNotFoundError, match="has no member 'z'; it has x, sub"):
+        b2array.open(http.url_of("run.b2d/z"))
 
 
 def test_a_server_is_not_taken_for_a_file_without_its_ending(http: RangeServer) -> None:
