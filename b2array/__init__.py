@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from b2array import config, errors
-from b2array.array.array import NDArray, from_bytes
+from b2array.array.array import NDArray
 from b2array.array.chunkwise import map
 from b2array.array.creation import (
     asarray,
@@ -26,6 +26,7 @@ from b2array.array.creation import (
 from b2array.array.schunk import SChunk, create_schunk, open_schunk
 from b2array.array.sequences import arange, eye, fromiter, linspace
 from b2array.array.snapshots import SnapshotInfo
+from b2array.array.tensors import from_bytes
 from b2array.codec import codecs, filters
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decompress

@@ -4,6 +4,7 @@ described    `Opened`, `Described`, `Attributes`: what arrays and super-chunks s
 items        `Indexed`: `a[key] = value`, `chunk_view`, `explain`, `iter_chunks`, ...
 array        `NDArray`: an `Indexed`, so a `Described`, so an `Opened` and a `compute.Readable`; `View`; `array_at`
 schunk       `SChunk`; `open_schunk`, `create_schunk` (`b2array.open` is in `group.addressing`)
+tensors      `from_bytes`; what a frame gives: an array or a super-chunk, also what python-blosc2's `pack_tensor` made
 drafts       `ArrayOptions` -> the transaction of a new array, in a place where it may go
 copying      the transaction of a copy: of an array, an array-like that may be larger than memory, blocks
 creation     `create`, `zeros`, `asarray`, `copy`, ...

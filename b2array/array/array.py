@@ -15,7 +15,6 @@ from b2array.array.appender import Appender
 from b2array.array.drafts import ArrayOptions, Casting, CopyKeywords, Url, known_dtype, takes
 from b2array.array.items import Indexed
 from b2array.array.schunk import SChunk
-from b2array.buffers import Buffer
 from b2array.compute.mapping import Mapping as Shown
 from b2array.compute.readable import Indexer, Readable, Select, named
 from b2array.display.reading import Reading, explained
@@ -27,7 +26,6 @@ from b2array.errors import ReadOnlyError
 from b2array.grid.layout import extents
 from b2array.grid.selection import Selection, fields, select, vectorised
 from b2array.printable import printable
-from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 from b2array.workers import fork as forks
 
-__all__ = ["NDArray", "View", "array_at", "from_bytes"]
+__all__ = ["NDArray", "View", "array_at"]
 
 
 class Viewable(Readable):
@@ -661,15 +659,3 @@ def array_at(
         raise ReadOnlyError("a frame inside a larger file can only be read")
     held = Handle(snapshot.load(open_store(url, storage_options=storage_options, fs=fs), start=offset), mode)
     return NDArray(held)
-
-
-def from_bytes(buf: Buffer) -> NDArray:
-    """Open an array that is a contiguous frame in memory; `bytes` are not copied. It can be read only.
-
-    Raises
-    ------
-    FormatError, UnsupportedError
-        As for `open`.
-    """
-    content = buf if isinstance(buf, bytes) else memoryview(buf).tobytes()
-    return NDArray(Handle(snapshot.load(MemoryStore({"": content})), "r"))

@@ -125,7 +125,8 @@ class Chunks:
         stop = start + found.cbytes + digest_size(header.checksum)
         if stop > size:
             raise FormatError(f"expected a chunk that ends at byte {stop}, found the end at {size}")
-        is_last = n == header.nchunks - 1
+        # Without a number of chunks, the last one ends with the file.
+        is_last = n == header.nchunks - 1 if header.nchunks >= 0 else stop == size
         most = header.last_chunk if is_last and header.last_chunk >= 0 else header.chunk_size
         # While somebody writes the file, any chunk may be the last one.
         least = 0 if header.last_chunk < 0 and (is_last or header.nchunks < 0) else most

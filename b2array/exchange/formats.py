@@ -25,6 +25,7 @@ from b2array.array import copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.drafts import ArrayOptions
 from b2array.array.schunk import SChunk
+from b2array.array.tensors import face
 from b2array.bloscpack.header import MAGIC, Description, describe
 from b2array.codec.cparams import CParams
 from b2array.engine.commit import commit
@@ -37,7 +38,7 @@ from b2array.format.frame import Frame
 from b2array.format.kept import ledger_of
 from b2array.format.text import is_unsized, sized_dtype
 from b2array.grid.partition import boxes
-from b2array.group.addressing import face, split_member
+from b2array.group.addressing import split_member
 from b2array.group.directory import copy_of
 from b2array.group.kept import Moment
 from b2array.store import disk

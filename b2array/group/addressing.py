@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
-import numpy as np
 import numpy.typing as npt
 
-from b2array import config
 from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.drafts import MemberKeywords, Shape, Url, takes
 from b2array.array.schunk import SChunk
+from b2array.array.tensors import face
 from b2array.engine import kept, snapshot
 from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.manifest import ARRAY, SUFFIXES
 from b2array.engine.snapshot import Snapshot, ledger_in
-from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
-from b2array.format import dtypes
+from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
 from b2array.group.archive import MAGIC
 from b2array.group.group import AnyMode, Group, check_mode, open_group
 from b2array.group.place import GROUP, Place, Storage, cut_path, group_of
@@ -34,10 +31,8 @@ from b2array.store.open_file import BinaryFile, is_open_file
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["face", "open", "open_array", "split_member"]
+__all__ = ["open", "open_array", "split_member"]
 
-_TENSOR = "__pack_tensor__"
-"""The attribute in which python-blosc2's `save_array` and `save_tensor` keep shape and type."""
 _LISTED = 8
 _OF_BUCKETS = re.compile(r"(?:.*::)?(?:https?|s3a?|gc?s|az|abfss?)://", re.IGNORECASE)
 """What comes before the name of a bucket, a container or a server: no ending makes it that of a file."""
@@ -266,35 +261,6 @@ def _made(
             raise FileExistsError(f"{group.url}: there is a member {place.name!r}, and a group cannot replace it")
         del group[place.name]
     return group.require_group(place.name)
-
-
-def face(handle: Handle) -> NDArray | SChunk:
-    """Return the array or super-chunk that users get for a frame."""
-    state = handle.source.state
-    if state.layout is not None or {"b2nd", "caterva"} & dict(state.frame.metalayers).keys():
-        return NDArray(handle)
-    held = SChunk(handle)
-    return _tensor(held) if _TENSOR in held.vlmeta else held
-
-
-def _tensor(held: SChunk) -> NDArray:
-    """Return the array whose bytes, in C order, a super-chunk holds."""
-    if held.mode != "r":
-        raise ReadOnlyError(f"{held.url} holds what blosc2.save_array wrote, which can only be read; copy it")
-    try:
-        _, shape, spec = held.vlmeta[_TENSOR]
-        dtype = dtypes.make_dtype(spec if isinstance(spec, str) else [tuple(field) for field in spec])
-        nbytes = math.prod(shape) * dtype.itemsize
-    except B2ArrayError as error:
-        raise located_error(held.url, error) from error
-    except (ValueError, TypeError) as error:
-        raise FormatError(f"{held.url}: expected shape and type of an array in {_TENSOR!r}: {error}") from None
-    if nbytes != held.nbytes or any(type(extent) is not int or extent < 0 for extent in shape):
-        raise FormatError(f"{held.url}: expected an array of {held.nbytes} bytes, found {shape} items of {dtype}")
-    if nbytes > config.limits.chunk_nbytes:
-        raise LimitError(f"{held.url}: {nbytes} bytes would be read into memory (see b2array.open_schunk)")
-    items = np.frombuffer(held.get_slice(), dtype).reshape(shape)
-    return NDArray(creation.asarray(items)._handle.at_snapshot())
 
 
 # Groups.

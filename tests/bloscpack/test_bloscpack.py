@@ -518,6 +518,20 @@ def test_until_the_end_offsets_and_sizes_are_unknown_and_chunks_are_found_all_th
         assert (f.header.nchunks, f.header.last_chunk, f.nslots) == (10, 240, 1024)
 
 
+@pytest.mark.parametrize("offsets", [True, False])
+@pytest.mark.parametrize("nbytes", [900, 1000, 12_345])
+def test_a_file_that_knows_its_last_chunk_but_not_their_number_is_read(nbytes: int, offsets: bool) -> None:
+    data = np.random.default_rng(nbytes).bytes(nbytes)
+    more = {"max_app_chunks": 0} if offsets else {}
+    raw = bytearray(bloscpack.pack(data, chunk_size=1000, offsets=offsets, **more))
+    assert FileHeader.unpack(raw).last_chunk == (nbytes % 1000 or 1000)
+    raw[16:24] = struct.pack("<q", -1)
+    with bloscpack.open(bytes(raw)) as f:
+        assert (f.nchunks, f.nbytes) == (-(-nbytes // 1000), nbytes)
+        assert f.read() == data
+        assert f[nbytes - 10 :] == data[-10:]
+
+
 def test_a_known_length_is_held(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected 24 bytes"), bloscpack.create(tmp_path / "x", (3,), "i8") as writer:
         writer.write([1, 2])

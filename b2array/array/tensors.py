@@ -1,0 +1,89 @@
+"""What a frame gives to users: an array or a super-chunk; and the array that python-blosc2 has packed into bytes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from b2array import config
+from b2array.array import creation
+from b2array.array.array import NDArray
+from b2array.array.schunk import SChunk
+from b2array.buffers import Buffer
+from b2array.codec.header import ChunkHeader
+from b2array.engine import snapshot
+from b2array.engine.handle import Handle
+from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
+from b2array.format import dtypes
+from b2array.format.header import FIRST_BYTES
+from b2array.store.memory import MemoryStore
+
+__all__ = ["face", "from_bytes"]
+
+_TENSOR = "__pack_tensor__"
+"""The attribute in which python-blosc2's `save_array`, `save_tensor` and `pack_tensor` keep shape and type."""
+
+
+def from_bytes(buf: Buffer) -> NDArray:
+    """Open an array that is a contiguous frame in memory; `bytes` are not copied. It can be read only.
+
+    It takes what ``a.to_bytes()`` gives, and what python-blosc2's ``to_cframe``, ``pack_tensor`` and ``pack_array2``
+    give.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        As for `open`.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> from_bytes(b2array.asarray([1, 2, 3]).to_bytes())[1]
+    np.int64(2)
+    """
+    content = buf if isinstance(buf, bytes) else memoryview(buf).tobytes()
+    if not content.startswith(FIRST_BYTES) and _is_chunk(content):
+        raise FormatError(
+            "memory: expected a Blosc2 frame, found a Blosc chunk, whose bytes b2array.decompress returns; those of "
+            "blosc2.pack and blosc2.pack_array are a pickle, which is not safe to open"
+        )
+    handle = Handle(snapshot.load(MemoryStore({"": content})), "r")
+    shown = NDArray(handle) if handle.snapshot.state.layout is not None else face(handle)
+    return shown if isinstance(shown, NDArray) else NDArray(handle)  # which says what it is instead
+
+
+def _is_chunk(content: bytes) -> bool:
+    try:
+        return ChunkHeader.unpack(content).cbytes == len(content)
+    except (FormatError, UnsupportedError):
+        return False
+
+
+def face(handle: Handle) -> NDArray | SChunk:
+    """Return the array or super-chunk that users get for a frame."""
+    state = handle.source.state
+    if state.layout is not None or {"b2nd", "caterva"} & dict(state.frame.metalayers).keys():
+        return NDArray(handle)
+    chunks = SChunk(handle)
+    return _tensor(chunks) if _TENSOR in chunks.vlmeta else chunks
+
+
+def _tensor(chunks: SChunk) -> NDArray:
+    """Return the array whose bytes, in C order, a super-chunk holds."""
+    if chunks.mode != "r":
+        raise ReadOnlyError(f"{chunks.url} holds what blosc2.save_array wrote, which can only be read; copy it")
+    try:
+        _, shape, spec = chunks.vlmeta[_TENSOR]
+        dtype = dtypes.make_dtype(spec if isinstance(spec, str) else [tuple(field) for field in spec])
+        nbytes = math.prod(shape) * dtype.itemsize
+    except B2ArrayError as error:
+        raise located_error(chunks.url, error) from error
+    except (ValueError, TypeError) as error:
+        raise FormatError(f"{chunks.url}: expected shape and type of an array in {_TENSOR!r}: {error}") from None
+    if nbytes != chunks.nbytes or any(type(extent) is not int or extent < 0 for extent in shape):
+        raise FormatError(f"{chunks.url}: expected an array of {chunks.nbytes} bytes, found {shape} items of {dtype}")
+    if nbytes > config.limits.chunk_nbytes:
+        raise LimitError(f"{chunks.url}: {nbytes} bytes would be read into memory (see b2array.open_schunk)")
+    items = np.frombuffer(chunks.get_slice(), dtype).reshape(shape)
+    return NDArray(creation.asarray(items)._handle.at_snapshot())
