@@ -95,8 +95,8 @@ class Chunks:
         """Yield the chunks that hold the uncompressed bytes from `start` to `stop`."""
         if start >= stop:
             return
-        known = range(len(self.find(start + 1)) + 1)
-        n = bisect_right(known, start, key=lambda n: self._known[3 * n + 2]) - 1
+        chunks = range(len(self.find(start + 1)) + 1)
+        n = bisect_right(chunks, start, key=lambda n: self._known[3 * n + 2]) - 1
         while self._known[3 * n + 2] < stop and self._has(n):
             yield self[n]
             n += 1
@@ -121,8 +121,8 @@ class Chunks:
         base, window = self._window
         if not base <= start <= min(size, start + HEADER_LEN) <= base + len(window):
             base, window = self._window = start, self._read(start, min(size, start + _STRIDE))
-        found = ChunkHeader.unpack(window[start - base : start - base + HEADER_LEN])
-        stop = start + found.cbytes + digest_size(header.checksum)
+        chunk = ChunkHeader.unpack(window[start - base : start - base + HEADER_LEN])
+        stop = start + chunk.cbytes + digest_size(header.checksum)
         if stop > size:
             raise FormatError(f"expected a chunk that ends at byte {stop}, found the end at {size}")
         # Without a number of chunks, the last one ends with the file.
@@ -130,7 +130,7 @@ class Chunks:
         most = header.last_chunk if is_last and header.last_chunk >= 0 else header.chunk_size
         # While somebody writes the file, any chunk may be the last one.
         least = 0 if header.last_chunk < 0 and (is_last or header.nchunks < 0) else most
-        if header.chunk_size >= 0 and not least <= found.nbytes <= most:
-            raise FormatError(f"expected {most} uncompressed bytes, found {found.nbytes}")
-        self._known.extend(array("q", (start, stop, self.nbytes + found.nbytes)))
+        if header.chunk_size >= 0 and not least <= chunk.nbytes <= most:
+            raise FormatError(f"expected {most} uncompressed bytes, found {chunk.nbytes}")
+        self._known.extend(array("q", (start, stop, self.nbytes + chunk.nbytes)))
         return True

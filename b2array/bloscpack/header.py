@@ -62,10 +62,10 @@ _OF_4_BYTES = {1: zlib.adler32, 2: zlib.crc32}
 
 def checksum_id(name: str | None) -> int:
     """Return the position of a checksum in `CHECKSUMS`; ValueError if its name is unknown."""
-    known = "none" if name is None else str(name).lower()
-    if known not in CHECKSUMS:
+    text = "none" if name is None else str(name).lower()
+    if text not in CHECKSUMS:
         raise ValueError(f"checksum must be one of {', '.join(CHECKSUMS)}, not {name!r}")
-    return CHECKSUMS.index(known)
+    return CHECKSUMS.index(text)
 
 
 def digest(number: int, data: Buffer) -> bytes:
@@ -89,12 +89,12 @@ def digest_size(number: int) -> int:
     return _SIZES[number]
 
 
-def compare(what: str, number: int, data: Buffer, found: Buffer) -> None:
-    """Raise ChecksumError unless `found` is the checksum of `data`."""
+def compare(what: str, number: int, data: Buffer, stored: Buffer) -> None:
+    """Raise ChecksumError unless `stored` is the checksum of `data`."""
     expected = digest(number, data)
-    if expected != found:
+    if expected != stored:
         name = CHECKSUMS[number]
-        raise ChecksumError(f"{what}: expected {name} {bytes(found).hex()}, found bytes with {expected.hex()}")
+        raise ChecksumError(f"{what}: expected {name} {bytes(stored).hex()}, found bytes with {expected.hex()}")
 
 
 def _check_checksum(number: int) -> None:
@@ -247,9 +247,9 @@ class MetaHeader(NamedTuple):
         _check_checksum(self.checksum)
         if self.meta_comp_size > self.max_meta_size:
             raise FormatError(f"expected at most {self.max_meta_size} bytes, found {self.meta_comp_size}")
-        limit, found = config.limits.metadata_nbytes, max(self.meta_size, self.max_meta_size)
-        if found > limit:
-            raise FormatError(f"expected at most {limit} bytes of metadata, found {found}")
+        limit, largest = config.limits.metadata_nbytes, max(self.meta_size, self.max_meta_size)
+        if largest > limit:
+            raise FormatError(f"expected at most {limit} bytes of metadata, found {largest}")
         return self
 
     @property
@@ -275,12 +275,12 @@ def unpack_metadata(head: MetaHeader, section: Buffer) -> Any:
     try:
         if head.codec == _ZLIB:
             raw = zlib.decompressobj().decompress(raw, head.meta_size + 1)
-        found = json.loads(bytes(raw)) if len(raw) == head.meta_size else None
+        metadata = json.loads(bytes(raw)) if len(raw) == head.meta_size else None
     except (zlib.error, RecursionError, ValueError) as error:
         raise FormatError(f"expected metadata in JSON, found others: {error}") from error
     if len(raw) != head.meta_size:
         raise FormatError(f"expected {head.meta_size} bytes of metadata, found {len(raw)}")
-    return found
+    return metadata
 
 
 def pack_metadata(metadata: Any, *, checksum: int = 1, room: int | None = None) -> bytes:

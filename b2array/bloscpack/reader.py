@@ -359,9 +359,9 @@ class Reader:
     def _decode(self, chunk: ChunkRange, view: memoryview) -> Bytes:
         def decoded() -> Bytes:
             stored = self._verified(view)
-            found = ChunkHeader.unpack(stored).nbytes
-            if found != chunk.nbytes:
-                raise FormatError(f"expected {chunk.nbytes} uncompressed bytes, found {found}")
+            nbytes = ChunkHeader.unpack(stored).nbytes
+            if nbytes != chunk.nbytes:
+                raise FormatError(f"expected {chunk.nbytes} uncompressed bytes, found {nbytes}")
             return decode.decode(stored)
 
         return located(f"chunk {chunk.number} of {self.url}", decoded)

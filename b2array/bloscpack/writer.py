@@ -127,29 +127,29 @@ class _ChunkEncoder:
             self.offsets.append(self._put(chunk, head.digest(self.checksum, chunk)))
 
 
-def _chunk_size(given: int | None, itemsize: int) -> int:
+def _chunk_size(size: int | None, itemsize: int) -> int:
     """Return the size of a chunk in bytes, given or by default, rounded down to whole items."""
-    given = max(_CHUNK_SIZE, itemsize) if given is None else operator.index(given)
-    if not itemsize <= given <= _MAX_CHUNK_SIZE:
-        raise ValueError(f"chunk_size must be {itemsize} (one item) to {_MAX_CHUNK_SIZE} bytes, not {given}")
-    return given - given % itemsize
+    size = max(_CHUNK_SIZE, itemsize) if size is None else operator.index(size)
+    if not itemsize <= size <= _MAX_CHUNK_SIZE:
+        raise ValueError(f"chunk_size must be {itemsize} (one item) to {_MAX_CHUNK_SIZE} bytes, not {size}")
+    return size - size % itemsize
 
 
 # What comes before the chunks.
 
 
-def _metadata(about: Description | None, given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _metadata(about: Description | None, extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return the metadata of a file: those of its array, and those that were given."""
     metadata = {} if about is None else head.describe(about)
-    clash = sorted(metadata.keys() & set(given or {}))
+    clash = sorted(metadata.keys() & set(extra or {}))
     if clash:
         raise ValueError(f"metadata must not have the key {clash[0]!r}: arrays fill it in themselves")
-    metadata |= given or {}
+    metadata |= extra or {}
     try:
         head.description(json.loads(json.dumps(metadata)))
     except FormatError as error:
         raise ValueError(f"no reader would understand the metadata: {error}") from None
-    return None if about is None and given is None else metadata
+    return None if about is None and extra is None else metadata
 
 
 def _sized(header: FileHeader, nbytes: int, size: int) -> FileHeader:
@@ -411,9 +411,9 @@ def _pieces(values: Any, dtype: np.dtype[Any], order: Order) -> Iterator[Bytes]:
     if order == "F":
         values = values[...].T
     for box in boxes(values.shape, max(1, _WINDOW_NBYTES // dtype.itemsize)):
-        found = values[box]
-        check_unmasked(found)
-        yield np.ascontiguousarray(found, dtype).reshape(-1).view(np.uint8)
+        piece = values[box]
+        check_unmasked(piece)
+        yield np.ascontiguousarray(piece, dtype).reshape(-1).view(np.uint8)
 
 
 def _flat(data: Any, about: Description | None) -> Bytes:
