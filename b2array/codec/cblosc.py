@@ -211,18 +211,18 @@ def decode_planes(
     if region.readonly and max(stops) - min(starts) > _MAX_SPREAD * out.nbytes:
         region, starts, stops = _packed(region, starts, stops, params.block_nbytes + 4 * params.nstreams)
     # Each stream is a block to C-Blosc 1, so that one stream can replace all runs of the same byte.
-    found = stream_positions(region, starts, stops, params.nstreams, neblock)
-    runs = {csize for _, csize in found if csize <= 0}
+    streams = stream_positions(region, starts, stops, params.nstreams, neblock)
+    runs = {csize for _, csize in streams if csize <= 0}
     encoded_runs = {csize: encoded_run(params.fmt, neblock, -csize) for csize in runs}
-    front = margin_in_front(len(found))
+    front = margin_in_front(len(streams))
     places = dict(zip(encoded_runs, accumulate(map(len, encoded_runs.values()), initial=front), strict=False))
     front += sum(map(len, encoded_runs.values()))
     low, high = min(starts), max(stops)
     shift = front - low
-    streams_at = [position + shift if csize > 0 else places[csize] for position, csize in found]
+    streams_at = [position + shift if csize > 0 else places[csize] for position, csize in streams]
     streamwise = Blosc1Params(params.fmt, 1, NOSHUFFLE, split=False, block_nbytes=neblock)
     header = streamwise.header(out.nbytes, high + shift)
-    head = b"".join((header, struct.pack(f"<{len(found)}i", *streams_at), *encoded_runs.values()))
+    head = b"".join((header, struct.pack(f"<{len(streams)}i", *streams_at), *encoded_runs.values()))
     _decompress_behind(head, region, low, high, out)
 
 
@@ -242,14 +242,14 @@ def _expand_runs_in_place(
     ends = []
     nstreams, neblock = params.nstreams, params.neblock
     for start, stop in zip(starts, stops, strict=True):
-        found = stream_positions(region, (start,), (stop,), nstreams, neblock)
-        while found and found[0][1] > 0:
-            del found[0]
-        if found:
-            at = found[0][0]
+        streams = stream_positions(region, (start,), (stop,), nstreams, neblock)
+        while streams and streams[0][1] > 0:
+            del streams[0]
+        if streams:
+            at = streams[0][0]
             pieces = [
                 region[position : position + 4 + csize] if csize > 0 else encoded_run(params.fmt, neblock, -csize)
-                for position, csize in found
+                for position, csize in streams
             ]
             end = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             if at + len(end) > stop + margin:
@@ -313,7 +313,7 @@ def _runs_in(params: Blosc1Params, region: memoryview, starts: Sequence[int], st
     """List the runs in the order of blocks and streams; check the sizes of all streams."""
     nstreams, neblock = params.nstreams, params.neblock
     if len(starts) <= _FEW_BLOCKS:
-        found = [
+        runs = [
             (number // nstreams, position, csize)
             for number, (position, csize) in enumerate(stream_positions(region, starts, stops, nstreams, neblock))
             if csize <= 0
@@ -322,10 +322,10 @@ def _runs_in(params: Blosc1Params, region: memoryview, starts: Sequence[int], st
         positions, csizes = many_stream_positions(region, starts, stops, nstreams, neblock)
         blocks, numbers = np.nonzero(csizes <= 0)
         where = positions[blocks, numbers].tolist(), csizes[blocks, numbers].tolist()
-        found = list(zip(blocks.tolist(), *where, strict=True))
+        runs = list(zip(blocks.tolist(), *where, strict=True))
     return [
         ByteRun(block, position, 4 + (csize < 0), encoded_run(params.fmt, neblock, -csize))
-        for block, position, csize in found
+        for block, position, csize in runs
     ]
 
 
@@ -441,8 +441,8 @@ def with_compressible_tail(data: Bytes, neblock: int) -> Bytes:
 
 def encode_stream(codec: int, data: Bytes, clevel: int) -> bytes | None:
     """Compress one stream; None if it does not get smaller, or if C-Blosc 1 cuts it into several."""
-    made = compress_blocks(codec, data, clevel=clevel, shuffle=NOSHUFFLE, typesize=1, blocksize=len(data))
-    if made is None or made.block_nbytes != len(data):
+    chunk = compress_blocks(codec, data, clevel=clevel, shuffle=NOSHUFFLE, typesize=1, blocksize=len(data))
+    if chunk is None or chunk.block_nbytes != len(data):
         return None
-    payload = made.buf[BLOSC1_HEADER_LEN + 8 :]
+    payload = chunk.buf[BLOSC1_HEADER_LEN + 8 :]
     return payload if len(payload) < len(data) else None

@@ -69,10 +69,10 @@ def chosen(
 def kept(cparams: CParams, header: ChunkHeader) -> CParams | None:
     """Return the parameters that a chunk was encoded with, if its filters are a candidate's; None otherwise."""
     slots = zip(header.filters, header.filters_meta, strict=True)
-    found = [pair for pair in slots if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]
+    pairs = [pair for pair in slots if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]
     for each in _candidates(cparams):
         own = zip(each.cparams.filter_slots, each.cparams.metas_for(header.typesize), strict=True)
-        if found == [pair for pair in own if pair[0]]:
+        if pairs == [pair for pair in own if pair[0]]:
             return each.cparams
     return None
 
@@ -140,8 +140,8 @@ def _changes(pieces: Bytes, typesize: int) -> npt.NDArray[np.int64]:
     if pieces.shape[1] % width or pieces.shape[1] == width:
         return np.ones(len(pieces), np.int64)
     words = pieces.view(np.uint64).reshape(len(pieces), pieces.shape[1] // width, width // 8)
-    found: npt.NDArray[np.int64] = np.count_nonzero(words[:, 1:] != words[:, :-1], axis=(1, 2))
-    return found
+    counts: npt.NDArray[np.int64] = np.count_nonzero(words[:, 1:] != words[:, :-1], axis=(1, 2))
+    return counts
 
 
 def _pieces(data: Bytes, typesize: int, length: int, count: int) -> tuple[Bytes, Bytes]:
@@ -158,18 +158,18 @@ def _nbytes(pieces: Bytes, typesize: int, length: int, cparams: CParams) -> int:
     shuffle, width = _IN_C.get(cparams.filter_slots[-1]), cparams.meta_slots[-1] or typesize
     if shuffle is None:
         pieces, shuffle, width = _differences(pieces, length, width), cblosc.NOSHUFFLE, 1
-    made = cblosc.compress_blocks(
+    chunk = cblosc.compress_blocks(
         cparams.codec_id, pieces, clevel=max(cparams.clevel, 1), shuffle=shuffle, typesize=width, blocksize=length
     )
-    return len(pieces) if made is None else len(made.buf)
+    return len(pieces) if chunk is None else len(chunk.buf)
 
 
 def _differences(pieces: Bytes, length: int, width: int) -> Bytes:
     """Return what shuffle and bytedelta make of pieces, with less ado than the filters."""
     planes = np.ascontiguousarray(pieces.reshape(-1, length // width, width).swapaxes(1, 2))
-    found = planes.copy()
-    found[:, :, 1:] -= planes[:, :, :-1]
-    return found.reshape(-1)
+    differences = planes.copy()
+    differences[:, :, 1:] -= planes[:, :, :-1]
+    return differences.reshape(-1)
 
 
 def _filtered(

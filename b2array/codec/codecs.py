@@ -92,8 +92,8 @@ def codec_id(codec: str | int) -> int:
         names = [member.name.lower() for member in CodecId]
         plugin = plugin_id(codec)
         if codec not in names and plugin is None:
-            known = ", ".join([*names, *(each.name for each in PLUGINS.values())])
-            raise ValueError(f"unknown codec {codec!r}; there are {known}, and registered ids")
+            listed = ", ".join([*names, *(each.name for each in PLUGINS.values())])
+            raise ValueError(f"unknown codec {codec!r}; there are {listed}, and registered ids")
         return CodecId[codec.upper()] if plugin is None else plugin
     if isinstance(codec, bool):
         raise TypeError("codec must be a name or an id, not bool")
@@ -243,10 +243,10 @@ def train(codec: int, samples: npt.NDArray[np.uint8], clevel: int) -> bytes | No
     if codec != CodecId.ZSTD:
         return pieces.tobytes()[:size]
     try:
-        made = zstandard.train_dictionary(size, [piece.tobytes() for piece in pieces], level=_zstd_level(clevel))
+        dictionary = zstandard.train_dictionary(size, [piece.tobytes() for piece in pieces], level=_zstd_level(clevel))
     except zstandard.ZstdError:
         return None
-    return made.as_bytes()
+    return dictionary.as_bytes()
 
 
 def _spread_pieces(samples: npt.NDArray[np.uint8], nbytes: int, total: int) -> npt.NDArray[np.uint8]:
@@ -438,9 +438,9 @@ def _decode_user(
     return data
 
 
-def _corrupt(codec: int, payload: Buffer, nbytes: int, found: str) -> FormatError:
+def _corrupt(codec: int, payload: Buffer, nbytes: int, actual: str) -> FormatError:
     source = f"the {len(payload)} bytes of a {codec_name(codec)} stream"
-    return FormatError(f"expected {nbytes} bytes from {source}, found {found}")
+    return FormatError(f"expected {nbytes} bytes from {source}, found {actual}")
 
 
 _BUILT_IN = frozenset(CodecId)

@@ -106,9 +106,9 @@ class CParams:
         self._set("codec_meta", self.codec_meta & 0xFF)
         self._choose_codec()
         for name in ("filters", "filters_meta"):
-            given = getattr(self, name)
-            if isinstance(given, str) and (name, given) != ("filters", AUTO):
-                raise TypeError(f"{name} must be a sequence, as in ({given!r},), not {given!r}")
+            sequence = getattr(self, name)
+            if isinstance(sequence, str) and (name, sequence) != ("filters", AUTO):
+                raise TypeError(f"{name} must be a sequence, as in ({sequence!r},), not {sequence!r}")
         chosen = ("shuffle",) if self.filters == AUTO else self.filters
         ids = tuple([filters.filter_id(name) for name in chosen])
         if self.filters != AUTO:
@@ -157,11 +157,11 @@ class CParams:
                 self._set(name, _positive(name, getattr(self, name)))
         if self.keepbits is not None:
             self._set("keepbits", _ranged("keepbits", self.keepbits, 1, _MOST_KEEPBITS))
-        given = [name for name in BOUNDS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"at most one of {', '.join(BOUNDS)} can be given, not {' and '.join(given)}")
-        if given and FilterId.TRUNC_PREC in self.filter_slots:
-            raise ValueError(f"{given[0]} says how many bits trunc_prec drops: leave the filter out")
+        bounds = [name for name in BOUNDS if getattr(self, name) is not None]
+        if len(bounds) > 1:
+            raise ValueError(f"at most one of {', '.join(BOUNDS)} can be given, not {' and '.join(bounds)}")
+        if bounds and FilterId.TRUNC_PREC in self.filter_slots:
+            raise ValueError(f"{bounds[0]} says how many bits trunc_prec drops: leave the filter out")
 
     @property
     def is_lossy(self) -> bool:
@@ -244,16 +244,16 @@ def given_or_default(cparams: AnyCParams) -> CParams:
         cparams = vars(cparams)
     if not isinstance(cparams, Mapping):
         raise TypeError(f"cparams must be a b2array.CParams, a codec's name or a dict, not {type(cparams).__name__}")
-    given = {name: _plain(value) for name, value in cparams.items() if name not in _OF_THE_ARRAY}
-    if unknown := given.keys() - {each.name for each in fields(CParams) if each.init}:
+    params = {name: _plain(value) for name, value in cparams.items() if name not in _OF_THE_ARRAY}
+    if unknown := params.keys() - {each.name for each in fields(CParams) if each.init}:
         raise TypeError(f"cparams has no {', '.join(sorted(map(str, unknown)))} (see b2array.CParams)")
-    if isinstance(given.get("filters"), list | tuple):
-        metas = [*given.get("filters_meta", ()), *NO_FILTERS][: len(given["filters"])]
-        used = [(fid, meta) for fid, meta in zip(given["filters"], metas, strict=True) if fid]
-        given |= {"filters": tuple(fid for fid, _ in used), "filters_meta": tuple(meta for _, meta in used)}
-    if isinstance(mode := given.get("splitmode"), int):
-        given["splitmode"] = _SPLITMODES.get(mode, mode)
-    return CParams(**given | {"use_dict": bool(given.get("use_dict", False))})
+    if isinstance(params.get("filters"), list | tuple):
+        metas = [*params.get("filters_meta", ()), *NO_FILTERS][: len(params["filters"])]
+        used = [(fid, meta) for fid, meta in zip(params["filters"], metas, strict=True) if fid]
+        params |= {"filters": tuple(fid for fid, _ in used), "filters_meta": tuple(meta for _, meta in used)}
+    if isinstance(mode := params.get("splitmode"), int):
+        params["splitmode"] = _SPLITMODES.get(mode, mode)
+    return CParams(**params | {"use_dict": bool(params.get("use_dict", False))})
 
 
 def _plain(value: Any) -> Any:

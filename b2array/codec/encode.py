@@ -138,11 +138,11 @@ def encode(
     cparams = with_kept_bits(cparams, kept_bits)
     task = _task(flat, width, blocksize, cparams, blockshape)
     filters.check(task.pipeline, encode=True)
-    made = plain(task)
+    chunk = plain(task)
     if not cparams.use_dict:
-        return made
+        return chunk
     # A dictionary costs more than it saves if blocks are large or have little in common.
-    return min((made, _with_dict(task) or made), key=len)
+    return min((chunk, _with_dict(task) or chunk), key=len)
 
 
 def _task(
@@ -254,8 +254,8 @@ def stored_special(buf: bytes) -> bytes:
     nblocks = -(-header.nbytes // blocksize)
     starts = HEADER_LEN + 4 * nblocks + 4 * np.arange(nblocks, dtype="<i4")
     cbytes = HEADER_LEN + 8 * nblocks
-    made = ChunkHeader(header.typesize, header.nbytes, blocksize, cbytes, FLAG_EXTENDED | FLAG_UNSPLIT)
-    return b"".join((made.pack(), starts.tobytes(), bytes(4 * nblocks)))
+    new = ChunkHeader(header.typesize, header.nbytes, blocksize, cbytes, FLAG_EXTENDED | FLAG_UNSPLIT)
+    return b"".join((new.pack(), starts.tobytes(), bytes(4 * nblocks)))
 
 
 def _raw_chunk(data: Bytes, typesize: int, blocksize: int, cparams: CParams) -> bytes:
@@ -322,14 +322,14 @@ def _fused(task: Task) -> bytes | None:
     if shuffle != cblosc.NOSHUFFLE and slot is not None:
         earlier = replace(earlier, filters=(*earlier.filters[:slot], *(0,) * (len(earlier.filters) - slot)))
     data = run_pipeline(replace(task, pipeline=earlier))
-    made = cblosc.compress_blocks(
+    chunk = cblosc.compress_blocks(
         codec, data, clevel=task.cparams.clevel, shuffle=shuffle, typesize=task.typesize, blocksize=ask
     )
-    if made is None:
+    if chunk is None:
         return _raw_chunk(task.data, task.typesize, task.blocksize, task.cparams)
-    if made.block_nbytes != task.blocksize or made.split != task.split:
+    if chunk.block_nbytes != task.blocksize or chunk.split != task.split:
         return None
-    return _from_made(task, made)
+    return _from_made(task, chunk)
 
 
 def _c_shuffle(task: Task) -> int:
@@ -361,16 +361,16 @@ def run_pipeline(task: Task) -> Bytes:
     return np.concatenate((full, last))
 
 
-def _from_made(task: Task, made: cblosc.Blosc1Chunk) -> bytes:
+def _from_made(task: Task, chunk: cblosc.Blosc1Chunk) -> bytes:
     """Turn a Blosc1 chunk into a Blosc2 chunk with the same blocks."""
-    region = memoryview(made.buf)
-    stops = [*made.starts[1:].tolist(), len(made.buf)]
-    blocks = _without_runs(task, region, made.starts.tolist(), stops)
+    region = memoryview(chunk.buf)
+    stops = [*chunk.starts[1:].tolist(), len(chunk.buf)]
+    blocks = _without_runs(task, region, chunk.starts.tolist(), stops)
     if blocks is not None:
         return _assembled(task, blocks)
-    head = BLOSC1_HEADER_LEN + 4 * len(made.starts)
-    cbytes = len(made.buf) - BLOSC1_HEADER_LEN + HEADER_LEN
-    starts = (made.starts + (HEADER_LEN - BLOSC1_HEADER_LEN)).astype("<i4")
+    head = BLOSC1_HEADER_LEN + 4 * len(chunk.starts)
+    cbytes = len(chunk.buf) - BLOSC1_HEADER_LEN + HEADER_LEN
+    starts = (chunk.starts + (HEADER_LEN - BLOSC1_HEADER_LEN)).astype("<i4")
     return b"".join((header_of(task, cbytes).pack(), starts.tobytes(), region[head:]))
 
 
@@ -442,7 +442,7 @@ def _full_blocks(task: Task, filtered: Bytes) -> list[list[Buffer]]:
     if typesize is None or not len(filtered):
         streams = filtered.reshape(-1, task.nstreams, neblock)
         return [[piece for stream in block for piece in _stream_pieces(task, stream)] for block in streams]
-    made = cblosc.compress_blocks(
+    chunk = cblosc.compress_blocks(
         codec,
         cblosc.with_compressible_tail(filtered, neblock),
         clevel=task.cparams.clevel,
@@ -450,17 +450,17 @@ def _full_blocks(task: Task, filtered: Bytes) -> list[list[Buffer]]:
         typesize=typesize,
         blocksize=neblock,
     )
-    if made is None:
+    if chunk is None:
         size = struct.pack("<i", neblock)
         streams = filtered.reshape(-1, task.nstreams, neblock)
         return [[piece for stream in block for piece in (size, stream)] for block in streams]
-    if made.block_nbytes != neblock or made.split:
-        raise FormatError(f"expected streams of {neblock} bytes from C-Blosc, found {made.block_nbytes}")
+    if chunk.block_nbytes != neblock or chunk.split:
+        raise FormatError(f"expected streams of {neblock} bytes from C-Blosc, found {chunk.block_nbytes}")
     nblocks = len(filtered) // task.blocksize
-    edges = [*made.starts[:: task.nstreams].tolist(), len(made.buf)]
+    edges = [*chunk.starts[:: task.nstreams].tolist(), len(chunk.buf)]
     starts, stops = edges[:nblocks], edges[1 : nblocks + 1]
     whole = replace(task, data=task.data[: len(filtered)])
-    region = memoryview(made.buf)
+    region = memoryview(chunk.buf)
     runs_out = _without_runs(whole, region, starts, stops)
     return runs_out or [[region[start:stop]] for start, stop in zip(starts, stops, strict=True)]
 

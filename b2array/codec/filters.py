@@ -399,8 +399,8 @@ def _unbytedelta(slot: _Slot, blocks: Bytes) -> Bytes:
     streams = blocks[:, :length].reshape(len(blocks), width, -1)
     new = out[:, :length].reshape(streams.shape)
     if len(parts) == 1 and streams.shape[2] % 8 == 0:
-        for block, found in zip(streams, new, strict=True):  # one stays in the cache from step to step
-            found[...] = _running_sums(block)
+        for block, sums in zip(streams, new, strict=True):  # one stays in the cache from step to step
+            sums[...] = _running_sums(block)
         return out
     for part in parts:
         np.add.accumulate(streams[:, :, part], axis=2, dtype=np.uint8, out=new[:, :, part])
@@ -432,8 +432,8 @@ def _running_sums(streams: Bytes) -> Bytes:
     through_odd &= _EVEN_BYTES
     through_odd <<= np.uint64(8)
     through_even |= through_odd
-    found: Bytes = through_even.view(np.uint8)
-    return found
+    sums: Bytes = through_even.view(np.uint8)
+    return sums
 
 
 def _check_cells(slot: _Slot, *, encode: bool) -> None:

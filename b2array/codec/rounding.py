@@ -49,14 +49,14 @@ def rounded(items: Array, cparams: CParams, fill: bytes | None = None) -> Array:
         bound = cparams.absolute_error
         if items.dtype.kind == "c":  # its error is at most the square root of 2 times that of its parts
             bound = math.nextafter(bound / math.sqrt(2), 0)
-        made = _to_multiples(native, bound)
+        floats = _to_multiples(native, bound)
     else:
-        made = _to_bits(native, _mantissa_bits(cparams), subnormals=cparams.keepbits is not None)
-    found: Array = made.astype(values.dtype, copy=False).view(items.dtype)
+        floats = _to_bits(native, _mantissa_bits(cparams), subnormals=cparams.keepbits is not None)
+    result: Array = floats.astype(values.dtype, copy=False).view(items.dtype)
     if fill is not None:
         kept = _raw(items) == np.frombuffer(fill, _raw(items).dtype)
-        np.copyto(found, items, where=kept)
-    return found
+        np.copyto(result, items, where=kept)
+    return result
 
 
 def kept_bits(items: Array) -> int:
@@ -102,14 +102,14 @@ def _to_multiples(values: Array, bound: float) -> Array:
         return values.copy()
     step, inverse = kind(2.0**power), kind(2.0**-power)
     with np.errstate(all="ignore"):
-        made = wide * inverse
+        multiples = wide * inverse
         # Numbers from here on are multiples already; they might not survive the multiplication.
-        large = ~(np.abs(made) < 2.0**limits.nmant)
-        np.rint(made, out=made)
-        made *= step
-        found: Array = made.astype(values.dtype, copy=False)
-        np.copyto(found, values, where=large | ~np.isfinite(found))
-    return found
+        large = ~(np.abs(multiples) < 2.0**limits.nmant)
+        np.rint(multiples, out=multiples)
+        multiples *= step
+        result: Array = multiples.astype(values.dtype, copy=False)
+        np.copyto(result, values, where=large | ~np.isfinite(result))
+    return result
 
 
 def _to_bits(values: Array, bits: int, *, subnormals: bool) -> Array:
@@ -122,12 +122,12 @@ def _to_bits(values: Array, bits: int, *, subnormals: bool) -> Array:
     raw = values.view(word)
     odd = raw >> word.type(drop)
     odd &= word.type(1)
-    made = raw + word.type((1 << drop - 1) - 1)
-    made += odd
-    made &= word.type(((1 << 8 * word.itemsize) - 1) >> drop << drop)
-    found: Array = made.view(values.dtype)
-    kept = ~np.isfinite(values) | ~np.isfinite(found)
+    words = raw + word.type((1 << drop - 1) - 1)
+    words += odd
+    words &= word.type(((1 << 8 * word.itemsize) - 1) >> drop << drop)
+    result: Array = words.view(values.dtype)
+    kept = ~np.isfinite(values) | ~np.isfinite(result)
     if not subnormals:
         kept |= np.abs(values) < limits.smallest_normal
-    np.copyto(found, values, where=kept)
-    return found
+    np.copyto(result, values, where=kept)
+    return result

@@ -141,10 +141,10 @@ def _task(old: ChunkHeader, data: Bytes, typesize: int, cparams: CParams, blocks
 
 def _encoded(task: Task) -> list[Buffer]:
     """Encode blocks, each for itself; a stream that does not get smaller is stored raw."""
-    made = Stored.whole(plain(task))
-    if not made.head.header.memcpyed:
-        bounds = zip(made.starts.tolist(), made.stops.tolist(), strict=True)
-        return [made.region[start:stop] for start, stop in bounds]
+    stored = Stored.whole(plain(task))
+    if not stored.head.header.memcpyed:
+        bounds = zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)
+        return [stored.region[start:stop] for start, stop in bounds]
     streams = run_pipeline(task).reshape(task.nfull, task.nstreams, -1)
     size = struct.pack("<i", streams.shape[2])
     return [b"".join(piece for stream in block for piece in (size, stream.data)) for block in streams]

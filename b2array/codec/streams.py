@@ -41,7 +41,7 @@ def stream_positions(
 
     The plain loop is faster than `many_stream_positions` for few blocks. It takes and raises the same.
     """
-    found = []
+    streams = []
     unpack = _INT32.unpack_from
     for start, stop in zip(starts, stops, strict=True):
         position = start
@@ -51,7 +51,7 @@ def stream_positions(
         try:
             for _ in range(nstreams):
                 csize = unpack(region, position)[0]
-                found.append((position, csize))
+                streams.append((position, csize))
                 if 0 <= csize <= neblock:
                     position += 4 + csize
                 elif -255 <= csize < 0:
@@ -63,7 +63,7 @@ def stream_positions(
             raise FormatError(f"expected streams within {len(region)} bytes, found one at {position}") from None
         if position > stop:
             raise FormatError(f"expected a block that ends at byte {stop}, found streams up to {position}")
-    return found
+    return streams
 
 
 def many_stream_positions(
@@ -199,11 +199,11 @@ def decode_zstd(
     frames: list[Buffer] = []
     places: list[memoryview] = []
     count = len(outs[0]) // neblock
-    found = stream_positions(region, starts, stops, count * len(outs) // len(starts), neblock)
+    streams = stream_positions(region, starts, stops, count * len(outs) // len(starts), neblock)
     first = 0
     for out in outs:
         begin = end = 0
-        for head, csize in found[first : first + count]:
+        for head, csize in streams[first : first + count]:
             position = head + 4
             end += neblock
             if csize <= 0:
