@@ -140,25 +140,25 @@ class Mapping:
             if length > 1:
                 before[outer, length] = number
             outer *= length
-        found, outer = [], 1
+        numbers, outer = [], 1
         for length in shape:
-            found.append(before.get((outer, length)))
+            numbers.append(before.get((outer, length)))
             outer *= length
-        return tuple(found)
+        return tuple(numbers)
 
     def sliced(self, key: Any) -> Mapping:
         """Take what a key of integers, slices, Ellipsis and None selects; of joined axes, part of one or whole rows."""
-        found = select(key, self.lengths)
-        if found.kind not in ("basic", "scalar"):
+        selection = select(key, self.lengths)
+        if selection.kind not in ("basic", "scalar"):
             raise IndexError(
                 f"a view takes integers, slices, ellipsis (`...`) and None, found {key!r}; a[key] reads the rest"
             )
         starts = list(self.starts)
-        flips = found.flips or (slice(None),) * len(self.axes)
-        parts = zip(map(range, self.lengths), cast(tuple[slice, ...], found.positions), flips, strict=True)
+        flips = selection.flips or (slice(None),) * len(self.axes)
+        parts = zip(map(range, self.lengths), cast(tuple[slice, ...], selection.positions), flips, strict=True)
         axes = tuple(self._taken(axis, along[part][flip], starts) for axis, (along, part, flip) in enumerate(parts))
         # Integers have left axes of length 1.
-        taken = Mapping(self.shape, tuple(starts), axes, (None,) * len(axes)).reshaped(found.shape)
+        taken = Mapping(self.shape, tuple(starts), axes, (None,) * len(axes)).reshaped(selection.shape)
         return replace(taken, numbers=self._numbers_after(key))
 
     def _numbers_after(self, key: Any) -> tuple[int | None, ...]:
@@ -168,12 +168,12 @@ class Mapping:
         rest = [slice(None)] * (len(self.numbers) - taking)
         at = next((n for n, entry in enumerate(entries) if entry is Ellipsis), len(entries))
         left = iter(self.numbers)
-        found: list[int | None] = []
+        numbers: list[int | None] = []
         for entry in (*entries[:at], *rest, *entries[at + 1 :]):
             number = None if entry is None else next(left)
             if entry is None or isinstance(entry, slice):
-                found.append(number)
-        return tuple(found)
+                numbers.append(number)
+        return tuple(numbers)
 
     def _taken(self, number: int, positions: range, starts: list[int]) -> Digits:
         """Restrict the digits of an axis to positions along it, and move `starts` to the first one."""
@@ -182,12 +182,12 @@ class Mapping:
         digits = _varying(self.axes[number], positions)
         inner = math.prod(digit.length for digit in digits[1:])
         first, step, count = positions.start, positions.step, len(positions)
-        found: Digits = ()
+        result: Digits = ()
         if count > 1 and len(digits) == 1:
-            found = (Digit(digits[0].axis, count, digits[0].step * step),)
+            result = (Digit(digits[0].axis, count, digits[0].step * step),)
         elif count > 1 and abs(step) == 1 and count % inner == 0 and min(positions) % inner == 0:
             outer, *rest = (digit._replace(step=digit.step * step) for digit in digits)
-            found = (outer._replace(length=count // inner), *rest)
+            result = (outer._replace(length=count // inner), *rest)
         elif count > 1:
             raise ValueError(
                 f"axis {number} joins axes of the array: a view takes positions in one row, or whole rows of {inner}, "
@@ -196,7 +196,7 @@ class Mapping:
         for digit in reversed(self.axes[number]):
             first, position = divmod(first, digit.length)
             starts[digit.axis] += digit.step * position
-        return found
+        return result
 
     def covering(self, extents: Sequence[int]) -> tuple[int, ...]:
         """Return extents of the view that cover about one part of the array with these extents."""
@@ -290,10 +290,10 @@ def _varying(digits: Digits, positions: range) -> Digits:
 
 def _merged(digits: Iterable[Digit]) -> Digits:
     """Put digits together that count on along the same axis, and leave out those that do not count."""
-    found: list[Digit] = []
+    merged: list[Digit] = []
     for axis, length, step in digits:
-        if found and found[-1].axis == axis and found[-1].step == step * length != 0:
-            found[-1] = Digit(axis, found[-1].length * length, step)
+        if merged and merged[-1].axis == axis and merged[-1].step == step * length != 0:
+            merged[-1] = Digit(axis, merged[-1].length * length, step)
         elif length != 1:
-            found.append(Digit(axis, length, step))
-    return tuple(found)
+            merged.append(Digit(axis, length, step))
+    return tuple(merged)

@@ -280,10 +280,10 @@ class Readable(Operators):
 
 def named(result: Any, names: str | list[str]) -> Any:
     """Return fields of items; arrays for reading only."""
-    found = result[names]
-    if isinstance(found, np.ndarray):
+    fields = result[names]
+    if isinstance(fields, np.ndarray):
         # Copied, so that a field does not keep the memory of all others.
-        found = np.array(found) if isinstance(names, str) else found
+        fields = np.array(fields) if isinstance(names, str) else fields
         # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
-        found.flags.writeable = False
-    return found
+        fields.flags.writeable = False
+    return fields

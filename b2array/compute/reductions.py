@@ -60,8 +60,8 @@ _AFAR = 8
 class _Task:
     """The arguments of a reduction; axes are digits (see `b2array.compute.mapping`).
 
-    `dtype` is the result's and `wide` that of sums; `valid` says which items count, None: all; `given` has the initial
-    value, if there is one. With `skipna`, NaN does not count.
+        `dtype` is the type of the result, and `wide` the type of sums. `valid` marks the items that count; None: all of them.
+    `initial` holds the initial value, if there is one. With `skipna`, NaN does not count.
     """
 
     lengths: tuple[int, ...]
@@ -69,17 +69,17 @@ class _Task:
     dtype: np.dtype[Any]
     wide: Any
     valid: npt.NDArray[np.bool_] | None
-    given: dict[str, Any]
+    initial: dict[str, Any]
     ddof: float
     skipna: bool
 
     def where(self, box: Box, items: Array) -> tuple[Any, Any]:
         """Return which items count, True for all, and how many do."""
         valid: Any = True if self.valid is None else self.valid[box]
-        known = ~np.isnan(items) if self.skipna else np.True_
-        if valid is True and known.all():
+        numbers = ~np.isnan(items) if self.skipna else np.True_
+        if valid is True and numbers.all():
             return True, math.prod(items.shape[axis] for axis in self.axes)
-        counted = np.broadcast_to(valid & known, items.shape)
+        counted = np.broadcast_to(valid & numbers, items.shape)
         return counted, np.add.reduce(counted, self.axes, np.int64, keepdims=True)
 
 
@@ -111,12 +111,12 @@ def reduction(name: str) -> Callable[..., Any]:
     function, plain = getattr(np, name), name.removeprefix("nan")
 
     def reduce(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, **options: Any) -> Any:
-        given = options | ({} if dtype is None else {"dtype": dtype})
+        arguments = options | ({} if dtype is None else {"dtype": dtype})
         if not isinstance(a, Operators):
-            return function(a, axis=axis, **given, **({} if out is None else {"out": out}))
+            return function(a, axis=axis, **arguments, **({} if out is None else {"out": out}))
         if out is not None:
             raise TypeError("reductions return new results: out must be None")
-        return _reduce(a, function, plain, axis, skipna=plain != name, **given)
+        return _reduce(a, function, plain, axis, skipna=plain != name, **arguments)
 
     call = f"b2array.{name}(a, " if plain != name else f"a.{name}("
     example = function(np.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
@@ -134,44 +134,46 @@ def _reduce(
     *,
     skipna: bool,
     progress: bool = False,
-    **given: Any,
+    **arguments: Any,
 ) -> Any:
     def attempt(source: Source) -> Any:
         layout = source.state.require_layout()
         mapping = a._mapping(layout.shape)
-        shown, dtype = mapping.lengths, layout.dtype  # those of `a` may change meanwhile
-        if 0 in shown:
-            return function(np.empty(shown, dtype), axis=axis, keepdims=keepdims, **given)
-        options, valid = given, None
-        if given.get("where", True) is not True:
-            valid = np.broadcast_to(given["where"], shown)
+        view_shape, dtype = mapping.lengths, layout.dtype  # those of `a` may change meanwhile
+        if 0 in view_shape:
+            return function(np.empty(view_shape, dtype), axis=axis, keepdims=keepdims, **arguments)
+        options, valid = arguments, None
+        if arguments.get("where", True) is not True:
+            valid = np.broadcast_to(arguments["where"], view_shape)
             options = options | {"where": np.ones((), valid.dtype)}
-        if "ddof" in given:
+        if "ddof" in arguments:
             options = options | {"ddof": 0}
         # NumPy's result for one item tells the type of the result, or raises the error. Text may have to be a number.
-        one = (np.ones if dtype.kind in "SU" else np.zeros)((1,) * len(shown), dtype)
+        one = (np.ones if dtype.kind in "SU" else np.zeros)((1,) * len(view_shape), dtype)
         with np.errstate(all="ignore"):
             # Without an axis, NumPy has roots of objects and counts records, but makes no arrays of these results.
             kept = keepdims or name not in ("std", "count_nonzero")
             kind = np.asarray(function(one, axis=axis, keepdims=kept, **options)).dtype
-        if dtype.kind in "biufc" and name in ("sum", "prod", "mean") and np.dtype(given.get("dtype")) == object:
+        if dtype.kind in "biufc" and name in ("sum", "prod", "mean") and np.dtype(arguments.get("dtype")) == object:
             kind = np.dtype(object)  # NumPy's result may be a number of Python, which has no limits
         # NumPy reduces an array without dimensions along axis 0, too.
-        everything = axis is None or not shown
-        reduced = range(len(shown)) if everything else np.lib.array_utils.normalize_axis_tuple(axis, len(shown))
+        everything = axis is None or not view_shape
+        reduced = (
+            range(len(view_shape)) if everything else np.lib.array_utils.normalize_axis_tuple(axis, len(view_shape))
+        )
         numeric = kind if kind.kind in "biufcO" else None
         wide = {"f2": "f8", "f4": "f8", "c8": "c16"}.get(kind.str[1:], numeric)
-        initial = {"initial": given["initial"]} if given.get("initial") is not None else {}
+        initial = {"initial": arguments["initial"]} if arguments.get("initial") is not None else {}
         lengths = tuple(digit.length for digit in mapping.digits)
         of_digits = [axis for axis, digits in enumerate(mapping.axes) for _ in digits]
         axes = tuple(n for n, axis in enumerate(of_digits) if axis in reduced)
         # Splitting dimensions of a broadcast array does not copy it.
         counted = None if valid is None else valid.reshape(lengths)
         ignores = skipna and dtype.kind in ("fcmM" if name in ("min", "max") else "fc")
-        task = _Task(lengths, axes, kind, wide, counted, initial, given.get("ddof", 0), ignores)
-        found = _reduced(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
-        shape = [1 if k in reduced else n for k, n in enumerate(shown) if keepdims or k not in reduced]
-        return found.reshape(shape)[() if not shape else ...]
+        task = _Task(lengths, axes, kind, wide, counted, initial, arguments.get("ddof", 0), ignores)
+        result = _reduced(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
+        shape = [1 if k in reduced else n for k, n in enumerate(view_shape) if keepdims or k not in reduced]
+        return result.reshape(shape)[() if not shape else ...]
 
     return a._handle.reading(attempt)
 
@@ -182,10 +184,10 @@ def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb
     error = np.geterr()  # each thread has its own settings
     result = np.empty([1 if axis in task.axes else n for axis, n in enumerate(task.lengths)], task.dtype)
     nbytes = math.prod(task.lengths) * layout.itemsize
-    with bars.track(nbytes, f"{show} of {source.url}", bool(show)) as shown:
+    with bars.track(nbytes, f"{show} of {source.url}", bool(show)) as bar:
 
         def state(box: Box, items: Array) -> tuple[Box, State]:
-            shown.advance(items.nbytes)
+            bar.advance(items.nbytes)
             place = tuple(slice(0, 1) if axis in task.axes else i for axis, i in enumerate(box))
             with np.errstate(**error):
                 if items.size == 1 or any(items.strides):
@@ -193,8 +195,8 @@ def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb
                 one = verb.piece(task, box, items[(slice(0, 1),) * items.ndim])
                 return place, _repeated(task, verb, one, math.prod(items.shape[axis] for axis in task.axes))
 
-        found = _pieces(source, layout, mapping, kept, state, merge=task.valid is None)
-        for where, column in groupby(found, itemgetter(0)):
+        pieces = _pieces(source, layout, mapping, kept, state, merge=task.valid is None)
+        for where, column in groupby(pieces, itemgetter(0)):
             last = _folded(task, verb, (of_piece for _, of_piece in column))
             # NumPy's nan-variants divide without a warning.
             with np.errstate(**{"divide": "ignore", "invalid": "ignore"} if task.skipna else {}):  # type: ignore[arg-type]
@@ -244,8 +246,8 @@ def _pieces(
     of_digits = Mapping(mapping.shape, mapping.starts, digits, (None,) * len(digits))
     nbytes = math.prod(of_digits.lengths) * layout.itemsize
 
-    def piece(found: tuple[Box, bool]) -> tuple[Box, State]:
-        box, is_one = found
+    def piece(job: tuple[Box, bool]) -> tuple[Box, State]:
+        box, is_one = job
         if is_one:
             where = of_digits.sliced(tuple(i.start for i in box)).starts
             item = np.asarray(read_item(source, layout, where), layout.dtype)
@@ -257,8 +259,8 @@ def _pieces(
         read(source, layout, wanted.positions, wanted.axes, wanted.view(items), nbytes)
         return use(box, arranged(items))
 
-    found = _boxes(source, layout, mapping, kept, merge=merge)
-    return threads.spread(piece, found) if source.is_local else threads.ahead(piece, found, _AFAR)
+    boxes = _boxes(source, layout, mapping, kept, merge=merge)
+    return threads.spread(piece, boxes) if source.is_local else threads.ahead(piece, boxes, _AFAR)
 
 
 def _boxes(
@@ -278,8 +280,8 @@ def _boxes(
             first, last = sorted((step * i.start, step * (i.stop - 1)))
             low[axis], high[axis] = low[axis] + first, high[axis] + last
         touched = (slice(a // c, b // c + 1) for a, b, c in zip(low, high, layout.chunks, strict=True))
-        found = np.asarray(codes)[tuple(touched)]
-        return found.flat[0] in SPECIALS and bool((found == found.flat[0]).all())
+        touched_cells = np.asarray(codes)[tuple(touched)]
+        return touched_cells.flat[0] in SPECIALS and bool((touched_cells == touched_cells.flat[0]).all())
 
     most = _LEAST_NBYTES if source.is_local else _LEAST_NBYTES_AFAR
     order, cells = sorted(range(len(digits)), key=lambda n: n not in kept), [digit.covering(units) for digit in digits]
@@ -325,7 +327,7 @@ def _by(ufunc: np.ufunc, converted: Callable[[Array], Array] = np.asarray) -> _V
         return ufunc.reduce(converted(items), task.axes, task.wide, keepdims=True, where=valid, **first), number
 
     def finish(task: _Task, state: State) -> Any:
-        return ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.given)
+        return ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.initial)
 
     return _Verb(piece, lambda _, a, b: (ufunc(a[0], b[0]), a[1] + b[1]), finish)
 
@@ -333,9 +335,9 @@ def _by(ufunc: np.ufunc, converted: Callable[[Array], Array] = np.asarray) -> _V
 def _nonzero(items: Array) -> npt.NDArray[np.bool_]:
     if items.dtype.kind != "V":
         return items.astype(bool)
-    found = np.zeros(items.shape, bool)  # NumPy counts records, but converts none
-    found.flat[np.flatnonzero(items)] = True
-    return found
+    mask = np.zeros(items.shape, bool)  # NumPy counts records, but converts none
+    mask.flat[np.flatnonzero(items)] = True
+    return mask
 
 
 def _mean(_: _Task, state: State) -> Any:
@@ -374,8 +376,8 @@ def _var(task: _Task, state: State) -> Any:
         squares = np.rint(squares + number * np.square(mean - np.trunc(mean)))
     if np.any(few):
         warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
-    found = np.true_divide(squares, np.maximum(number - task.ddof, 0))
-    return np.where(few, np.nan, found) if task.skipna else found
+    variance = np.true_divide(squares, np.maximum(number - task.ddof, 0))
+    return np.where(few, np.nan, variance) if task.skipna else variance
 
 
 # Others.
@@ -387,7 +389,7 @@ def _extreme(ufunc: np.ufunc, of_known: np.ufunc) -> _Verb:
     def piece(task: _Task, box: Box, items: Array) -> State:
         valid: Any = True if task.valid is None else task.valid[box]
         chosen = of_known if task.skipna else ufunc
-        return (chosen.reduce(items, task.axes, keepdims=True, where=valid, **task.given),)
+        return (chosen.reduce(items, task.axes, keepdims=True, where=valid, **task.initial),)
 
     def finish(task: _Task, state: State) -> Any:
         if task.skipna and np.isnan(state[0]).any():
@@ -404,10 +406,10 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
     """
 
     def piece(task: _Task, box: Box, items: Array) -> State:
-        known: Any = np.True_
+        valid: Any = np.True_
         if task.skipna:
             isnan = np.isnan(items)
-            items, known = np.where(isnan, items.dtype.type(last), items), ~isnan.all(task.axes, keepdims=True)
+            items, valid = np.where(isnan, items.dtype.type(last), items), ~isnan.all(task.axes, keepdims=True)
         rows = items.transpose([*(axis for axis in range(items.ndim) if axis not in task.axes), *task.axes])
         rows = rows.reshape(*rows.shape[: items.ndim - len(task.axes)], -1)
         best = function(rows, axis=-1)
@@ -417,7 +419,7 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
         inside = np.unravel_index(best, [1, *(items.shape[axis] for axis in task.axes)])[1:]
         for axis, along in zip(task.axes, inside, strict=True):
             position = position * task.lengths[axis] + box[axis].start + along
-        return np.expand_dims(value, task.axes), np.expand_dims(position, task.axes), known
+        return np.expand_dims(value, task.axes), np.expand_dims(position, task.axes), valid
 
     def combine(_: _Task, a: State, b: State) -> State:
         items = np.where(a[1] < b[1], [a[0], b[0]], [b[0], a[0]])
