@@ -111,20 +111,20 @@ def merged(boxes: Iterable[Box]) -> list[Box]:
     >>> merged([((0, 2), (0, 2)), ((0, 2), (2, 4)), ((2, 4), (0, 4))])
     [((0, 4), (0, 4))]
     """
-    found = list(boxes)
-    for axis in reversed(range(len(found[0]) if found else 0)):
+    pieces = list(boxes)
+    for axis in reversed(range(len(pieces[0]) if pieces else 0)):
         joined: list[Box] = []
-        for box in sorted(found, key=lambda each: (each[:axis], each[axis + 1 :], each[axis])):
+        for box in sorted(pieces, key=lambda each: (each[:axis], each[axis + 1 :], each[axis])):
             last = joined[-1] if joined else None
             alike = last is not None and last[:axis] == box[:axis] and last[axis + 1 :] == box[axis + 1 :]
             if last is not None and alike and last[axis][1] >= box[axis][0]:
                 joined[-1] = (*box[:axis], (last[axis][0], max(last[axis][1], box[axis][1])), *box[axis + 1 :])
             else:
                 joined.append(box)
-        found = joined
-    if len(found) > _SOLIDS:  # too many to tell apart
-        found = [tuple((min(i for i, _ in ends), max(j for _, j in ends)) for ends in zip(*found, strict=True))]
-    return found
+        pieces = joined
+    if len(pieces) > _SOLIDS:  # too many to tell apart
+        pieces = [tuple((min(i for i, _ in ends), max(j for _, j in ends)) for ends in zip(*pieces, strict=True))]
+    return pieces
 
 
 def _group(

@@ -159,5 +159,5 @@ def _counted(source: Source, asks: Sequence[Ask]) -> tuple[int, int]:
     if source.is_local:
         each = [coalesce(ask.spans, 0 if not ask.clip else config.coalesce_gap) for ask in asks]
         return sum(map(len, each)), sum(stop - start for ask in asks for _, start, stop in ask.spans)
-    found = [span for span, _ in coalesce([span for ask in asks for span in ask.spans], config.coalesce_gap, _LIMIT)]
-    return sum(stop > start for _, start, stop in found), sum(stop - start for _, start, stop in found)
+    spans = [span for span, _ in coalesce([span for ask in asks for span in ask.spans], config.coalesce_gap, _LIMIT)]
+    return sum(stop > start for _, start, stop in spans), sum(stop - start for _, start, stop in spans)

@@ -125,13 +125,13 @@ def item(value: Any) -> Any:
     >>> item(np.float32(0.5)), item(np.zeros((), "M8")[()]), item(np.zeros((), "V5000")[()])
     (np.float32(0.5), '0x0000000000000000', '0x0000000000000000..., 4.9 KiB')
     """
-    found = np.asarray(value)
-    if found.nbytes > _LARGEST:
-        return f"0x{found.tobytes()[:8].hex()}..., {size(found.nbytes)}"
+    scalar = np.asarray(value)
+    if scalar.nbytes > _LARGEST:
+        return f"0x{scalar.tobytes()[:8].hex()}..., {size(scalar.nbytes)}"
     try:
         str(value)
     except ValueError:  # a time without a unit
-        return f"0x{found.tobytes().hex()}"
+        return f"0x{scalar.tobytes().hex()}"
     return value
 
 
@@ -241,7 +241,7 @@ def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any]
         parts.append(folded("values", f"<pre>{html_text(values)}</pre>"))
     if attrs:
         parts.append(folded(f"attributes ({len(attrs)})", table({name: short(value) for name, value in attrs.items()})))
-    shown = (
+    always = (
         "shape",
         "chunks",
         "blocks",
@@ -255,7 +255,7 @@ def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any]
         "url",
         "attrs",
     )
-    parts.append(folded("more", table({name: value for name, value in rows.items() if name not in shown})))
+    parts.append(folded("more", table({name: value for name, value in rows.items() if name not in always})))
     return titled("b2array.NDArray", rows["url"], parts)
 
 
@@ -291,8 +291,8 @@ def errors(cparams: CParams) -> str:
     >>> errors(CParams(absolute_error=0.01)), errors(CParams())
     ('absolute_error 0.01', 'none')
     """
-    given = [(name, getattr(cparams, name)) for name in (*BOUNDS, "tolerance")]
-    return ", ".join(f"{name} {value:g}" for name, value in given if value is not None) or "none"
+    bounds = [(name, getattr(cparams, name)) for name in (*BOUNDS, "tolerance")]
+    return ", ".join(f"{name} {value:g}" for name, value in bounds if value is not None) or "none"
 
 
 def nbytes(count: int) -> str:
