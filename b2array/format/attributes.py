@@ -178,11 +178,11 @@ def _decode_ndarray(payload: object) -> Any:
         for n, value in enumerate(values):
             objects[n] = value
         return objects.reshape(shape)
-    made = _unpack_dtype(dtype)
-    if not (isinstance(data, bytes) and len(data) == count * made.itemsize):
+    kind = _unpack_dtype(dtype)
+    if not (isinstance(data, bytes) and len(data) == count * kind.itemsize):
         raise FormatError(f"expected the bytes of {count} items, found {data!r:.80}")
-    found = np.frombuffer(data, made).reshape(shape)
-    return found[()] if _get(payload, "scalar") is True else found
+    items = np.frombuffer(data, kind).reshape(shape)
+    return items[()] if _get(payload, "scalar") is True else items
 
 
 def _unpack_dtype(spec: object) -> np.dtype[Any]:

@@ -48,17 +48,17 @@ def layout_of(layers: Layers, *, chunksize: int, typesize: int) -> Layout:
     `chunksize` and `typesize` are those of the frame's header. UnsupportedError says that the chunks do not hold the
     array's values.
     """
-    found = dict(layers)
+    by_name = dict(layers)
     for name in NOT_DATA:
-        if name in found:
+        if name in by_name:
             raise UnsupportedError(f"the metalayer {name!r} says that the stored values are not the array's data")
-    if "b2nd" in found:
-        return unpack(found["b2nd"], chunksize=chunksize)
-    if "caterva" not in found:
+    if "b2nd" in by_name:
+        return unpack(by_name["b2nd"], chunksize=chunksize)
+    if "caterva" not in by_name:
         raise FormatError(
             "expected a metalayer 'b2nd' or 'caterva' of an array, found a plain super-chunk (see b2array.open_schunk)"
         )
-    return unpack_caterva(found["caterva"], typesize)
+    return unpack_caterva(by_name["caterva"], typesize)
 
 
 def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:

@@ -85,8 +85,8 @@ def unpack_record(buf: Buffer, *, number: int = -1) -> Record | None:
     if (magic, version) != (_RECORD_MAGIC, _RECORD_VERSION) or len(buf) < body_len + _CRC.size:
         return None
     body = memoryview(buf)[:body_len]
-    (found,) = _CRC.unpack_from(buf, body_len)
-    if found != crc32(body, number + 1) and found != crc32(body):
+    (stored_crc,) = _CRC.unpack_from(buf, body_len)
+    if stored_crc != crc32(body, number + 1) and stored_crc != crc32(body):
         return None
     return Record(head_crc, np.frombuffer(body, "<u4", nblocks, _RECORD_HEAD.size).astype(np.uint32))
 
@@ -110,9 +110,9 @@ def verified_sums(
     if len(record.block_crcs) != len(head.starts):
         raise ChecksumError(f"expected a record of {len(head.starts)} blocks, found one of {len(record.block_crcs)}")
     if crc:
-        found = record_crc(memoryview(behind)[: record_nbytes(len(record.block_crcs))])
-        if found != crc:
-            raise ChecksumError(f"expected a CRC-32 of {crc:#010x} of the chunk's checksums, found {found:#010x}")
+        actual = record_crc(memoryview(behind)[: record_nbytes(len(record.block_crcs))])
+        if actual != crc:
+            raise ChecksumError(f"expected a CRC-32 of {crc:#010x} of the chunk's checksums, found {actual:#010x}")
     check_head(record, memoryview(head_bytes)[: head.nbytes])
     return record.block_crcs
 
@@ -130,6 +130,6 @@ def check_blocks(
 
 
 def _compare(what: str, expected: int, data: Buffer) -> None:
-    found = crc32(data)
-    if found != expected:
-        raise ChecksumError(f"expected a CRC-32 of {expected:#010x} of {what}, found {found:#010x}")
+    actual = crc32(data)
+    if actual != expected:
+        raise ChecksumError(f"expected a CRC-32 of {expected:#010x} of {what}, found {actual:#010x}")

@@ -76,8 +76,8 @@ def extension_dtype(name: str) -> np.dtype[Any] | None:
         import ml_dtypes
     except ImportError:
         return None
-    found = getattr(ml_dtypes, name, None) if name.isidentifier() else None
-    return np.dtype(found) if isinstance(found, type) and issubclass(found, np.generic) else None
+    scalar_type = getattr(ml_dtypes, name, None) if name.isidentifier() else None
+    return np.dtype(scalar_type) if isinstance(scalar_type, type) and issubclass(scalar_type, np.generic) else None
 
 
 def require_extension(name: str) -> None:
@@ -134,12 +134,12 @@ def has_size(dtype: npt.DTypeLike | None) -> bool:
     >>> has_size("U"), has_size("U1"), has_size([("name", "S"), ("n", "i4")])
     (False, True, False)
     """
-    found: np.dtype[Any] = np.dtype(dtype)
-    if found.subdtype is not None:
-        return has_size(found.subdtype[0])
-    if found.names is not None:
-        return all(has_size(found[name]) for name in found.names)
-    return found.itemsize > 0
+    described: np.dtype[Any] = np.dtype(dtype)
+    if described.subdtype is not None:
+        return has_size(described.subdtype[0])
+    if described.names is not None:
+        return all(has_size(described[name]) for name in described.names)
+    return described.itemsize > 0
 
 
 def require_size(dtype: npt.DTypeLike | None) -> None:

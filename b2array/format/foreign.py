@@ -40,9 +40,9 @@ def described(buf: Buffer) -> str:
         if start[30:].partition(b".npy")[1]:
             return "a .npz file, which numpy.load opens"
         return "a zip archive; b2array.open opens those of python-blosc2 (.b2z)"
-    known = next((what for magic, what in _MAGICS if start.startswith(magic)), "")
-    if known:
-        return known
+    format_name = next((what for magic, what in _MAGICS if start.startswith(magic)), "")
+    if format_name:
+        return format_name
     is_text = all(32 <= byte < 127 or byte in b"\t\r\n" for byte in start)
     return f"{'text, ' * is_text}{start[:16]!r}"
 

@@ -160,13 +160,13 @@ def create(
     )
 
 
-def unpack(header: Buffer, tail: Buffer, known: Header | None = None, *, bare: bool = False) -> Frame:
+def unpack(header: Buffer, tail: Buffer, parsed: Header | None = None, *, bare: bool = False) -> Frame:
     """Read a frame from its header and its tail, and verify our fingerprint if it has one.
 
-    `tail` has the frame's bytes from `Header.tail_start` on. `known` is what `unpack_header` returned for this header.
+    `tail` has the frame's bytes from `Header.tail_start` on. `parsed` is what `unpack_header` returned for this header.
     A `bare` frame comes without its index.
     """
-    head = unpack_header(header) if known is None else known
+    head = unpack_header(header) if parsed is None else parsed
     length = head.frame_len - head.tail_start
     if len(tail) < length:
         raise FormatError(f"expected {length} bytes of index and trailer, found {len(tail)}")
@@ -268,8 +268,8 @@ def pack(frame: Frame, header: bytes | None = None) -> Packed:
     header = pack_header(frame) if header is None else header
     fields = _computed(frame, len(header))
     cbytes = fields["cbytes"]
-    known, packed_index = frame.packed_index or (None, b"")
-    if known is not frame.offsets:
+    packed_offsets, packed_index = frame.packed_index or (None, b"")
+    if packed_offsets is not frame.offsets:
         packed_index = index.pack(frame.offsets)
     tail = packed_index + _pack_trailer(frame.vlmetalayers)
     data_len = cbytes if frame.frame_type == FrameType.CONTIGUOUS else 0

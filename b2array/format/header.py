@@ -200,7 +200,7 @@ def _cparams(
     typesize: int,
 ) -> CParams:
     active = [n for n, fid in enumerate(filters) if fid]
-    found = CParams(
+    cparams = CParams(
         codec,
         clevel,
         codec_meta,
@@ -210,8 +210,8 @@ def _cparams(
         use_dict,
         nthreads,
     )
-    check_filters(found, typesize)
-    return found
+    check_filters(cparams, typesize)
+    return cparams
 
 
 def check_filters(cparams: CParams, typesize: int) -> None:
@@ -241,32 +241,32 @@ def unpack_header(buf: Buffer) -> Header:
     if len(buf) < header_len:
         raise FormatError(f"expected a frame header of {header_len} bytes, found {len(buf)} bytes")
     buf = bytes(buf[:header_len])
-    found = dict(zip(_FIELD_NAMES, _FIXED.unpack_from(buf), strict=True))
-    flags, codec, nfilters = found["general_flags"], found["codec_flags"], found["nfilters"]
+    fields = dict(zip(_FIELD_NAMES, _FIXED.unpack_from(buf), strict=True))
+    flags, codec, nfilters = fields["general_flags"], fields["codec_flags"], fields["nfilters"]
     if nfilters > NFILTERS:
         raise FormatError(f"expected at most {NFILTERS} filters, found {nfilters}")
     unused = bytes(NFILTERS - nfilters)
     header = Header(
-        frame_type=_frame_type(flags, found["frame_type"]),
+        frame_type=_frame_type(flags, fields["frame_type"]),
         format_version=flags & 0x0F,
         vl_blocks=bool(flags & _FLAG_VL_BLOCKS),
-        typesize=found["type_size"],
-        chunksize=found["chunk_size"],
-        blocksize=found["block_size"],
-        nbytes=found["uncompressed_size"],
-        cbytes=found["compressed_size"],
-        codec=found["udcodec"] if codec & 0x0F == _UDCODEC else codec & 0x0F,
+        typesize=fields["type_size"],
+        chunksize=fields["chunk_size"],
+        blocksize=fields["block_size"],
+        nbytes=fields["uncompressed_size"],
+        cbytes=fields["compressed_size"],
+        codec=fields["udcodec"] if codec & 0x0F == _UDCODEC else codec & 0x0F,
         clevel=codec >> 4,
-        codec_meta=found["codec_meta"],
-        filters=tuple(found["filter_codes"][:nfilters] + unused),
-        filters_meta=tuple(found["filter_meta"][:nfilters] + unused),
-        use_dict=bool(found["other_flags2"] & 1),
-        other_flags=found["other_flags"],
-        nthreads_compress=found["nthreads_compress"],
-        nthreads_decompress=found["nthreads_decompress"],
+        codec_meta=fields["codec_meta"],
+        filters=tuple(fields["filter_codes"][:nfilters] + unused),
+        filters_meta=tuple(fields["filter_meta"][:nfilters] + unused),
+        use_dict=bool(fields["other_flags2"] & 1),
+        other_flags=fields["other_flags"],
+        nthreads_compress=fields["nthreads_compress"],
+        nthreads_decompress=fields["nthreads_decompress"],
         metalayers=metalayers.unpack(buf, FIXED_LEN),
         header_len=header_len,
-        frame_len=found["frame_size"],
+        frame_len=fields["frame_size"],
     )
     _check_sizes(header)
     return header

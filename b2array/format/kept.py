@@ -141,8 +141,8 @@ class Kept:
             raise FormatError(f"expected place, size and shape of a kept state, found {place}, {nbytes} and {shape}")
         if not _EARLIEST <= time <= _LATEST:
             raise FormatError(f"expected the time of a kept state in seconds since 1970, found {time}")
-        found = None if shape is None else tuple(shape)
-        return cls(name, time, message, attrs, generation, found, place, nbytes, digest, suspect, group, packed)
+        extents = None if shape is None else tuple(shape)
+        return cls(name, time, message, attrs, generation, extents, place, nbytes, digest, suspect, group, packed)
 
 
 _KINDS = [str, float, str, bytes, bytes, int, int, bytes, bool, bytes, bytes]
@@ -210,10 +210,10 @@ class Ledger:
             raise UnsupportedError(f"expected a ledger of kept states of version {_VERSION}, found version {version}")
         if type(floor) is not int or type(dead) is not int or not isinstance(entries, list) or min(floor, dead) < 0:
             raise FormatError("expected two sizes and a list of kept states in the ledger, found something else")
-        found = cls(tuple(map(Kept.unpack, entries)), floor, dead)
-        if len({*found.names}) < len(found.names):
-            raise FormatError(f"expected a name for each kept state, found {found.names}")
-        return found
+        ledger = cls(tuple(map(Kept.unpack, entries)), floor, dead)
+        if len({*ledger.names}) < len(ledger.names):
+            raise FormatError(f"expected a name for each kept state, found {ledger.names}")
+        return ledger
 
 
 def ledger_of(state: State) -> Ledger:
@@ -307,8 +307,8 @@ def sealed(packed: bytes) -> bytes:
 
 def unsealed(buf: Buffer, digest: bytes, what: str) -> bytes:
     """Return what `sealed` was given. FormatError: it is not what the digest is of; `what` names it."""
-    packed, found = bytes(buf[:-DIGEST_NBYTES]), bytes(buf[-DIGEST_NBYTES:])
-    if found != digest or _digest(packed) != digest:
+    packed, stored_digest = bytes(buf[:-DIGEST_NBYTES]), bytes(buf[-DIGEST_NBYTES:])
+    if stored_digest != digest or _digest(packed) != digest:
         raise FormatError(f"expected {what} with the digest {digest.hex()}, found other bytes")
     return packed
 

@@ -109,7 +109,7 @@ def find(layers: Layers, name: str) -> bytes | None:
     >>> find((("a", b"1"), ("b", b"2")), "b")
     b'2'
     """
-    for found, content in layers:
-        if found == name:
+    for layer, content in layers:
+        if layer == name:
             return content
     return None

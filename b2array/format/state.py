@@ -218,9 +218,9 @@ def _annotations_of(described: Frame) -> Annotations:
         content = frame.unpack_vlmeta(raw)
     except (FormatError, UnsupportedError):
         return Annotations()
-    found = Annotations.unpack(content, itemsize=described.typesize, ndim=ndim, nchunks=described.nchunks)
+    annotations = Annotations.unpack(content, itemsize=described.typesize, ndim=ndim, nchunks=described.nchunks)
     # Other software may have written chunks again, or moved others to their numbers.
-    return found if described.is_ours else replace(found, lost=())
+    return annotations if described.is_ours else replace(annotations, lost=())
 
 
 def _readable_layout(described: Frame, annotations: Annotations | None) -> Layout | None:
@@ -270,18 +270,18 @@ def _unpacked_sizes(described: Frame, annotations: Annotations) -> Sizes:
     # If other software wrote last, the sizes may belong to other chunks.
     if annotations.sizes is not None and described.is_ours:
         for width in {sizes.shape[1], 1}:
-            known = unpack_sizes(annotations.sizes, described.nchunks, width - 1)
-            if known is not None:
-                sizes[:, :width] = known
+            noted = unpack_sizes(annotations.sizes, described.nchunks, width - 1)
+            if noted is not None:
+                sizes[:, :width] = noted
     return sizes
 
 
 def _unpacked_records(described: Frame, annotations: Annotations) -> Records:
     # If other software wrote last, the records may belong to other chunks.
     if annotations.records is not None and described.is_ours:
-        known = unpack_records(annotations.records, described.nchunks)
-        if known is not None:
-            return known
+        noted = unpack_records(annotations.records, described.nchunks)
+        if noted is not None:
+            return noted
     return np.zeros(described.nchunks, np.uint32)
 
 

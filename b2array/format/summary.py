@@ -73,19 +73,19 @@ def unpack(record: Any) -> Summary:
     if not fine or len(record[1]) != frame.FINGERPRINT_NBYTES:
         raise FormatError("expected a header, a fingerprint and annotations in a summary, found something else")
     header, fingerprint, content = record
-    found = unpack_header(header)
-    nchunks = -(-found.nbytes // found.chunksize) if found.chunksize > 0 else 0
+    parsed = unpack_header(header)
+    nchunks = -(-parsed.nbytes // parsed.chunksize) if parsed.chunksize > 0 else 0
     if 8 * nchunks > config.limits.index_nbytes:
         raise FormatError(f"expected at most {config.limits.index_nbytes // 8} chunks, found {nchunks}")
     described = frame.with_tail(
-        found,
+        parsed,
         offsets=np.ndarray(nchunks, np.int64, _NOWHERE, strides=(0,)),
         fingerprint_type=frame.FINGERPRINT_128,
         fingerprint=fingerprint,
     )
     layer = described.metalayer("b2nd")
     ndim = layer[2] if layer is not None and len(layer) > 2 else -1
-    said = Annotations.unpack(content, itemsize=found.typesize, ndim=ndim, nchunks=nchunks)
+    said = Annotations.unpack(content, itemsize=parsed.typesize, ndim=ndim, nchunks=nchunks)
     return Summary(parse(described, said), header, fingerprint)
 
 
@@ -102,8 +102,10 @@ def unpack_all(buf: bytes) -> dict[str, Any]:
     """Return what `pack_all` was given; nothing if it is damaged."""
     with suppress(ValueError, TypeError, AttributeError, FormatError, UnsupportedError, msgpack.UnpackException):
         if buf and zlib.crc32(buf[4:]).to_bytes(4, "big") == buf[:4]:
-            found = msgpack.unpackb(frame.unpack_vlmeta(buf[4:]))
+            by_name = msgpack.unpackb(frame.unpack_vlmeta(buf[4:]))
             return (
-                {name: each for name, each in found.items() if isinstance(name, str)} if isinstance(found, dict) else {}
+                {name: each for name, each in by_name.items() if isinstance(name, str)}
+                if isinstance(by_name, dict)
+                else {}
             )
     return {}
