@@ -107,13 +107,13 @@ def spread(value: Array, selection: Selection) -> Array:
            [7, 8]])
     """
     _check_dimensions(value, selection)
-    shape, given = selection.shape, value.shape
+    shape, value_shape = selection.shape, value.shape
     while value.ndim > len(shape) and value.shape[0] == 1:
         value = value[0, ...]
     try:
         full = np.broadcast_to(value, shape)
     except ValueError:
-        raise ValueError(_mismatch(given if selection.kind == "advanced" else value.shape, selection)) from None
+        raise ValueError(_mismatch(value_shape if selection.kind == "advanced" else value.shape, selection)) from None
     if selection.runs is None:
         return selection.arrange(full.reshape(selection.merged))
     # Merging broadcast dimensions would copy: first undo the broadcast where the value does not vary.
@@ -144,8 +144,8 @@ def _check_dimensions(value: Array, selection: Selection) -> None:
         )
 
 
-def _mismatch(found: tuple[int, ...], selection: Selection) -> str:
-    there, here = shape_text(found), shape_text(selection.shape)
+def _mismatch(value_shape: tuple[int, ...], selection: Selection) -> str:
+    there, here = shape_text(value_shape), shape_text(selection.shape)
     if selection.kind == "basic":
         return f"could not broadcast input array from shape {there} into shape {here}"
     return f"shape mismatch: value array of shape {there} could not be broadcast to indexing result of shape {here}"
@@ -165,12 +165,12 @@ def of_same_kind(values: Any, dtype: np.dtype[Any]) -> Array:
     if isinstance(values, list | tuple | bool | int | float | complex | str | bytes):
         array = np.asarray(values, dtype)  # NumPy checks the range of Python's integers
         # ... but cuts off the fractions of its floats.
-        found = np.asarray(values).dtype if dtype.kind in "biu" and array.size else dtype
-        known = found == dtype or found.kind == "b" or (found.kind in "iu" and dtype.kind in "iu")
+        kind = np.asarray(values).dtype if dtype.kind in "biu" and array.size else dtype
+        castable = kind == dtype or kind.kind == "b" or (kind.kind in "iu" and dtype.kind in "iu")
     else:
         array = np.asarray(values)
-        found = array.dtype
-        known = np.can_cast(found, dtype, "same_kind")
-    if not known:
-        raise TypeError(f"Cannot cast array data from {found!r} to {dtype!r} according to the rule 'same_kind'")
+        kind = array.dtype
+        castable = np.can_cast(kind, dtype, "same_kind")
+    if not castable:
+        raise TypeError(f"Cannot cast array data from {kind!r} to {dtype!r} according to the rule 'same_kind'")
     return array

@@ -225,14 +225,14 @@ def _runs(positions: slice, extent: int, base: slice | None) -> list[Run]:
         return [Run(range(coord, coord + 1), inside, where) for coord, inside, where in cut]  # type: ignore[arg-type]
     offset = (base.start if base is not None else 0) - start
     low, high = first * extent, last * extent
-    found = [Run(range(first, last), slice(0, extent, 1), slice(low + offset, high + offset, 1))]
+    runs = [Run(range(first, last), slice(0, extent, 1), slice(low + offset, high + offset, 1))]
     if start < low:
         where = slice(start + offset, low + offset, 1)
-        found.insert(0, Run(range(first - 1, first), slice(start - low + extent, extent, 1), where))
+        runs.insert(0, Run(range(first - 1, first), slice(start - low + extent, extent, 1), where))
     if high < stop:
         where = slice(high + offset, stop + offset, 1)
-        found.append(Run(range(last, last + 1), slice(0, stop - high, 1), where))
-    return found
+        runs.append(Run(range(last, last + 1), slice(0, stop - high, 1), where))
+    return runs
 
 
 def take(values: NDArray[Any], positions: tuple[Positions, ...], axes: Axes | None = None) -> NDArray[Any]:

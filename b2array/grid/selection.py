@@ -199,8 +199,8 @@ def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]
         return key, None
     if isinstance(key, tuple):
         # Among other indices, text that names no field is no index, as in NumPy.
-        known = set(dtype.names)
-        are_names = [_are_names(entry) and not known.isdisjoint(_listed(entry)) for entry in key]
+        field_names = set(dtype.names)
+        are_names = [_are_names(entry) and not field_names.isdisjoint(_listed(entry)) for entry in key]
         named = [entry for entry, is_name in zip(key, are_names, strict=True) if is_name]
         rest: Any = tuple(entry for entry, is_name in zip(key, are_names, strict=True) if not is_name) or Ellipsis
     else:
@@ -264,8 +264,8 @@ def _parse(key: Any, shape: Sequence[int]) -> _Key:
 
 
 def _convert(item: Any) -> int | NDArray[Any]:
-    given = isinstance(item, np.ndarray)
-    if not given and not isinstance(item, bool):
+    is_array = isinstance(item, np.ndarray)
+    if not is_array and not isinstance(item, bool):
         try:
             return operator.index(item)
         except TypeError:
@@ -273,10 +273,10 @@ def _convert(item: Any) -> int | NDArray[Any]:
     array = np.asarray(item)
     if array.dtype == bool:
         return array
-    if array.size == 0 and not given:
+    if array.size == 0 and not is_array:
         return np.empty(array.shape, np.int64)
     if array.dtype.kind not in "iu":
-        raise IndexError("arrays used as indices must be of integer (or boolean) type" if given else _INVALID)
+        raise IndexError("arrays used as indices must be of integer (or boolean) type" if is_array else _INVALID)
     if array.ndim == 0:
         return int(array)
     return array.astype(np.int64, casting="same_kind", copy=False)
@@ -348,12 +348,12 @@ def _single(entry: int | slice, axis: int, extent: int) -> Slot:
 def _advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Selection:
     slots: list[Slot] = []
     arrays: list[IndexArray] = []
-    found: list[int] = []  # the places of arrays and integers among the entries
+    places: list[int] = []  # the places of arrays and integers among the entries
     place = axis = 0
     for number, entry in enumerate(key.entries):
         if isinstance(entry, np.ndarray | int):
-            place = place if found else len(slots)
-            found.append(number)
+            place = place if places else len(slots)
+            places.append(number)
             values = np.array(_wrap_one(entry, axis, shape[axis])) if isinstance(entry, int) else entry
             arrays.extend(as_arrays(values, axis))
         elif isinstance(entry, slice):
@@ -361,7 +361,7 @@ def _advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Selection:
         elif entry is None:
             slots.extend(_NEW_AXIS)
         axis += _naxes(entry)
-    adjacent = found[-1] - found[0] == len(found) - 1
+    adjacent = places[-1] - places[0] == len(places) - 1
     if not (in_place and adjacent):
         place = 0
     slots[place:place] = broadcast(arrays, shape)

@@ -80,12 +80,12 @@ def parts_of_chunks(layout: Layout, positions: tuple[Positions, ...], axes: Axes
 
 def parts_of_blocks(layout: Layout, of_chunk: Part, axes: Axes | None) -> list[tuple[int, Part]]:
     """Cut a part of a chunk at the borders of blocks; return the blocks by number, and what to take of each."""
-    found = [
+    pairs = [
         (sum(map(int.__mul__, block.coords, layout.block_strides)), block)
         for block in parts(of_chunk.inside, layout.blocks, axes, of_chunk.outside)
     ]
-    found.sort(key=lambda pair: pair[0])
-    return found
+    pairs.sort(key=lambda pair: pair[0])
+    return pairs
 
 
 class Patch(NamedTuple):
@@ -138,11 +138,11 @@ def patch_of(layout: Layout, of_chunk: Part) -> Patch:
 
 def tiling_of_points(layout: Layout, of_chunk: Part, axes: Axes | None, length: int) -> Tiling:
     """Return how to read what index arrays select of a chunk, in steps of at most `length` blocks."""
-    found = parts_of_blocks(layout, of_chunk, axes)
-    numbers = [number for number, _ in found]
+    pairs = parts_of_blocks(layout, of_chunk, axes)
+    numbers = [number for number, _ in pairs]
     steps = [
-        Step(numbers[first : first + length], (), [], [part for _, part in found[first : first + length]])
-        for first in range(0, len(found), length)
+        Step(numbers[first : first + length], (), [], [part for _, part in pairs[first : first + length]])
+        for first in range(0, len(pairs), length)
     ]
     return Tiling(numbers, None, layout.blocks, steps)
 
