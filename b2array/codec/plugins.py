@@ -39,11 +39,11 @@ PLUGINS: dict[int, Plugin] = {
 
 
 def plugin_id(name: str) -> int | None:
-    """Return the id of a codec by its name; None if there is none.
+    """Return the id of the codec of this name, or None.
 
     Examples
     --------
     >>> plugin_id("zfp_acc"), plugin_id("zip")
     (33, None)
     """
-    return next((number for number, plugin in PLUGINS.items() if plugin.name == name), None)
+    return next((int(number) for number, plugin in PLUGINS.items() if plugin.name == name), None)
