@@ -60,7 +60,7 @@ _AFAR = 8
 class _Task:
     """The arguments of a reduction; axes are digits (see `b2array.compute.mapping`).
 
-        `dtype` is the type of the result, and `wide` the type of sums. `valid` marks the items that count; None: all of them.
+    `dtype` is the type of the result, and `wide` the type of sums. `valid` marks the items that count, None marks all.
     `initial` holds the initial value, if there is one. With `skipna`, NaN does not count.
     """
 
