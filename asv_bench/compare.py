@@ -64,7 +64,8 @@ class Library(NamedTuple):
 
 
 def create_b2array(path: Path, shape: tuple[int, ...], dtype: Any, equal: Parameters | None) -> Any:
-    options = {"chunks": CHUNKS, "blocks": BLOCKS, "cparams": b2array.CParams(equal.codec, CLEVEL)} if equal else {}
+    cparams = b2array.CParams(equal.codec, CLEVEL, filters="shuffle") if equal else None
+    options = {"chunks": CHUNKS, "blocks": BLOCKS, "cparams": cparams} if equal else {}
     return b2array.zeros(shape, dtype, url=path, **options)
 
 

@@ -322,7 +322,7 @@ LIBRARIES: dict[str, tuple[Write, Read]] = {
 
 def fixed(filters: tuple[str, ...]) -> Write:
     """Return a function that writes with b2array's own codec and level, and with these filters."""
-    cparams = b2array.CParams(clevel=2, filters=filters)
+    cparams = b2array.CParams(filters=filters)
     return lambda path, data: write_b2array(path, data, cparams=cparams)
 
 
@@ -379,7 +379,7 @@ def show(found: dict[str, dict[str, Size]]) -> None:
 
 def show_errors() -> None:
     """Print how much smaller arrays of floats get if values may be off by a hundredth, or by a thousandth of each."""
-    exact = b2array.CParams(clevel=2, filters="auto")
+    exact = b2array.CParams()
     print(f"{'':22}{'exact':>12}{'absolute 0.01':>18}{'relative 0.001':>18}{'largest error':>16}")
     for kind in KINDS:
         data = made(kind)

@@ -176,7 +176,7 @@ class Reads:
 
 
 def everything(directory: Path, values: np.ndarray, codec: str) -> Verbs:
-    a = b2array.asarray(values, url=directory / f"{codec}.b2nd", cparams=b2array.CParams(codec))
+    a = b2array.asarray(values, url=directory / f"{codec}.b2nd", cparams=b2array.CParams(codec, filters="shuffle"))
     parameters = {"codec": blosc2.Codec[codec.upper()]}
     b = blosc2.asarray(values, urlpath=str(directory / f"{codec}-2.b2nd"), mode="w", cparams=parameters)
 
@@ -200,7 +200,9 @@ def everything(directory: Path, values: np.ndarray, codec: str) -> Verbs:
 def writes(directory: Path, data: np.ndarray) -> dict[str, Verbs]:
     a, b = b2array.open(directory / "a.b2nd", "r+"), blosc2.open(str(directory / "b.b2nd"), mode="a")
     equal = {"chunks": CHUNKS, "blocks": BLOCKS}
-    c = b2array.zeros(data.shape, "f8", cparams=b2array.CParams("zstd", CLEVEL), url=directory / "c.b2nd", **equal)
+    c = b2array.zeros(
+        data.shape, "f8", cparams=b2array.CParams("zstd", CLEVEL, filters="shuffle"), url=directory / "c.b2nd", **equal
+    )
     parameters = {"codec": blosc2.Codec.ZSTD, "clevel": CLEVEL}
     d = blosc2.zeros(data.shape, dtype="f8", urlpath=str(directory / "d.b2nd"), mode="w", cparams=parameters, **equal)
 

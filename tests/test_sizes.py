@@ -72,7 +72,7 @@ def test_chunks_are_as_small_as_those_of_stock(codec: str, filters: tuple[str, .
 def test_small_streams_are_as_small_as_those_of_stock(codec: str, neblock: int) -> None:
     for name in ("sin*cos float64", "random walk float32", "integers 0..99 int32", "times int64", "arange int64"):
         data = values(name)[:4000]
-        params = CParams(codec, splitmode="always")
+        params = CParams(codec, filters="shuffle", splitmode="always")
         options = {"typesize": data.itemsize, "blocksize": neblock * data.itemsize, "cparams": params}
         ours, stock = encode.encode(data.tobytes(), **options), stock_chunk(data.tobytes(), **options)
         assert len(ours) <= 1.02 * len(stock), name
@@ -83,7 +83,11 @@ def test_items_of_odd_sizes_are_as_small_as_those_of_stock(codec: str) -> None:
     for itemsize, split in itertools.product((3, 12, 17, 40, 255), ("always", "never")):
         rows = np.random.default_rng(0).integers(0, 4, (3000, itemsize)).cumsum(axis=0)
         data = (rows * (np.arange(itemsize) % 3 == 0)).astype("u1").tobytes()
-        options = {"typesize": itemsize, "blocksize": 400 * itemsize, "cparams": CParams(codec, splitmode=split)}
+        options = {
+            "typesize": itemsize,
+            "blocksize": 400 * itemsize,
+            "cparams": CParams(codec, filters="shuffle", splitmode=split),
+        }
         assert len(encode.encode(data, **options)) <= 1.02 * len(stock_chunk(data, **options)), (itemsize, split)
 
 
@@ -92,7 +96,7 @@ def test_dictionaries_help_as_much_as_those_of_stock(codec: str) -> None:
     """Which pieces of the data make a good dictionary is luck in part, so that single chunks differ both ways."""
     sizes = np.zeros(2)
     for name, blocksize in itertools.product(REALISTIC, (1024, 4096, 2**15)):
-        params = CParams(codec, splitmode="never", use_dict=True)
+        params = CParams(codec, filters="shuffle", splitmode="never", use_dict=True)
         options = {"typesize": values(name).itemsize, "blocksize": blocksize, "cparams": params}
         sizes += [len(make(values(name).tobytes(), **options)) for make in (encode.encode, stock_chunk)]
     assert sizes[0] <= sizes[1]

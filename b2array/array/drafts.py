@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.codec import codecs, filters, zfp
-from b2array.codec.cparams import AUTO, AnyCParams, CParams, given_or_default
+from b2array.codec.cparams import AUTO, METADATA, AnyCParams, CParams, given_or_default
 from b2array.codec.header import Special
 from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
@@ -227,7 +227,7 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
 def empty_frame(store: Store, *, sparse: bool, replaces: Version | None) -> Draft:
     """Begin the draft of a super-chunk without chunks, in the place of the frame that has this version."""
     kind = FrameType.SPARSE if sparse else FrameType.CONTIGUOUS
-    state = parse(frame.create(CParams(), frame_type=kind, typesize=1, chunksize=2**13))
+    state = parse(frame.create(METADATA, frame_type=kind, typesize=1, chunksize=2**13))
     return Draft(store, None, state, overwrite=True, replaces=replaces)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from b2array.codec import codecs, filters, zfp
 from b2array.codec.header import NFILTERS, NO_FILTERS, CodecId, FilterId
 
-__all__ = ["AUTO", "BOUNDS", "AnyCParams", "CParams", "SplitMode", "given_or_default"]
+__all__ = ["AUTO", "BOUNDS", "METADATA", "AnyCParams", "CParams", "SplitMode", "given_or_default"]
 
 AUTO: Literal["auto"] = "auto"
 """Stands for filters that are chosen for each chunk by its data."""
@@ -22,6 +22,9 @@ BOUNDS = ("absolute_error", "relative_error", "keepbits")
 """The parameters that allow errors."""
 _MOST_KEEPBITS = 52
 _ZFP = "zfp"
+_OF_CODEC = -1
+_LEVELS: Mapping[str | int, int] = {"zstd": 2, CodecId.ZSTD: 2}
+"""The levels of codecs by default, where they are not 5."""
 
 SplitMode = Literal["auto", "always", "never", "blosc2"]
 
@@ -36,16 +39,18 @@ class CParams:
         "blosclz", "lz4", "lz4hc", "zlib", "zstd", or the id of a codec registered with
         `b2array.codecs.register`. "zfp" with a `tolerance`, and "zfp_acc", "zfp_prec" and "zfp_rate" with a
         `codec_meta`, compress arrays of float32 and float64 with errors (extra ``zfp``), without filters.
-    clevel : int, default 5
-        0 (stored as it is) to 9. Where no parameters are given at all, b2array takes 2.
+    clevel : int, default -1
+        0 (stored as it is) to 9. -1 stands for 2 with zstd, where it works at its own default level, and for 5 with
+        other codecs. At level 5, zstd works at its level 9: that saves 0 to 14 % of most data, and takes two to four
+        times as long to write.
     codec_meta : int, default 0
         Parameter byte of a registered codec (-128 to 255). For ZFP: the exponent of the tolerance, a power of ten
         ("zfp_acc"); how many bits beyond 5, 7, 9 or 11, in 1 to 4 dimensions, each item may keep ("zfp_prec"); the size
         of a block in percent, 1 to 100 ("zfp_rate").
-    filters : "auto", or sequence of str or int, default ("shuffle",)
+    filters : "auto", a name, or sequence of str or int, default "auto"
         At most six, applied in this order: "shuffle", "bitshuffle", "delta", "trunc_prec", "bytedelta",
         "int_trunc", or ids registered with `b2array.filters.register`. With "auto", b2array chooses for each chunk,
-        from samples of its data. Where no parameters are given at all, it does so.
+        from samples of its data.
     filters_meta : sequence of int, optional
         One byte for each filter (-128 to 255); 0 where left out. With ``filters="auto"`` at most one, the width in
         bytes of the shuffle.
@@ -76,14 +81,14 @@ class CParams:
     <CodecId.LZ4: 1>
     >>> CParams(filters=("delta", "shuffle")).filter_slots
     (0, 0, 0, 0, 3, 1)
-    >>> CParams(filters="auto", absolute_error=0.01).is_lossy
-    True
+    >>> CParams("zstd", absolute_error=0.01).clevel, CParams(filters="shuffle").filters
+    (2, ('shuffle',))
     """
 
     codec: str | int = "zstd"
-    clevel: int = 5
+    clevel: int = -1
     codec_meta: int = 0
-    filters: tuple[str | int, ...] | Literal["auto"] = ("shuffle",)
+    filters: tuple[str | int, ...] | str = AUTO
     filters_meta: tuple[int, ...] = ()
     splitmode: SplitMode = "auto"
     use_dict: bool = False
@@ -101,14 +106,14 @@ class CParams:
     """The six filter metas of a header, as unsigned bytes, beside `filter_slots`."""
 
     def __post_init__(self) -> None:
+        if self.clevel == _OF_CODEC:
+            self._set("clevel", _LEVELS.get(self.codec, 5))
+        if isinstance(self.filters, str) and self.filters != AUTO:
+            self._set("filters", (self.filters,))
         for name, low, high in (("clevel", 0, 9), ("codec_meta", -128, 255), ("nthreads", 0, 2**15 - 1)):
             self._set(name, _ranged(name, getattr(self, name), low, high))
         self._set("codec_meta", self.codec_meta & 0xFF)
         self._choose_codec()
-        for name in ("filters", "filters_meta"):
-            sequence = getattr(self, name)
-            if isinstance(sequence, str) and (name, sequence) != ("filters", AUTO):
-                raise TypeError(f"{name} must be a sequence, as in ({sequence!r},), not {sequence!r}")
         chosen = ("shuffle",) if self.filters == AUTO else self.filters
         ids = tuple([filters.filter_id(name) for name in chosen])
         if self.filters != AUTO:
@@ -213,10 +218,7 @@ AnyCParams = CParams | str | Mapping[str, Any] | None
 
 
 def given_or_default(cparams: AnyCParams) -> CParams:
-    """Return the parameters that a user gave; for None, zstd at level 2 with filters that the data choose.
-
-    At level 2 zstd works at its own default level, 3. At level 5, the default of those who choose a codec, it works at
-    9: that saves 0 to 14 % of most data, and takes two to four times as long to write.
+    """Return the parameters that a user gave; for None, those that `CParams` has by default.
 
     Parameters
     ----------
@@ -235,7 +237,7 @@ def given_or_default(cparams: AnyCParams) -> CParams:
     ('lz4', ('bitshuffle',))
     """
     if cparams is None:
-        return CParams(clevel=2, filters=AUTO)
+        return CParams()
     if isinstance(cparams, CParams):
         return cparams
     if isinstance(cparams, str):
@@ -295,3 +297,7 @@ def _positive(name: str, value: float) -> float:
 def _named(ids: type[IntEnum], number: int) -> str | int:
     """Return the name of a built-in codec or filter, or the id of another."""
     return ids(number).name.lower() if number in ids.__members__.values() else number
+
+
+METADATA = CParams(clevel=5, filters=("shuffle",))
+"""How frames compress what is not an array's: at the level of python-blosc2, and without a choice for each chunk."""

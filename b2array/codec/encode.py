@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.codec import cblosc, choice, codecs, filters, rounding
-from b2array.codec.cparams import AUTO, AnyCParams, CParams, given_or_default
+from b2array.codec.cparams import AUTO, METADATA, AnyCParams, CParams, given_or_default
 from b2array.codec.header import (
     BLOSC1_HEADER_LEN,
     BLOSC2_FLAG_DICT,
@@ -103,7 +103,7 @@ def encode(
     *,
     typesize: int = 1,
     blocksize: int = 0,
-    cparams: CParams = CParams(),  # noqa: B008 - frozen
+    cparams: CParams = METADATA,
     blockshape: tuple[int, ...] | None = None,
     kept_bits: int = 0,
 ) -> bytes:

@@ -45,7 +45,7 @@ _ADDED = 2**16
 """Filters that compress may make a chunk larger by a part in 16 and this many bytes, at most."""
 _FLETCHER32_NBYTES = 4
 _MOST_TYPESIZE = 255
-_DEFAULT = CParams()
+_DEFAULT = CParams(clevel=5, filters=("shuffle",))
 
 COMPRESSIONS = ("gzip", "blosc", "blosc2")
 """How `convert` can compress the chunks of a new dataset."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec import chunk, decode, encode
-from b2array.codec.cparams import CParams
+from b2array.codec.cparams import METADATA, CParams
 from b2array.codec.header import ChunkHeader
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, UnsupportedError
@@ -78,7 +78,7 @@ _MAPS = ("attrs", "cparams")
 """Fields that are maps in the metalayer."""
 _MERGED = ("fill", "dims", "dtype", "group_commit", "forks_of", "deleted", "unknown")
 """Fields that writers change. `plan` makes those of the commit anew, and some others are merged in their own way."""
-_SIZES_CPARAMS = CParams("zstd")
+_SIZES_CPARAMS = METADATA
 _RECORDS_CPARAMS = CParams("lz4", clevel=1, filters=())  # only the zeros among checksums can be compressed
 _MAX_CHUNK_SIZES_NBYTES = 16 * MAX_SIZES_NBYTES
 

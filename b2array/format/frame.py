@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec import chunk, decode, encode
-from b2array.codec.cparams import CParams
+from b2array.codec.cparams import METADATA, CParams
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN, MAX_CHUNK_NBYTES
 from b2array.errors import FormatError, LimitError, UnsupportedError
@@ -47,7 +47,7 @@ _TRAILER_MARKER, _TRAILER_VERSION, _UINT32, _FIXEXT16 = 0x94, 1, 0xCE, 0xD8
 _MIN_TRAILER_LEN = 25
 _BIN32 = 0xC6
 _NO_FINGERPRINT, FINGERPRINT_128, FINGERPRINT_NBYTES = 0, 3, 16
-_VLMETA_CPARAMS = CParams("zstd")
+_VLMETA_CPARAMS = METADATA
 _RAW = CParams("zstd", clevel=0, filters=())
 _SAMPLED, _SAMPLE = 2**20, 2**16
 """Of a metalayer of this many bytes, a sample says whether it can be compressed."""

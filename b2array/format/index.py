@@ -39,7 +39,7 @@ SPECIALS = {offset: special for special, offset in SPECIAL_OFFSETS.items()}
 
 NO_OFFSETS = np.frombuffer(b"", np.int64)
 _BLOCKSIZE = 16384
-_CPARAMS = CParams("blosclz", splitmode="never")
+_CPARAMS = CParams("blosclz", filters=("shuffle",), splitmode="never")
 
 
 def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDArray[np.int64]:

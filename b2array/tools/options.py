@@ -8,14 +8,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import EllipsisType
 from typing import Annotated, Any
 
 import typer
 
 from b2array.bloscpack.header import CHECKSUMS
-from b2array.codec.cparams import AUTO, CParams, given_or_default
+from b2array.codec.cparams import AUTO, CParams
 from b2array.errors import B2ArrayError
 from b2array.exchange.places import FORMATS
 from b2array.tools.vacuum import in_seconds
@@ -178,8 +177,7 @@ def cparams_of(
     if not given:
         return None
     try:
-        # Who allows errors only wants the defaults for all the rest.
-        return replace(given_or_default(None), **given) if given.keys() <= bounds.keys() else CParams(**given)
+        return CParams(**given)
     except ValueError as error:
         hint = "--codec, --clevel, --filters or the error"
         raise typer.BadParameter(str(error), param_hint=hint) from None

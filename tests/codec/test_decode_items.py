@@ -73,7 +73,12 @@ def test_parts_of_blocks_are_parts_of_the_whole(draw, data, codec, splitmode, pi
 @pytest.mark.parametrize("splitmode", SPLITMODES)
 def test_shuffled_items_come_by_planes(codec, splitmode):
     data = np.arange(NBLOCKS * np.prod(BLOCKS), dtype="f8")
-    buf = encode.encode(data, typesize=8, blocksize=data.nbytes // NBLOCKS, cparams=CParams(codec, splitmode=splitmode))
+    buf = encode.encode(
+        data,
+        typesize=8,
+        blocksize=data.nbytes // NBLOCKS,
+        cparams=CParams(codec, filters="shuffle", splitmode=splitmode),
+    )
     tile, out = pick(buf, (0, 2), (slice(3, 4), slice(9, 10), slice(19, 20)), 8)
     assert tile.width == 8
     assert out[1].tobytes() == data[-1:].tobytes()
@@ -141,7 +146,10 @@ def test_thin_parts_of_arrays_are_numpys(codec, dtype, threads, sampled):
     values = (np.arange(np.prod(shape)) // 3 % 1000).astype(dtype if not isinstance(dtype, list) else "i2")
     values = values.astype(dtype).reshape(shape)
     array = b2array.asarray(
-        values, chunks=(64, 64, 40), blocks=(16, 16, 20), cparams=b2array.CParams(codec, splitmode="blosc2")
+        values,
+        chunks=(64, 64, 40),
+        blocks=(16, 16, 20),
+        cparams=b2array.CParams(codec, filters="shuffle", splitmode="blosc2"),
     )
     with config.using(cache_bytes=0, threads=threads):
         for key in sampled(KEYS, 2):
@@ -161,7 +169,9 @@ def test_thin_parts_of_one_large_chunk_are_read_by_several_threads(tmp_path):
 
 def test_only_the_streams_are_decoded_for_one_item(monkeypatch):
     values = np.arange(2**15, dtype="f8").reshape(32, 32, 32)
-    array = b2array.asarray(values, chunks=(32, 32, 32), blocks=(16, 32, 32), cparams=b2array.CParams("lz4"))
+    array = b2array.asarray(
+        values, chunks=(32, 32, 32), blocks=(16, 32, 32), cparams=b2array.CParams("lz4", filters="shuffle")
+    )
     with config.using(cache_bytes=0):
         assert array[0, 1, 2] == values[0, 1, 2]
         monkeypatch.setattr(cblosc, "decode", None)

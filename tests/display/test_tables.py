@@ -39,7 +39,8 @@ def test_what_was_given_is_copied() -> None:
 
 def test_parameters_are_one_line() -> None:
     assert tables.codec(CParams("lz4", clevel=1, splitmode="never")) == "lz4, level 1, split never"
-    assert tables.filters(CParams()) == "shuffle"
+    assert tables.filters(CParams()) == "auto"
+    assert tables.filters(CParams(filters="shuffle")) == "shuffle"
     assert tables.filters(CParams(filters=())) == "none"
     assert tables.filters(CParams(filters=("trunc_prec", "bitshuffle"), filters_meta=(10,))) == (
         "trunc_prec(10), bitshuffle"

@@ -104,6 +104,10 @@ def nans(dtype: Any) -> np.ndarray:
 # Files of python-blosc2.
 
 
+PLAIN: dict[str, Any] = {"clevel": 5, "filters": ("shuffle",)}
+"""What stock Blosc2 has by default."""
+
+
 def stock(*, contiguous: bool = True, chunks: Any = CHUNKS, blocks: Any = BLOCKS, **cparams: Any) -> Any:
     def make(path: Path, values: np.ndarray) -> None:
         import blosc2
@@ -384,7 +388,7 @@ def ours(**options: Any) -> Any:
         import b2array
 
         b2array.asarray(
-            values, url=path, **{"chunks": CHUNKS, "blocks": BLOCKS, "cparams": b2array.CParams(), **options}
+            values, url=path, **{"chunks": CHUNKS, "blocks": BLOCKS, "cparams": b2array.CParams(**PLAIN), **options}
         )
 
     return make
@@ -398,7 +402,7 @@ def with_everything(layout: str) -> Any:
 
         array = b2array.create(
             path, SHAPE, values.dtype, chunks=CHUNKS, blocks=BLOCKS, fill_value=7, dims=("y", None), attrs=ATTRS,
-            layout=layout, meta={"first": [1, 2]}, cparams=b2array.CParams(),
+            layout=layout, meta={"first": [1, 2]}, cparams=b2array.CParams(**PLAIN),
         )  # fmt: skip
         array[5:9, 3:17] = values[5:9, 3:17]
         array[:, :2] = 0
@@ -427,7 +431,7 @@ def _our_cases() -> dict[str, Case]:
     import b2array
 
     def params(**options: Any) -> dict[str, Any]:
-        return {"cparams": b2array.CParams(**options)}
+        return {"cparams": b2array.CParams(**PLAIN | options)}
 
     cases = {
         f"{codec}-{split}": Case(ramp, ours(**params(codec=codec, splitmode=split)))
@@ -456,7 +460,7 @@ def _our_cases() -> dict[str, Case]:
 def _full(path: Path, values: np.ndarray, value: float) -> None:
     import b2array
 
-    cparams = b2array.CParams()
+    cparams = b2array.CParams(**PLAIN)
     b2array.full(values.shape, value, values.dtype, url=path, chunks=CHUNKS, blocks=BLOCKS, cparams=cparams)
 
 
@@ -595,7 +599,7 @@ def our_chunk(**options: Any) -> Callable[[bytes], bytes]:
         import b2array
         from b2array.codec import encode
 
-        return encode.encode(data, typesize=4, blocksize=960, cparams=b2array.CParams(**options))
+        return encode.encode(data, typesize=4, blocksize=960, cparams=b2array.CParams(**PLAIN | options))
 
     return make
 
