@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
@@ -62,6 +62,14 @@ class Changes(ABC):
         """Open a member; what you write to it is one of the changes."""
 
     @abstractmethod
+    def note_read(self, path: str) -> None:
+        """Note that a member was read here: the commit is refused if it has another state by then."""
+
+    @abstractmethod
+    def _peek(self, path: str, mode: Mode) -> Handle:
+        """Open a member for other reasons than to read it."""
+
+    @abstractmethod
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
         """Make a member."""
 
@@ -106,6 +114,9 @@ class Changes(ABC):
                 draft.take(change, rows)
         for name, of_forks in news.items():
             self._take_new(name, of_forks)
+        there = {*self.members().values()}
+        for path in {path for each in ours for path in each.seen} & there:
+            self.note_read(path)
         for each in ours:
             self._forks[each.name] = True
             each.end()
@@ -121,13 +132,13 @@ class Changes(ABC):
         for path, changes in sorted(written.items()):
             if path not in there:
                 raise ConflictError(f"{self.url}: {path} was deleted since the fork")
-            held.enter_context(self.open(path, "r+").mutex.held)
+            held.enter_context(self._peek(path, "r+").mutex.held)
             draft, change = self._draft(path), merged(changes, f"{self.url}/{path}")
             found.append((draft, *draft.mergeable(change, draft.bases.get(change.base))))
         return found
 
     def _draft(self, path: str) -> Draft:
-        draft = self.open(path, "r+").draft
+        draft = self._peek(path, "r+").draft
         if draft is None:
             raise ConflictError(f"{self.url}: expected a transaction under way, found that it has ended")
         return draft
@@ -213,16 +224,18 @@ class GroupFork(Changes):
     """The members of a group as a fork shows them, and the changes made through it.
 
     `opened` are the forks of members that were used, by path; among them are the members that the fork has made, whose
-    names are in `new`.
+    names are in `new`. `seen` are the paths of members of the transaction that were opened.
     """
 
     def __init__(
-        self, forked: _Forked, name: bytes, opened: Mapping[str, Fork] = {}, new: Mapping[str, str] = {}
-    ) -> None:
+        self, forked: _Forked, name: bytes, opened: Mapping[str, Fork] = {}, new: Mapping[str, str] = {},
+        seen: Collection[str] = (),
+    ) -> None:  # fmt: skip
         super().__init__(forked.directory)
         self.name = name
         self._forked = forked
         self._opened, self._new = dict(opened), dict(new)
+        self.seen = {*seen}
         self._is_merged = False
         self._members = forked.members
         if new:
@@ -234,7 +247,7 @@ class GroupFork(Changes):
         self.require_open()
         used = self.written()
         opened = {path: each for path, each in self._opened.items() if path in used or path in self._new}
-        return type(self), (self._forked, self.name, opened, self._new)
+        return type(self), (self._forked, self.name, opened, self._new, self.seen)
 
     @property
     def origin(self) -> bytes:
@@ -275,13 +288,22 @@ class GroupFork(Changes):
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
         """Open a member. One outside of the group that was forked can only be read."""
+        self.note_read(path)
+        return self._peek(path, mode)
+
+    def note_read(self, path: str) -> None:
+        """Note that a member was read here."""
+        if path not in self._new:
+            self.seen.add(path)
+
+    def _peek(self, path: str, mode: Mode) -> Handle:  # noqa: ARG002
         self.require_open()
         with self._mutex.held:
             known = self._opened.get(path)
             if known is None:
                 origin = self._forked.arrays.get(path)
                 if origin is None:
-                    return self._view.open(path, "r", lazy=lazy)
+                    return self._view.open(path, "r")
                 known = self._opened[path] = Fork(origin, self.name)
             return known
 

@@ -391,9 +391,16 @@ class Group(MutableMapping[str, Any]):
         zarr's method does. Away from this computer, members that the manifest describes are not read before their items
         are needed.
         """
+        return {name: self._opened(path, lazy=True) for name, path in self._paths().items()}
+
+    def _glance(self) -> dict[str, Any]:
+        """Do what `arrays` does, for reading. In a transaction, other writers may change them until the commit."""
+        return {name: _opened(self._home, path, "r", lazy=True) for name, path in self._paths().items()}
+
+    def _paths(self) -> dict[str, str]:
         members = self._members()
         paths = {name: members.get(self._prefix + name) for name in self}
-        return {name: self._opened(path, lazy=True) for name, path in paths.items() if path}
+        return {name: path for name, path in paths.items() if path}
 
     def groups(self) -> dict[str, Group]:
         """Return the groups that are directly in this one, as a dictionary of their names."""
@@ -675,6 +682,8 @@ class Group(MutableMapping[str, Any]):
         for other, path in chosen.items():
             full = "/".join(filter(None, (into.name, target, other[len(start) :].removeprefix("/"))))
             copied[path] = self._home.open(path, "r")
+            if isinstance(self._home, Changes):
+                self._home.note_read(path)
             _add_copy(into, full, copied[path])
         return copied
 
@@ -716,7 +725,8 @@ class Group(MutableMapping[str, Any]):
         ValueError
             A transaction is under way already; or, in the block, a member that was not deleted is to be replaced.
         ConflictError
-            Another writer changed what was read or written in the block. Nothing has happened then.
+            Another writer changed what was read or written in the block. Nothing has happened then. A member that the
+            block opened and did not change counts as read, with everything in it.
 
         Examples
         --------

@@ -33,6 +33,7 @@ class Holds:
         self._held: dict[str, str] = {}  # tokens by paths
         self._tokens: set[str] = set()  # all that were ever written
         self._looks = 0  # at members that other transactions hold
+        self._renewals: dict[str, str] = {}  # by the generation of a state, that of the equal one which it has replaced
 
     def is_open(self, path: str, member: Snapshot | Draft, manifest: Manifest) -> bool:
         """Whether a writer who knows nothing of the commit to come may be about to replace the state of a member."""
@@ -68,6 +69,7 @@ class Holds:
             if renewed is None:
                 continue
             self._held[path] = token
+            self._renewals[renewed.generation] = held.generation
             member = members[path]
             if isinstance(member, Draft):
                 member.rebase(renewed, is_equal=True)
@@ -81,11 +83,22 @@ class Holds:
         # It may be in another group, too.
         return renew(held, GroupCommit(identity, 0, path)) if may_replace(held) else None
 
+    def generation_before(self, held: Snapshot) -> str:
+        """Return the generation that a state had before it was replaced by equal ones here."""
+        generation = held.generation
+        while generation in self._renewals:
+            generation = self._renewals[generation]
+        return generation
+
+    def released(self, manifest: Manifest) -> Manifest:
+        """Return a manifest in which other writers can go on."""
+        return manifest.released(self._tokens) if self._tokens else manifest
+
     def release(self) -> None:
         """Let other writers go on."""
         if self._tokens:
             with suppress(OSError, B2ArrayError):  # otherwise they wait a moment
-                self._group.update(lambda found: found.released(self._tokens))
+                self._group.update(self.released)
 
 
 def _newest(draft: Draft) -> Snapshot:

@@ -15,6 +15,9 @@ Writers of single members take part. In an object store, each member that a tran
 group, so that such a writer looks at the manifest, and announces himself there; see `b2array.engine.single`. The
 transaction shuts out who may have read a state before that: it replaces the state by an equal one.
 
+What a transaction has only read belongs to its commit as well: the members have the same states then, or the commit is
+refused. They are locked, or held, as if they were changed.
+
 A snapshot of the group is a transaction, too: each member keeps the state that the commit gives it. Before a member
 goes, the transaction copies what snapshots need of it; see `b2array.group.kept`. A transaction that copies a whole
 group copies its snapshots, too.
@@ -97,13 +100,15 @@ _MOST_DESCRIBED = 1000
 class _Member:
     """A member that the transaction changes or makes.
 
-    Its `draft` waits for the commit. That of a new member has no base. A new member in a local directory has a place
-    of its own, which `token` names. The commit of the group begins with a commit of it there; then it has no draft.
+    Its `draft` waits for the commit. That of a new member has no base; another one had the state `opened` when the
+    transaction opened it. A new member in a local directory has a place of its own, which `token` names. The commit of
+    the group begins with a commit of it there; then it has no draft.
     """
 
     handle: Handle
     draft: Draft | None = None
     token: str = ""
+    opened: str = ""
 
     @property
     def is_new(self) -> bool:
@@ -151,6 +156,7 @@ class Transaction(Changes):
         self._names: dict[str, str] = {}  # of new members, by path
         self._removed: dict[str, str] = {}  # paths by names, from before the transaction
         self._moved: dict[str, str] = {}  # the states that were copied, by the paths of members to be removed
+        self._seen: dict[str, str] = {}  # the states of the members that were opened to read or change them, by path
         self._ended = False
         self._owner = os.getpid()
         self._keeps: dict[str, Kept] = {}  # snapshots of the group to make, by name
@@ -202,7 +208,31 @@ class Transaction(Changes):
     # Changes.
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
-        """Open a member; what you write to it is part of the commit."""
+        """Open a member; what you write to it is part of the commit.
+
+        The commit is refused if the member has another state by then. With mode "r" it may have.
+        """
+        handle = self._peek(path, mode)
+        if mode != "r":
+            self._see(path, handle)
+        return handle
+
+    def note_read(self, path: str) -> None:
+        """Let the commit be refused if a member does not have the state any more that is shown here."""
+        if self._marked:
+            self._see(path, self._peek(path, "r+"))
+
+    def _see(self, path: str, handle: Handle) -> None:
+        with self._mutex.held:
+            known = self._touched.get(path)
+            if known is not None and known.is_new:
+                return
+            if is_embedded(path):
+                self._seen.setdefault(path, self._view.state_of_embedded(path))
+            else:
+                self._seen.setdefault(path, handle.snapshot.generation if known is None else known.opened)
+
+    def _peek(self, path: str, mode: Mode) -> Handle:
         self._require_open()
         with self._mutex.held:
             known = self._touched.get(path)
@@ -214,9 +244,10 @@ class Transaction(Changes):
             if self._view.is_local:
                 carry_out_others(self._view.store_of(path), self._view.store)
             handle = Handle(self._view.current(path), mode)
+            opened = handle.snapshot.generation
             draft = handle.begin()
             handle.enter(draft)
-            self._touched[path] = _Member(handle, draft)
+            self._touched[path] = _Member(handle, draft, opened=opened)
             return handle
 
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
@@ -468,7 +499,7 @@ class Transaction(Changes):
             self.create(name, suffix, copy_of(held, self.storage_options), overwrite=True)
 
     def _change_ledger(self, path: str) -> None:
-        handle, group = self.open(path, "r+"), self._identity.encode()
+        handle, group = self._peek(path, "r+"), self._identity.encode()
         draft = self._touched[path].draft
         dropped = () if draft is None else draft.drops
         for entry in ledger_in(handle.snapshot).without(tuple(dropped)).entries:
@@ -657,15 +688,17 @@ class Transaction(Changes):
         self._identity = before.identity or self._identity
         staged = _Staged(left=view.settle(before))
         changed = [path for path, member in touched.items() if not member.is_new]
-        if opened := self._open(changed, before):
+        read = self._read(changed)
+        if opened := {**self._open(changed, before), **self._open_to_others(read, before)}:
             self._holds.take(opened, before, version)
             return False
-        locked = self._locked(changed, locks)
+        locked = self._locked([*changed, *(path for path in read if not is_embedded(path))], locks)
         if any(waits_for_others(view.store_of(path), view.store) for path in locked):
             return False
         try:
             self._check_names(before)
             self._check_moved(before)
+            self._check_read(read)
             self._check_moment(before)
             for path in touched:
                 self._stage(path, before, staged)
@@ -721,7 +754,7 @@ class Transaction(Changes):
         for attempt in attempts(view.store):
             if attempt:
                 now, version = view.read()
-                if not _is_alike(now, before, self._moved):
+                if not _is_alike(now, before, {*self._moved, *self._seen}.difference(changed)):
                     if self._tried is None:
                         return False
                     raise conflict(self.url)
@@ -741,6 +774,32 @@ class Transaction(Changes):
                 view.write(*self._tried)
                 return True
         raise too_many_conflicts(view.store)
+
+    def _read(self, changed: Sequence[str]) -> list[str]:
+        """Return the paths of the members that were only read, also if they go."""
+        if not self._marked:
+            return []
+        return sorted(self._seen.keys() - {*changed} - {path for path, state in self._moved.items() if state})
+
+    def _open_to_others(self, read: Sequence[str], manifest: Manifest) -> dict[str, Snapshot | Draft]:
+        """Return the members that were only read and that other writers may be about to replace."""
+        if not self._view.store.can.compare:
+            return {}
+        looks = ((path, redo.look(self._view.store_of(path)).frame) for path in read if not is_embedded(path))
+        return {path: held for path, held in looks if held is not None and self._holds.is_open(path, held, manifest)}
+
+    def _check_read(self, read: Sequence[str]) -> None:
+        """Raise ConflictError if another writer has changed or deleted a member that was only read."""
+        for path in read:
+            if is_embedded(path):
+                state = self._view.state_of_embedded(path)
+            else:
+                held = redo.look(self._view.store_of(path)).frame
+                state = "" if held is None else self._holds.generation_before(held)
+            if state != self._seen[path]:
+                raise ConflictError(
+                    f"{self._view.store_of(path).url} was changed by another writer since the transaction has read it"
+                )
 
     def _locked(self, changed: Sequence[str], locks: list[AbstractContextManager[object]]) -> list[str]:
         """Lock the local members that the transaction changes or moves, and return them."""
@@ -882,6 +941,7 @@ class Transaction(Changes):
             identity=before.identity or self._identity,
             writing={path: state for path, state in before.writing.items() if path not in log},
         )  # fmt: skip
+        after = self._holds.released(after)
         after = after.with_summaries({}, log.keys())  # the members are not as these describe them any more
         return after if self._view.store.can.lock else after.with_commit(os.urandom(8).hex())
 

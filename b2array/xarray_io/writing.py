@@ -28,7 +28,7 @@ from b2array.group.group import Group
 from b2array.group.unpacked import Unpacked, is_place
 from b2array.store.open import address_of
 from b2array.workers.fork import Origin, merge_changes, origin_of
-from b2array.xarray_io.backend import Url, arrays_of
+from b2array.xarray_io.backend import Url
 from b2array.xarray_io.encoding import as_stored, attributes, detected, encoded, is_dask, marked, place
 
 if TYPE_CHECKING:
@@ -376,7 +376,7 @@ def _note(target: Group, attrs: Mapping[str, Any]) -> None:
 
 def _changed(target: Group, ds: xr.Dataset, encoding: Mapping[Hashable, Any], task: _Task) -> Iterator[_Part]:
     """Change existing variables, and add others; yield the parts that dask has to compute."""
-    arrays, region = arrays_of(target), {}
+    arrays, region = _arrays_of(target, ds, task), {}
     if task.append_dim is not None and task.append_dim not in (known := _sizes(arrays)):
         raise ValueError(f"append_dim={task.append_dim!r} does not match any existing dataset dimensions: {[*known]}")
     if task.region is not None:
@@ -407,6 +407,16 @@ def _changed(target: Group, ds: xr.Dataset, encoding: Mapping[Hashable, Any], ta
             yield _Part(f"{target.name}/{name}".lstrip("/"), array, where[name], variable.data)
         elif grown or task.append_dim is None or not _holds(array[where[name]], variable.values):
             array[where[name]] = variable.values
+
+
+def _arrays_of(target: Group, ds: xr.Dataset, task: _Task) -> dict[str, NDArray]:
+    """Open the arrays that are directly in a group.
+
+    Other writers may change those that are not in the dataset, and coordinates that say nothing about the region.
+    """
+    here = {name: each for name, each in target._glance().items() if isinstance(each, NDArray)}
+    ignored = {*ds.indexes} if isinstance(task.region, Mapping) and "auto" not in task.region.values() else {}
+    return {name: target[name] if name in ds.variables and name not in ignored else here[name] for name in here}
 
 
 def _sizes(arrays: Mapping[str, NDArray]) -> dict[str, int]:

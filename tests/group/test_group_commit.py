@@ -899,3 +899,172 @@ def test_a_handle_with_later_commits_of_its_own_is_told_of_a_member_that_another
         "y": 3,
         **({"x": 2} if way == "replaced" else {}),
     }
+
+
+# What a transaction has only read.
+
+
+def _derive(group: Group) -> None:
+    with group.transaction() as changes:
+        changes["time"][0] = 1000 + int(changes["level"][...].sum())
+
+
+@pytest.mark.parametrize("way", ["url", "group", "transaction"])
+def test_a_transaction_follows_from_what_is_there_when_others_change_what_it_reads_at_any_operation(
+    place: Place, two_chunks: Callable[[], Group], way: str, sampled: Sampled
+) -> None:
+    group = two_chunks()
+    operations = place.operations.watch(lambda: _derive(group))
+    outcomes = set()
+    behind = operations.index("gather" if "gather" in operations else "read") + 1
+    for at in sorted({*_moments(operations, sampled), behind}):
+        group, shown, failures = two_chunks(), [], []
+        old = 1000 + int(group["level"][...].sum())
+        new = old - int(group["level"][-1]) + 50
+
+        def change_what_is_read() -> None:
+            _insisting(_last_item, group.url, "level", way)  # noqa: B023
+            shown.append(int(open_group(group.url)["time"][0]))  # noqa: B023
+
+        _meeting(place, at, lambda: _noting(partial(_derive, group), failures), change_what_is_read)  # noqa: B023
+        after = int(open_group(group.url)["time"][0])
+        assert [type(failure) for failure in failures] in ([], [ConflictError]), failures
+        # What follows from the old items was there before they were changed.
+        expected = [0] if failures else [new] if shown == [0] else [old, new]
+        assert after in expected, (at, operations[at], shown)
+        assert open_group(group.url)["level"][-1] == 50
+        outcomes.add((bool(failures), after))
+    assert place.kind == "local" or (True, 0) in outcomes  # with locks, threads may be too slow to come in between
+
+
+def _write(group: Group) -> None:
+    group["level"][0] = 5
+
+
+def _append(group: Group) -> None:
+    group["level"].append([5])
+
+
+def _delete_level(group: Group) -> None:
+    del group["level"]
+
+
+def _again(group: Group) -> None:
+    del group["level"]
+    group["level"] = [0.0, 1, 2]
+
+
+def _annotate(group: Group) -> None:
+    group["level"].attrs["unit"] = "m"
+
+
+OTHERS = [_write, _append, _delete_level, _again, _annotate]
+
+
+def _read_and_write(changes: Group) -> None:
+    changes["time"][...] = 2 * changes["level"][...]
+
+
+def _read_and_make(changes: Group) -> None:
+    changes["new"] = 2 * changes["level"][...]
+
+
+def _read_and_delete(changes: Group) -> None:
+    if changes["level"][0] == 0:
+        del changes["time"]
+
+
+def _read_and_delete_it(changes: Group) -> None:
+    changes["new"] = 2 * changes["level"][...]
+    del changes["level"]
+
+
+def _read_attributes(changes: Group) -> None:
+    changes["time"].attrs["unit"] = changes["level"].attrs.get("unit", "none")
+
+
+def _copy_it(changes: Group) -> None:
+    changes.copy("level", changes, "new")
+
+
+def _read_in_a_fork(changes: Group) -> None:
+    fork = pickle.loads(pickle.dumps(changes.fork()))
+    fork["time"][...] = 2 * fork["level"][...]
+    changes.merge(pickle.loads(pickle.dumps(fork)))
+
+
+def _read_in_a_fork_of_a_fork(changes: Group) -> None:
+    fork = pickle.loads(pickle.dumps(changes.fork()))
+    inner = pickle.loads(pickle.dumps(fork.fork()))
+    inner["new"] = 2 * inner["level"][...]
+    fork.merge(pickle.loads(pickle.dumps(inner)))
+    changes.merge(pickle.loads(pickle.dumps(fork)))
+
+
+OURS = [
+    _read_and_write, _read_and_make, _read_and_delete, _read_and_delete_it, _read_attributes, _copy_it,
+    _read_in_a_fork, _read_in_a_fork_of_a_fork,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("others", OTHERS)
+@pytest.mark.parametrize("ours", OURS)
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_change_of_what_a_transaction_has_read_is_a_conflict(
+    place: Place, layout: str, ours: Callable[[Group], None], others: Callable[[Group], None]
+) -> None:
+    group = open_group(place.new(), "w")
+    group.create("time", data=np.arange(3), layout=layout)
+    group.create("level", data=np.arange(3.0), layout=layout)
+
+    def meet() -> None:
+        with group.transaction() as changes:
+            ours(changes)
+            others(open_group(group.url, "r+"))
+
+    with pytest.raises(ConflictError):
+        meet()
+    fresh = open_group(group.url)
+    assert fresh["time"][...].tolist() == [0, 1, 2]
+    assert "new" not in fresh
+    with group.transaction() as changes:  # nothing is left behind that would hinder it
+        changes["time"][0] = 7
+        assert "level" not in changes or changes["level"].shape[0] >= 3
+    assert open_group(group.url)["time"][0] == 7
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_what_is_read_may_change_before_and_after_and_others_beside_it(
+    place: Place, ours: Callable[[Group], None]
+) -> None:
+    group = open_group(place.new(), "w")
+    group["time"], group["level"], group["other"] = np.arange(3), np.arange(3.0), np.arange(3)
+    _write(open_group(group.url, "r+"))
+    with group.transaction() as changes:
+        open_group(group.url, "r+")["other"][0] = 5
+        ours(changes)
+    fresh = open_group(group.url, "r+")
+    assert fresh["other"][0] == 5
+    if "level" in fresh:
+        _append(fresh)
+
+
+def test_a_transaction_that_only_reads_is_never_refused(place: Place) -> None:
+    group = prepared(place.new())
+    with group.transaction() as changes:
+        assert changes["level"][0] == 0
+        open_group(group.url, "r+")["level"][0] = 5
+    assert open_group(group.url)["level"][0] == 5
+
+
+def test_attributes_of_a_group_that_were_read_belong_to_the_commit(place: Place) -> None:
+    group = prepared(place.new())
+
+    def meet() -> None:
+        with group.transaction() as changes:
+            changes["level"][0] = changes.attrs["n"]
+            open_group(group.url, "r+").attrs["n"] = 4
+
+    with pytest.raises(ConflictError):
+        meet()
+    assert open_group(group.url)["level"][0] == 0
