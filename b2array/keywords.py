@@ -23,6 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _COMPRESSION = "write cparams='lz4', or cparams=b2array.CParams('zstd', clevel=5)"
 _PLACE = "the place is given as url"
+_TWO_STORES = "write src_options= or dst_options= for storage options, src_fs= or dst_fs= for a file system"
 _STORAGE = "write storage_options={{{name!r}: ...}}"
 _GROWS = "every array can grow, see resize and append"
 _MODE = "overwrite=True replaces an array that is there; b2array.open takes modes"
@@ -59,6 +60,7 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
     "metadata": ("attrs", "write attrs=; meta= is for metalayers, which never change"),
     "mode": ("overwrite", _MODE),
     "name": ("url", _PLACE),
+    **dict.fromkeys(("filesystem", "fs", "storage_options"), ("dst_options", _TWO_STORES)),
     "order": ("chunks", "items are stored in C order"),
     "shards": ("chunks", "chunks= says how much is stored at once, blocks= how much of it is read alone"),
 }

@@ -154,7 +154,7 @@ def test_every_function_that_makes_or_changes_arrays_takes_a_file_system(held):
     b2array.arange(9, url=at("arange"), **sparse)
     b2array.from_blocks([DATA, DATA], at("blocks"), **sparse)
     b2array.from_dask(da.from_array(DATA, (10, 50)), at("dask"), scheduler="sync", **sparse)
-    b2array.copy(b2array.open(at("dask"), fs=fs), at("copy"), **sparse)
+    b2array.copy(at("dask"), at("copy"), layout="sparse", src_fs=fs, dst_fs=fs)
     b2array.open(at("copy"), fs=fs).copy(at("another"), chunks=(5, 5), **sparse)
     b2array.save(at("saved"), DATA, fs=fs)
     b2array.open(at("opened"), "w", shape=3, fs=fs)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,30 @@ __all__ = [
 ]
 
 
+def _shape_first(function: Callable[..., NDArray]) -> Callable[..., NDArray]:
+    """Let a function that takes URL and shape take the shape first, and the URL by name."""
+
+    @functools.wraps(function)
+    def ordered(*args: Any, **options: Any) -> NDArray:
+        if args and args[0] is not None and not isinstance(args[0], str | os.PathLike):
+            args = (options.pop("url", None), *args)
+        return function(*args, **options)
+
+    return ordered
+
+
+@overload
+def create(
+    shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Unpack[NewKeywords]
+) -> NDArray: ...
+@overload
+def create(
+    url: Url | None = None,
+    shape: Shape | None = None,
+    dtype: npt.DTypeLike = float,
+    **options: Unpack[NewKeywords],
+) -> NDArray: ...
+@_shape_first
 @spelled_out()
 def create(
     url: Url | None = None,
@@ -77,6 +102,8 @@ def create(
     fs: AbstractFileSystem | None = None,
 ) -> NDArray:
     """Make an array of `fill_value`, and return a handle that can change it.
+
+    The shape may also come first, as in `zeros`: ``create((3, 2), "i2", url="a.b2nd")``.
 
     Parameters
     ----------
@@ -128,8 +155,6 @@ def create(
     >>> create(shape=(3, 2), dtype="i2", fill_value=7)[0]
     array([7, 7], dtype=int16)
     """
-    if url is not None and not isinstance(url, str | os.PathLike):
-        raise TypeError(f"create() takes the place first, not {url!r}; for an array in memory, write create(shape=...)")
     if shape is None:
         raise TypeError("create() needs a shape; b2array.asarray stores values")
     options = ArrayOptions(
@@ -356,8 +381,10 @@ def copy(
     interop: bool = True,
     progress: bool = False,
     snapshots: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
-    fs: AbstractFileSystem | None = None,
+    src_options: Mapping[str, Any] | None = None,
+    dst_options: Mapping[str, Any] | None = None,
+    src_fs: AbstractFileSystem | None = None,
+    dst_fs: AbstractFileSystem | None = None,
 ) -> NDArray:
     """Copy an array, its attributes and metalayers, and return a handle that can change the copy.
 
@@ -380,8 +407,12 @@ def copy(
         Other compression.
     layout : {"auto", "contiguous", "sparse"}
         One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
-    overwrite, interop, storage_options, fs
-        As for `create`; the options and the file system are those of `dst`.
+    overwrite, interop
+        As for `create`.
+    src_options, dst_options : mapping, optional
+        Storage options for fsspec, for URLs.
+    src_fs, dst_fs : fsspec.AbstractFileSystem, optional
+        File systems, in which `src` and `dst` are paths.
     progress : bool, default False
         Show on stderr how many chunks are done.
     snapshots : bool, default True
@@ -411,12 +442,15 @@ def copy(
         "layout": layout,
         "overwrite": overwrite,
         "interop": interop,
-        "storage_options": storage_options,
-        "fs": fs,
+        "storage_options": dst_options,
+        "fs": dst_fs,
     }
+    if isinstance(src, NDArray | View) and not (src_options is None and src_fs is None):
+        raise TypeError("src_options and src_fs are for a source that is named by its URL; this one is open")
     if isinstance(src, View):
         return src.copy(dst, dtype=dtype, casting=casting, **given)
-    with nullcontext(src) if isinstance(src, NDArray) else array_at(src) as source:
+    opened = nullcontext(src) if isinstance(src, NDArray) else array_at(src, storage_options=src_options, fs=src_fs)
+    with opened as source:
         return source.copy(dst, dtype=dtype, casting=casting, progress=progress, snapshots=snapshots, **given)
 
 

@@ -636,7 +636,15 @@ class Group(MutableMapping[str, Any]):
             if self._prefix and own not in members:
                 changes.attrs.require()
 
-    def copy(self, source: str, into: Group, name: str | None = None) -> None:
+    def copy(
+        self,
+        source: str,
+        into: Group | str | os.PathLike[str],
+        name: str | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        fs: AbstractFileSystem | None = None,
+    ) -> None:
         """Copy an array, or a group with all below it, in one commit. Chunks are copied, not compressed again.
 
         Arrays keep the snapshots that they have for themselves. Those of the whole group are left out;
@@ -646,10 +654,12 @@ class Group(MutableMapping[str, Any]):
         ----------
         source : str
             What to copy; "/" is this group.
-        into : Group
-            Where to; this group or another one.
+        into : Group, str or os.PathLike
+            Where to; this group or another one, or the URL of one, which is made if it is not there.
         name : str, optional
             The name there; `source` by default.
+        storage_options, fs
+            As for `open_group`, for a group that is named by its URL.
 
         Raises
         ------
@@ -666,8 +676,16 @@ class Group(MutableMapping[str, Any]):
         >>> group["b/x"][:].tolist()
         [1, 2]
         """
+        if isinstance(into, os.PathLike) or (isinstance(into, str) and _is_url(into)):
+            if not self._below(source.removeprefix("/")):
+                raise KeyError(source)  # before a group is made for it
+            with open_group(into, "a", storage_options=storage_options, fs=fs) as target:
+                self.copy(source, target, name)
+            return
         if not isinstance(into, Group):
-            raise TypeError(f"expected a group to copy into, found {into!r}; write group.copy({source!r}, group, name)")
+            raise TypeError(
+                f"expected a group to copy into, or its URL, found {into!r}; write group.copy({source!r}, group, name)"
+            )
         with into._changing() as changes:
             self._copied(source, changes, name)
 
@@ -1021,6 +1039,11 @@ class Group(MutableMapping[str, Any]):
         return self.info._repr_html_()
 
     _ipython_key_completions_ = MutableMapping.keys
+
+
+def _is_url(text: str) -> bool:
+    """Say whether a text is meant for a place: h5py takes the name of a copy there."""
+    return "://" in text or text.rstrip("/").endswith((".b2d", ".b2z"))
 
 
 def _home_of(worker: object) -> object:

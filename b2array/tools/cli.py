@@ -387,7 +387,7 @@ def copy(
         overwrite=overwrite,
         progress=opts.shows(progress),
         snapshots=snapshots,
-        storage_options=options,
+        dst_options=options,
     ).close()
     return OK
 

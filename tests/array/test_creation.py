@@ -375,13 +375,6 @@ def test_create_without_a_url_makes_an_array_in_memory():
     assert (a.url, a.mode, a[1, 2]) == ("memory", "r+", 7)
 
 
-def test_create_says_where_the_shape_goes():
-    with pytest.raises(TypeError, match=r"the place first, not \(3, 4\); .* create\(shape=\.\.\.\)"):
-        b2array.create((3, 4), "f4")
-    with pytest.raises(TypeError, match="needs a shape"):
-        b2array.create("memory://shapeless.b2nd")
-
-
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 def test_dims_can_be_set_later_in_one_commit(tmp_path, layout):
     a = b2array.create(tmp_path / "a.b2nd", (2, 3), layout=layout)
@@ -401,3 +394,34 @@ def test_dims_can_be_set_later_in_one_commit(tmp_path, layout):
             a.dims = wrong
     with pytest.raises(b2array.errors.ReadOnlyError):
         other.dims = ("x", "y")
+
+
+def test_the_shape_may_come_first(tmp_path):
+    for array in (
+        b2array.create((3, 4), "i2", url=tmp_path / "a.b2nd"),
+        b2array.create(tmp_path / "b.b2nd", (3, 4), "i2"),
+        b2array.create((3, 4), "i2"),
+        b2array.create(shape=(3, 4), dtype="i2"),
+    ):
+        assert (array.shape, array.dtype) == ((3, 4), np.int16)
+    assert b2array.create(3).shape == b2array.create(None, 3).shape == (3,)
+    assert b2array.open(tmp_path / "a.b2nd").shape == (3, 4)
+    with pytest.raises(TypeError, match="needs a shape"):
+        b2array.create(tmp_path / "c.b2nd")
+    with pytest.raises(TypeError, match="positional arguments"):
+        b2array.create((3, 4), "i2", 7)
+
+
+def test_a_copy_names_the_options_of_both_sides(tmp_path):
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    fs = MemoryFileSystem()
+    b2array.asarray([1, 2], url="/options/a.b2nd", fs=fs)
+    b2array.copy("/options/a.b2nd", tmp_path / "b.b2nd", src_fs=fs)
+    b2array.copy(tmp_path / "b.b2nd", "/options/c.b2nd", dst_fs=fs)
+    assert b2array.load("/options/c.b2nd", fs=fs).tolist() == [1, 2]
+    for word in ("storage_options", "fs"):
+        with pytest.raises(TypeError, match="src_options= or dst_options="):
+            b2array.copy(tmp_path / "b.b2nd", **{word: None})
+    with pytest.raises(TypeError, match="this one is open"):
+        b2array.copy(b2array.open(tmp_path / "b.b2nd"), src_options={})

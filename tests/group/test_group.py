@@ -1712,3 +1712,18 @@ def test_members_come_as_dictionaries_and_other_words_are_answered():
     for name, hint in {"rename": "group.move", "array_keys": "group.arrays()"}.items():
         with pytest.raises(AttributeError, match=re.escape(hint)):
             getattr(group, name)
+
+
+def test_members_are_copied_into_a_group_that_a_url_names(tmp_path):
+    group = open_group(tmp_path / "a.b2d", "w")
+    group["x"] = [1, 2]
+    group.copy("x", tmp_path / "b.b2d")
+    group.copy("x", str(tmp_path / "b.b2z"), "y")
+    group.copy("x", "memory://copied-by-url.b2d")
+    assert [*open_group(tmp_path / "b.b2d")] == [*open_group("memory://copied-by-url.b2d")] == ["x"]
+    assert open_group(tmp_path / "b.b2z")["y"][:].tolist() == [1, 2]
+    with pytest.raises(KeyError):
+        group.copy("z", tmp_path / "c.b2d")
+    assert not (tmp_path / "c.b2d").exists()
+    with pytest.raises(TypeError, match=r"write group\.copy"):
+        group.copy("x", "/y")  # as in h5py
