@@ -226,6 +226,13 @@ class ChunkHeader:
         derive(self, "nstreams", nstreams)
         derive(self, "codec_format", _FORMATS[flags >> 5])
 
+    def require_known_version(self) -> None:
+        """Raise UnsupportedError for a chunk of a later format: it may be read, but not changed or written."""
+        if self.version > VERSION_VL_BLOCKS:
+            raise UnsupportedError(
+                f"a chunk of version {self.version} (known are up to {VERSION_VL_BLOCKS}) can be read, but not written"
+            )
+
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
         """Read a header from the first bytes of `buf`."""

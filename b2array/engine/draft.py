@@ -46,7 +46,7 @@ from b2array.format import frame, index
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.kept import KEPT
-from b2array.format.state import State
+from b2array.format.state import State, future_part
 from b2array.progress import Progress
 from b2array.store.base import Store, Version, join_views_at
 from b2array.store.spans import Span
@@ -115,6 +115,8 @@ class Draft(Target):
             raise UnsupportedError(
                 f"{store.url} was written by a later version of b2array, which this one cannot follow"
             )
+        if part := future_part(start.frame):
+            raise UnsupportedError(f"{store.url} has {part}, so it can be read, but not written")
         if base is None and not is_same:
             start = start.with_annotations(start.annotations.with_new_identity())
         self.base = base

@@ -30,6 +30,7 @@ def check_chunk(buf: Buffer) -> ChunkHeader:
     """Return the header of a chunk that can be put into a frame: one that is neither lazy nor without data."""
     buf = memoryview(buf).cast("B")
     header = ChunkHeader.unpack(buf)
+    header.require_known_version()
     if header.lazy:
         raise ValueError("a lazy chunk lacks its blocks")
     Stored.whole(buf)

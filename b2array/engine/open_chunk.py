@@ -80,6 +80,7 @@ class OpenChunk:
         if stored is None:
             return
         header, layout = stored.head.header, form.layout
+        header.require_known_version()
         if header.nbytes != layout.chunk_nbytes:
             raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
         regular = header.block_nbytes == header.last_block_nbytes == layout.block_nbytes and not header.vl_blocks

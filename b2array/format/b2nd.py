@@ -23,11 +23,13 @@ from b2array.grid.layout import MAX_NDIM, Layout
 __all__ = [
     "GEOMETRIES",
     "NOT_DATA",
+    "VERSION",
     "layout_of",
     "pack",
     "shape_of",
     "unpack",
     "unpack_caterva",
+    "version_of",
     "with_extents",
 ]
 
@@ -37,6 +39,8 @@ NOT_DATA = ("b2o", "LazyArray", "proxy-source")
 GEOMETRIES = ("b2nd", "caterva")
 """Metalayers that describe an array."""
 
+VERSION = 0
+"""The version of the metalayer that b2array writes."""
 _NPARTS = 7
 _DTYPE_NUMPY = 0
 _FIXARRAY, _INT32, _INT64, _STR32 = 0x90, 0xD2, 0xD3, 0xDB
@@ -157,6 +161,11 @@ def pack(layout: Layout) -> bytes:
             text,
         )
     )
+
+
+def version_of(buf: Buffer) -> int:
+    """Return the version of a metalayer, also of one named `caterva`; 0 if it is too short to have one."""
+    return bytes(buf)[1] if len(buf) > 1 else VERSION
 
 
 def shape_of(buf: Buffer) -> tuple[int, ...]:

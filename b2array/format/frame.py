@@ -30,6 +30,7 @@ from b2array.format.metalayers import Layers
 __all__ = [
     "FINGERPRINT_128",
     "FINGERPRINT_NBYTES",
+    "TRAILER_VERSION",
     "Frame",
     "Packed",
     "create",
@@ -43,7 +44,9 @@ __all__ = [
 ]
 
 _TRAILER_END = struct.Struct(">BI2B16s")
-_TRAILER_MARKER, _TRAILER_VERSION, _UINT32, _FIXEXT16 = 0x94, 1, 0xCE, 0xD8
+TRAILER_VERSION = 1
+"""The version of trailers that b2array writes."""
+_TRAILER_MARKER, _UINT32, _FIXEXT16 = 0x94, 0xCE, 0xD8
 _MIN_TRAILER_LEN = 25
 _BIN32 = 0xC6
 _NO_FINGERPRINT, FINGERPRINT_128, FINGERPRINT_NBYTES = 0, 3, 16
@@ -74,7 +77,7 @@ class Frame(Header):
 
     offsets: NDArray[np.int64]
     vlmetalayers: Layers = ()
-    trailer_version: int = _TRAILER_VERSION
+    trailer_version: int = TRAILER_VERSION
     fingerprint_type: int = _NO_FINGERPRINT
     fingerprint: bytes = bytes(FINGERPRINT_NBYTES)
     packed_index: tuple[NDArray[np.int64], bytes] | None = field(default=None, repr=False)
@@ -214,6 +217,9 @@ def _verified(
         computed = fingerprint.fingerprint(now, tail)
         if computed == stored:
             return head, FINGERPRINT_128
+        # The C library may get fingerprints of its own of this type. Two damages at once are less likely.
+        if metalayers.find(layers, "b2array") is None and head.nthreads_decompress != fingerprint.MARK:
+            return head, _NO_FINGERPRINT
         before = noted_header(layers)
         if (
             before is None
@@ -298,7 +304,7 @@ def _computed(frame: Frame, header_len: int) -> dict[str, Any]:
         "format_version": 3 if frame.variable_chunks or frame.vl_blocks else 2,
         "metalayers": _ordered(frame.metalayers),
         "header_len": header_len,
-        "trailer_version": _TRAILER_VERSION,
+        "trailer_version": TRAILER_VERSION,
         "fingerprint_type": FINGERPRINT_128,
     }
 
@@ -328,7 +334,7 @@ def _pack_trailer(vlmetalayers: Layers) -> bytes:
     layers = metalayers.pack(vlmetalayers, 2, uncounted=1)
     trailer_len = 2 + len(layers) + _TRAILER_END.size
     end = _TRAILER_END.pack(_UINT32, trailer_len, _FIXEXT16, FINGERPRINT_128, bytes(FINGERPRINT_NBYTES))
-    return bytes([_TRAILER_MARKER, _TRAILER_VERSION]) + layers + end
+    return bytes([_TRAILER_MARKER, TRAILER_VERSION]) + layers + end
 
 
 def pack_vlmeta(value: Buffer) -> bytes:

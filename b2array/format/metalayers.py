@@ -11,13 +11,15 @@ import struct
 from b2array import config
 from b2array.errors import FormatError, LimitError
 
-__all__ = ["MAX_LAYERS", "MAX_NAME_NBYTES", "Layers", "check", "find", "pack", "unpack"]
+__all__ = ["MAX_LAYERS", "MAX_NAME_NBYTES", "MAX_OWN_LAYERS", "Layers", "check", "find", "pack", "unpack"]
 
 Layers = tuple[tuple[str, bytes], ...]
 """Names and contents in the order of the file."""
 
 MAX_LAYERS = 16
 """The most entries of a map. If a frame has more, the next write of the C library destroys it."""
+MAX_OWN_LAYERS = 13
+"""The most variable-length metalayers that b2array makes: the C library may add a few to the same frame."""
 MAX_NAME_NBYTES = 31
 
 _MAP, _OFFSET, _CONTENT = struct.Struct(">4xBH"), struct.Struct(">Bi"), struct.Struct(">BI")

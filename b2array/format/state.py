@@ -21,7 +21,7 @@ from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import LAYER, Annotations, Records, Sizes, pack_sizes, unpack_records, unpack_sizes
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
-from b2array.format.metalayers import MAX_LAYERS, MAX_NAME_NBYTES, Layers
+from b2array.format.metalayers import MAX_LAYERS, MAX_NAME_NBYTES, MAX_OWN_LAYERS, Layers
 from b2array.grid import chunking
 from b2array.grid.layout import MAX_NDIM, Layout
 
@@ -29,6 +29,7 @@ __all__ = [
     "State",
     "changed_chunks",
     "check_count",
+    "future_part",
     "layers_with",
     "noted_cparams",
     "parse",
@@ -122,7 +123,7 @@ class State:
         layers = self.frame.vlmetalayers
         others = tuple(layer for layer in layers if layer[0] != name or name == LAYER)
         kept = tuple(entry for entry in self.annotations.attrs if entry[0] != name)
-        room = sum(key != LAYER for key, _ in others) < MAX_LAYERS - 1
+        room = sum(key != LAYER for key, _ in others) < MAX_OWN_LAYERS - 1
         fits = name != LAYER and "\0" not in name and len(name.encode(errors="surrogateescape")) <= MAX_NAME_NBYTES
         had = len(others) < len(layers)
         if content is None:
@@ -186,6 +187,17 @@ def parse(described: Frame, annotations: Annotations | None = None) -> State:
 def with_index(thin: Frame, index: bytes, annotations: Annotations | None = None) -> State:
     """Return the state that `State.without_index` took apart; `annotations` replaces those in the frame."""
     return parse(replace(thin, offsets=decode.decode(index).view("<i8").astype(np.int64, copy=False)), annotations)
+
+
+def future_part(described: Frame) -> str | None:
+    """Return which part of a frame has a later version than b2array knows, so that it must not write; else None."""
+    if described.trailer_version > frame.TRAILER_VERSION:
+        return f"a trailer of version {described.trailer_version} (known is {frame.TRAILER_VERSION})"
+    for name in GEOMETRIES:
+        layer = described.metalayer(name)
+        if layer is not None and b2nd.version_of(layer) > b2nd.VERSION:
+            return f"a metalayer {name!r} of version {b2nd.version_of(layer)} (known is {b2nd.VERSION})"
+    return None
 
 
 def noted_cparams(cparams: CParams) -> tuple[tuple[str, Any], ...]:
