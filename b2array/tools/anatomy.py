@@ -139,26 +139,26 @@ class Survey:
         yield from chunk_map(self.chunks, self.grid)
 
 
-def survey(held: Snapshot | Reader) -> Survey:
+def survey(source: Snapshot | Reader) -> Survey:
     """Read the headers of all chunks and the sizes of the files."""
-    return _survey_of_frame(held) if isinstance(held, Snapshot) else _survey_of_bloscpack(held)
+    return _survey_of_frame(source) if isinstance(source, Snapshot) else _survey_of_bloscpack(source)
 
 
-def _survey_of_frame(held: Snapshot) -> Survey:
-    head = held.frame
-    lost = set(held.state.annotations.lost)
+def _survey_of_frame(revision: Snapshot) -> Survey:
+    head = revision.frame
+    lost = set(revision.state.annotations.lost)
     chunks: list[ChunkSizes] = []
     live: dict[Location, int] = {}  # several chunk numbers may stand for the same stored chunk
     for first in range(0, head.nchunks, _WAVE):
         numbers = range(first, min(first + _WAVE, head.nchunks))
-        places = [None if n in lost else held.locate(n) for n in numbers]
+        places = [None if n in lost else revision.locate(n) for n in numbers]
         stored = [place for place in dict.fromkeys(places) if isinstance(place, Location)]
         spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
         try:
-            views = held.read(spans, clip=True)
+            views = revision.read(spans, clip=True)
             heads = {at: ChunkHeader.unpack(view) for at, view in zip(stored, views, strict=True)}
         except (B2ArrayError, OSError):
-            fetch(held, [ChunkRequest(n, (0,)) for n in numbers if n not in lost])  # raises what a read does
+            fetch(revision, [ChunkRequest(n, (0,)) for n in numbers if n not in lost])  # raises what a read does
             raise
         for n, place in zip(numbers, places, strict=True):
             if isinstance(place, Location):
@@ -170,31 +170,31 @@ def _survey_of_frame(held: Snapshot) -> Survey:
                     )
                 )
                 nblocks = 0 if header.special else header.nblocks
-                record = checksums.record_nbytes(nblocks) if held.state.has_checksums(n) else 0
+                record = checksums.record_nbytes(nblocks) if revision.state.has_checksums(n) else 0
                 live[place] = header.cbytes + record
             else:
                 kind = "lost" if place is None else place.name.lower()
                 chunks.append(ChunkSizes(n, None, "", head.chunk_nbytes(n) or 0, 0, 0, kind))
     own, nbytes = frame_nbytes(head), sum(live.values())
-    total = total_nbytes(held, listed(held.store) if held.sparse else None)
-    kept = _kept_nbytes(held)
+    total = total_nbytes(revision, listed(revision.store) if revision.sparse else None)
+    kept = _kept_nbytes(revision)
     dead = None if total is None else max(0, total - own - nbytes - kept)
-    grid = held.state.require_layout().grid_shape or (1,) if holds_array(head) else (head.nchunks,)
+    grid = revision.state.require_layout().grid_shape or (1,) if holds_array(head) else (head.nchunks,)
     return Survey(tuple(chunks), grid, total, own, nbytes, dead, kept)
 
 
-def _kept_nbytes(held: Snapshot) -> int:
+def _kept_nbytes(revision: Snapshot) -> int:
     """Return how many bytes only snapshots hold."""
-    entries = ledger_of(held.state).entries
-    found = sum(entry.nbytes for entry in entries if not entry.packed)
-    known = held.frame.offsets
-    for each in kept_states(held, entries):
+    entries = ledger_of(revision.state).entries
+    nbytes = sum(entry.nbytes for entry in entries if not entry.packed)
+    seen = revision.frame.offsets
+    for each in kept_states(revision, entries):
         places, first = np.unique(each.frame.offsets, return_index=True)
-        alone = first[(places >= 0) & ~np.isin(places, known)]
+        alone = first[(places >= 0) & ~np.isin(places, seen)]
         sizes = each.state.sizes
-        found += int(sizes[alone, 0].astype(np.int64).sum()) + alone.size * checksums.record_nbytes(sizes.shape[1] - 1)
-        known = np.concatenate([known, places])
-    return found
+        nbytes += int(sizes[alone, 0].astype(np.int64).sum()) + alone.size * checksums.record_nbytes(sizes.shape[1] - 1)
+        seen = np.concatenate([seen, places])
+    return nbytes
 
 
 def _filters(header: ChunkHeader) -> str:
@@ -221,14 +221,14 @@ def frame_nbytes(described: frame.Frame) -> int:
     return described.header_len + described.frame_len - described.tail_start
 
 
-def total_nbytes(held: Snapshot, files: Mapping[str, Listed] | None) -> int | None:
+def total_nbytes(revision: Snapshot, files: Mapping[str, Listed] | None) -> int | None:
     """Return the size of a frame as it is stored, dead space included; None if the store does not tell it.
 
     `files` are the objects of a sparse frame, if the store can list them.
     """
-    if held.sparse:
+    if revision.sparse:
         return None if files is None else sum(each.size for name, each in files.items() if not name.startswith("."))
-    size = held.frame.frame_len if held.start else held.store.stamp("").size
+    size = revision.frame.frame_len if revision.start else revision.store.stamp("").size
     return None if size < 0 else size
 
 
@@ -284,33 +284,33 @@ class Field(NamedTuple):
     meaning: str
 
 
-def fields(held: Snapshot | Reader) -> Iterator[Field]:
+def fields(source: Snapshot | Reader) -> Iterator[Field]:
     """Yield every field before and behind the chunks, in the order of the file."""
-    return _fields_of_frame(held) if isinstance(held, Snapshot) else _fields_of_bloscpack(held)
+    return _fields_of_frame(source) if isinstance(source, Snapshot) else _fields_of_bloscpack(source)
 
 
-def _fields_of_frame(held: Snapshot) -> Iterator[Field]:
-    head = held.frame
-    header = bytes(held.read([Span(held.name, held.start, held.start + head.header_len)])[0])
+def _fields_of_frame(revision: Snapshot) -> Iterator[Field]:
+    head = revision.frame
+    header = bytes(revision.read([Span(revision.name, revision.start, revision.start + head.header_len)])[0])
     yield from _rows("header", header, 0, FRAME_FIELDS)
     yield from _layers("header", header, FIXED_LEN, head.metalayers, 0)
     start, stop = head.tail_start, head.frame_len
-    tail = bytes(held.read([Span(held.name, held.start + start, held.start + stop)])[0])
+    tail = bytes(revision.read([Span(revision.name, revision.start + start, revision.start + stop)])[0])
     (trailer_len,) = struct.unpack_from(">I", tail, len(tail) - 22)
     border = len(tail) - trailer_len
     if border:
         yield from _index(head, tail[:border], start)
     yield from _trailer(head, tail[border:], start + border)
-    yield from _spare(held, stop)
+    yield from _spare(revision, stop)
 
 
-def _spare(held: Snapshot, stop: int) -> Iterator[Field]:
+def _spare(revision: Snapshot, stop: int) -> Iterator[Field]:
     """Yield the bytes behind a frame that fills its file, if there are any."""
-    if held.start:
+    if revision.start:
         return
-    nbytes = held.store.stamp(held.name).size - stop
+    nbytes = revision.store.stamp(revision.name).size - stop
     if nbytes > 0:
-        (raw,) = held.store.read([Span(held.name, stop, stop + min(nbytes, _SHOWN_NBYTES))])
+        (raw,) = revision.store.read([Span(revision.name, stop, stop + min(nbytes, _SHOWN_NBYTES))])
         meaning = "no part of the frame: room, or what a commit that did not end has left"
         yield Field("spare", stop, bytes(raw), "spare", f"{nbytes} bytes", meaning)
 
@@ -328,8 +328,8 @@ def _rows(part: str, buf: bytes, base: int, table: Iterable[tuple[str, int, str,
     for name, at, code, meaning in table:
         raw = buf[at : at + struct.calcsize(code)]
         (value,) = struct.unpack(code, raw)
-        shown = value.rstrip(b"\0").decode() if name == "magic" else tuple(value) if isinstance(value, bytes) else value
-        yield Field(part, base + at, raw, name, shown, meaning)
+        text = value.rstrip(b"\0").decode() if name == "magic" else tuple(value) if isinstance(value, bytes) else value
+        yield Field(part, base + at, raw, name, text, meaning)
 
 
 def _layers(part: str, buf: bytes, at: int, layers: Sequence[tuple[str, bytes]], base: int) -> Iterator[Field]:

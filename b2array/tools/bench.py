@@ -93,9 +93,9 @@ def compressions(a: NDArray, bounds: CParams | None = None) -> Iterator[Compress
             store = partial(
                 creation.asarray, sample, chunks=fitted[0], blocks=fitted[1], cparams=cparams, interop=False
             )
-            made, writing = repeated([store])
-            _, reading = repeated([partial(made.__getitem__, ...)])
-            yield Compressed(name, made.cbytes, made.cratio, writing, reading)
+            array, writing = repeated([store])
+            _, reading = repeated([partial(array.__getitem__, ...)])
+            yield Compressed(name, array.cbytes, array.cratio, writing, reading)
 
 
 def patterns(a: NDArray) -> Iterator[Measured]:
@@ -119,8 +119,8 @@ def alternatives(a: NDArray) -> Iterator[Measured]:
         return
     sample = a[_head(a.shape, _SAMPLE_NBYTES // a.itemsize)]
     for chunks, blocks in _candidates(a, sample.shape):
-        made = creation.asarray(sample, chunks=chunks, blocks=blocks, cparams=a.cparams, interop=False)
-        yield from patterns(made)
+        array = creation.asarray(sample, chunks=chunks, blocks=blocks, cparams=a.cparams, interop=False)
+        yield from patterns(array)
 
 
 def _candidates(a: NDArray, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -128,14 +128,14 @@ def _candidates(a: NDArray, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...
         return tuple(max(1, min(n, size)) for n, size in zip(extents, shape, strict=True))
 
     own = fitted(a.chunks)
-    found = [(own, tuple(map(min, fitted(a.blocks), own))), chunking.automatic(shape, a.itemsize)]
-    chunks, blocks = found[1]
-    found.append((chunks, tuple(max(1, n // 2) for n in blocks)))
-    found.append((chunks, tuple(min(2 * n, c) for n, c in zip(blocks, chunks, strict=True))))
+    candidates = [(own, tuple(map(min, fitted(a.blocks), own))), chunking.automatic(shape, a.itemsize)]
+    chunks, blocks = candidates[1]
+    candidates.append((chunks, tuple(max(1, n // 2) for n in blocks)))
+    candidates.append((chunks, tuple(min(2 * n, c) for n, c in zip(blocks, chunks, strict=True))))
     if len(shape) > 1:
-        found.append(_long(shape, a.itemsize, 0))
-        found.append(_long(shape, a.itemsize, len(shape) - 1))
-    return list(dict.fromkeys(found))
+        candidates.append(_long(shape, a.itemsize, 0))
+        candidates.append(_long(shape, a.itemsize, len(shape) - 1))
+    return list(dict.fromkeys(candidates))
 
 
 def _long(shape: tuple[int, ...], itemsize: int, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -193,28 +193,28 @@ def timed(verb: Callable[[], T]) -> tuple[T, float]:
     return result, time.perf_counter() - start
 
 
-def rates(found: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
+def rates(measurements: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a table of patterns, with their times and rates."""
     yield ("read", "bytes", "time", "rate")
-    for each in found:
+    for each in measurements:
         yield each.pattern, tables.nbytes(each.nbytes), duration(each.seconds), f"{each.rate / 1e6:.1f} MB/s"
 
 
-def compared(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
+def compared(measurements: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a table of chunks and blocks, with the time of each pattern."""
-    names = list(dict.fromkeys(each.pattern for each in found))
+    names = list(dict.fromkeys(each.pattern for each in measurements))
     yield ("chunks", "blocks", "ratio", *names)
-    for chunks, blocks in dict.fromkeys((each.chunks, each.blocks) for each in found):
-        mine = {each.pattern: each for each in found if (each.chunks, each.blocks) == (chunks, blocks)}
+    for chunks, blocks in dict.fromkeys((each.chunks, each.blocks) for each in measurements):
+        mine = {each.pattern: each for each in measurements if (each.chunks, each.blocks) == (chunks, blocks)}
         ratio = next(iter(mine.values())).ratio
         times = (duration(mine[name].seconds) if name in mine else "" for name in names)
         yield str(chunks), str(blocks), f"{ratio:.2f}", *times
 
 
-def compressed(found: Iterable[Compressed]) -> Iterator[tuple[str, ...]]:
+def compressed(measurements: Iterable[Compressed]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a table of compressed sizes."""
     yield ("parameters", "bytes", "ratio", "write", "read")
-    for each in found:
+    for each in measurements:
         times = duration(each.writing), duration(each.reading)
         yield each.name, tables.nbytes(each.nbytes), f"{each.ratio:.2f}", *times
 

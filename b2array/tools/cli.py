@@ -179,8 +179,8 @@ def info(
     if at is not None and (raw or chunks):
         raise typer.BadParameter("--raw and --chunks show the whole file, and not a snapshot", param_hint="--at")
     if raw:
-        with describing.opened(url, options) as held:
-            fields = list(anatomy.fields(held))
+        with describing.opened(url, options) as source:
+            fields = list(anatomy.fields(source))
         rows = [("part", "offset", "bytes", "field", "value", "meaning")]
         rows += [(f.part, str(f.offset), _hex(f.raw), f.name, str(f.value), f.meaning) for f in fields]
         _print(as_json, [each._asdict() for each in fields], table(rows, "<><<<<"))
@@ -188,8 +188,8 @@ def info(
     about, failed = describing.describe(url, options, at)
     data, lines = about, describing.lines(about)
     if chunks:
-        with describing.opened(url, options) as held:
-            sizes = anatomy.survey(held)
+        with describing.opened(url, options) as source:
+            sizes = anatomy.survey(source)
         data, lines = about | {"sizes": sizes.data()}, chain(lines, [""], sizes.lines())
     _print(as_json, data, lines)
     return _report(failed)
@@ -210,8 +210,8 @@ def _report(failed: Mapping[str, Exception]) -> int:
 @_command
 def ls(url: opts.Url, as_json: opts.Json = False, at: opts.At = None, storage: opts.Storage = None) -> int:
     """List an array, or what is in a group, with sizes and ratios."""
-    found, failed = describing.listed(url, opts.storage_options(storage), deep=False, at=at)
-    members = {name: member for name, member in found.items() if name}
+    listed, failed = describing.listed(url, opts.storage_options(storage), deep=False, at=at)
+    members = {name: member for name, member in listed.items() if name}
     rows = [describing.row(name, member) for name, member in members.items()]
     _print(as_json, members, table(rows, "<<<>>") if rows else ())
     return _report(failed)
@@ -294,8 +294,8 @@ def convert(
     """Copy an array or a group to another format."""
     options = opts.storage_options(storage)
     cparams = opts.cparams_of(codec, clevel, filters, absolute_error, relative_error, keepbits)
-    given = {"zarr_format": zarr_format, "compression": compression}
-    more: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    format_options = {"zarr_format": zarr_format, "compression": compression}
+    more: dict[str, Any] = {name: value for name, value in format_options.items() if value is not None}
     done = converted(
         src,
         dst,
@@ -368,17 +368,17 @@ def copy(
             dst_options=options,
         )
         return _report(done.failed)
-    held = describing.frame_of(src, options, at)
-    if not holds_array(held.frame):
-        if any(given is not None for given in (chunks, blocks, cparams)):
+    revision = describing.frame_of(src, options, at)
+    if not holds_array(revision.frame):
+        if any(option is not None for option in (chunks, blocks, cparams)):
             raise UnsupportedError(f"{redact_url(src)} is no array: its chunks can only be copied as they are")
         store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
-        with track(held.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as shown:
-            states = kept.copied(held) if snapshots else []
-            commit(copied(held, store, frame_type, overwrite=overwrite, progress=shown, kept=states))
+        with track(revision.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as bar:
+            states = kept.copied(revision) if snapshots else []
+            commit(copied(revision, store, frame_type, overwrite=overwrite, progress=bar, kept=states))
         return OK
     creation.copy(
-        NDArray(Handle(held, "r")),
+        NDArray(Handle(revision, "r")),
         dst,
         chunks=chunks,
         blocks=blocks,
@@ -478,20 +478,20 @@ def bench(
     """Measure reads, also with other filters, chunks and blocks."""
     own, stored, others = [], [], []
     bounds = opts.cparams_of(None, None, None, absolute_error, relative_error, keepbits)
-    held = describing.frame_of(url, opts.storage_options(storage))
-    if not holds_array(held.frame):
-        raise UnsupportedError(f"{held.url} is a super-chunk: bench measures arrays")
-    with track(None, "measuring", opts.shows(progress), unit="items") as shown:
-        a = NDArray(Handle(held, "r"))
+    revision = describing.frame_of(url, opts.storage_options(storage))
+    if not holds_array(revision.frame):
+        raise UnsupportedError(f"{revision.url} is a super-chunk: bench measures arrays")
+    with track(None, "measuring", opts.shows(progress), unit="items") as bar:
+        a = NDArray(Handle(revision, "r"))
         for each in measuring.patterns(a):
             own.append(each)
-            shown.advance()
+            bar.advance()
         for entry in measuring.compressions(a, bounds) if alternatives or bounds else ():
             stored.append(entry)
-            shown.advance()
+            bar.advance()
         for each in measuring.alternatives(a) if alternatives else ():
             others.append(each)
-            shown.advance()
+            bar.advance()
     lines = table(list(measuring.rates(own)), "<>>>")
     if stored:
         below = table(list(measuring.compressed(stored)), "<>>>>")
@@ -587,19 +587,19 @@ def repack(
 def _keeper(url: str, options: Mapping[str, Any], mode: Literal["r", "r+"] = "r") -> NDArray | SChunk | Group:
     """Open an array, a super-chunk or a group, which have snapshots."""
     require_frames(find(url, None, options, exists=True)[0], url)
-    held: NDArray | SChunk | Group = addressing.open(url, mode, storage_options=options)
-    return held
+    opened: NDArray | SChunk | Group = addressing.open(url, mode, storage_options=options)
+    return opened
 
 
 @_command
 def log(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None) -> int:
     """List the snapshots of an array or a group, the oldest first."""
-    with _keeper(url, opts.storage_options(storage)) as held:
-        found = held.snapshots
-    rows = [("when", "name", "shape", "own bytes", "message"), *map(describing.snapshot_row, found)]
-    lines = table(rows, "<<<><") if found else [f"{redact_url(url)} has no snapshots"]
-    _print(as_json, [asdict(each) | {"time": each.time.isoformat()} for each in found], lines)
-    damaged = [each.error for each in found if each.error]
+    with _keeper(url, opts.storage_options(storage)) as source:
+        listed = source.snapshots
+    rows = [("when", "name", "shape", "own bytes", "message"), *map(describing.snapshot_row, listed)]
+    lines = table(rows, "<<<><") if listed else [f"{redact_url(url)} has no snapshots"]
+    _print(as_json, [asdict(each) | {"time": each.time.isoformat()} for each in listed], lines)
+    damaged = [each.error for each in listed if each.error]
     for error in damaged:
         _complain(error)
     return CORRUPT if damaged else OK
@@ -614,22 +614,22 @@ def snapshot(
     storage: opts.Storage = None,
 ) -> None:
     """Keep an array or a group, as it is now, under a name."""
-    with _keeper(url, opts.storage_options(storage), "r+") as held:
-        held.snapshot(name, message, replace=replace)
+    with _keeper(url, opts.storage_options(storage), "r+") as target:
+        target.snapshot(name, message, replace=replace)
 
 
 @_command
 def restore(url: opts.Url, name: opts.SnapshotName, storage: opts.Storage = None) -> None:
     """Go back to a snapshot; all snapshots stay."""
-    with _keeper(url, opts.storage_options(storage), "r+") as held:
-        held.restore(name)
+    with _keeper(url, opts.storage_options(storage), "r+") as target:
+        target.restore(name)
 
 
 @_command
 def drop(url: opts.Url, name: opts.SnapshotName, storage: opts.Storage = None) -> None:
     """Forget a snapshot; repack or vacuum then free its space."""
-    with _keeper(url, opts.storage_options(storage), "r+") as held:
-        held.drop_snapshot(name)
+    with _keeper(url, opts.storage_options(storage), "r+") as target:
+        target.drop_snapshot(name)
 
 
 @_command
@@ -662,11 +662,11 @@ def diff(
     storage: opts.Storage = None,
 ) -> None:
     """Say what may have changed since a snapshot."""
-    with _keeper(url, opts.storage_options(storage)) as held:
-        if isinstance(held, SChunk):
-            raise UnsupportedError(f"{held.url} is a super-chunk: diff compares arrays and groups")
-        found = held.diff(name, other)
-    _print(as_json, describing.difference(found), describing.difference_lines(found))
+    with _keeper(url, opts.storage_options(storage)) as source:
+        if isinstance(source, SChunk):
+            raise UnsupportedError(f"{source.url} is a super-chunk: diff compares arrays and groups")
+        difference = source.diff(name, other)
+    _print(as_json, describing.difference(difference), describing.difference_lines(difference))
 
 
 @_command

@@ -59,12 +59,12 @@ def describe(url: str, storage_options: Storage, at: str | None = None) -> tuple
     with kind.tree(address, storage_options) as tree:
         if tree.names == ("",) or (len(tree.names) == 1 and kind.name not in ("b2d", "b2z")):
             source = tree.only(url)
-            held = source.handle
-            return _frame(held.snapshot) if held is not None else {"format": kind.name} | _source(source), {}
+            handle = source.handle
+            return _frame(handle.snapshot) if handle is not None else {"format": kind.name} | _source(source), {}
         members, failed = _described(tree, tree.names)
-        shown = {"snapshots": ", ".join(tree.snapshots) or None} if at is None else {"snapshot": at}
+        states = {"snapshots": ", ".join(tree.snapshots) or None} if at is None else {"snapshot": at}
     about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact_url(url)}
-    return about | _group(members) | shown, failed
+    return about | _group(members) | states, failed
 
 
 def listed(
@@ -141,14 +141,14 @@ def drawn(members: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield from table([("/", "", "", "", ""), *((stem.rstrip(), *rest) for stem, *rest in lines)], "<<<>>")
 
 
-def _frame(held: Snapshot) -> dict[str, Any]:
-    handle = Handle(held, "r")
+def _frame(revision: Snapshot) -> dict[str, Any]:
+    handle = Handle(revision, "r")
     chunks = SChunk(handle)
-    if not holds_array(held.frame):
+    if not holds_array(revision.frame):
         return {
             "format": "super-chunk",
-            "url": held.url,
-            "layout": held.frame.frame_type.name.lower(),
+            "url": revision.url,
+            "layout": revision.frame.frame_type.name.lower(),
             "nchunks": chunks.nchunks,
             "chunksize": chunks.chunksize,
             "typesize": chunks.typesize,
@@ -157,7 +157,7 @@ def _frame(held: Snapshot) -> dict[str, Any]:
             "ratio": round(chunks.cratio, 2),
             "codec": tables.codec(chunks.cparams),
             "filters": tables.filters(chunks.cparams),
-            "metalayers": [name for name, _ in held.frame.metalayers],
+            "metalayers": [name for name, _ in revision.frame.metalayers],
             "attrs": dict(chunks.vlmeta),
         }
     a = NDArray(handle)
@@ -199,22 +199,22 @@ def _source(source: Source) -> dict[str, Any]:
     }
 
 
-def snapshot_row(found: SnapshotInfo) -> tuple[str, ...]:
+def snapshot_row(snapshot: SnapshotInfo) -> tuple[str, ...]:
     """Return the cells of a snapshot in a list: time, name, shape, the bytes that only this one holds, and message."""
-    shape = "" if found.shape is None else str(found.shape)
-    when = found.time.isoformat(" ", "seconds").replace("+00:00", " UTC")
-    return when, found.name, shape, tables.size(found.nbytes).replace(" bytes", " B"), found.message
+    shape = "" if snapshot.shape is None else str(snapshot.shape)
+    when = snapshot.time.isoformat(" ", "seconds").replace("+00:00", " UTC")
+    return when, snapshot.name, shape, tables.size(snapshot.nbytes).replace(" bytes", " B"), snapshot.message
 
 
-def difference(found: Sequence[Box] | GroupDiff) -> Any:
+def difference(changes: Sequence[Box] | GroupDiff) -> Any:
     """Return the differences of an array, or of a group, in lists; a box has start and stop along each axis."""
-    if isinstance(found, GroupDiff):
-        changed = {name: difference(boxes) for name, boxes in found.changed.items()}
-        return {"made": found.made, "deleted": found.deleted, "changed": changed, "attrs": found.attrs}
-    return [[[part.start, part.stop] for part in box] for box in found]
+    if isinstance(changes, GroupDiff):
+        changed = {name: difference(boxes) for name, boxes in changes.changed.items()}
+        return {"made": changes.made, "deleted": changes.deleted, "changed": changed, "attrs": changes.attrs}
+    return [[[part.start, part.stop] for part in box] for box in changes]
 
 
-def difference_lines(found: Sequence[Box] | GroupDiff) -> Iterator[str]:
+def difference_lines(changes: Sequence[Box] | GroupDiff) -> Iterator[str]:
     """Yield differences as text: of a group a line for each member, of an array the keys that select the boxes.
 
     Examples
@@ -222,23 +222,23 @@ def difference_lines(found: Sequence[Box] | GroupDiff) -> Iterator[str]:
     >>> list(difference_lines([(slice(0, 2), slice(10, 20)), ()]))
     ['[0:2, 10:20]', '[()]']
     """
-    if isinstance(found, GroupDiff):
-        rows = [("made", name, "") for name in found.made] + [("deleted", name, "") for name in found.deleted]
-        rows += [("changed", name, " ".join(difference_lines(boxes))) for name, boxes in found.changed.items()]
-        rows += [("attributes", name or "/", "") for name in found.attrs]
+    if isinstance(changes, GroupDiff):
+        rows = [("made", name, "") for name in changes.made] + [("deleted", name, "") for name in changes.deleted]
+        rows += [("changed", name, " ".join(difference_lines(boxes))) for name, boxes in changes.changed.items()]
+        rows += [("attributes", name or "/", "") for name in changes.attrs]
         yield from table(rows, "<<<") if rows else ()
         return
-    for box in found:
+    for box in changes:
         yield f"[{', '.join(f'{part.start}:{part.stop}' for part in box) or '()'}]"
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def lines(about: Mapping[str, Any]) -> Iterator[str]:
     """Yield a description as text, without its empty fields."""
-    rows = {name: value for name, value in found.items() if value is not None and name != "attrs"}
+    rows = {name: value for name, value in about.items() if value is not None and name != "attrs"}
     for name in ("nbytes", "cbytes"):
         if name in rows:
             rows[name] = tables.nbytes(rows[name])
-    rows |= {f"attrs.{name}": value for name, value in found.get("attrs", {}).items()}
+    rows |= {f"attrs.{name}": value for name, value in about.get("attrs", {}).items()}
     yield from repr(tables.Info(rows)).splitlines()
 
 

@@ -81,21 +81,21 @@ def expire(
     if keep_last is not None and (type(keep_last) is not int or keep_last < 0):
         raise ValueError(f"keep_last must be an integer of at least 0, not {keep_last!r}")
     url, storage_options = address_of(url, storage_options, fs)
-    found = addressing.open(url, "r" if dry_run else "r+", storage_options=storage_options)
-    names = tuple(entry.name for entry in _old(_entries(found), _limit(older_than), keep_last or 0))
+    opened = addressing.open(url, "r" if dry_run else "r+", storage_options=storage_options)
+    names = tuple(entry.name for entry in _old(_entries(opened), _limit(older_than), keep_last or 0))
     if names and not dry_run:
-        with found.transaction() as changes:
+        with opened.transaction() as changes:
             for name in names:
                 changes.drop_snapshot(name)
     return names
 
 
-def _entries(found: Any) -> Sequence[Kept]:
+def _entries(opened: Any) -> Sequence[Kept]:
     """Return the snapshots of a group, or those that a frame has for itself, the oldest first."""
-    if not isinstance(found, Group):
-        entries = ledger_in(found._handle.snapshot).entries
+    if not isinstance(opened, Group):
+        entries = ledger_in(opened._handle.snapshot).entries
         return [entry for entry in entries if not entry.group]
-    return group_ledger(found.url, found._home.stored()).entries if isinstance(found._home, Directory) else ()
+    return group_ledger(opened.url, opened._home.stored()).entries if isinstance(opened._home, Directory) else ()
 
 
 def _limit(older_than: str | float | timedelta | datetime | None) -> float:

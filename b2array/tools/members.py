@@ -48,14 +48,14 @@ def change_each(
     """
 
     def refuse(kind: Format, _: str = "") -> R:
-        shown = redact_url(os.fsdecode(url))
+        address = redact_url(os.fsdecode(url))
         raise UnsupportedError(
-            f"{shown} is of the format {kind.name}, which is not changed in place: b2array convert {shown} copy.b2d"
+            f"{address} is of the format {kind.name}, which is not changed in place: b2array convert {address} copy.b2d"
             " copies it to a group"
         )
 
-    def each(found: Members) -> R | Results:
-        home, paths, error, part = found
+    def each(members: Members) -> R | Results:
+        home, paths, error, part = members
         if isinstance(home, Archive):
             return refuse(B2Z)
         if not home.store.can.write and not dry_run:
@@ -98,13 +98,13 @@ def each_frame(
         return other(kind, address)
     outer, part = split_member(address)
     try:
-        found = Members(*members_of(address, storage_options), part)
+        listed = Members(*members_of(address, storage_options), part)
     except FileNotFoundError as missing:
         try:
             return frame(text)  # a directory whose index is missing does not show that it is a frame
         except FileNotFoundError as absent:
             raise (missing if "://" in outer or os.path.lexists(outer) else absent) from None
-    return group(found)
+    return group(listed)
 
 
 def collected(
@@ -115,15 +115,15 @@ def collected(
     error: Exception | None = None,
 ) -> Results:
     """Return the results for members, given by their paths. One that fails does not stop the others."""
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     if error is not None:
-        found["."] = Failure(home, str(error), isinstance(error, FormatError))
+        results["."] = Failure(home, str(error), isinstance(error, FormatError))
     for member, path in paths.items():
         name = f"{member.removesuffix(ATTRS).rstrip('/')}/" if is_attrs(member) else member
         try:
             if (one := result(path)) is not None:
-                found[name] = one
+                results[name] = one
         except Exception as failed:  # noqa: BLE001 - other libraries raise errors of many kinds
             text = str(failed) or type(failed).__name__
-            found[name] = Failure(f"{home}/{path}", text, isinstance(failed, FormatError))
-    return Results(url, found)
+            results[name] = Failure(f"{home}/{path}", text, isinstance(failed, FormatError))
+    return Results(url, results)

@@ -164,49 +164,49 @@ def _repaired(
         _read(store)  # raises an error if there is no frame, before the lock leaves a file
     name = FRAME_NAME if is_directory else ""
     with store.lock(name, shared=True) if dry_run else writers_lock(store, name):
-        held, saved = _read(store)
+        revision, saved = _read(store)
         actions, files = saved.notes, listed(store)
-        found = inspect(held, deep=True, files=files, progress=progress, keep_heads=True)
-        if unsupported := [problem.text for problem in found.problems if problem.kind == "unsupported"]:
+        findings = inspect(revision, deep=True, files=files, progress=progress, keep_heads=True)
+        if unsupported := [problem.text for problem in findings.problems if problem.kind == "unsupported"]:
             raise UnsupportedError(unsupported[0])
         # b2array never leaves a change half done. So something has damaged a frame with checksums.
-        doubtful = (found.checked and not saved.proven) or (not saved.certain and saved.missing)
+        doubtful = (findings.checked and not saved.proven) or (not saved.certain and saved.missing)
         if doubtful and not trust_order:
             raise FormatError(
                 f"{store.url}: {'; '.join(actions)}: nothing proves that these are the data that were written, or the "
                 "order of the chunks. trust_order=True accepts the readable data, and without an index the order in "
                 "which the chunks are stored"
             )
-        lost = {problem.chunk for problem in found.problems if problem.chunk is not None} | saved.missing
-        known = set(held.state.annotations.lost)
-        if lost - known:
-            actions = (*actions, *(problem.text for problem in found.problems if problem.chunk not in known))
-        nchunks, changed = held.frame.nchunks, bool(actions)
+        lost = {problem.chunk for problem in findings.problems if problem.chunk is not None} | saved.missing
+        lost_before = set(revision.state.annotations.lost)
+        if lost - lost_before:
+            actions = (*actions, *(problem.text for problem in findings.problems if problem.chunk not in lost_before))
+        nchunks, changed = revision.frame.nchunks, bool(actions)
         result = Repair(store.url, dry_run, changed, nchunks, tuple(sorted(lost)), saved.certain, actions)
         if dry_run or not changed:
             return result
-        kept = _back_up(held, url, storage_options) if backup else None
-        _write(held, found, lost, files or ())
+        kept = _back_up(revision, url, storage_options) if backup else None
+        _write(revision, findings, lost, files or ())
         return replace(result, backup=kept)
 
 
 def _read(store: Store) -> tuple[Snapshot, Salvaged]:
     """Return the frame, and what is known about it."""
     try:
-        held = load(store)
+        revision = load(store)
     except (FormatError, UnsupportedError) as error:
         reason = error
     else:
-        return held, Salvaged(held.frame)
+        return revision, Salvaged(revision.frame)
     saved = located(store.url, lambda: salvage(store, reason))
     name = FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else ""
-    held = Snapshot(store, parse(saved.frame), 0, store.stamp(name).version, "")
-    return held, replace(saved, notes=(f"put the frame together again, because of: {reason}", *saved.notes))
+    revision = Snapshot(store, parse(saved.frame), 0, store.stamp(name).version, "")
+    return revision, replace(saved, notes=(f"put the frame together again, because of: {reason}", *saved.notes))
 
 
-def _back_up(held: Snapshot, url: str, storage_options: Storage) -> str:
-    store = held.store
-    if held.sparse:
+def _back_up(revision: Snapshot, url: str, storage_options: Storage) -> str:
+    store = revision.store
+    if revision.sparse:
         name = _unused(lambda name: store.create(name, store.pieces(FRAME_NAME)), FRAME_NAME)
         return f"{store.url.rstrip('/')}/{name}"
     if isinstance(store, LocalStore):
@@ -214,8 +214,8 @@ def _back_up(held: Snapshot, url: str, storage_options: Storage) -> str:
         # A link is enough, because the repaired frame is a new file with the old name.
         with suppress(OSError):
             return _unused(lambda name: os.link(path, name), path)
-    made = _unused(lambda name: open_store(name, storage_options=storage_options).create("", store.pieces()), url)
-    return redact_url(made)
+    backup = _unused(lambda name: open_store(name, storage_options=storage_options).create("", store.pieces()), url)
+    return redact_url(backup)
 
 
 def _unused(make: Callable[[str], Any], name: str) -> str:
@@ -230,36 +230,43 @@ def _unused(make: Callable[[str], Any], name: str) -> str:
     raise FileExistsError(f"{redact_url(name)}{BACKUP_SUFFIX} and 999 more backups exist")
 
 
-def _readable(held: Snapshot, entry: Kept) -> Iterator[Snapshot]:
+def _readable(revision: Snapshot, entry: Kept) -> Iterator[Snapshot]:
     """Yield a kept state if all of it can be read."""
     with suppress(FormatError, UnsupportedError):
-        (state,) = kept_states(held, [entry])
+        (state,) = kept_states(revision, [entry])
         if not inspect(state, deep=True).problems:
-            yield kept_states(held, [entry])[0]
+            yield kept_states(revision, [entry])[0]
 
 
-def _write(held: Snapshot, found: Findings, lost: Collection[int], files: Iterable[str]) -> None:
-    store, version = held.store, held.version
-    if not held.sparse:
-        entries = ledger_of(held.state).entries
-        states = [KeptState(entry, state) for entry in entries for state in _readable(held, entry)]
+def _write(revision: Snapshot, findings: Findings, lost: Collection[int], files: Iterable[str]) -> None:
+    store, version = revision.store, revision.version
+    if not revision.sparse:
+        entries = ledger_of(revision.state).entries
+        states = [KeptState(entry, state) for entry in entries for state in _readable(revision, entry)]
         commit(
             copied(
-                held, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version, kept=states
+                revision,
+                store,
+                FrameType.CONTIGUOUS,
+                overwrite=True,
+                lost=lost,
+                locked=True,
+                replaces=version,
+                kept=states,
             )
         )
         return
-    kept = held.state.annotations.kept
-    if not held.frame.is_ours:
-        kept = ledger_of(held.state).suspected().pack()
-    annotations = replace(held.state.annotations, next=None, sizes=None, records=None, kept=kept)
-    state = changeable(held.state).with_annotations(annotations)
-    for n in found.checked:
-        state.sizes[n] = sizes_row(found.heads[n], sized_blocks(held.frame))
-        state.records[n] = found.records[n]
+    kept = revision.state.annotations.kept
+    if not revision.frame.is_ours:
+        kept = ledger_of(revision.state).suspected().pack()
+    annotations = replace(revision.state.annotations, next=None, sizes=None, records=None, kept=kept)
+    state = changeable(revision.state).with_annotations(annotations)
+    for n in findings.checked:
+        state.sizes[n] = sizes_row(findings.heads[n], sized_blocks(revision.frame))
+        state.records[n] = findings.records[n]
     draft = Draft(store, None, state, overwrite=True, locked=True, replaces=version)
     numbers = [number for name in files if (number := chunk_number(name)) is not None]
-    draft.reserve_up_to(max([-1, *numbers, *held.frame.offsets.tolist()]))
+    draft.reserve_up_to(max([-1, *numbers, *revision.frame.offsets.tolist()]))
     for n in lost:
         draft.mark_lost(n)
     commit(draft)

@@ -128,15 +128,15 @@ class Results(Result):
 
     def shown(self) -> Shown:
         """Return how many members there are, and how many are not in order, with a row and the lines of each."""
-        found = {name: each.shown() for name, each in self.members.items()}
-        columns = list(dict.fromkeys(column for each in found.values() for column in each.rows))
+        members = {name: each.shown() for name, each in self.members.items()}
+        columns = list(dict.fromkeys(column for each in members.values() for column in each.rows))
         rows = {
             name: (each.headline, *(str(each.rows.get(column, "")) for column in columns))
-            for name, each in found.items()
+            for name, each in members.items()
         }
         wrong = sum(not each.ok for each in self.members.values())
-        headline = tables.counted(len(found), "member") + (f", {wrong} of them not in order" if wrong else "")
-        lines = [f"{name}: {line}" for name, each in found.items() for line in each.lines]
+        headline = tables.counted(len(members), "member") + (f", {wrong} of them not in order" if wrong else "")
+        lines = [f"{name}: {line}" for name, each in members.items() for line in each.lines]
         return Shown(headline, rows, lines, ("member", "result", *columns) if rows else ())
 
 
@@ -148,8 +148,8 @@ def first_of(names: Iterable[str], most: int = 8) -> str:
 
 def table(rows: Sequence[Sequence[str]], align: str) -> Iterator[str]:
     """Yield rows as text; `align` has ``<`` or ``>`` for each column."""
-    shown = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in shown) for i in range(len(align))]
-    for row in shown:
+    texts = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(align))]
+    for row in texts:
         cells = (f"{text:{side}{width}}" for text, side, width in zip(row, align, widths, strict=True))
         yield "  ".join(cells).rstrip()

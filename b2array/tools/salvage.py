@@ -87,10 +87,10 @@ class _File:
         self.store = store
         names = (FRAME_NAME,) if store.is_prefix else ("", FRAME_NAME)
         heads = store.head(names, 1)
-        found = [name for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
-        if not found:
+        readable = [name for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
+        if not readable:
             raise FileNotFoundError(f"{store.url} has no frame that could be repaired")
-        self.name = found[0]
+        self.name = readable[0]
         self.size = store.stamp(self.name).size
 
     def read(self, start: int, stop: int) -> bytes:
@@ -225,9 +225,9 @@ class _Wreck:
         header = replace(header, cbytes=cbytes, frame_len=self.file.size)
         missing = offsets == -1
         offsets = np.where(missing, index.special_offset(Special.ZEROS), offsets)
-        found = frame.with_tail(header, offsets=offsets, vlmetalayers=layers)
+        whole = frame.with_tail(header, offsets=offsets, vlmetalayers=layers)
         absent = frozenset(np.flatnonzero(missing).tolist())
-        return Salvaged(found, certain, certain and fingerprint_type == 0, tuple(self.notes), absent)
+        return Salvaged(whole, certain, certain and fingerprint_type == 0, tuple(self.notes), absent)
 
     # Chunks.
 
@@ -293,12 +293,12 @@ class _Wreck:
         if not self.header.nbytes:
             return np.empty(0, np.int64), expected
         for at in (expected, *sorted(places, reverse=True)):
-            found = self._index_at(at)
-            if found is not None and at == expected:
-                return found
-            if found is not None and valid.issuperset(found[0][found[0] >= 0].tolist()):
+            index = self._index_at(at)
+            if index is not None and at == expected:
+                return index
+            if index is not None and valid.issuperset(index[0][index[0] >= 0].tolist()):
                 self.notes.append("took an index that was found behind the chunks")
-                return found
+                return index
         self.notes.append("found no index: took the chunks in the order in which they are stored")
         return None, self.header.header_len
 
@@ -321,21 +321,21 @@ class _Wreck:
             return (offsets[:-1], stop) if offsets[-1] < 0 or offsets[-1] == offsets.max() else None
         return offsets, stop
 
-    def _in_order(self, found: list[int]) -> Int64Array:
-        expected = self.expected or len(found)
+    def _in_order(self, positions: list[int]) -> Int64Array:
+        expected = self.expected or len(positions)
         offsets = np.full(expected, -1, np.int64)
-        before, after = found[:expected], found[:0]
+        before, after = positions[:expected], positions[:0]
         if self.gaps:
             # Chunks were being moved: at least one is lost, and some may be found at their old place too.
-            before = found[: self.gaps[0]][: expected - 1]
-            after = found[self.gaps[-1] :][-(expected - 1 - len(before)) :] if len(before) < expected - 1 else []
+            before = positions[: self.gaps[0]][: expected - 1]
+            after = positions[self.gaps[-1] :][-(expected - 1 - len(before)) :] if len(before) < expected - 1 else []
             self.notes.append("found bytes between chunks that are not a chunk")
         offsets[: len(before)] = before
         offsets[expected - len(after) :] = after
-        if len(found) > expected:
-            self.notes.append(f"found {len(found)} chunks where the header counts {expected}")
-        elif len(found) < expected:
-            self.notes.append(f"found only {len(found)} of {expected} chunks")
+        if len(positions) > expected:
+            self.notes.append(f"found {len(positions)} chunks where the header counts {expected}")
+        elif len(positions) < expected:
+            self.notes.append(f"found only {len(positions)} of {expected} chunks")
         return offsets
 
     # The trailer.
@@ -346,9 +346,9 @@ class _Wreck:
         Return what it holds, and the type of its fingerprint.
         """
         for end in (self.frame_len, self.file.size):
-            found = self.file.trailer(start, end)
-            if found is not None:
-                return tuple(self._readable(found.layers)), found.fingerprint_type
+            trailer = self.file.trailer(start, end)
+            if trailer is not None:
+                return tuple(self._readable(trailer.layers)), trailer.fingerprint_type
         self.notes.append("found no trailer: attributes are lost")
         return (), None
 

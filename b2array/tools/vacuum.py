@@ -140,13 +140,13 @@ def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage)
         except FileNotFoundError:
             lock = nullcontext()  # writers of a new array take no lock
         with lock:
-            held, found = _removable(store)
-            old = _older(store, found, seconds)
+            revision, removable = _removable(store)
+            old = _older(store, removable, seconds)
             if old:
                 old = {name: old[name] for name in old.keys() - _awaited(store, url, storage_options, old)}
             if not dry_run:
                 try:
-                    _retire_numbers(held, old)
+                    _retire_numbers(revision, old)
                 except ConflictError:  # another writer has committed since the look
                     continue
                 pending.remove(store, old)
@@ -154,16 +154,21 @@ def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage)
     raise too_many_conflicts(store)
 
 
-def _retire_numbers(held: Snapshot | None, old: Iterable[str]) -> None:
+def _retire_numbers(revision: Snapshot | None, old: Iterable[str]) -> None:
     """Before the chunks of an object store go, see to it by a commit that no later chunk gets their names.
 
     A request to delete may be carried out late, or twice. A writer that made sure of its chunks before that must do so
     again, because the commit comes first.
     """
     numbers = [number for number in map(chunk_number, old) if number is not None]
-    if held is None or not (numbers and held.store.can.compare) or held.state.annotations.deleted or not held.sparse:
+    if (
+        revision is None
+        or not (numbers and revision.store.can.compare)
+        or revision.state.annotations.deleted
+        or not revision.sparse
+    ):
         return
-    draft = Draft(held.store, held)
+    draft = Draft(revision.store, revision)
     draft.reserve_up_to(max(numbers))
     commit(draft)
 
@@ -172,14 +177,14 @@ def _of_archive(url: str, seconds: float, dry_run: bool, storage_options: Storag
     """Remove what writers of an archive have left beside it, unless one is at work."""
     store = open_store(url, storage_options=storage_options)
     with unpacked.abandoned(url, storage_options or {}) as left:
-        found = pending.leftovers(store, {})
+        leftovers = pending.leftovers(store, {})
         if left is not None:
             inside = [each.lstat() for each in (Path(left), *Path(left).rglob("*"))]
             size, youngest = sum(each.st_size for each in inside), max(each.st_mtime for each in inside)
-            found[f"{Path(left).name}/"] = Listed(size, youngest)
-        elif not found and not os.path.lexists(store.url):
+            leftovers[f"{Path(left).name}/"] = Listed(size, youngest)
+        elif not leftovers and not os.path.lexists(store.url):
             raise FileNotFoundError(f"{store.url}: there is no archive, and no writer has left anything")
-        old = _older(store, found, seconds)
+        old = _older(store, leftovers, seconds)
         if not dry_run:
             pending.remove(store, old)
             if left is not None and f"{Path(left).name}/" in old:
@@ -187,13 +192,13 @@ def _of_archive(url: str, seconds: float, dry_run: bool, storage_options: Storag
     return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
 
 
-def _older(store: Store, found: Mapping[str, Listed], seconds: float) -> dict[str, Listed]:
+def _older(store: Store, files: Mapping[str, Listed], seconds: float) -> dict[str, Listed]:
     if seconds == 0:
-        return dict(found)  # also files of a server whose clock is fast
-    if any(each.modified is None for each in found.values()):
+        return dict(files)  # also files of a server whose clock is fast
+    if any(each.modified is None for each in files.values()):
         raise UnsupportedError(f"{store.url} does not know how old its files are: only grace=0 is possible")
-    now = store.now() if found else 0.0
-    return {name: each for name, each in found.items() if now - (each.modified or 0) >= seconds}
+    now = store.now() if files else 0.0
+    return {name: each for name, each in files.items() if now - (each.modified or 0) >= seconds}
 
 
 def _removable(store: Store) -> tuple[Snapshot | None, dict[str, Listed]]:
@@ -204,21 +209,21 @@ def _removable(store: Store) -> tuple[Snapshot | None, dict[str, Listed]]:
         files, exists = {}, False
     try:
         # Load the frame after the listing: files that were committed in between must stay.
-        held = load(store, marks=True)
+        revision = load(store, marks=True)
     except FileNotFoundError:
-        found = {**pending.orphans(store, files, None), **pending.leftovers(store, files)}
-        unfinished = any(name.rstrip("/").endswith(JOURNAL) for name in found)
-        if not found or (exists and not unfinished):
+        unneeded = {**pending.orphans(store, files, None), **pending.leftovers(store, files)}
+        unfinished = any(name.rstrip("/").endswith(JOURNAL) for name in unneeded)
+        if not unneeded or (exists and not unfinished):
             raise
-        return None, found
+        return None, unneeded
     numbers = [np.zeros(0, np.int64)]
     needed: set[str] = set()
-    if held.name:  # otherwise the objects below a file's name are those of a directory that it has replaced
-        entries = ledger_in(held).entries
+    if revision.name:  # otherwise the objects below a file's name are those of a directory that it has replaced
+        entries = ledger_in(revision).entries
         needed = {object_name(entry.place) for entry in entries}
-        numbers += [state.frame.offsets for state in (held, *kept_states(held, entries))]
+        numbers += [state.frame.offsets for state in (revision, *kept_states(revision, entries))]
     kept = {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
-    return held, pending.leftovers(store, files) | kept | pending.orphans(store, files, np.concatenate(numbers))
+    return revision, pending.leftovers(store, files) | kept | pending.orphans(store, files, np.concatenate(numbers))
 
 
 def _awaited(store: Store, url: str, storage_options: Storage, names: Iterable[str]) -> set[str]:
@@ -249,15 +254,15 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     manifest, members = group.manifest, {*group.members().values()}
     needed = members | {entry.aside(path) for path, entry in manifest.redo.items() if entry.token}
     left, arrays = _waiting(group, needed, members)
-    found = {path: _whole(group, path) for path in (*left, *unneeded(group, manifest))}
+    unneeded_files = {path: _whole(group, path) for path in (*left, *unneeded(group, manifest))}
     for frame in {left[path] for path in left if path.endswith(JOURNAL)}:
         # The writer that keeps the journal young may still need the other files, which it wrote long ago.
-        found |= pending.of_one_age({path: found[path] for path in left if left[path] == frame})
+        unneeded_files |= pending.of_one_age({path: unneeded_files[path] for path in left if left[path] == frame})
     if not group.is_local:
-        found |= _of_deleted(group, needed)
+        unneeded_files |= _of_deleted(group, needed)
         if seconds < _SAFE:
-            found |= _marks(group, needed)
-    old = _older(group.store, found, seconds)
+            unneeded_files |= _marks(group, needed)
+    old = _older(group.store, unneeded_files, seconds)
     if not dry_run:
         for path in old:
             remove = remove_frame if path.startswith(f"{RETIRED}/") else discard
@@ -289,7 +294,7 @@ def _waiting(group: Directory, needed: set[str], members: set[str]) -> tuple[dic
 
 def _of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]:
     """Find chunks and kept states in an object store of members that were deleted, or never committed."""
-    found: dict[str, Listed] = {}
+    chunks: dict[str, Listed] = {}
     parts = (path.rpartition("/") for path in group.store.walk())
     prefixes = {prefix for prefix, _, name in parts if prefix.endswith(SUFFIXES) and _is_of_member(name)}
     for prefix in prefixes - {*members}:
@@ -300,8 +305,8 @@ def _of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]
                 files = store.listing()
                 if any(name.endswith(JOURNAL) for name in files):  # a transaction is about to make it
                     files = pending.of_one_age(files)
-                found |= {f"{prefix}/{name}": each for name, each in files.items() if _is_of_member(name)}
-    return found
+                chunks |= {f"{prefix}/{name}": each for name, each in files.items() if _is_of_member(name)}
+    return chunks
 
 
 def _is_of_member(name: str) -> bool:
@@ -314,14 +319,14 @@ def _marks(group: Directory, members: Collection[str]) -> dict[str, Listed]:
     Object stores do not delete on a condition. So to remove a mark is safe only while nobody makes a member in its
     place.
     """
-    found: dict[str, Listed] = {}
+    marks: dict[str, Listed] = {}
     for path in {*members_among(group.store.walk()).values()} - {*members}:
         with suppress(OSError, B2ArrayError):
             there = look(group.store_of(path))
             if there.is_mark:
                 mark = f"{path}/{there.name}" if there.name else path
-                found[mark] = _whole(group, mark)
-    return found
+                marks[mark] = _whole(group, mark)
+    return marks
 
 
 def _whole(group: Directory, path: str) -> Listed:
@@ -337,10 +342,10 @@ def _whole(group: Directory, path: str) -> Listed:
 def in_seconds(age: str | float) -> float:
     """Return a duration in seconds, given as a number of seconds or as text with a unit."""
     if isinstance(age, str):
-        found = _DURATION.fullmatch(age)
-        if found is None:
+        match = _DURATION.fullmatch(age)
+        if match is None:
             raise ValueError(f"an age must be a number of seconds or a text like '24h', not {age!r}")
-        return float(found[1]) * _UNITS[found[2]]
+        return float(match[1]) * _UNITS[match[2]]
     if not age >= 0:
         raise ValueError(f"an age must not be negative, not {age}")
     return float(age)
@@ -379,15 +384,15 @@ def repack(
     url, storage_options = address_of(url, storage_options, fs)
 
     def one(address: str) -> Cleanup:
-        held = open_schunk(address, "r" if dry_run else "r+", storage_options=storage_options)
-        if held.frame.frame_type == FrameType.SPARSE:
-            return Cleanup(held.url, dry_run)
-        store = held._handle.store
+        opened = open_schunk(address, "r" if dry_run else "r+", storage_options=storage_options)
+        if opened.frame.frame_type == FrameType.SPARSE:
+            return Cleanup(opened.url, dry_run)
+        store = opened._handle.store
         if dry_run:
-            report = verified(held.url, lambda: load(store), deep=False, progress=progress)
-            return Cleanup(held.url, dry_run, (), report.dead_nbytes)
+            report = verified(opened.url, lambda: load(store), deep=False, progress=progress)
+            return Cleanup(opened.url, dry_run, (), report.dead_nbytes)
         before = store.stamp("").size
-        held.repack(progress=progress)
-        return Cleanup(held.url, dry_run, (), max(0, before - store.stamp("").size))
+        opened.repack(progress=progress)
+        return Cleanup(opened.url, dry_run, (), max(0, before - store.stamp("").size))
 
     return change_each(url, storage_options, one, dry_run=dry_run)

@@ -271,8 +271,8 @@ def verify(
                 raise
             return Report(store.url, deep, problems=(Problem("frame", None, FRAME_NAME, str(error)),))
 
-    def group(found: Members) -> Report | Results:
-        return _of_group(found, whole, deep=deep, progress=progress)
+    def group(members: Members) -> Report | Results:
+        return _of_group(members, whole, deep=deep, progress=progress)
 
     def other(kind: Format, address: str) -> Report | Results:
         return _read(kind, address, storage_options, progress=progress)
@@ -282,12 +282,12 @@ def verify(
 
 def _at_snapshot(url: str, at: str, storage_options: Storage, *, deep: bool, progress: bool) -> Report | Results:
     require_frames(find(url, None, storage_options, exists=True)[0], url)
-    with addressing.open(url, at=at, storage_options=storage_options) as held:
-        return _of_handle(held, deep=deep, progress=progress)
+    with addressing.open(url, at=at, storage_options=storage_options) as source:
+        return _of_handle(source, deep=deep, progress=progress)
 
 
-def _of_group(found: Members, whole: Callable[[str], Report], *, deep: bool, progress: bool) -> Report | Results:
-    home, paths, error, part = found
+def _of_group(members: Members, whole: Callable[[str], Report], *, deep: bool, progress: bool) -> Report | Results:
+    home, paths, error, part = members
 
     def frame(path: str) -> Report:
         if not isinstance(home, Archive) and not is_embedded(path):
@@ -326,16 +326,16 @@ def _of_moments(home: Directory, *, deep: bool, progress: bool) -> Report | None
         with suppress(B2ArrayError):  # the member's own result tells of its damage
             there: set[tuple[str, bytes]] = set()
             with suppress(*MISSING):
-                held = redo.read_member(home.store_of, manifest, path)
-                there = {(each.name, each.generation) for each in ledger_of(held.state).entries}
+                revision = redo.read_member(home.store_of, manifest, path)
+                there = {(each.name, each.generation) for each in ledger_of(revision.state).entries}
             for name, generation in states:
                 if (name, generation) not in there:
                     text = f"snapshot {name!r}: {home.url}/{path} does not keep its state any more"
                     problems.append(Problem("snapshot", None, path, text))
     for token in manifest.retired:
         store = home.store_of(retired_path(token))
-        found = verified(store.url, partial(load, store), deep=deep, progress=progress).problems
-        problems += [problem._replace(kind="snapshot") for problem in found]
+        problems_there = verified(store.url, partial(load, store), deep=deep, progress=progress).problems
+        problems += [problem._replace(kind="snapshot") for problem in problems_there]
     return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
 
 
@@ -347,14 +347,14 @@ def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) 
             return verified(f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress)
 
         return collected(source.url, home.url, source._below(), member)
-    shown = source._handle.snapshot
-    return verified(shown.url, lambda: _stored(shown), deep=deep, progress=progress)
+    revision = source._handle.snapshot
+    return verified(revision.url, lambda: _stored(revision), deep=deep, progress=progress)
 
 
-def _stored(shown: Snapshot) -> Snapshot:
+def _stored(seen: Snapshot) -> Snapshot:
     """Return what is stored now where a state was, or the snapshot that the state is."""
-    held = load(shown.store, start=shown.start)
-    return held if shown.at is None else kept_state(held, shown.at.name, shown.at.generation)
+    revision = load(seen.store, start=seen.start)
+    return revision if seen.at is None else kept_state(revision, seen.at.name, seen.at.generation)
 
 
 def verified(url: str, open_frame: Callable[[], Snapshot], *, deep: bool, progress: bool) -> Report:
@@ -364,26 +364,26 @@ def verified(url: str, open_frame: Callable[[], Snapshot], *, deep: bool, progre
 
 def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: bool) -> Report:
     try:
-        held = open_frame()
+        revision = open_frame()
     except (FormatError, UnsupportedError) as error:
         return replace(report, problems=(Problem("frame", None, "", str(error)),))
-    store, described, files = held.store, held.frame, listed(held.store)
-    if held.at is not None:
-        found = inspect(held, deep=report.deep, files=files, progress=progress)
-        return _about(replace(report, snapshot=held.at.name), held, found, found.problems)
-    found = inspect(held, deep=report.deep, files=files, progress=progress)
-    kept = _inspect_kept(held, deep=report.deep, files=files, progress=progress)
+    store, described, files = revision.store, revision.frame, listed(revision.store)
+    if revision.at is not None:
+        findings = inspect(revision, deep=report.deep, files=files, progress=progress)
+        return _about(replace(report, snapshot=revision.at.name), revision, findings, findings.problems)
+    findings = inspect(revision, deep=report.deep, files=files, progress=progress)
+    kept = _inspect_kept(revision, deep=report.deep, files=files, progress=progress)
     orphans: tuple[str, ...] = ()
-    if held.sparse:
+    if revision.sparse:
         numbers = np.append(described.offsets, np.array([*kept.places], np.int64))
         objects = [name for name in files or () if name.endswith(KEPT) and name not in kept.objects]
         orphans = tuple(sorted([*pending.unneeded_chunks(files or (), numbers), *objects]))
         dead = sum((files or {})[name].size for name in orphans)
     else:
-        dead = (total_nbytes(held, None) or 0) - frame_nbytes(described) - found.live - kept.live
+        dead = (total_nbytes(revision, None) or 0) - frame_nbytes(described) - findings.live - kept.live
     unfinished = (name for name in files or () if name.endswith(JOURNAL))
     return replace(
-        _about(report, held, found, [*_unreadable(held), *found.problems, *kept.problems]),
+        _about(report, revision, findings, [*_unreadable(revision), *findings.problems, *kept.problems]),
         orphans=orphans,
         leftovers=tuple(sorted([*pending.leftovers(store, files or {}), *unfinished])),
         dead_nbytes=max(0, dead),
@@ -391,19 +391,19 @@ def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: b
     )
 
 
-def _about(report: Report, held: Snapshot, found: Findings, problems: Iterable[Problem]) -> Report:
+def _about(report: Report, revision: Snapshot, findings: Findings, problems: Iterable[Problem]) -> Report:
     """Add to a report what is known of a state and its chunks."""
-    described = held.frame
+    described = revision.frame
     return replace(
         report,
         layout=described.frame_type.name.lower(),
-        generation=held.generation,
+        generation=revision.generation,
         nchunks=described.nchunks,
         special=described.nchunks - int(np.count_nonzero(described.offsets >= 0)),
-        checked=found.count(Verdict.CHECKED),
-        unchecked=found.count(Verdict.UNCHECKED),
-        stale=found.count(Verdict.STALE),
-        lost=held.state.annotations.lost,
+        checked=findings.count(Verdict.CHECKED),
+        unchecked=findings.count(Verdict.UNCHECKED),
+        stale=findings.count(Verdict.STALE),
+        lost=revision.state.annotations.lost,
         problems=tuple(problems),
     )
 
@@ -419,57 +419,59 @@ class _KeptFindings:
     problems: list[Problem] = field(default_factory=list)
 
 
-def _inspect_kept(held: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None, progress: bool) -> _KeptFindings:
+def _inspect_kept(
+    revision: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None, progress: bool
+) -> _KeptFindings:
     """Look at the kept states, and at each chunk that the frame's own index does not name."""
-    found = _KeptFindings()
+    findings = _KeptFindings()
     try:
-        entries = ledger_of(held.state).entries
+        entries = ledger_of(revision.state).entries
     except (FormatError, UnsupportedError) as error:
-        found.problems.append(Problem("snapshot", None, held.name, f"{held.url}: {error}"))
-        return found
-    found.count = len(entries)
+        findings.problems.append(Problem("snapshot", None, revision.name, f"{revision.url}: {error}"))
+        return findings
+    findings.count = len(entries)
     if not entries:
-        return found
-    known = set(held.frame.offsets.tolist())
+        return findings
+    seen = set(revision.frame.offsets.tolist())
     for entry in entries:
-        name = object_name(entry.place) if held.sparse and not entry.packed else held.name
-        found.objects.add(name)
-        found.live += 0 if held.sparse or entry.packed else entry.nbytes
+        name = object_name(entry.place) if revision.sparse and not entry.packed else revision.name
+        findings.objects.add(name)
+        findings.live += 0 if revision.sparse or entry.packed else entry.nbytes
         try:
-            (state,) = kept_states(held, [entry])
+            (state,) = kept_states(revision, [entry])
         except (FormatError, UnsupportedError) as error:
-            found.problems.append(Problem("snapshot", None, name, str(error)))
+            findings.problems.append(Problem("snapshot", None, name, str(error)))
             continue
         offsets = state.frame.offsets
         lost = state.state.annotations.lost
-        numbers = [n for n in np.flatnonzero(offsets >= 0).tolist() if int(offsets[n]) not in known and n not in lost]
+        numbers = [n for n in np.flatnonzero(offsets >= 0).tolist() if int(offsets[n]) not in seen and n not in lost]
         looked = inspect(state, deep=deep, files=files, progress=progress, numbers=numbers)
-        found.live += looked.live
-        found.places.update(offsets[offsets >= 0].tolist())
-        known |= found.places
+        findings.live += looked.live
+        findings.places.update(offsets[offsets >= 0].tolist())
+        seen |= findings.places
         for problem in looked.problems:
             text = f"snapshot {entry.name!r}: {problem.text}"
-            found.problems.append(Problem("snapshot", problem.chunk, problem.file, text))
-    return found
+            findings.problems.append(Problem("snapshot", problem.chunk, problem.file, text))
+    return findings
 
 
-def _unreadable(held: Snapshot) -> Iterator[Problem]:
+def _unreadable(revision: Snapshot) -> Iterator[Problem]:
     """Find what nothing but reading tells of in frames without a fingerprint: a damaged layout or attribute."""
-    state = held.state
+    state = revision.state
     checks: dict[str, Callable[[], object]] = {
-        f"attribute {name!r} of {held.url}": partial(state.attr, name) for name in state.attr_names
+        f"attribute {name!r} of {revision.url}": partial(state.attr, name) for name in state.attr_names
     }
-    if holds_array(held.frame):
-        checks[held.url] = state.require_layout
+    if holds_array(revision.frame):
+        checks[revision.url] = state.require_layout
     for where, check in checks.items():
         try:
             check()
         except FormatError as error:
-            yield Problem("metadata", None, held.name, f"{where}: {error}")
+            yield Problem("metadata", None, revision.name, f"{where}: {error}")
 
 
 def inspect(
-    held: Snapshot,
+    revision: Snapshot,
     *,
     deep: bool,
     files: Mapping[str, Listed] | None = None,
@@ -482,28 +484,30 @@ def inspect(
     The snapshot must not have been read from before. `files` are the store's objects, if it can list them. `numbers`
     are the chunks to look at, if these are not all.
     """
-    inspector = _Inspector(held, deep, files, keep_heads)
-    stored = np.flatnonzero(held.frame.offsets >= 0) if numbers is None else np.array(numbers, np.int64)
-    step = min(max(1, _BATCH_NBYTES // max(1, held.frame.chunksize)), _BATCH_CHUNKS) if deep else _BATCH_CHUNKS
-    with config.using(verify="always"), track(len(stored), "verifying", progress, unit="items") as shown:
+    inspector = _Inspector(revision, deep, files, keep_heads)
+    stored = np.flatnonzero(revision.frame.offsets >= 0) if numbers is None else np.array(numbers, np.int64)
+    step = min(max(1, _BATCH_NBYTES // max(1, revision.frame.chunksize)), _BATCH_CHUNKS) if deep else _BATCH_CHUNKS
+    with config.using(verify="always"), track(len(stored), "verifying", progress, unit="items") as bar:
         for first in range(0, len(stored), step):
             inspector.look(tuple(stored[first : first + step].tolist()))
-            held.heads.clear()  # no chunk is looked at twice
-            shown.advance(min(step, len(stored) - first))
+            revision.heads.clear()  # no chunk is looked at twice
+            bar.advance(min(step, len(stored) - first))
     return inspector.findings
 
 
 class _Inspector:
-    def __init__(self, held: Snapshot, deep: bool, files: Mapping[str, Listed] | None, keep_heads: bool) -> None:
-        self.held = held
+    def __init__(self, revision: Snapshot, deep: bool, files: Mapping[str, Listed] | None, keep_heads: bool) -> None:
+        self.revision = revision
         self.deep = deep
         self.files = files or {}
         self.keep_heads = keep_heads
-        self.findings = Findings(np.zeros(held.frame.nchunks, np.uint8), np.zeros(held.frame.nchunks, np.uint32))
-        self.context = context_of(held.frame)
+        self.findings = Findings(
+            np.zeros(revision.frame.nchunks, np.uint8), np.zeros(revision.frame.nchunks, np.uint32)
+        )
+        self.context = context_of(revision.frame)
 
     def place(self, n: int) -> Location:
-        return self.held.location_of(int(self.held.frame.offsets[n]))
+        return self.revision.location_of(int(self.revision.frame.offsets[n]))
 
     def report(self, kind: str, n: int, text: str) -> None:
         self.findings.problems.append(Problem(kind, n, self.place(n).name, text))
@@ -527,7 +531,7 @@ class _Inspector:
         """Fetch chunks together; if that fails, one by one, to find those that cannot be read."""
         blocks = None if self.deep else (0,)
         try:
-            yield from zip(numbers, fetch(self.held, [ChunkRequest(n, blocks) for n in numbers]), strict=True)
+            yield from zip(numbers, fetch(self.revision, [ChunkRequest(n, blocks) for n in numbers]), strict=True)
         except ConflictError:
             raise
         except B2ArrayError as error:
@@ -541,12 +545,12 @@ class _Inspector:
         """Classify the error of a chunk that cannot be read: an unsupported chunk must at least have the right size."""
         if not isinstance(error, UnsupportedError):
             return _kind(error)
-        if self.held.state.has_checksums(n):
+        if self.revision.state.has_checksums(n):
             return "checksum"  # b2array wrote the chunk, so it was supported
-        place, expected = self.place(n), self.held.frame.chunk_nbytes(n)
+        place, expected = self.place(n), self.revision.frame.chunk_nbytes(n)
         if expected is None:
             return "unsupported"
-        (sizes,) = self.held.read([Span(place.name, place.start + 4, place.start + 8)], clip=True)
+        (sizes,) = self.revision.read([Span(place.name, place.start + 4, place.start + 8)], clip=True)
         return "unsupported" if int.from_bytes(sizes, "little") == expected else "chunk"
 
     def _decoding_error(self, item: tuple[int, Stored]) -> B2ArrayError | None:
@@ -555,21 +559,21 @@ class _Inspector:
             if self.deep:
                 decode.decode(stored.region, context=self.context)
         except (FormatError, UnsupportedError) as error:
-            return located_error(f"chunk {n} of {self.held.url}", error)
+            return located_error(f"chunk {n} of {self.revision.url}", error)
         return None
 
     def _verdict(self, n: int, stored: Stored) -> Verdict:
         """Find out whether a chunk has a checksum record, and whether the record matches it."""
-        if self.held.state.has_checksums(n):
-            self.findings.records[n] = self.held.state.records[n]
+        if self.revision.state.has_checksums(n):
+            self.findings.records[n] = self.revision.state.records[n]
             return Verdict.CHECKED
         place, head = self.place(n), stored.head
         start = place.start + head.header.cbytes
         stop = start + checksums.record_nbytes(len(head.starts))
         if not self.deep or stop > (place.stop if place.stop >= 0 else self._size(place.name, 0)):
             return Verdict.UNCHECKED
-        (behind,) = self.held.read([Span(place.name, start, stop)])
-        number = int(self.held.frame.offsets[n]) if self.held.sparse else -1
+        (behind,) = self.revision.read([Span(place.name, start, stop)])
+        number = int(self.revision.frame.offsets[n]) if self.revision.sparse else -1
         try:
             sums = checksums.verified_sums(behind, head, stored.region, number=number)
             count = range(len(head.starts))
@@ -581,8 +585,8 @@ class _Inspector:
         return Verdict.CHECKED
 
     def _size(self, name: str, unknown: int) -> int:
-        found = self.files.get(name)
-        return unknown if found is None else found.size
+        listed = self.files.get(name)
+        return unknown if listed is None else listed.size
 
     def _check_extent(self, n: int, cbytes: int) -> None:
         """Check that a chunk ends before the next one starts, or inside its file."""
@@ -590,11 +594,11 @@ class _Inspector:
         if place.stop >= 0 and place.start + cbytes > place.stop:
             room = place.stop - place.start
             text = f"expected at most {room} bytes, where the next chunk starts, found {cbytes} bytes"
-            self.report("overlap", n, f"chunk {n} of {self.held.url}: {text}")
+            self.report("overlap", n, f"chunk {n} of {self.revision.url}: {text}")
         size = self._size(place.name, cbytes)
         if place.stop < 0 and size < cbytes:
             text = f"expected a file of at least {cbytes} bytes, found {size}"
-            self.report("truncated", n, f"chunk {n} of {self.held.url}, {place.name}: {text}")
+            self.report("truncated", n, f"chunk {n} of {self.revision.url}, {place.name}: {text}")
 
 
 def _kind(error: B2ArrayError) -> str:
@@ -610,9 +614,9 @@ def _read(kind: Format, address: str, storage_options: Storage, *, progress: boo
             report = Report(f"{url}/{name}".rstrip("/"), deep=True, layout=kind.name)
             try:
                 source = tree.open(name)
-                with track(source.nbytes, "verifying", progress) as shown:
+                with track(source.nbytes, "verifying", progress) as bar:
                     for box in boxes(source.shape, PIECE_NBYTES // max(1, source.dtype.itemsize), source.chunks):
-                        shown.advance(source.read(box).nbytes)
+                        bar.advance(source.read(box).nbytes)
             except (FormatError, UnsupportedError) as error:
                 problem = "chunk" if isinstance(error, FormatError) else "unsupported"
                 return replace(report, problems=(Problem(problem, None, "", str(error)),))
