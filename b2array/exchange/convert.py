@@ -264,12 +264,12 @@ def converted(
     to_format, dst_url = find(dst, dst_format, dst_options, exists=False)
     if overwrite and to_format.name == "zarr":
         _refuse_the_source(src_url, src_options, dst_url, dst_options)
-    known = {
+    allowed = {
         "zarr": {"zarr_format"},
         "hdf5": {"compression"},
         "blp": {"checksum", "offsets", "chunk_size", "max_app_chunks"},
     }
-    if unknown := sorted(options.keys() - known.get(to_format.name, set())):
+    if unknown := sorted(options.keys() - allowed.get(to_format.name, set())):
         raise TypeError(f"a destination of format {to_format.name} takes no {', '.join(unknown)}")
     wanted = Settings(
         (),
@@ -331,11 +331,11 @@ def _one_converted(source: Source, target: Format, url: str, wanted: Settings, *
     regions = _regions(source, target, settings)
     copies_frame = source.is_array and target.name == "b2nd"
     settings = settings._replace(progress=progress and copies_frame)
-    with track(source.nbytes, target.verb, progress and not copies_frame) as shown:
-        target.write(url, source, _pieces(source, regions, shown.advance), settings)
+    with track(source.nbytes, target.verb, progress and not copies_frame) as bar:
+        target.write(url, source, _pieces(source, regions, bar.advance), settings)
     if verify:
-        with target.open(url, wanted.storage_options) as copy, track(source.nbytes, "verifying", progress) as shown:
-            _compare(source, sized(copy), regions, url, shown.advance)
+        with target.open(url, wanted.storage_options) as copy, track(source.nbytes, "verifying", progress) as bar:
+            _compare(source, sized(copy), regions, url, bar.advance)
 
 
 def _all_converted(
@@ -347,14 +347,14 @@ def _all_converted(
     failed: dict[str, Exception] = {} if tree.error is None else {"": tree.error}
 
     def each(verb: Callable[[str, Source, Settings], None], names: Iterable[str], label: str) -> None:
-        with track(len(tree.names), label, progress, unit="items") as shown:
+        with track(len(tree.names), label, progress, unit="items") as bar:
             for name in names:
                 try:
                     source = sized(tree.open(name))
                     verb(name, source, _settings(source, wanted))
                 except Exception as error:  # noqa: BLE001 - other libraries raise errors of many kinds
                     failed[name] = error
-                shown.advance()
+                bar.advance()
 
     def copy(name: str, source: Source, settings: Settings) -> None:
         target.check(source, settings)
@@ -374,8 +374,8 @@ def _all_converted(
     with build(url, wanted) as building:
         for name, attrs in ({"": dict} | dict(tree.attrs)).items():
             try:
-                if (found := attrs()) or name not in inhabited:
-                    building.group(name, found)
+                if (attrs_there := attrs()) or name not in inhabited:
+                    building.group(name, attrs_there)
             except Exception as error:  # noqa: BLE001 - as above
                 failed[f"{name}/"] = error
         each(copy, tree.names, "arrays converted")
@@ -388,13 +388,13 @@ def _all_converted(
 
 
 def _settings(source: Source, wanted: Settings) -> Settings:
-    given, inner = wanted.given
-    if given is None and source.chunks is not None:
+    chunks, inner = wanted.given
+    if chunks is None and source.chunks is not None:
         nbytes = math.prod(source.chunks) * source.dtype.itemsize
         if (0 not in source.shape and _FEWEST <= nbytes <= _MOST) or source.chunks == source.shape:
-            given = source.chunks
+            chunks = source.chunks
             inner = source.blocks if inner is None else inner
-    cut, within = automatic(source.shape, source.dtype.itemsize, chunks=given, blocks=inner)
+    cut, within = automatic(source.shape, source.dtype.itemsize, chunks=chunks, blocks=inner)
     return wanted._replace(chunks=cut, blocks=within)
 
 

@@ -55,14 +55,14 @@ def _names_of_scale(h5py: ModuleType, data: Any) -> list[str | None]:
     numbers = np.atleast_1d(data.attrs.get(_NUMBERS, ())).tolist()
     if len(numbers) != data.ndim or data.ndim == 1:
         return names
-    known: dict[int, str] = {}
+    by_number: dict[int, str] = {}
     group = data.parent
     while True:
         for node in (group[key] for key in group if isinstance(group.get(key, getlink=True), h5py.HardLink)):
             if isinstance(node, h5py.Dataset) and _NUMBER in node.attrs:
-                known.setdefault(int(node.attrs[_NUMBER]), _last(node.name))
+                by_number.setdefault(int(node.attrs[_NUMBER]), _last(node.name))
         if group.name == "/":
-            return [known.get(number) for number in numbers]
+            return [by_number.get(number) for number in numbers]
         group = group.parent
 
 
@@ -94,7 +94,7 @@ def attach(h5py: ModuleType, file: Any, written: Mapping[str, Sequence[str | Non
 def _renamed(file: Any, written: Mapping[str, Sequence[str | None]]) -> dict[str, Sequence[str | None]]:
     """Make room for scales: rename datasets as netCDF does that have the name of a dimension, but are no coordinate."""
     used = {(path.rpartition("/")[0], name) for path, names in written.items() for name in names}
-    found = {}
+    by_path = {}
     for path, names in written.items():
         outer, slash, last = path.rpartition("/")
         if (outer, last) in used and tuple(names) != (last,):
@@ -102,8 +102,8 @@ def _renamed(file: Any, written: Mapping[str, Sequence[str | None]]) -> dict[str
             if place not in file:
                 file.move(path, place)
                 path = place  # noqa: PLW2901
-        found[path] = names
-    return found
+        by_path[path] = names
+    return by_path
 
 
 def _scale(h5py: ModuleType, group: Any, name: str, length: int) -> Any:

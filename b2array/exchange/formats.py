@@ -255,17 +255,17 @@ def sized(source: Source) -> Source:
     if not is_unsized(source.dtype):
         return source
     fill = source.fill_value if isinstance(source.fill_value, str | bytes) else ""
-    found: set[np.dtype[Any]] = set()
+    kinds: set[np.dtype[Any]] = set()
     try:
         for box in boxes(source.shape, _TEXTS, source.chunks):
             values = np.asarray(source.read(box), object)
             if values.size:
-                found.add(sized_dtype(values, max(1, len(fill))))
+                kinds.add(sized_dtype(values, max(1, len(fill))))
     except TypeError as error:
         raise UnsupportedError(f"items of any length can only be text or bytes: {error}") from None
-    if len({each.kind for each in found}) > 1:
+    if len({each.kind for each in kinds}) > 1:
         raise UnsupportedError("items of any length can only be text or bytes, found both")
-    dtype = max(found, key=lambda each: each.itemsize, default=np.dtype("U1"))
+    dtype = max(kinds, key=lambda each: each.itemsize, default=np.dtype("U1"))
     return replace(
         source, dtype=dtype, fill_value=fill or 0, read=lambda box: np.asarray(source.read(box), object).astype(dtype)
     )
@@ -303,10 +303,10 @@ def json_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def dims_of(found: Any, ndim: int) -> tuple[str | None, ...] | None:
+def dims_of(names: Any, ndim: int) -> tuple[str | None, ...] | None:
     """Return the names of dimensions that JSON notes; None if it notes something else there, as others may."""
-    known = isinstance(found, list) and len(found) == ndim and all(isinstance(name, str | None) for name in found)
-    return tuple(found) if known else None
+    fits = isinstance(names, list) and len(names) == ndim and all(isinstance(name, str | None) for name in names)
+    return tuple(names) if fits else None
 
 
 def _plain(value: object) -> Any:
@@ -318,25 +318,25 @@ def _plain(value: object) -> Any:
 # Blosc2 frames.
 
 
-def holds_array(found: Frame) -> bool:
+def holds_array(frame: Frame) -> bool:
     """Whether a frame says that it is an array, and no other super-chunk."""
-    return any(found.metalayer(name) is not None for name in GEOMETRIES)
+    return any(frame.metalayer(name) is not None for name in GEOMETRIES)
 
 
 def source_of(handle: Handle) -> Source:
     """Return the array of a frame, or the bytes of a super-chunk."""
     if not holds_array(handle.frame):
-        held = SChunk(handle)
+        schunk = SChunk(handle)
 
         def read(key: Any) -> npt.NDArray[Any]:
             part = key[0] if isinstance(key, tuple) and len(key) == 1 else key
             if not isinstance(part, slice) or part.step not in (None, 1):
-                return np.asarray(np.frombuffer(held.get_slice(), np.uint8)[key])
-            start, stop, _ = part.indices(held.nbytes)
-            return np.frombuffer(held.get_slice(start, max(start, stop)), np.uint8)
+                return np.asarray(np.frombuffer(schunk.get_slice(), np.uint8)[key])
+            start, stop, _ = part.indices(schunk.nbytes)
+            return np.frombuffer(schunk.get_slice(start, max(start, stop)), np.uint8)
 
-        shape, attrs = (held.nbytes,), dict(held.vlmeta)
-        return Source(shape, np.dtype("u1"), read, attrs=attrs, stored=lambda: held.cbytes, handle=handle)
+        shape, attrs = (schunk.nbytes,), dict(schunk.vlmeta)
+        return Source(shape, np.dtype("u1"), read, attrs=attrs, stored=lambda: schunk.cbytes, handle=handle)
     a = NDArray(handle)
     return Source(
         a.shape,
@@ -354,8 +354,8 @@ def source_of(handle: Handle) -> Source:
 
 @contextmanager
 def _tree_b2nd(url: str, storage_options: Storage) -> Iterator[Tree]:
-    with face(Handle(load(open_store(url, storage_options=storage_options)), "r")) as held:
-        source = source_of(held._handle)
+    with face(Handle(load(open_store(url, storage_options=storage_options)), "r")) as opened:
+        source = source_of(opened._handle)
         yield Tree(("",), lambda _: source)
 
 
@@ -496,8 +496,8 @@ def _source_of_blp(f: bloscpack.Reader) -> Source:
             item = np.frombuffer(bytes.fromhex(fill), about.dtype)[0]
 
     def read(box: Box) -> npt.NDArray[Any]:
-        found = f[box]
-        return np.frombuffer(found, np.uint8) if isinstance(found, bytes) else np.asarray(found)
+        items = f[box]
+        return np.frombuffer(items, np.uint8) if isinstance(items, bytes) else np.asarray(items)
 
     return Source(
         about.shape,

@@ -122,8 +122,8 @@ def _frame(
     def new(url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
         kind = settings.layout if layout == "auto" else layout
         if handle is None:
-            made = formats.array_options(source, settings._replace(layout=kind, overwrite=overwrite))
-            return drafts.filled(url, source.shape, source.dtype, made, pieces)
+            options = formats.array_options(source, settings._replace(layout=kind, overwrite=overwrite))
+            return drafts.filled(url, source.shape, source.dtype, options, pieces)
         chunks, blocks = settings.given
         return copying.copied(
             handle,
@@ -159,8 +159,8 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
     address, prefix = split_member(url.removesuffix(ARRAY))
     storage = settings.storage_options or {}
     home = Directory(address, storage)
-    made = not whole.exists(home)
-    if made:
+    is_new = not whole.exists(home)
+    if is_new:
         whole.initialise(home)
     else:
         if not prefix and not settings.overwrite and (home.members() or not home.is_local):
@@ -173,7 +173,7 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
         with _building_in(home, prefix, settings) as building:
             yield building
     except BaseException:
-        if made:
+        if is_new:
             whole.discard(home)  # left empty, it would refuse the next attempt
         raise
 

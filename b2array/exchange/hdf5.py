@@ -101,8 +101,8 @@ def _opened(h5py: ModuleType, path: str, url: str) -> Any:
         raise
     except OSError as error:
         start = formats.first_bytes(path)
-        found = "a damaged one" if start.startswith(_MAGIC) else foreign.described(start)
-        raise FormatError(f"{url}: expected an HDF5 file, found {found} ({error})") from None
+        described = "a damaged one" if start.startswith(_MAGIC) else foreign.described(start)
+        raise FormatError(f"{url}: expected an HDF5 file, found {described} ({error})") from None
 
 
 def _nodes(h5py: ModuleType, node_at: Callable[[str], Any], name: str, place: str) -> Iterator[tuple[str, bool]]:
@@ -166,14 +166,14 @@ def _reading(where: str) -> Iterator[None]:
 
 
 def _attrs(node: Any, where: str) -> dict[str, Any]:
-    found = {key: value for key, value in node.attrs.items() if key not in dimension_scales.HIDDEN}
+    attrs = {key: value for key, value in node.attrs.items() if key not in dimension_scales.HIDDEN}
     # netCDF stores a number as an array of one, and has no such arrays.
     of_netcdf = _OF_NETCDF in node.file.attrs or where.partition("#")[0].endswith(".nc")
-    single = [key for key, value in found.items() if np.shape(value) == (1,) and (of_netcdf or key in _PACKING)]
-    found |= {key: found[key][0] for key in single}
-    if left := [key for key, value in found.items() if not _is_portable(value)]:
+    single = [key for key, value in attrs.items() if np.shape(value) == (1,) and (of_netcdf or key in _PACKING)]
+    attrs |= {key: attrs[key][0] for key in single}
+    if left := [key for key, value in attrs.items() if not _is_portable(value)]:
         warn(f"{where}: the attributes {left} are left out, because they mean something in their file only")
-    return {key: _unpacked(value, key in _PACKING) for key, value in found.items() if key not in left}
+    return {key: _unpacked(value, key in _PACKING) for key, value in attrs.items() if key not in left}
 
 
 def _is_portable(value: Any) -> bool:
@@ -267,10 +267,12 @@ def _check(source: Source, settings: Settings) -> None:
     formats.refuse_objects(source, settings)
     h5py = formats.require("h5py", "hdf5", "HDF5")
     try:
-        held = source.dtype.kind == "U" or h5py.h5t.py_create(_stored(source.dtype), logical=True).dtype == source.dtype
+        is_stored = (
+            source.dtype.kind == "U" or h5py.h5t.py_create(_stored(source.dtype), logical=True).dtype == source.dtype
+        )
     except TypeError as error:
         raise UnsupportedError(f"HDF5 cannot hold items of type {source.dtype}: {error}") from None
-    if not held:
+    if not is_stored:
         raise UnsupportedError(f"HDF5 would change items of type {source.dtype}")
     # Try to store the attributes in a file in memory: only h5py knows what it can store.
     with h5py.File("probe", "w", driver="core", backing_store=False) as probe:

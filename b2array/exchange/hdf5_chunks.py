@@ -66,12 +66,12 @@ def stages_of(h5py: ModuleType, node: Any, where: str) -> tuple[Stage, ...] | No
     plist = node.id.get_create_plist()
     if node.chunks is None:
         return None
-    found = [plist.get_filter(i) for i in range(plist.get_nfilters())]
-    stages = tuple(Stage(code, tuple(values)) for code, _, values, _ in found)
+    pipeline = [plist.get_filter(i) for i in range(plist.get_nfilters())]
+    stages = tuple(Stage(code, tuple(values)) for code, _, values, _ in pipeline)
     codes = {stage.code for stage in stages}
     if codes & {_BLOSC, _BLOSC2} and codes <= _BACKWARD.keys() and not node.dtype.hasobject:
         return stages
-    missing = [f"{code} ({name.decode('utf-8', 'replace')})" for code, _, _, name in found if not _has(h5py, code)]
+    missing = [f"{code} ({name.decode('utf-8', 'replace')})" for code, _, _, name in pipeline if not _has(h5py, code)]
     if missing and node.id.get_storage_size():
         raise UnsupportedError(
             f"{where}: its chunks need the HDF5 filter {', '.join(missing)}, which h5py does not have; "
@@ -189,10 +189,10 @@ def _decode_chunk(content: Buffer, nbytes: int) -> memoryview:
     return decode(content).data
 
 
-def _check_nbytes(found: int, nbytes: int) -> None:
+def _check_nbytes(actual: int, nbytes: int) -> None:
     most = nbytes + nbytes // 16 + _ADDED
-    if found > most:
-        raise FormatError(f"expected at most {most} bytes, found {found}")
+    if actual > most:
+        raise FormatError(f"expected at most {most} bytes, found {actual}")
 
 
 def _decode_blosc2(content: Buffer, _: tuple[int, ...], nbytes: int) -> memoryview:
@@ -201,11 +201,11 @@ def _decode_blosc2(content: Buffer, _: tuple[int, ...], nbytes: int) -> memoryvi
         a = NDArray(handle)
         _check_nbytes(a.nbytes, nbytes)
         return np.ascontiguousarray(a[...]).reshape(-1).view(np.uint8).data
-    held = SChunk(handle)
-    if held.nchunks != 1:
-        raise FormatError(f"expected a frame of one chunk, found {held.nchunks}")
-    _check_nbytes(held.nbytes, nbytes)
-    return memoryview(held.decompress_chunk(0))
+    schunk = SChunk(handle)
+    if schunk.nchunks != 1:
+        raise FormatError(f"expected a frame of one chunk, found {schunk.nchunks}")
+    _check_nbytes(schunk.nbytes, nbytes)
+    return memoryview(schunk.decompress_chunk(0))
 
 
 _BACKWARD: dict[int, Callable[[Buffer, tuple[int, ...], int], Buffer]] = {
@@ -308,9 +308,9 @@ def _frame(items: npt.NDArray[Any], params: CParams, blocks: Sequence[int] | Non
     """Return a frame as the filter makes them. Where the items are too large for a chunk's header, it is of bytes."""
     if items.ndim == 1 or items.itemsize > _MOST_TYPESIZE:
         typesize = items.itemsize if items.itemsize <= _MOST_TYPESIZE else 1
-        held = create_schunk(chunksize=items.nbytes, typesize=typesize, cparams=params)
-        held.append_data(items.reshape(-1).view(np.uint8))
-        return held.to_bytes()
+        schunk = create_schunk(chunksize=items.nbytes, typesize=typesize, cparams=params)
+        schunk.append_data(items.reshape(-1).view(np.uint8))
+        return schunk.to_bytes()
     inner = None if blocks is None else tuple(min(b, n) for b, n in zip(blocks, items.shape, strict=True))
     opaque = items.view(np.dtype((np.void, items.itemsize)))
     a = creation.asarray(opaque, chunks=items.shape, blocks=inner, cparams=params, interop=True)

@@ -48,8 +48,8 @@ def find(
     behind ``#``, or as a path below its group, with or without the ending of its file. `at` names a snapshot: then the
     format opens that.
     """
-    found, address = _find(url, name, storage_options, exists=exists)
-    return (found, address) if at is None else (_at_snapshot(found, address, at), address)
+    kind, address = _find(url, name, storage_options, exists=exists)
+    return (kind, address) if at is None else (_at_snapshot(kind, address, at), address)
 
 
 def _find(
@@ -62,9 +62,9 @@ def _find(
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
     if name is not None:
         return FORMATS[name], by_ending(text)[1] if FORMATS[name].building else text
-    found, text = by_ending(text)
-    if found is not None and (found.name != "b2nd" or not exists or "://" in text or os.path.lexists(text)):
-        return found, text
+    kind, text = by_ending(text)
+    if kind is not None and (kind.name != "b2nd" or not exists or "://" in text or os.path.lexists(text)):
+        return kind, text
     if exists:
         try:
             return _sniff(open_store(text, storage_options=storage_options)), text
@@ -89,11 +89,11 @@ def require_frames(kind: Format, url: str) -> None:
 
 @contextmanager
 def _tree_at(at: str, url: str, storage_options: Storage) -> Iterator[Tree]:
-    with addressing.open(url, at=at, storage_options=storage_options) as held:
-        if isinstance(held, Group):
-            yield tree_of(held._home, held._below())
+    with addressing.open(url, at=at, storage_options=storage_options) as opened:
+        if isinstance(opened, Group):
+            yield tree_of(opened._home, opened._below())
         else:
-            source = source_of(held._handle)
+            source = source_of(opened._handle)
             yield Tree(("",), lambda _: source)
 
 
@@ -106,14 +106,14 @@ def by_ending(url: str) -> tuple[Format | None, str]:
         if of_file is not None and not of_file.building and (of_file.name != "b2nd" or "://" not in url):
             return of_file, url  # the name of a file may have a "#"
         return (B2D, f"{address}#{name}") if kind is None else (kind, url)
-    found = _CONTAINER.fullmatch(url)
-    if found is None:
+    match = _CONTAINER.fullmatch(url)
+    if match is None:
         return kind, url
-    kind = _by_ending(found[1])
+    kind = _by_ending(match[1])
     # A directory may have the ending of a file.
-    if kind in _FILES and Path(found[1]).is_dir():
+    if kind in _FILES and Path(match[1]).is_dir():
         return _by_ending(url), url
-    return kind, f"{found[1]}#{found[2].rstrip('/')}"
+    return kind, f"{match[1]}#{match[2].rstrip('/')}"
 
 
 def _by_ending(url: str) -> Format | None:

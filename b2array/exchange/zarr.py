@@ -54,8 +54,8 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     root = _opened(url, storage_options)
     if root is None:
         if Path(_parts(url)).is_file():
-            found = foreign.described(formats.first_bytes(_parts(url)))
-            raise FormatError(f"{redact_url(url)}: expected a directory of Zarr, found {found}")
+            described = foreign.described(formats.first_bytes(_parts(url)))
+            raise FormatError(f"{redact_url(url)}: expected a directory of Zarr, found {described}")
         raise FileNotFoundError(f"{redact_url(url)} does not exist, or is not a Zarr array")
     if not isinstance(root, _zarr().Group):
         yield Tree(("",), lambda _: _source(root, redact_url(url)))
@@ -128,13 +128,13 @@ def _found(url: str, storage_options: Storage) -> dict[str, Any]:
     names = {
         file.rpartition("/")[0] for file in files if file.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup")
     }
-    found = {}
+    nodes = {}
     for name in sorted(names - {""}):
         node = None
         with suppress(Exception):
             node = _opened(f"{_parts(url)}/{name}", storage_options)
-        found[name] = node
-    return found
+        nodes[name] = node
+    return nodes
 
 
 def _opened(url: str, storage_options: Storage) -> Any:
@@ -221,8 +221,8 @@ def _create(url: Any, source: Source, settings: Settings, storage_options: Stora
             attrs[_MISSING] = base64.b64encode(_DOUBLE.pack(missing)).decode()
     elif source.dims is not None and None not in source.dims:
         attrs[_DIMS] = list(source.dims)
-        known = {"i": int, "u": int, "f": int | float}.get(source.dtype.kind, ())
-        fill = missing if isinstance(missing, known) else None  # the fill value itself would mark missing items
+        fitting = {"i": int, "u": int, "f": int | float}.get(source.dtype.kind, ())
+        fill = missing if isinstance(missing, fitting) else None  # the fill value itself would mark missing items
     if settings.cparams is not None:
         dims["compressors"] = _codec(settings.cparams, number, source.dtype.itemsize)
     chunks = tuple(max(1, c) for c in settings.chunks)
@@ -268,10 +268,10 @@ def _check(source: Source, settings: Settings) -> None:
             probe[:] = one
             probe = zarr.open_array(memory, mode="r")
         # Zarr changes the bytes of some types.
-        held = probe.dtype.newbyteorder("=") == source.dtype.newbyteorder("=") and bool((probe[:] == one).all())
+        is_stored = probe.dtype.newbyteorder("=") == source.dtype.newbyteorder("=") and bool((probe[:] == one).all())
     except (TypeError, ValueError) as error:
         raise UnsupportedError(f"Zarr cannot hold items of type {source.dtype}: {error}") from None
-    if not held:
+    if not is_stored:
         raise UnsupportedError(f"Zarr would not give items of type {source.dtype} back as they are")
 
 
@@ -360,8 +360,8 @@ def _exchanged(target: Path, path: Path) -> Iterator[None]:
 def _is_there(url: str, store: Store, settings: Settings, kind: str) -> bool:
     """Say whether something is to be replaced; raise FileExistsError if it must not be, or is something else."""
     kinds = {"zarr.json": b"", ".zarray": b""} | ({".zgroup": b""} if kind == "hierarchy" else {})
-    found = require_free(store, kinds, "a Zarr array", overwrite=settings.overwrite, name="zarr.json", alone=True)
-    if found is None:
+    present = require_free(store, kinds, "a Zarr array", overwrite=settings.overwrite, name="zarr.json", alone=True)
+    if present is None:
         return False
     node = None
     zarr = _zarr()
