@@ -91,8 +91,8 @@ class Viewable(Readable):
         """
         if order != "C":
             raise ValueError(f"a view is reshaped in C order only, not {order!r}; a[...].reshape() reads the items")
-        shown = self._shown()
-        return View(self, shown.reshaped(shown.model.reshape(*shape).shape))
+        mapping = self._shown()
+        return View(self, mapping.reshaped(mapping.model.reshape(*shape).shape))
 
 
 class View(Viewable):
@@ -586,8 +586,8 @@ class NDArray(Viewable, Indexed):
         import xarray as xr
 
         dataset = xr.open_dataset(self, engine="b2array", **options)  # type: ignore[arg-type]
-        (found,) = dataset.data_vars.values() if dataset.data_vars else dataset.coords.values()
-        return found
+        (data_array,) = dataset.data_vars.values() if dataset.data_vars else dataset.coords.values()
+        return data_array
 
     @takes(CopyKeywords)
     def copy(
@@ -657,5 +657,5 @@ def array_at(
     """
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
-    held = Handle(snapshot.load(open_store(url, storage_options=storage_options, fs=fs), start=offset), mode)
-    return NDArray(held)
+    handle = Handle(snapshot.load(open_store(url, storage_options=storage_options, fs=fs), start=offset), mode)
+    return NDArray(handle)

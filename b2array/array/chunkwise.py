@@ -298,7 +298,7 @@ class Work:
         extents = [part.stop - part.start for part in box]
         expected = self.result_of(extents, ("any",) * len(self.added) if lengths is None else lengths)
         fits = len(expected) == values.ndim and all(
-            wanted in ("any", found) for wanted, found in zip(expected, values.shape, strict=True)
+            wanted in ("any", actual) for wanted, actual in zip(expected, values.shape, strict=True)
         )
         if not fits:
             raise ValueError(

@@ -90,8 +90,8 @@ def copied(
         if kind != old.dtype or not _keeps_chunks(source, old, new):
             return _recoded(source, states, kind, url, new, progress=progress)
         store, frame_type = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)
-        with track(old.nchunks, "chunks copied", progress, unit="items") as shown:
-            return commit.copied(source, store, frame_type, overwrite=new.overwrite, progress=shown, kept=states)
+        with track(old.nchunks, "chunks copied", progress, unit="items") as bar:
+            return commit.copied(source, store, frame_type, overwrite=new.overwrite, progress=bar, kept=states)
 
     return handle.reading(attempt)
 
@@ -132,7 +132,7 @@ def _recoded(
     metalayers = {name: raw for name, raw in source.frame.metalayers if name not in GEOMETRIES}
     if isinstance(source, Draft):
         source.flush()  # an open chunk would not be seen to differ from its earlier content
-    earlier = [(entry, held) for entry, held in states if held is not None]
+    earlier = [(entry, revision) for entry, revision in states if revision is not None]
     first = (earlier[0][1] if earlier else source).state.require_layout()
     draft = new_draft(
         url,
@@ -151,32 +151,32 @@ def _recoded(
         ),
     )
     # Values that may have errors are not rounded again. Some may be exact, from other software.
-    given, exact = {*(new.attrs or {})}, new.cparams is None
+    own_names, exact = {*(new.attrs or {})}, new.cparams is None
     total = None if earlier else draft.state.require_layout().nchunks
-    with aborting(draft), track(total, "chunks copied", progress, unit="items") as shown:
+    with aborting(draft), track(total, "chunks copied", progress, unit="items") as bar:
         # The copy goes through the states that its source has gone through, in one commit.
         before: State | None = None
-        for entry, held in earlier:
-            _follow(draft, before, held, given, shown, exact=exact)
+        for entry, revision in earlier:
+            _follow(draft, before, revision, own_names, bar, exact=exact)
             draft.keep(Keep(entry, changeable(draft.state)))
-            before = held.state
-        _follow(draft, before, source, given, shown, exact=exact)
-        for entry, made in states:
-            if made is None:
+            before = revision.state
+        _follow(draft, before, source, own_names, bar, exact=exact)
+        for entry, rebuilt in states:
+            if rebuilt is None:
                 draft.keep(Keep(entry))
     return draft
 
 
 def _follow(
-    draft: Draft, before: State | None, source: Source, given: Collection[str], shown: Progress, *, exact: bool
+    draft: Draft, before: State | None, source: Source, own_names: Collection[str], bar: Progress, *, exact: bool
 ) -> None:
     """Give a copy the items and attributes of a state, if it has those of the state `before`; None for a new copy."""
     old = source.state.require_layout()
     attrs = source.state.attrs()
-    for name in {*draft.state.attr_names} - attrs.keys() - {*given}:
+    for name in {*draft.state.attr_names} - attrs.keys() - {*own_names}:
         draft.set_attr(name, None)
     for name, content in attrs.items():
-        if name not in given:
+        if name not in own_names:
             draft.set_attr(name, content)
     if before is not None:
         resize.resize(draft, old.shape)
@@ -185,15 +185,15 @@ def _follow(
     numbers: Iterable[int] = range(layout.nchunks)
     if before is not None:
         numbers = sorted({n for box in differing(before, source.state) for n in _chunks_in(layout, box)})
-    rewrite(draft, layout, numbers, lambda box: resize.read_box(source, old, box), shown.advance, exact=exact)
+    rewrite(draft, layout, numbers, lambda box: resize.read_box(source, old, box), bar.advance, exact=exact)
 
 
 def _chunks_in(layout: Layout, box: tuple[slice, ...]) -> list[int]:
     """Return the numbers of the chunks that a box touches."""
     grid = np.arange(layout.nchunks).reshape(layout.grid_shape)
     cells = tuple(slice(i.start // c, -(-i.stop // c)) for i, c in zip(box, layout.chunks, strict=True))
-    found: list[int] = grid[cells].reshape(-1).tolist()
-    return found
+    numbers: list[int] = grid[cells].reshape(-1).tolist()
+    return numbers
 
 
 def cparams_for(old: CParams, dtype: np.dtype[Any], *, interop: bool) -> CParams:
@@ -283,9 +283,9 @@ def joined(
 ) -> Draft:
     """Return the transaction of an array of blocks that come one after the other; see `b2array.from_blocks`."""
     remaining = iter(blocks)
-    given = next(remaining, None)
-    assignment.check_unmasked(given)
-    first = np.asarray(given, known_dtype(dtype))
+    piece = next(remaining, None)
+    assignment.check_unmasked(piece)
+    first = np.asarray(piece, known_dtype(dtype))
     if first.dtype == object or not first.ndim:
         raise ValueError("from_blocks needs at least one block, with the dimension along which blocks are joined")
     axis = np.lib.array_utils.normalize_axis_index(axis, first.ndim)
@@ -345,9 +345,9 @@ def is_sliceable(x: Any) -> bool:
 
 def piece(x: Sliceable, box: tuple[slice, ...], dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
     """Read a box of an array; TypeError for masked items, ValueError for a wrong number of items."""
-    found = x[box]
-    assignment.check_unmasked(found)
-    values = np.asarray(found, dtype)
+    items = x[box]
+    assignment.check_unmasked(items)
+    values = np.asarray(items, dtype)
     expected = tuple(part.stop - part.start for part in box)
     if values.shape != expected:
         raise ValueError(f"expected items of shape {expected} at {box} of {type(x).__name__}, found {values.shape}")

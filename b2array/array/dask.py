@@ -192,7 +192,7 @@ def _region(region: Any, shape: tuple[int, ...]) -> Region:
     parts = () if region is None else region if isinstance(region, tuple) else (region,)
     if len(parts) > len(shape):
         raise IndexError(f"a region of {len(parts)} dimensions in an array of {len(shape)}")
-    found = []
+    slices = []
     for axis, n in enumerate(shape):
         part = parts[axis] if axis < len(parts) else slice(None)
         if not isinstance(part, slice) or part.step not in (None, 1):
@@ -201,8 +201,8 @@ def _region(region: Any, shape: tuple[int, ...]) -> Region:
         start, stop = (start + n if start < 0 else start), (stop + n if stop < 0 else stop)
         if not 0 <= start <= stop <= n:
             raise IndexError(f"the region {part!r} of axis {axis} is not inside its {n} items")
-        found.append(slice(int(start), int(stop)))
-    return tuple(found)
+        slices.append(slice(int(start), int(stop)))
+    return tuple(slices)
 
 
 class Write:
@@ -288,13 +288,13 @@ def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[li
     from dask.callbacks import Callback
 
     names, options = {write.name("put") for write in writes}, {} if scheduler is None else {"scheduler": scheduler}
-    with track(sum(write.nchunks for write in writes), "storing", progress, unit="chunks") as shown:
+    with track(sum(write.nchunks for write in writes), "storing", progress, unit="chunks") as bar:
         if progress and (client := _client(scheduler)) is not None:
-            return _watched(writes, client, shown.advance)
+            return _watched(writes, client, bar.advance)
 
         def done(key: Any, put: Any, *_: Any) -> None:
             if isinstance(key, tuple) and key[0] in names:
-                shown.advance(sum(change.numbers.size for change in put.flat))
+                bar.advance(sum(change.numbers.size for change in put.flat))
 
         with Callback(posttask=done) if progress else nullcontext():
             graph = final(writes, f"b2array-gather-{uuid4().hex}", gathered)
@@ -305,13 +305,13 @@ def _watched(writes: Sequence[Write], client: Any, advance: Callable[[int], None
     """Do the same on a cluster, which does not call the callbacks of dask; tell `advance` how many chunks are done."""
     from distributed import as_completed, futures_of
 
-    found: dict[str, list[ChangeSet]] = {write.name("put"): [] for write in writes}
+    by_write: dict[str, list[ChangeSet]] = {write.name("put"): [] for write in writes}
     futures = futures_of(client.persist(_joined(writes)))
     for future, put in as_completed(futures, with_results=True):
         (changes,) = gathered([[put]])
-        found[future.key[0]] += changes
+        by_write[future.key[0]] += changes
         advance(sum(change.numbers.size for change in changes))
-    return [*found.values()]
+    return [*by_write.values()]
 
 
 def final(writes: Sequence[Write], name: str, function: Callable[..., Any], *args: Any) -> Delayed:

@@ -272,9 +272,9 @@ def _layout(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Lay
     if isinstance(shape, str | os.PathLike):
         raise TypeError(f"expected a shape, found {os.fspath(shape)!r}; write url={os.fspath(shape)!r}")
     # NumPy itself turns items that are arrays into dimensions.
-    known = known_dtype(dtype)
-    dtypes.require_size(known)
-    model = np.empty(0, known)
+    kind = known_dtype(dtype)
+    dtypes.require_size(kind)
+    model = np.empty(0, kind)
     outer, inner = extents(shape), model.shape[1:]
     # Other readers see items of ml_dtypes as bytes without meaning: NumPy alone does not know their names.
     raw = np.dtype((np.void, model.itemsize)) if dtypes.extension_name(model.dtype) else model.dtype
@@ -383,13 +383,13 @@ def place_new(
 def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:
     name = FRAME_NAME if frame_type == FrameType.SPARSE else ""
     kinds = {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}
-    found = require_free(store, kinds, "a frame", overwrite=overwrite, name=name, never=(EMBEDDED,))
-    if found in (None, name):
+    existing = require_free(store, kinds, "a frame", overwrite=overwrite, name=name, never=(EMBEDDED,))
+    if existing in (None, name):
         return
     if frame_in(store) is None:
-        old, new = ("sparse", "contiguous") if found else ("contiguous", "sparse")
+        old, new = ("sparse", "contiguous") if existing else ("contiguous", "sparse")
         raise FileExistsError(f"{store.url} is a {old} frame that cannot be read, which a {new} one cannot replace")
-    if found and store.beside(directory=False) is not None:
+    if existing and store.beside(directory=False) is not None:
         others = [name for name in store.walk() if not is_part(name)]
         if others:
             raise FileExistsError(f"{store.url} is a directory with more than a frame in it: {others[0]}")

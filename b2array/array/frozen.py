@@ -96,10 +96,10 @@ class Frozen:
     __slots__ = ("_shared",)
 
     def __init__(self, array: Readable) -> None:
-        shown: Any = copy(array)
-        shown._handle = array._handle.at_snapshot()
-        name = repr(("array", shown._handle.snapshot.version, *shown.__dask_tokenize__()))
-        self._shared: Shared[Readable] = Shared(name, shown)
+        pinned: Any = copy(array)
+        pinned._handle = array._handle.at_snapshot()
+        name = repr(("array", pinned._handle.snapshot.version, *pinned.__dask_tokenize__()))
+        self._shared: Shared[Readable] = Shared(name, pinned)
 
     @property
     def array(self) -> Readable:

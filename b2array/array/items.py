@@ -170,8 +170,8 @@ def _of_chunks(key: Any, shape: Sequence[int], chunks: Sequence[int]) -> Selecti
         plain = isinstance(entry, int | np.integer | EllipsisType) and not isinstance(entry, bool)
         if not plain and not (isinstance(entry, slice) and entry.step in (None, 1)):
             raise IndexError(f"only integers, slices without step and ellipsis (`...`) select chunks, found {entry!r}")
-    found = cast(tuple[slice, ...], select(key, grid_shape(shape, chunks)).positions)
-    return select(tuple(slice(i.start * c, i.stop * c) for i, c in zip(found, chunks, strict=True)), shape)
+    slices = cast(tuple[slice, ...], select(key, grid_shape(shape, chunks)).positions)
+    return select(tuple(slice(i.start * c, i.stop * c) for i, c in zip(slices, chunks, strict=True)), shape)
 
 
 class _Arranged(NamedTuple):

@@ -91,8 +91,8 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
     failed = _read_far(far)
     for wanted in far:
         if wanted.number not in failed:
-            found = wanted.result[()] if wanted.selection.kind == "scalar" else wanted.result
-            results[wanted.number] = found if wanted.names is None else named(found, wanted.names)
+            values = wanted.result[()] if wanted.selection.kind == "scalar" else wanted.result
+            results[wanted.number] = values if wanted.names is None else named(values, wanted.names)
 
     def read_alone(number: int) -> None:
         array, key = asked[number]
@@ -135,8 +135,8 @@ def _read_far(all_wanted: list[_Wanted]) -> set[int]:
     """Read selections; return the numbers of those that failed."""
     failed: set[int] = set()
 
-    def finish(found: tuple[_Job, Any]) -> None:
-        job, stored = found
+    def finish(answer: tuple[_Job, Any]) -> None:
+        job, stored = answer
         wanted, chunk = job
         if isinstance(stored, Exception):
             failed.add(wanted.number)

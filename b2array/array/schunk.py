@@ -142,15 +142,15 @@ class SChunk(Opened):
         Special chunks, and those that are not committed yet, are returned whole.
         """
         buf = self.get_chunk(n)
-        held = self._handle.snapshot
-        n = _number(held, n) if self._handle.source is held else -1
-        where = held.frame.entry(n) if n >= 0 else Special.NONE
+        revision = self._handle.snapshot
+        n = _number(revision, n) if self._handle.source is revision else -1
+        where = revision.frame.entry(n) if n >= 0 else Special.NONE
         if isinstance(where, Special):
             return buf
-        if held.frame.frame_type == FrameType.SPARSE:
+        if revision.frame.frame_type == FrameType.SPARSE:
             # Other readers find the chunk's file by the one field or the other.
             return lazy.pack(buf, where, where)
-        return lazy.pack(buf, n, where + held.frame.header_len)
+        return lazy.pack(buf, n, where + revision.frame.header_len)
 
     def get_slice(self, start: int = 0, stop: int | None = None) -> bytes:
         """Return the items from `start` to `stop`, as slicing counts them."""
@@ -191,10 +191,10 @@ class SChunk(Opened):
     def repack(self, *, progress: bool = False) -> None:
         """Write a contiguous frame again, without dead space. There is none in sparse frames."""
         if self.frame.frame_type == FrameType.CONTIGUOUS:
-            with track(self.nchunks, "chunks copied", progress, unit="items") as shown:
+            with track(self.nchunks, "chunks copied", progress, unit="items") as bar:
                 for attempt in self._handle.attempts(anywhere=True):
                     with attempt as draft:
-                        draft.compact(shown)
+                        draft.compact(bar)
 
     def append_data(self, data: Data) -> int:
         """Compress data and append them as a chunk; returns the number of chunks."""
@@ -238,10 +238,10 @@ class SChunk(Opened):
             raise ValueError(f"nitems must be 0 or more, not {count}")
         whole, rest = divmod(count * self.typesize, self.chunksize)
         lengths = [self.chunksize] * whole + [rest] * bool(rest)
-        made = [encode.special_chunk(item, n, typesize=self.typesize, blocksize=self.blocksize) for n in lengths]
+        chunks = [encode.special_chunk(item, n, typesize=self.typesize, blocksize=self.blocksize) for n in lengths]
 
         def append(new: Draft) -> None:
-            for chunk in made:
+            for chunk in chunks:
                 edits.insert(new, new.frame.nchunks, chunk, edits.check_chunk(chunk))
 
         return self._edit(append, anywhere=True)
@@ -330,8 +330,8 @@ def open_schunk(
     FormatError, UnsupportedError
         It is no frame, or one of an unknown kind.
     """
-    held = load(open_store(url, storage_options=storage_options, fs=fs), start=offset, bare=at is not None)
-    return SChunk(Handle(held if at is None else kept.opened(held, at), mode))
+    revision = load(open_store(url, storage_options=storage_options, fs=fs), start=offset, bare=at is not None)
+    return SChunk(Handle(revision if at is None else kept.opened(revision, at), mode))
 
 
 @spelled_out()

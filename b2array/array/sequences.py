@@ -41,8 +41,8 @@ def arange(
     array([10,  7,  4,  1])
     """
     wanted = ArrayOptions(**options)
-    given = np.empty(0, dtype), *map(np.asarray, (start, stop, step))
-    if not {"m", "M"}.isdisjoint(each.dtype.kind for each in given):
+    ends = np.empty(0, dtype), *map(np.asarray, (start, stop, step))
+    if not {"m", "M"}.isdisjoint(each.dtype.kind for each in ends):
         # In one piece: NumPy has rules of its own for units.
         dates: Any = np.arange
         return NDArray._committed(copying.holding(dates(start, stop, step, dtype), url, None, wanted))
@@ -147,8 +147,8 @@ def fromiter(
     def blocks() -> Iterator[npt.NDArray[Any]]:
         lengths = [_ITEMS]
         while lengths[-1] == _ITEMS:
-            yield (found := np.fromiter(islice(items, _ITEMS), dtype))
-            lengths.append(len(found))
+            yield (block := np.fromiter(islice(items, _ITEMS), dtype))
+            lengths.append(len(block))
         if (size := sum(lengths[1:])) < wanted:
             raise ValueError(f"iterator too short: Expected {wanted} but iterator had only {size} items.")
 

@@ -105,11 +105,11 @@ def keep(
     """Keep the state that a handle shows, or that its transaction makes, under a name."""
     entry = checked_entry(name, message, attrs, group=group, when=when)
     handle.require_writable()
-    shown = handle.generation
+    seen = handle.generation
 
     for attempt in handle.attempts():
         with attempt as draft:
-            if draft.base is not None and not handle.in_transaction and draft.base.generation != shown:
+            if draft.base is not None and not handle.in_transaction and draft.base.generation != seen:
                 raise ConflictError(
                     f"{handle.url} was changed by another writer; call refresh() and repeat the snapshot"
                 )
@@ -131,11 +131,11 @@ def checked_entry(
 
 
 def _free_name(draft: Draft, name: str, *, replace: bool, group: bytes) -> None:
-    found = _entries(draft).get(name)
-    if found is not None:
+    entry = _entries(draft).get(name)
+    if entry is not None:
         if not replace:
             raise FileExistsError(f"{draft.url} has a snapshot {name!r}; replace=True replaces it")
-        _refuse_of_group(draft, found, group)
+        _refuse_of_group(draft, entry, group)
         draft.drop(name)
     if name in (each.entry.name for each in draft.keeps):
         raise FileExistsError(f"{draft.url}: the transaction makes a snapshot {name!r} already")
@@ -170,10 +170,10 @@ def drop(handle: Handle, name: str, *, group: bytes = b"") -> None:
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
             draft.refuse_names_in_fork()
-            found = _entries(draft).get(name)
-            if found is None:
+            entry = _entries(draft).get(name)
+            if entry is None:
                 raise unknown_name(draft.url, name, _entries(draft))
-            _refuse_of_group(draft, found, group)
+            _refuse_of_group(draft, entry, group)
             draft.drop(name)
 
 
@@ -191,10 +191,10 @@ def listed(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
     """List the snapshots, the oldest first. If they are `alone`, the present state of the frame counts for nothing."""
 
     def task(_: object) -> tuple[SnapshotInfo, ...]:
-        held = handle.snapshot
-        entries = ledger_in(held).entries
-        states, errors = _readable(held, entries)
-        own = _own_nbytes([*states.values()] if alone else [*states.values(), held.state])
+        revision = handle.snapshot
+        entries = ledger_in(revision).entries
+        states, errors = _readable(revision, entries)
+        own = _own_nbytes([*states.values()] if alone else [*states.values(), revision.state])
         alone_nbytes = dict(zip(states, own, strict=False))
         return tuple(
             replace(snapshot_info(entry, alone_nbytes.get(entry, 0) + entry.nbytes), error=errors.get(entry, ""))
@@ -204,18 +204,18 @@ def listed(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
     return handle.reading(task)
 
 
-def _readable(held: Snapshot, entries: Sequence[Kept]) -> tuple[dict[Kept, State], dict[Kept, str]]:
+def _readable(revision: Snapshot, entries: Sequence[Kept]) -> tuple[dict[Kept, State], dict[Kept, str]]:
     """Return the kept states, and of those that cannot be read the errors."""
     with suppress(FormatError, UnsupportedError):
-        return {entry: each.state for entry, each in zip(entries, kept_states(held, entries), strict=True)}, {}
+        return {entry: each.state for entry, each in zip(entries, kept_states(revision, entries), strict=True)}, {}
     states, errors = {}, {}
     for entry in entries:
         try:
-            (found,) = kept_states(held, [entry])
+            (rebuilt,) = kept_states(revision, [entry])
         except (FormatError, UnsupportedError) as error:
             errors[entry] = str(error)
         else:
-            states[entry] = found.state
+            states[entry] = rebuilt.state
     return states, errors
 
 
@@ -231,8 +231,8 @@ def _own_nbytes(states: Sequence[State]) -> list[int]:
     if not states:
         return []
     places = [np.unique(state.frame.offsets[state.frame.offsets >= 0]) for state in states]
-    found, counts = np.unique(np.concatenate(places), return_counts=True)
-    alone = found[counts == 1]
+    distinct, counts = np.unique(np.concatenate(places), return_counts=True)
+    alone = distinct[counts == 1]
     own = []
     for state in states:
         mine = np.isin(state.frame.offsets, alone)
@@ -250,10 +250,10 @@ def differences(handle: Handle, at: str, then: str | None) -> list[Box]:
     """Return the boxes in which two states of an array may differ; see `differing`."""
 
     def task(_: object) -> list[Box]:
-        held = handle.snapshot
+        revision = handle.snapshot
         # Other software puts other items where a chunk was: then the place of the chunk says nothing.
-        now = held if then is None else kept.opened(held, then, deep=True)
-        return differing(kept.opened(held, at, deep=True).state, now.state)
+        now = revision if then is None else kept.opened(revision, then, deep=True)
+        return differing(kept.opened(revision, at, deep=True).state, now.state)
 
     return handle.reading(task)
 
