@@ -151,16 +151,16 @@ refuse_calls("b2array.array", "b2array.asarray stores an array, b2array.open ope
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        found = import_module("importlib.metadata").version(__name__)
+        value = import_module("importlib.metadata").version(__name__)
     elif name in _LAZY:
         module = import_module(f"{__name__}.{_LAZY[name]}")
-        found = module if name == _LAZY[name] == "bloscpack" else getattr(module, name)
+        value = module if name == _LAZY[name] == "bloscpack" else getattr(module, name)
     elif name == "group":
         raise AttributeError("b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

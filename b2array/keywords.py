@@ -95,20 +95,20 @@ def spelled_out(kind: type | None = None, defaults: Mapping[str, Any] | None = N
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
         own = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
-        shown = signature.replace(parameters=[*own, *options])
+        complete = signature.replace(parameters=[*own, *options])
         unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
-        named = [each for each in shown.parameters.values() if each.kind not in unnamed]
-        known = frozenset(each.name for each in named)
+        named = [each for each in complete.parameters.values() if each.kind not in unnamed]
+        names = frozenset(each.name for each in named)
         any_number = any(each.kind == each.VAR_POSITIONAL for each in own)
         most = sys.maxsize if any_number else sum(each.kind != each.KEYWORD_ONLY for each in own)
 
         @functools.wraps(function)
-        def checked(*args: Any, **given: Any) -> Any:
-            if not known.issuperset(given) or len(args) > most:
-                raise TypeError(_complaint(function.__name__, shown, args, given))
-            return function(*args, **given)
+        def checked(*args: Any, **keywords: Any) -> Any:
+            if not names.issuperset(keywords) or len(args) > most:
+                raise TypeError(_complaint(function.__name__, complete, args, keywords))
+            return function(*args, **keywords)
 
-        checked.__signature__ = shown  # type: ignore[attr-defined]
+        checked.__signature__ = complete  # type: ignore[attr-defined]
         return cast(F, checked)
 
     return decorate
@@ -117,15 +117,15 @@ def spelled_out(kind: type | None = None, defaults: Mapping[str, Any] | None = N
 def _options(kind: type, defaults: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
     types = kind.__annotations__
     for name in [*(name for name in defaults if name in types), *(name for name in types if name not in defaults)]:
-        found = types[name]
-        annotation = found.__forward_arg__ if isinstance(found, ForwardRef) else found
+        annotated = types[name]
+        annotation = annotated.__forward_arg__ if isinstance(annotated, ForwardRef) else annotated
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation)
 
 
-def _complaint(function: str, signature: inspect.Signature, args: tuple[Any, ...], given: Mapping[str, Any]) -> str:
+def _complaint(function: str, signature: inspect.Signature, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
     """Say which argument is wrong, as Python does, and what to write."""
     parameters = signature.parameters
-    wrong = next((name for name in given if name not in parameters), None)
+    wrong = next((name for name in keywords if name not in parameters), None)
     if wrong is not None:
         return f"{function}() got an unexpected keyword argument {wrong!r}{_hint(wrong, parameters)}"
     ordered = [each.name for each in parameters.values() if each.kind != each.KEYWORD_ONLY]
@@ -152,11 +152,11 @@ def _is_dtype(value: Any) -> bool:
     return value is not None
 
 
-def _hint(name: str, known: Collection[str]) -> str:
+def _hint(name: str, names: Collection[str]) -> str:
     needed, sentence = _NEIGHBOURS.get(name, ("", ""))
-    if needed in known:
+    if needed in names:
         return f": {sentence.format(name=name)}"
-    close = difflib.get_close_matches(name, known, 1)
+    close = difflib.get_close_matches(name, names, 1)
     return f". Did you mean {close[0]!r}?" if close else ""
 
 

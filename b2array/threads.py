@@ -168,10 +168,10 @@ def _in_order(pool: _Pool, task: Callable[[T], R], source: Iterator[T], count: i
     try:
         answers.extend(map(calls.begin, islice(source, count)))
         while answers:
-            found = result(answers.popleft())
+            value = result(answers.popleft())
             answers.extend(map(calls.begin, islice(source, 1)))
-            yield found
-            del found  # it may be large
+            yield value
+            del value  # it may be large
     finally:
         calls.end()
 
@@ -184,12 +184,12 @@ def result(answer: Answer[R]) -> R:
     """Wait for an answer; return the result, or raise the error."""
     while True:
         try:
-            found, error = answer.get(timeout=1)
+            value, error = answer.get(timeout=1)
             break
         except Empty:  # Windows notices Ctrl-C only between two calls
             continue
     if error is None:
-        return found
+        return value
     try:
         raise error
     finally:
