@@ -17,13 +17,14 @@ from b2array.buffers import Buffer
 from b2array.engine.source import EMBEDDED, FRAME_NAME
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import recent, summary
+from b2array.format.kept import KEPT
 from b2array.format.summary import Record
-from b2array.store.endings import TEMPORARY
+from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, WORK
 
 __all__ = [
     "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "RETIRED", "SUFFIXES", "Entry", "Kind", "Manifest", "Retired",
-    "check_name", "check_path", "is_attrs", "is_embedded", "is_member_name", "members_among", "retired_path",
-    "staged_path",
+    "check_name", "check_path", "is_attrs", "is_embedded", "is_file_of_group", "is_member_name", "members_among",
+    "retired_path", "staged_path",
 ]  # fmt: skip
 
 MANIFEST = ".b2group"
@@ -78,6 +79,11 @@ def _refused(name: str) -> str:
         if part == ATTRS or part.endswith(SUFFIXES):
             return f"{part!r} is reserved"
     return ""
+
+
+def is_file_of_group(part: str) -> bool:
+    """Whether a part of a path names a file of a group that is not a member."""
+    return part in (MANIFEST, EMBEDDED, RETIRED) or part.endswith((LOCK, TEMPORARY, JOURNAL, WORK, KEPT))
 
 
 def is_member_name(name: str) -> bool:
@@ -344,6 +350,8 @@ def _is_state(content: Any) -> bool:
 
 
 def _belong(name: str, path: str) -> bool:
+    if any(map(is_file_of_group, name.split("/"))):
+        return False
     return members_among([path]) == {name: path} or (path == f"{EMBEDDED}/{name}" and is_embedded(path))
 
 

@@ -7,7 +7,6 @@ through `zipfile`.
 
 from __future__ import annotations
 
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,7 +35,8 @@ from b2array.group.kept import group_ledger, moment
 from b2array.group.members import Members
 from b2array.group.transaction import Transaction
 from b2array.group.unpacked import is_place, unpacked
-from b2array.store.atomic import AtomicFile, require_free
+from b2array.store.atomic import AtomicFile, place_beside, require_free
+from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
 
@@ -234,9 +234,10 @@ def _building_b2z(url: str, settings: Settings) -> Iterator[Building]:
     with AtomicFile(store, overwrite=settings.overwrite) as path, zipfile.ZipFile(path, "w") as archive:
         archive.writestr(EMBEDDED, embedded.nothing())
 
+        beside = str(Path(store.url).resolve()) if isinstance(store, LocalStore) else path
+
         def add(member: str, new: NewFrame) -> None:
-            with tempfile.TemporaryDirectory(suffix=".b2tmp", dir=Path(path).parent) as directory:
-                frame = str(Path(directory, "frame"))
+            with place_beside(beside) as frame:
                 commit(new(frame, overwrite=False, layout="contiguous"))
                 archive.write(frame, member)
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Self
 
-from b2array.engine.manifest import ATTRS, EMBEDDED, MANIFEST, RETIRED, is_member_name
-from b2array.format.kept import KEPT
-from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, WORK
+from b2array.engine.manifest import ATTRS, is_file_of_group, is_member_name
 
 __all__ = ["Members", "check_new"]
 
@@ -128,5 +126,5 @@ def check_new(name: str, members: Members, url: str) -> None:
         if text in name:
             raise ValueError(f"{refused}: {text!r} has a meaning of its own in URLs")
     for part in name.split("/"):
-        if part in (MANIFEST, EMBEDDED, RETIRED) or part.endswith((LOCK, TEMPORARY, JOURNAL, WORK, KEPT)):
+        if is_file_of_group(part):
             raise ValueError(f"{refused}: {part!r} names a file that is not a member")

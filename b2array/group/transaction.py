@@ -161,6 +161,7 @@ class Transaction(Changes):
         self._owner = os.getpid()
         self._keeps: dict[str, Kept] = {}  # snapshots of the group to make, by name
         self._drops: set[str] = set()  # and those to drop
+        self._dropped: list[Kept] = []  # with what the caller knew of them
         self._lists: list[str] = []  # objects that this attempt has made for snapshots
         self._retiring: dict[str, RetiredFrame] = {}  # by the path of the member that goes
         self._copies: list[tuple[Kept, dict[str, State]]] = []  # snapshots of another group, with their members
@@ -432,11 +433,16 @@ class Transaction(Changes):
     def drop_snapshots(self, names: Collection[str]) -> None:
         """Let the commit forget snapshots of the group; KeyError if there is none of a name."""
         self._require_open()
-        there = [name for name in group_ledger(self.url, self._view.manifest).names if name not in self._drops]
+        there = {entry.name: entry for entry in self.snapshots() if entry.name not in self._drops}
         for name in names:
             if name not in there:
-                raise unknown_name(self.url, name, there)
+                raise unknown_name(self.url, name, [*there])
         self._drops.update(names)
+        self._dropped += [there[name] for name in names]
+
+    def snapshots(self) -> tuple[Kept, ...]:
+        """Return the snapshots that the group had when the transaction began, the oldest first."""
+        return group_ledger(self.url, self._view.manifest).entries
 
     def copy_snapshots(self, moments: Sequence[Moment]) -> None:
         """Let the commit keep snapshots of another group. They replace those of the same names.
@@ -514,7 +520,15 @@ class Transaction(Changes):
             snapshots.keep(handle, name, entry.message, None, replace=False, group=group, when=entry.time)
 
     def _check_moment(self, before: Manifest) -> None:
-        """Raise ConflictError if a snapshot would not have the members that there are now, or be of another group."""
+        """Raise ConflictError if a snapshot would not have the members that there are now, or be of another group.
+
+        Nor may one go that another writer has made under the name of one to drop.
+        """
+        if self._dropped:
+            now = group_ledger(self.url, before)
+            new = [each.name for each in self._dropped if now.find(each.name) not in (None, each)]
+            if new:
+                raise ConflictError(f"{self.url}: another writer has replaced the snapshots {new} meanwhile")
         if (self._keeps or self._copies) and before.identity not in ("", self._identity):
             raise ConflictError(f"{self.url}: another writer has made the first commit meanwhile")
         if self._keeps and {**self._view.listed(before)} != {**self._view.members()}:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import weakref
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -42,9 +41,9 @@ from b2array.group.archive import MAGIC, NOTE, Archive, is_content
 from b2array.group.directory import Directory, copy_of
 from b2array.group.members import Members
 from b2array.store import disk
-from b2array.store.atomic import AtomicFile, require_free
+from b2array.store.atomic import AtomicFile, place_beside, require_free
 from b2array.store.base import Head, Version
-from b2array.store.endings import TEMPORARY, WORK
+from b2array.store.endings import WORK
 from b2array.store.links import refuse_link
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
@@ -169,8 +168,7 @@ class Unpacked(Directory):
     def _pack_sparse(self, archive: zipfile.ZipFile, path: str) -> None:
         """Write a member that has a directory of its own as one file: there are no others in archives."""
         held = Handle(snapshot.load(self.store_of(path)), "r")
-        with tempfile.TemporaryDirectory(suffix=TEMPORARY, dir=self.store.url) as directory:
-            frame = str(Path(directory, "frame"))
+        with place_beside(str(Path(self.store.url, path))) as frame:
             commit(copy_of(held, {})(frame, overwrite=False, layout="contiguous"))
             archive.write(frame, path)
 

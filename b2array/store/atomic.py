@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from b2array.store.base import Head, Store, Version, durability
-from b2array.store.endings import LOCK
+from b2array.store.endings import LOCK, TEMPORARY
 from b2array.store.local import LocalStore
 
-__all__ = ["AtomicFile", "require_free"]
+__all__ = ["AtomicFile", "place_beside", "require_free"]
 
 
 def require_free(
@@ -51,6 +52,17 @@ def require_free(
     if found and not overwrite:
         raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
     return known[0] if known else None
+
+
+@contextmanager
+def place_beside(path: str) -> Iterator[str]:
+    """Make a directory beside a file, and give a path in it. After a kill, `vacuum` of the file removes both."""
+    directory = Path(f"{path}.{os.urandom(8).hex()}{TEMPORARY}")
+    directory.mkdir()
+    try:
+        yield str(directory / f"frame{TEMPORARY}")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 class AtomicFile:

@@ -16,6 +16,7 @@ from b2array.group import addressing
 from b2array.group.directory import Directory
 from b2array.group.group import Group
 from b2array.group.kept import group_ledger
+from b2array.group.transaction import Transaction
 from b2array.store.open import address_of
 from b2array.tools.vacuum import in_seconds
 
@@ -82,12 +83,19 @@ def expire(
         raise ValueError(f"keep_last must be an integer of at least 0, not {keep_last!r}")
     url, storage_options = address_of(url, storage_options, fs)
     opened = addressing.open(url, "r" if dry_run else "r+", storage_options=storage_options)
-    names = tuple(entry.name for entry in _old(_entries(opened), _limit(older_than), keep_last or 0))
+    limit = _limit(older_than)
+    names = _names_of_old(opened, limit, keep_last or 0)
     if names and not dry_run:
         with opened.transaction() as changes:
+            # Another writer may have replaced a snapshot since the first look.
+            names = _names_of_old(changes, limit, keep_last or 0)
             for name in names:
                 changes.drop_snapshot(name)
     return names
+
+
+def _names_of_old(opened: Any, limit: float, keep_last: int) -> tuple[str, ...]:
+    return tuple(entry.name for entry in _old(_entries(opened), limit, keep_last))
 
 
 def _entries(opened: Any) -> Sequence[Kept]:
@@ -95,6 +103,8 @@ def _entries(opened: Any) -> Sequence[Kept]:
     if not isinstance(opened, Group):
         entries = ledger_in(opened._handle.snapshot).entries
         return [entry for entry in entries if not entry.group]
+    if isinstance(opened._home, Transaction):
+        return opened._home.snapshots()
     return group_ledger(opened.url, opened._home.stored()).entries if isinstance(opened._home, Directory) else ()
 
 

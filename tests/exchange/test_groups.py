@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -615,3 +618,32 @@ def test_another_writer_who_came_first_is_told_from_damage(
     kind: Any = B2D._replace(tree=contested)
     with pytest.raises(expected, match="roof: the chunk was replaced"):
         b2array.convert(source, tmp_path / "x.b2d", src_format=kind)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+@pytest.mark.parametrize("way", ["convert", "change"])
+def test_vacuum_removes_what_a_killed_writer_of_an_archive_has_left(tmp_path: Path, way: str) -> None:
+    target = tmp_path / "x.b2z"
+    group = b2array.open_group(tmp_path / "x.b2d", "w")
+    group.create("a", data=np.arange(10), layout="sparse")
+    pid = os.fork()
+    if not pid:
+        try:
+            # It dies when it is about to put a member into the archive.
+            zipfile.ZipFile.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            if way == "convert":
+                b2array.convert(group.url, target)
+            else:
+                with b2array.open_group(target, "w") as made:
+                    made.create("a", data=np.arange(10), layout="sparse")
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) > 1
+    if way == "change":
+        b2array.open_group(target, "a", resume=True).close()
+        with zipfile.ZipFile(target) as archive:
+            assert sorted(archive.namelist()) == ["a.b2nd", "embed.b2e"]
+    assert b2array.vacuum(target, grace=0).removed
+    assert {path.name for path in tmp_path.iterdir()} <= {"x.b2d", "x.b2z"}

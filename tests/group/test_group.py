@@ -1063,6 +1063,8 @@ _listed = Manifest(
     ("entry", "value"),
     [
         ("members", {"../x": "../x.b2nd"}), ("members", {"a": "/a.b2nd"}), ("members", {"a": "b.b2nd"}),
+        ("members", {"embed.b2e/x": "embed.b2e/x.b2nd"}), ("members", {"embed.b2e/x": "embed.b2e/embed.b2e/x"}),
+        ("members", {".b2retired/x": ".b2retired/x.b2nd"}), ("members", {"x.b2lock/y": "x.b2lock/y.b2nd"}),
         ("members", {"a": "a.txt"}), ("members", {1: 2}), ("members", []), ("number", "3"),
         ("ident", 3), ("redo", {"x.b2nd": 3}), ("redo", {"../x.b2nd": [1, "", "", "delete", _TOKEN]}), ("redo", None),
         ("redo", {"x.b2nd": [1, "", "", "frame", "../../../../y"]}),

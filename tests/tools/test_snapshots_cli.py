@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from b2array.array.schunk import SChunk
 from b2array.array.snapshots import Keep
 from b2array.engine.manifest import RETIRED
 from b2array.engine.snapshot import kept_state
+from b2array.errors import ConflictError
 from b2array.format.kept import KEPT, Kept, Ledger
 from b2array.store.open import open_store
 
@@ -230,6 +234,41 @@ def test_expire_drops_old_snapshots(url: str, run: Run) -> None:
     assert json.loads(ok(run("expire", url, "--keep-last", "1", "--older-than", "0s", "--json"))) == ["spin-up"]
     assert [each.name for each in b2array.open(url).snapshots] == ["now"]
     assert ok(run("expire", url, "--older-than", "0")) == f"{url}: dropped now\n"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_expire_of_a_group_drops_no_snapshot_that_was_replaced_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    group["a"] = [0.0]
+    group.snapshot("latest")
+    time.sleep(0.01)
+    moment = datetime.fromtimestamp(time.time()).astimezone()
+    begin = b2array.Group.transaction
+
+    def replace() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(b2array.Group, "transaction", begin)
+            b2array.open_group(group.url, "r+").snapshot("latest", "a fresh one", replace=True)
+
+    @contextmanager
+    def meeting(home: b2array.Group) -> Iterator[b2array.Group]:
+        if not is_late:
+            replace()
+        with begin(home) as changes:
+            yield changes
+            if is_late:
+                replace()
+
+    monkeypatch.setattr(b2array.Group, "transaction", meeting)
+    if is_late:
+        with pytest.raises(ConflictError):
+            b2array.expire(group.url, older_than=moment)
+    else:
+        assert b2array.expire(group.url, older_than=moment) == ()
+    monkeypatch.undo()
+    assert [each.message for each in b2array.open_group(group.url).snapshots] == ["a fresh one"]
 
 
 def test_expire_of_a_group_drops_its_snapshots(group: str, run: Run) -> None:
