@@ -240,6 +240,18 @@ def test_packed_numbers_are_appended_as_they_are_packed(url: Path) -> None:
         to_b2array(along([1e6]), url, append_dim="t")
 
 
+@pytest.mark.parametrize("encoding", [{}, {"dtype": "i2"}, {"dtype": "i2", "scale_factor": 0.1}])
+@pytest.mark.parametrize("how", ["new", "appended"])
+def test_pieces_of_another_type_than_declared_are_refused(url: Path, how: str, encoding: dict[str, object]) -> None:
+    fractions = da.ones(4, chunks=2, dtype="i8").map_blocks(lambda block: block * 0.5, dtype="i8")
+    ds, options = along(fractions), {"encoding": {"a": encoding}}
+    if how == "appended":
+        to_b2array(along([0, 0]), url, encoding={"a": {**encoding, "chunks": 2}})
+        options = {"append_dim": "t"}
+    with pytest.raises(TypeError, match=r"expected a piece of type int64 from dask, .* found float64"):
+        to_b2array(ds, url, **options)
+
+
 # Groups and modes.
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "Frozen",
     "Region",
     "Write",
+    "as_declared",
     "check_source",
     "computed",
     "final",
@@ -111,8 +112,8 @@ def _brief(cut: dask_chunks.Cut) -> tuple[int, ...]:
 def from_dask(x: da.Array, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Write:
     """Return the graph that stores a dask array as a new one; see `b2array.from_dask`."""
     check_source(x)
-    if dtype is not None:
-        x = x.astype(dtype)
+    if dtype is not None and dtype != x.dtype:
+        x = as_declared(x).astype(dtype)
     if options.blocks is None and options.chunks in (None, "auto"):
         options = replace(options, chunks=dask_chunks.dividing(x.chunks, x.dtype.itemsize))
     draft = new_draft(url, x.shape, x.dtype, options)
@@ -188,6 +189,17 @@ def check_source(x: Any) -> None:
         raise TypeError("masked items have no value that could be stored: choose one with filled()")
 
 
+def as_declared(x: da.Array, owner: str = "") -> da.Array:
+    """Return the array with a check in each piece: a piece of another type than the array declares is an error.
+
+    What casts the array before it is stored would cast such a piece without a word. `owner` begins the message.
+    """
+    import dask.array as da
+
+    options = {"declared": x.dtype, "owner": owner, "dtype": x.dtype, "meta": x._meta}
+    return cast("da.Array", da.map_blocks(_as_declared, x, **options))
+
+
 def _region(region: Any, shape: tuple[int, ...]) -> Region:
     parts = () if region is None else region if isinstance(region, tuple) else (region,)
     if len(parts) > len(shape):
@@ -242,6 +254,7 @@ class Write:
             ArraySliceDep(x.chunks),
             axes,
             shared=Delayed(key, {key: self.shared}),
+            declared=x.dtype,
             name=self.name("put"),
             dtype=object,
             meta=np.empty((0,) * x.ndim, object),
@@ -398,9 +411,12 @@ def _client(scheduler: Any) -> Any:
 # Tasks.
 
 
-def _put(values: Any, inside: Region, shared: Shared[tuple[Origin, Region]]) -> npt.NDArray[Any]:
+def _put(
+    values: Any, inside: Region, shared: Shared[tuple[Origin, Region]], declared: np.dtype[Any]
+) -> npt.NDArray[Any]:  # fmt: skip
     inside = _plain(inside)
     _check_piece(values, inside)
+    _as_declared(values, declared)
     origin, region = shared.value
     part = tuple(
         slice(whole.start + own.start, whole.start + own.stop, 1) for whole, own in zip(region, inside, strict=True)
@@ -422,6 +438,19 @@ def _check_piece(values: Any, inside: Region) -> None:
     lengths = tuple(part.stop - part.start for part in inside)
     if np.shape(values) != lengths:
         raise ValueError(f"expected a piece of shape {lengths} from dask, found {np.shape(values)}")
+
+
+def _as_declared(values: Any, declared: np.dtype[Any], owner: str = "") -> Any:
+    """Return a piece that dask has computed if its type is the declared one, or casts to it without a loss."""
+    computed_dtype = getattr(values, "dtype", None)
+    if computed_dtype is None:
+        computed_dtype = np.asarray(values).dtype
+    if not np.can_cast(computed_dtype, declared, "safe"):
+        raise TypeError(
+            f"{owner}expected a piece of type {declared} from dask, as the array declares, found {computed_dtype}: "
+            "give map_blocks() the right dtype, or convert with astype()"
+        )
+    return values
 
 
 def gathered(put: Sequence[Sequence[npt.NDArray[Any]]]) -> list[list[ChangeSet]]:

@@ -21,6 +21,7 @@ from xarray.coding.times import infer_calendar_name
 from xarray.coding.variables import CFMaskCoder, CFScaleOffsetCoder
 from xarray.core.common import contains_cftime_datetimes
 
+from b2array.array import dask
 from b2array.array.array import NDArray
 from b2array.format.attributes import encode_attr
 from b2array.grid.chunking import automatic
@@ -60,7 +61,17 @@ def marked(ds: xr.Dataset) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
         if not isinstance(dim, str):
             raise TypeError(f"names of dimensions must be text, not {dim!r}")
     variables, attrs = conventions.encode_dataset_coordinates(ds)
-    return {_NONE_NAME if name is None else str(name): each for name, each in variables.items()}, dict(attrs)
+    return {
+        _NONE_NAME if name is None else str(name): _as_declared(name, each) for name, each in variables.items()
+    }, dict(attrs)
+
+
+def _as_declared(name: Hashable, variable: xr.Variable) -> xr.Variable:
+    """Check the types of what dask computes before coders cast it."""
+    if not is_dask(variable) or variable.dtype.kind == "O":
+        return variable
+    data = dask.as_declared(variable.data, f"variable {name!r}: ")
+    return xr.Variable(variable.dims, data, variable.attrs, variable.encoding)
 
 
 def encoded(variables: Mapping[str, xr.Variable], encoding: Encoding) -> dict[str, xr.Variable]:

@@ -421,6 +421,36 @@ def test_pieces_of_the_wrong_shape_are_refused(stored: b2array.NDArray) -> None:
     assert np.array_equal(b2array.open(stored.url)[...], numbers(43, 30))
 
 
+def mistyped(declared: str, actual: str) -> da.Array:
+    """Return an array whose pieces have another type than it declares."""
+    return da.zeros((43, 30), chunks=(10, 30), dtype=declared).map_blocks(
+        lambda block: (block + 0.5 if actual == "f8" else block).astype(actual), dtype=declared
+    )
+
+
+@pytest.mark.parametrize(("declared", "actual"), [("i8", "f8"), ("f4", "f8"), ("u4", "i8"), ("U1", "U9")])
+def test_pieces_of_another_type_than_declared_are_refused(tmp_path: Path, declared: str, actual: str) -> None:
+    x, url = mistyped(declared, actual), tmp_path / "x.b2nd"
+    for dtype in (None, declared if declared == "U1" else "i2"):
+        with pytest.raises(
+            TypeError, match=rf"expected a piece of type {np.dtype(declared)} .*found {np.dtype(actual)}"
+        ):
+            b2array.from_dask(x, url=url, dtype=dtype, chunks=(10, 30))
+    target = b2array.zeros((43, 30), dtype=declared, url=url, chunks=(10, 30))
+    with pytest.raises(TypeError, match="expected a piece of type"):
+        target.store(x)
+    with pytest.raises(TypeError, match="expected a piece of type"), target.transaction():
+        target.store(x)
+    assert np.array_equal(b2array.open(url), np.zeros((43, 30), declared))
+
+
+@pytest.mark.parametrize(("declared", "actual"), [("i8", "i4"), ("f8", "f4"), ("U9", "U1")])
+def test_pieces_that_cast_to_the_declared_type_without_a_loss_are_written(declared: str, actual: str) -> None:
+    stored = b2array.from_dask(mistyped(declared, actual), chunks=(10, 30))
+    assert stored.dtype == declared
+    assert np.array_equal(stored, np.zeros((43, 30), declared))
+
+
 # Failures.
 
 
