@@ -53,7 +53,7 @@ OPTIONAL = {
     "tqdm": {"progress"},
     "typer": {"tools.cli", "tools.options"},
     "xarray": {"array.array", "group.group"}
-    | {f"xarray_io.{name}" for name in ("__init__", "backend", "encoding", "loading", "writing")},
+    | {f"xarray_io.{path.stem}" for path in (PACKAGE / "xarray_io").glob("*.py")},
     "zarr": {"exchange.zarr"},
     "zfpy": {"codec.zfp"},
 }

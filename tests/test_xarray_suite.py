@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,12 @@ class TestDatasets(theirs.ZarrBase):
         found = xr.open_dataset(url, engine=Backend)
         assert found["da"].encoding["cparams"] == asked
         xr.testing.assert_identical(found.compute(), xr.concat([ds, later], dim="time"))
+
+    def test_append_with_append_dim_no_overwrite(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same without b2array's look at indexes: the new ones differ from those that are stored."""
+        for kind in (xr.Dataset, xr.DataArray):
+            monkeypatch.setattr(kind, "to_zarr", partialmethod(to_zarr, check_index="off"))
+        super().test_append_with_append_dim_no_overwrite()
 
     def test_zarr_mode_w_overwrites_encoding(self) -> None:
         """The same with a look at b2array's arrays."""

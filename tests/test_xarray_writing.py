@@ -252,6 +252,52 @@ def test_pieces_of_another_type_than_declared_are_refused(url: Path, how: str, e
         to_b2array(ds, url, **options)
 
 
+PACKED = {"dtype": "i2", "scale_factor": 0.01, "add_offset": 273.15, "_FillValue": -(2**15)}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("how", ["new", "appended", "region"])
+@pytest.mark.parametrize(
+    ("values", "encoding", "value"),
+    [
+        ([-54.53, 1.0], PACKED, "-54.53"),
+        ([-999, 1], {"_FillValue": -999}, "-999"),
+        ([-999.0, np.nan], {"_FillValue": -999.0}, "-999"),
+        ([5, 1], {"missing_value": 5}, "5"),
+        ([255.0, 1.0], {"dtype": "i1", "_Unsigned": "true", "_FillValue": -1}, "255"),
+        (
+            np.array(["2000-01-01", "2000-01-03"], "M8[ns]"),
+            {"units": "days since 2000-01-01", "dtype": "i4", "_FillValue": 0, "calendar": "standard"},
+            "2000-01-01",
+        ),
+    ],
+    ids=["packed", "whole", "floats", "missing_value", "unsigned", "times"],
+)
+def test_values_that_would_be_read_as_missing_are_refused(
+    url: Path, values: object, encoding: dict[str, object], value: str, how: str, chunked: bool
+) -> None:
+    ds, options = along(values), {"encoding": {"a": encoding}}
+    if how != "new":
+        first = along(np.asarray(values)[[1, 1]])
+        to_b2array(first, url, encoding={"a": {**encoding, "chunks": 1}})
+        options = {"append_dim": "t"} if how == "appended" else {"region": {"t": slice(0, 2)}}
+    with pytest.raises(ValueError, match=f"variable 'a' is stored as .*, which cannot hold {value}.*missing"):
+        to_b2array(ds.chunk(t=1) if chunked else ds, url, **options)
+    if how != "new":
+        xr.testing.assert_equal(reopened(url).load(), first)
+
+
+def test_missing_values_and_marks_that_are_attributes_are_written(url: Path) -> None:
+    to_b2array(along([np.nan, -54.52]), url, encoding={"a": PACKED})
+    to_b2array(along([np.nan]), url, append_dim="t")
+    np.testing.assert_allclose(reopened(url).a.values, [np.nan, -54.52, np.nan])
+    raw = reopened(url, mask_and_scale=False)
+    assert raw.a.values.tolist() == [-(2**15), -(2**15) + 1, -(2**15)]
+    to_b2array(raw, url, mode="w")
+    to_b2array(raw.load(), url, append_dim="t")
+    np.testing.assert_allclose(reopened(url).a.values, [np.nan, -54.52, np.nan] * 2)
+
+
 # Groups and modes.
 
 
@@ -269,7 +315,7 @@ def test_a_region_leaves_indexes_and_is_found_by_them(url: Path) -> None:
     ds = along(np.zeros(5)).assign_coords(t=[10, 20, 30, 40, 50])
     to_b2array(ds, url)
     to_b2array(along([1.0, 2.0]).assign_coords(t=[30, 40]), url, region={"t": "auto"})
-    to_b2array(along([9.0]).assign_coords(t=[7]), url, region={"t": slice(0, 1)})
+    to_b2array(along([9.0]).assign_coords(t=[10]), url, region={"t": slice(0, 1)})
     assert reopened(url).a.values.tolist() == [9, 0, 1, 2, 0]
     assert reopened(url).t.values.tolist() == [10, 20, 30, 40, 50]
 
@@ -302,15 +348,15 @@ def test_dimensions_in_another_order_are_turned(url: Path, chunked: bool) -> Non
 
 
 def test_appending_overwrites_other_coordinates_and_adds_variables(url: Path) -> None:
-    ds = along([1.0]).assign_coords(x=("x", [1, 2]))
+    ds = along([1.0]).assign_coords(z=("x", [1, 2]))
     to_b2array(ds.assign_attrs(version=1, kept=1), url)
-    later = along([2.0]).assign_coords(x=("x", [8, 9])).assign(new=("x", [5, 6])).assign_attrs(version=2)
+    later = along([2.0]).assign_coords(z=("x", [8, 9])).assign(new=("x", [5, 6])).assign_attrs(version=2)
     to_b2array(later, url, append_dim="t")
     found = reopened(url)
-    assert (found.a.values.tolist(), found.x.values.tolist(), found.new.values.tolist()) == ([1, 2], [8, 9], [5, 6])
+    assert (found.a.values.tolist(), found.z.values.tolist(), found.new.values.tolist()) == ([1, 2], [8, 9], [5, 6])
     assert found.attrs == {"version": 2, "kept": 1}
-    to_b2array(later.assign_coords(x=("x", [0, 0])), url, append_dim="t", mode="a-")
-    assert (reopened(url).a.values.tolist(), reopened(url).x.values.tolist()) == ([1, 2, 2], [8, 9])
+    to_b2array(later.assign_coords(z=("x", [0, 0])), url, append_dim="t", mode="a-")
+    assert (reopened(url).a.values.tolist(), reopened(url).z.values.tolist()) == ([1, 2, 2], [8, 9])
 
 
 def test_a_new_variable_along_the_dimension_that_grows_is_refused(url: Path) -> None:
@@ -343,6 +389,78 @@ def test_names_that_would_make_groups_are_refused(url: Path) -> None:
         to_b2array(along([1.0], "a/b"), url)
 
 
+# Indexes.
+
+
+def labelled(t: list[float], x: list[object], values: object = 0.0) -> xr.Dataset:
+    return xr.Dataset({"a": (("t", "x"), np.full((len(t), len(x)), values))}, {"t": t, "x": x})
+
+
+@pytest.mark.parametrize("mode", ["a", "a-"])
+@pytest.mark.parametrize("x", [[20, 10], [10, 30]])
+def test_an_append_is_refused_where_the_index_of_another_dimension_differs(url: Path, mode: str, x: list[int]) -> None:
+    first = labelled([0], [10, 20], [[1.0, 2.0]])
+    to_b2array(first, url)
+    later = labelled([1], x, [[3.0, 4.0]])
+    with pytest.raises(ValueError, match=r"the index 'x' .* expected \[10, 20\], found"):
+        to_b2array(later, url, append_dim="t", mode=mode)
+    xr.testing.assert_identical(reopened(url), first)
+    to_b2array(later.drop_vars("x"), url, append_dim="t", mode=mode)
+    assert reopened(url).a.sel(x=10).values.tolist() == [1, 3]
+
+
+def test_indexes_are_compared_as_they_are_stored(url: Path) -> None:
+    thirds = [1 / 3, 2 / 3]
+    to_b2array(labelled([0], thirds), url, encoding={"x": {"dtype": "f4"}})
+    to_b2array(labelled([1], thirds), url, append_dim="t")
+    to_b2array(labelled([1], thirds, 7.0), url, region={"t": slice(1, 2), "x": slice(None)})
+    assert reopened(url).a.values.tolist() == [[0, 0], [7, 7]]
+
+
+def test_a_region_is_refused_where_the_stored_index_has_other_values(url: Path) -> None:
+    first = labelled([0, 1], ["a", "b"])
+    to_b2array(first, url)
+    for part, region in (
+        (labelled([7], ["a", "b"], 1.0), {"t": slice(0, 1), "x": slice(0, 2)}),
+        (labelled([0], ["b", "a"], 1.0), {"t": slice(0, 1), "x": slice(0, 2)}),
+    ):
+        with pytest.raises(ValueError, match=r"the index '[tx]' of the dataset differs from the stored one"):
+            to_b2array(part, url, region=region)
+    xr.testing.assert_identical(reopened(url), first)
+    to_b2array(labelled([7], ["b", "a"], 1.0), url, region={"t": slice(0, 1), "x": slice(0, 2)}, check_index="off")
+    xr.testing.assert_identical(reopened(url), first.where(first.t > 0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("t", "words"),
+    [
+        ([1.0], r"has \[1.0\] already"),
+        ([7.0, 7.0], r"has \[7.0\] already"),
+        ([0.5], r"goes from 0.0 to 2.0, and \[0.5\] lies between"),
+        ([2.0, 5.0], r"has \[2.0\] already"),
+    ],
+)
+def test_labels_that_are_stored_already_or_lie_between_give_a_warning(url: Path, t: list[float], words: str) -> None:
+    first = labelled([0.0, 1.0, 2.0], [1])
+    to_b2array(first, url)
+    with pytest.raises(ValueError, match=f"the stored index 't' {words}"):
+        to_b2array(labelled(t, [1]), url, append_dim="t", check_index="error")
+    xr.testing.assert_identical(reopened(url), first)
+    with pytest.warns(UserWarning, match=words):
+        to_b2array(labelled(t, [1]), url, append_dim="t")
+    to_b2array(labelled(t, [1]), url, append_dim="t", check_index="off")
+    assert reopened(url).t.values.tolist() == [0, 1, 2, *t, *t]
+
+
+def test_labels_on_either_side_of_the_stored_ones_give_no_warning(url: Path) -> None:
+    to_b2array(labelled([5.0, 6.0], [1]), url)
+    for t in ([7.0, 8.0], [1.0, 2.0]):
+        to_b2array(labelled(t, [1]), url, append_dim="t", check_index="error")
+    assert reopened(url).t.values.tolist() == [5, 6, 7, 8, 1, 2]
+    with pytest.raises(ValueError, match="check_index must be"):
+        to_b2array(labelled([9], [1]), url, append_dim="t", check_index="no")
+
+
 # Encodings and attributes.
 
 
@@ -357,6 +475,119 @@ def test_chunks_are_those_that_are_asked_for(url: Path, chunks: object, expected
             to_b2array(ds, url.parent / f"{n}.b2d", encoding={"a": {"chunks": chunks}})
         assert b2array.open_group(url.parent / f"{n}.b2d")["a"].chunks == expected
         xr.testing.assert_identical(reopened(url.parent / f"{n}.b2d").load(), step)
+
+
+def cube(*chunks: int) -> xr.Dataset:
+    """Return a dataset that was stored in these chunks, and opened."""
+    url = f"memory://cubes/{'-'.join(map(str, chunks))}.b2d"
+    to_b2array(xr.Dataset({"a": (("t", "y", "x"), np.ones((20, 100, 120)))}), url, mode="w", chunks=chunks)
+    return xr.open_dataset(url, engine=Backend)
+
+
+def stored_chunks(ds: xr.Dataset, url: Path, **options: object) -> tuple[int, ...]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", da.PerformanceWarning)
+        to_b2array(ds, url, mode="w", **options)
+    array = b2array.open_group(url)["a"]
+    assert array[...].min() == 1
+    return array.chunks
+
+
+@pytest.mark.parametrize("opened", [None, {}, {"t": 20}])
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"t": -1, "y": 10, "x": 10}, (20, 10, 10)),
+        ({"t": 20, "y": 100, "x": 60}, (20, 100, 60)),
+        ({"t": 3, "y": 50, "x": 60}, (3, 50, 60)),
+        ({"y": (40, 60)}, (5, 40, 60)),
+    ],
+)
+def test_chunks_that_dask_was_asked_for_go_before_those_that_were_read(
+    url: Path, opened: object, asked: dict[str, object], expected: tuple[int, ...]
+) -> None:
+    ds = cube(10, 50, 60)
+    ds = ds if opened is None else xr.open_dataset("memory://cubes/10-50-60.b2d", engine=Backend, chunks=opened)
+    if "t" not in asked:
+        ds = ds.chunk(t=5, x=60)
+    ds = ds.chunk(asked)
+    assert stored_chunks(ds, url) == expected
+    assert stored_chunks(ds, url, encoding={"a": {"chunks": (7, 7, 7)}}) == (7, 7, 7)
+    assert stored_chunks(ds, url, chunks=(6, 6, 6)) == (6, 6, 6)
+
+
+@pytest.mark.parametrize("opened", [{}, {"t": 20}, {"t": 20, "y": 100}, "auto"])
+def test_chunks_that_were_read_stay_where_nobody_asked_dask_for_others(url: Path, opened: object) -> None:
+    cube(10, 50, 60)
+    ds = xr.open_dataset("memory://cubes/10-50-60.b2d", engine=Backend, chunks=opened)
+    months = np.arange(20) % 7 != 3
+    for part in (ds, ds.isel(t=slice(3, 17)), ds.isel(t=months), ds.isel(t=months).chunk(), xr.concat([ds, ds], "t")):
+        assert stored_chunks(part, url) == (10, 50, 60)
+    assert stored_chunks(ds, url, chunks=(6, 6, 6)) == (6, 6, 6)
+    turned = ds.transpose("x", "t", "y")
+    assert stored_chunks(turned, url) == stored_chunks(turned.load(), url) == (60, 10, 50)
+
+
+def test_dask_chunks_that_no_stored_chunks_can_be_joined_to_are_refused(url: Path) -> None:
+    ds = cube(10, 50, 60).chunk(t=20, y=(33, 34, 33), x=(7, 2, 111))
+    with pytest.raises(ValueError, match=r"variable 'a': no stored chunks .* can be joined .*encoding="):
+        to_b2array(ds, url)
+    assert not url.exists()
+    assert stored_chunks(ds, url, encoding={"a": {"chunks": (20, 33, 60)}}) == (20, 33, 60)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_chunks_are_asked_for_by_the_names_of_dimensions(url: Path, chunked: bool) -> None:
+    ds = xr.Dataset({"a": (("t", "x"), np.ones((4, 60)))})
+    ds = ds.chunk(t=1) if chunked else ds
+    assert stored_chunks(ds, url, encoding={"a": {"chunks": {"t": 1}}}) == (1, 60)
+    assert stored_chunks(ds, url, encoding={"a": {"chunks": {"x": 20, "t": 2}}}) == (2, 20)
+    with pytest.raises(ValueError, match=r"variable 'a': .* dimensions \('t', 'x'\), found some for \['time'\]"):
+        to_b2array(ds, url, mode="w", encoding={"a": {"chunks": {"time": 1}}})
+
+
+def test_what_the_call_asks_for_all_variables_goes_before_what_they_were_read_with(url: Path) -> None:
+    ds = cube(10, 50, 60)
+    to_b2array(ds, url, cparams="lz4", layout="sparse")
+    array = b2array.open_group(url)["a"]
+    assert (array.cparams.codec, array.info["layout"], array.chunks) == ("lz4", "sparse", (10, 50, 60))
+
+
+def test_the_word_of_netcdf_for_chunks_is_known(url: Path, tmp_path: Path) -> None:
+    ds = xr.Dataset({"a": (("t", "x"), np.ones((40, 30)))})
+    ds.to_netcdf(tmp_path / "a.nc", engine="h5netcdf", encoding={"a": {"chunksizes": (8, 15)}})
+    for options in ({}, {"chunks": {}}):
+        with xr.open_dataset(tmp_path / "a.nc", engine="h5netcdf", **options) as source:
+            assert stored_chunks(source, url) == (8, 15)
+            assert stored_chunks(source.chunk(t=20, x=30), url) == (20, 30)
+    assert stored_chunks(ds, url, encoding={"a": {"chunksizes": (4, 5)}}) == (4, 5)
+
+
+def test_an_encoding_that_drops_the_stored_packing_gives_a_warning(url: Path, tmp_path: Path) -> None:
+    to_b2array(along([1.0, np.nan]), url, encoding={"a": PACKED})
+    packed = reopened(url)
+    with pytest.warns(UserWarning, match=r"variable 'a' .*dtype=int16, scale_factor=0.01, .*_FillValue=-32768 to pack"):
+        to_b2array(packed, tmp_path / "b.b2d", encoding={"a": {"chunks": 2}})
+    assert b2array.open_group(tmp_path / "b.b2d")["a"].dtype == "f8"
+    for n, asked in enumerate(({"dtype": "f4", "chunks": 2}, {**PACKED, "chunks": 2})):
+        to_b2array(packed, tmp_path / f"c{n}.b2d", encoding={"a": asked})
+    assert b2array.open_group(tmp_path / "c1.b2d")["a"].dtype == "i2"
+
+
+@pytest.mark.parametrize(
+    ("values", "encoding"),
+    [
+        ([1.5], {"scale_factor": "two"}),
+        (np.array(["2000-01-01"], "M8[ns]"), {"units": "days since never"}),
+        (np.array(["2000-01-01"], "M8[ns]"), {"units": "days since 2000-01-01", "calendar": "of the moon"}),
+        (np.array([1, "a", {}], object), {}),
+    ],
+)
+def test_a_variable_that_cannot_be_encoded_is_named(url: Path, values: object, encoding: dict[str, object]) -> None:
+    ds = along([1.0], "good", "x").assign(bad=("t", values))
+    with pytest.raises((TypeError, ValueError), match="'bad'"):
+        to_b2array(ds, url, encoding={"bad": encoding})
+    assert not url.exists()
 
 
 def test_blocks_that_do_not_fit_other_chunks_are_chosen_anew(url: Path, tmp_path: Path) -> None:
@@ -376,6 +607,32 @@ def test_attributes_may_be_numbers_and_times_of_numpy(url: Path) -> None:
     found = reopened(url).attrs
     assert found == {**attrs, "plain": np.datetime64("2000-01-01"), "stamp": np.datetime64("2000-01-01")}
     assert isinstance(found["when"], np.datetime64)
+
+
+def test_attributes_that_are_none_are_kept(url: Path) -> None:
+    ds = along([1.0]).assign_attrs(note=None)
+    ds.a.attrs["note"] = None
+    to_b2array(xr.DataTree(ds, children={"inner": xr.DataTree(ds)}), url)
+    xr.testing.assert_identical(reopened(url), ds)
+    xr.testing.assert_identical(reopened(url, group="inner"), ds)
+    to_b2array(along([2.0]).assign_attrs(other=None), url, append_dim="t")
+    assert reopened(url).attrs == {"note": None, "other": None}
+
+
+@pytest.mark.parametrize("how", ["a", "appended", "region"])
+def test_a_new_coordinate_is_one_when_it_is_read(url: Path, how: str) -> None:
+    first = xr.Dataset({"a": (("t", "x"), [[1.0, 2.0]])}, {"old": ("x", [3, 4])}, {"title": "mine"})
+    to_b2array(first, url)
+    options = {
+        "a": {"mode": "a"},
+        "appended": {"append_dim": "t"},
+        "region": {"region": {"x": slice(0, 2)}, "mode": "a"},
+    }
+    ds = first.assign_coords(new=("x", [5, 6]), scalar=7, x=[8, 9])
+    to_b2array(ds.drop_vars("scalar") if how == "region" else ds, url, **options[how])
+    expected = {"a": {"old", "new", "scalar", "x"}, "region": {"old", "new"}}.get(how, {"old", "new", "scalar", "x"})
+    assert {*map(str, reopened(url).coords)} == expected
+    assert reopened(url).attrs == {"title": "mine"}
 
 
 def test_a_single_array_is_found_again(url: Path, tmp_path: Path) -> None:
@@ -452,6 +709,40 @@ def test_a_template_shows_the_fill_value_until_all_of_it_is_committed(url: Path,
     assert np.isnan(template.a).all()
     delayed.compute()
     xr.testing.assert_identical(reopened(url).load(), ds.compute())
+
+
+@pytest.mark.parametrize("engine", ["h5netcdf", "netcdf4"])
+@pytest.mark.parametrize("through", ["convert", "xarray"])
+def test_a_template_of_netcdf_variables_shows_what_marks_missing_items(
+    url: Path, tmp_path: Path, engine: str, through: str
+) -> None:
+    days = pd.date_range("2000-01-01", periods=4).values.astype("M8[ns]")
+    variables = {name: (("t", "x"), np.ones((4, 3), "f4")) for name in ("nan", "marked", "bare")}
+    ds = xr.Dataset({**variables, "count": ("t", np.arange(4)), "when": ("t", days)}, {"t": days})
+    encoding = {"marked": {"_FillValue": -9.0}, "bare": {"_FillValue": None}}
+    ds.to_netcdf(tmp_path / "a.nc", engine=engine, encoding=encoding)
+    if through == "convert":
+        b2array.convert(tmp_path / "a.nc", tmp_path / "a.b2d")
+        source = reopened(tmp_path / "a.b2d", chunks={})
+    else:
+        source = xr.open_dataset(tmp_path / "a.nc", engine=engine, chunks={"t": 1})
+    to_b2array(source, url, compute=False)
+    source.close()
+    to_b2array(ds[["nan", "count"]].isel(t=[2]), url, region="auto")
+    template = reopened(url).load()
+    assert template["nan"].sum("x", skipna=False).values.tolist()[2] == 3
+    assert np.isnan(template["nan"]).sum() == 9
+    assert np.isnan(template.marked).all()
+    assert b2array.open_group(url)["marked"][0, 0] == -9
+    assert np.isnan(template.bare).all()
+    assert template["count"].values.tolist() == [0, 0, 2, 0]
+    assert template.when.values.astype("M8[D]").astype(str).tolist() == ["2000-01-01"] * 4
+
+
+def test_a_fill_value_that_somebody_chose_is_read_and_written_again(url: Path, tmp_path: Path) -> None:
+    to_b2array(along([1, 2]), url, encoding={"a": {"fill_value": 7}})
+    to_b2array(reopened(url), tmp_path / "b.b2d")
+    assert b2array.open_group(tmp_path / "b.b2d")["a"].fill_value == 7
 
 
 @pytest.mark.parametrize("where", ["local", "memory", "empty directory"])

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 
 from b2array.grid.chunking import CHUNK_NBYTES, automatic
 
-__all__ = ["Cut", "aligned", "dividing", "grouped", "pieces"]
+__all__ = ["Cut", "aligned", "dividing", "grouped", "joining", "pieces", "regular"]
 
 Cut = tuple[tuple[int, ...], ...]
 
@@ -132,6 +132,38 @@ def dividing(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
         chosen = _within(steps, automatic(steps, itemsize, chunks=f"{CHUNK_NBYTES}B")[0], whole)
         fits = math.prod(chosen) * itemsize >= min(math.prod(extents) * itemsize, _SMALLEST_NBYTES)
     return chosen if fits and math.prod(chosen) * itemsize <= _LARGEST_NBYTES else None
+
+
+def regular(cut: Cut) -> tuple[int, ...] | None:
+    """Return the extents of the pieces of a cut if they are equal but for shorter ones at the end, else None.
+
+    Examples
+    --------
+    >>> regular(((4, 4, 2), (7,)))
+    (4, 7)
+    >>> regular(((4, 2, 4),)) is None
+    True
+    """
+    is_regular = all(len({*lengths[:-1]}) <= 1 and lengths[-1] <= lengths[0] for lengths in cut)
+    return tuple(lengths[0] for lengths in cut) if is_regular else None
+
+
+def joining(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
+    """Choose extents of chunks for pieces that somebody has asked for: the same, or parts of pieces that are too large.
+
+    Return None if the pieces do not consist of equal parts of a useful size.
+
+    Examples
+    --------
+    >>> joining(((365,), (10, 10), (10, 10)), 4)
+    (365, 10, 10)
+    >>> joining(((10, 7, 10),), 8) is None
+    True
+    """
+    pieces = regular(cut)
+    if pieces is not None and all(pieces) and math.prod(pieces) * itemsize <= _LARGEST_NBYTES:
+        return pieces
+    return dividing(cut, itemsize)
 
 
 def _within(steps: Sequence[int], wanted: Sequence[int], whole: Sequence[bool]) -> tuple[int, ...]:

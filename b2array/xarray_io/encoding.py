@@ -5,11 +5,13 @@ A new array is stored as the encoding asks. Values for an existing one go into a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import warnings
+from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +28,20 @@ from b2array.array.array import NDArray
 from b2array.format.attributes import encode_attr
 from b2array.grid.chunking import automatic
 from b2array.xarray_io.backend import attributes_of, dims_of
+from b2array.xarray_io.preferences import preferences
 
-__all__ = ["as_stored", "attributes", "detected", "encoded", "is_dask", "marked", "place"]
+__all__ = [
+    "OtherUnitsError",
+    "as_stored",
+    "attributes",
+    "encoded",
+    "is_dask",
+    "is_same",
+    "is_time",
+    "marked",
+]
 
 Encoding = Mapping[Hashable, Any]
-Region = Mapping[Hashable, slice]
 
 _OWN = ("chunks", "blocks", "cparams", "layout", "fill_value")
 _INHERITED = {"source", "original_shape", "preferred_chunks", "char_dim_name", "unlimited_dims"}
@@ -40,6 +51,8 @@ _NONE_NAME = "__values__"
 """The name under which xarray stores and finds a variable whose name is None."""
 _CODED = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "_Encoding")
 """Attributes without which stored values mean something else."""
+_KINDS_OF_ERRORS = (TypeError, ValueError, OverflowError, NotImplementedError)
+_MARKS = ("_FillValue", "missing_value")
 _PLAIN_CALENDARS = {"standard", "gregorian", "proleptic_gregorian"}
 
 
@@ -61,32 +74,114 @@ def marked(ds: xr.Dataset) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
         if not isinstance(dim, str):
             raise TypeError(f"names of dimensions must be text, not {dim!r}")
     variables, attrs = conventions.encode_dataset_coordinates(ds)
-    return {
-        _NONE_NAME if name is None else str(name): _as_declared(name, each) for name, each in variables.items()
-    }, dict(attrs)
+    return {_NONE_NAME if name is None else str(name): each for name, each in variables.items()}, dict(attrs)
 
 
-def _as_declared(name: Hashable, variable: xr.Variable) -> xr.Variable:
-    """Check the types of what dask computes before coders cast it."""
+def _as_declared(name: str, variable: xr.Variable) -> xr.Variable:
+    """Return a copy that checks the types of what dask computes before coders cast it."""
     if not is_dask(variable) or variable.dtype.kind == "O":
-        return variable
+        return variable.copy(deep=False)
     data = dask.as_declared(variable.data, f"variable {name!r}: ")
     return xr.Variable(variable.dims, data, variable.attrs, variable.encoding)
 
 
-def encoded(variables: Mapping[str, xr.Variable], encoding: Encoding) -> dict[str, xr.Variable]:
+def encoded(
+    variables: Mapping[str, xr.Variable], encoding: Encoding, options: Collection[str] = ()
+) -> dict[str, xr.Variable]:  # fmt: skip
     """Return variables of plain arrays by the CF conventions, with an ``encoding`` that `b2array.create` takes.
 
-    The given encoding replaces that of the variables. KeyError says that there is no such variable, TypeError or
-    ValueError that the encoding is not valid, or that values cannot be stored as it asks.
+    The given encoding replaces that of the variables. So do the `options` that are given for all of them. KeyError says
+    that there is no such variable, TypeError or ValueError that the encoding is not valid, or that values cannot be
+    stored as it asks.
     """
-    for name, asked in encoding.items():
+    for name in encoding:
         if name not in variables:
             raise KeyError(f"encoding is given for {name!r}, which is no variable")
-        variables[str(name)].encoding = asked
-    widths = {name: _without_width(each) for name, each in variables.items()}
-    coded, _ = conventions.cf_encoder({name: fitted(name, each) for name, each in variables.items()}, {})
-    return {str(name): _stored(str(name), each, widths[name], given=name in encoding) for name, each in coded.items()}
+    plain = {name: _prepared(name, each, encoding.get(name), options) for name, each in variables.items()}
+    widths = {name: _without_width(each) for name, each in plain.items()}
+    ready = {name: _named(name, partial(fitted, name, each)) for name, each in plain.items()}
+    coded = _by_conventions(ready)
+    return {
+        name: _stored(name, _checked_codes(name, plain[name], each), widths[name], given=name in encoding)
+        for name, each in coded.items()
+    }
+
+
+def _prepared(
+    name: str, variable: xr.Variable, asked: Mapping[Hashable, Any] | None, options: Collection[str]
+) -> xr.Variable:  # fmt: skip
+    """Return a variable with the encoding by which it is to be stored."""
+    chosen = preferences(name, variable, asked, options)
+    variable = _as_declared(name, variable)
+    variable.encoding = chosen
+    return variable
+
+
+def _by_conventions(variables: dict[str, xr.Variable]) -> dict[str, xr.Variable]:
+    """Encode variables together, because units of bounds are those of their coordinate; an error names the variable."""
+    try:
+        coded, _ = conventions.cf_encoder(dict(variables), {})
+    except Exception:
+        for name, variable in variables.items():
+            _named(name, partial(conventions.encode_cf_variable, variable, name=name))
+        raise
+    return {str(name): each for name, each in coded.items()}
+
+
+def _named(name: str, function: Callable[[], xr.Variable]) -> xr.Variable:
+    """Call a function that encodes a variable, and name the variable in its errors."""
+    try:
+        return function()
+    except _KINDS_OF_ERRORS as error:
+        if repr(name) in str(error):
+            raise
+        # An error of a library may be of a class that takes other arguments.
+        plain = next(
+            kind for kind in (TypeError, OverflowError, NotImplementedError, ValueError) if isinstance(error, kind)
+        )
+        raise plain(f"variable {name!r} cannot be encoded: {error}") from error
+
+
+def _checked_codes(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.Variable:
+    """Return an encoded variable that cannot be read as other items than the plain ones."""
+    if is_dask(coded) and coded.dtype.kind in "iu" and is_time(variable):
+        # xarray declares the type that was asked for, but encodes pieces of times as int64.
+        coded = mapped(coded, partial(_converted, name=name, dtype=coded.dtype, exact=True), coded.dtype)
+    return _unmarked(name, variable, coded)
+
+
+# Marks of missing items.
+
+
+def _unmarked(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.Variable:
+    """Return an encoded variable if no item has the value that marks missing ones, but those that are missing.
+
+    Whoever gives the mark as an attribute has encoded the items himself, and may have marked some.
+    """
+    given = [coded.attrs[key] for key in _MARKS if key in coded.attrs and key not in variable.attrs]
+    marks = [mark for each in given for mark in np.ravel(each) if mark.dtype.kind in "iuf" and not np.isnan(mark)]
+    if not marks or coded.dtype.kind not in "iuf" or coded.shape != variable.shape or variable.dtype.kind in "SUT":
+        return coded
+    check = partial(_without_marks, name=name, marks=np.array(marks))
+    data, items = coded.data, variable.data
+    if is_dask(coded):
+        data = data.map_blocks(check, items, dtype=coded.dtype, meta=np.empty((0,) * coded.ndim, coded.dtype))
+    else:
+        data = check(np.asarray(data), variable.values)
+    return xr.Variable(coded.dims, data, coded.attrs, coded.encoding)
+
+
+def _without_marks(
+    stored: npt.NDArray[Any], items: npt.NDArray[Any], name: str, marks: npt.NDArray[Any]
+) -> npt.NDArray[Any]:  # fmt: skip
+    equal = np.isin(stored, marks.astype(stored.dtype) if stored.dtype.kind == marks.dtype.kind else marks)
+    if equal.any() and (wrong := equal & ~xr.DataArray(items).isnull().values).any():
+        raise ValueError(
+            f"variable {name!r} is stored as {stored.dtype}, which cannot hold {items[wrong][0]}: it would be"
+            f" {stored[wrong][0]}, which marks missing items; choose another _FillValue, or let the item be NaN, if it"
+            " is missing"
+        )
+    return stored
 
 
 def _without_width(variable: xr.Variable) -> np.dtype[Any] | None:
@@ -292,94 +387,20 @@ def _of_one_type(name: str, variable: xr.Variable) -> xr.Variable:
     raise TypeError(f"variable {name!r} holds Python objects that are not all text; convert it first")
 
 
-# Where in existing arrays.
-
-
-def detected(
-    region: Mapping[Hashable, slice | Literal["auto"]] | Literal["auto"], ds: xr.Dataset, arrays: Mapping[str, NDArray]
-) -> dict[Hashable, slice]:  # fmt: skip
-    """Check a region, and find the parts that are given by values of coordinates."""
-    if isinstance(region, str) and region == "auto":
-        region = dict.fromkeys(ds.dims, region)
-    if not isinstance(region, Mapping):
-        raise TypeError(f"``region`` must be a dict or 'auto', found {region!r}")
-    found = {}
-    for dim, part in region.items():
-        if dim not in ds.dims:
-            raise ValueError(
-                f"all keys in ``region`` are not in Dataset dimensions: the dataset has no dimension {dim!r}"
-            )
-        if isinstance(part, str) and part == "auto":
-            found[dim] = _detected(dim, ds, arrays)
-        elif not isinstance(part, slice):
-            raise TypeError(f"all values of ``region`` must be slice objects or 'auto', found {part!r} for {dim!r}")
-        elif part.step not in (None, 1):
-            raise ValueError(f"the step on all slices of a region must be 1: {part} of {dim!r} is not inside one piece")
-        else:
-            found[dim] = part
-    # Indexes are never written. In a region of slices, they are the caller's mistake.
-    written = ds.drop_vars(ds.indexes) if "auto" in region.values() else ds
-    others = [name for name, variable in written.variables.items() if not found.keys() & {*variable.dims}]
-    if found and others:
-        raise ValueError(
-            "all variables in the dataset to write must have at least one dimension in common with the region; "
-            f"{others} have none: drop them, or write them whole"
-        )
-    return found
-
-
-def _detected(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> slice:
-    if dim not in ds.variables:
-        return slice(0, ds.sizes[dim])
-    array = arrays.get(str(dim))
-    if array is None:
-        raise KeyError(f"there is no stored coordinate {dim!r} in which to find the region")
-    raw = xr.Variable(dims_of(str(dim), array), array[...], attributes_of(array.attrs))
-    stored = conventions.decode_cf_variable(dim, raw)
-    index = stored.to_index_variable().to_index()
-    if not index.is_unique:
-        raise ValueError(
-            f"the stored coordinate {dim!r} must have different values to find a region in, found repeated ones"
-        )
-    positions = index.get_indexer(ds[dim].to_index())
-    if (positions < 0).any():
-        raise KeyError(f"values of the coordinate {dim!r} are not among the stored ones")
-    if (np.diff(positions) != 1).any():
-        raise ValueError(f"the values of the coordinate {dim!r} are not stored side by side")
-    return slice(int(positions[0]), int(positions[-1]) + 1) if len(positions) else slice(0, 0)
-
-
-def place(
-    name: str, array: NDArray, variable: xr.Variable, append_dim: Hashable | None, region: Region
-) -> tuple[slice, ...]:  # fmt: skip
-    """Return where a variable goes in an array. Its dimensions are in the stored order."""
-    where = []
-    for dim, n, length in zip(variable.dims, array.shape, variable.shape, strict=True):
-        if dim == append_dim:
-            where.append(slice(n, n + length))
-            continue
-        part = region.get(dim, slice(None))
-        if any(edge is not None and not -n <= edge <= n for edge in (part.start, part.stop)):
-            raise ValueError(f"the region {part} of {dim!r} is not inside the {n} items of variable {name!r}")
-        start, stop, _ = part.indices(n)
-        if stop - start != length:
-            raise ValueError(
-                f"variable {name!r} already exists with different dimension sizes: expected {stop - start} items "
-                f"along {dim!r}, found {length}"
-            )
-        where.append(slice(start, stop))
-    return tuple(where)
-
-
 # As existing arrays are encoded.
 
 
-def as_stored(name: str, variable: xr.Variable, array: NDArray) -> xr.Variable:
+def as_stored(
+    name: str, variable: xr.Variable, array: NDArray, bounded: Mapping[str, Any] = MappingProxyType({})
+) -> xr.Variable:  # fmt: skip
     """Encode a variable as the existing one is encoded, with its dimensions in the same order.
 
-    Text from objects may come out wider than the stored text.
+    Text from objects may come out wider than the stored text. `bounded` has units and calendar of the coordinate that
+    the variable has the bounds of: bounds have none themselves.
     """
     attrs = {key: value for key, value in attributes_of(array.attrs).items() if key in (*_CODED, "dtype")}
+    if is_time(variable):
+        attrs = {**bounded, **attrs}
     dims = dims_of(name, array)
     characters = array.shape[-1] if array.dtype == "S1" and len(dims) == variable.ndim + 1 else None
     wanted = dims if characters is None else dims[:-1]
@@ -387,24 +408,42 @@ def as_stored(name: str, variable: xr.Variable, array: NDArray) -> xr.Variable:
         raise ValueError(
             f"variable {name!r} already exists with different dimension names: {wanted}, not {variable.dims}"
         )
-    variable, given = variable.transpose(*wanted).copy(deep=False), variable.dtype
+    variable, given = _as_declared(name, variable.transpose(*wanted)), variable.dtype
     if given == array.dtype and given.kind in "mM":
         return variable
     if given.kind == "O" and array.dtype.kind not in "SU" and not contains_cftime_datetimes(variable):
         variable = as_text(name, variable)
     _check_kind(name, variable, array, attrs)
-    coded = as_text(name, _coded(name, variable, array, attrs, characters), characters)
+    plain = variable.copy(deep=False)
+    coded = _named(name, partial(_coded, name, variable, array, attrs, characters))
+    coded = as_text(name, coded, characters)
     if coded.ndim != array.ndim:
         raise ValueError(f"variable {name!r} is stored as characters of text, which cannot hold {given}")
     for key in _CODED:
         # Units of plain numbers are free text. Those of instants and of spans of time say what the numbers mean.
         counts = key != "units" or given.kind == "m" or " since " in str(attrs.get("units"))
-        if counts and not _same(attrs.get(key), coded.attrs.get(key)):
-            raise ValueError(
+        if counts and not is_same(attrs.get(key), coded.attrs.get(key)):
+            message = (
                 f"variable {name!r} has {key}={attrs.get(key)!r} where it is stored, "
                 f"the new one {coded.attrs.get(key)!r}"
             )
-    return _fitting(name, coded, given, array)
+            if key == "units" and is_time(plain):
+                raise OtherUnitsError(message, coded.attrs.get(key))
+            raise ValueError(message)
+    return _fitting(name, _checked_codes(name, plain, coded), given, array)
+
+
+def is_time(variable: xr.Variable) -> bool:
+    """Whether a variable has points or lengths of time."""
+    return variable.dtype.kind in "mM" or contains_cftime_datetimes(variable)
+
+
+class OtherUnitsError(ValueError):
+    """Times do not fit the units of the stored ones, but these."""
+
+    def __init__(self, message: str, units: object) -> None:
+        super().__init__(message)
+        self.units = units
 
 
 def _coded(
@@ -424,7 +463,10 @@ def _coded(
     encoding.setdefault("_FillValue", None)
     variable.encoding = encoding
     exact = attrs.keys().isdisjoint(("scale_factor", "add_offset", "_Unsigned"))
-    return conventions.encode_cf_variable(fitted(name, variable, exact=exact), name=name)
+    with warnings.catch_warnings():
+        # xarray chooses finer units then, and the caller refuses those.
+        warnings.filterwarnings("ignore", r"Time(delta)?s can't be serialized faithfully", UserWarning)
+        return conventions.encode_cf_variable(fitted(name, variable, exact=exact), name=name)
 
 
 def _check_kind(name: str, variable: xr.Variable, array: NDArray, attrs: Mapping[str, Any]) -> None:
@@ -465,7 +507,7 @@ def _fitting(name: str, coded: xr.Variable, given: np.dtype[Any], array: NDArray
     return coded
 
 
-def _same(a: Any, b: Any) -> bool:
+def is_same(a: Any, b: Any) -> bool:
     """Compare attributes. NaN equals NaN, and units may be spelled differently."""
     if isinstance(a, str) and isinstance(b, str):
         plain = {a, b} <= _PLAIN_CALENDARS

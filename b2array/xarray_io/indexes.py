@@ -1,0 +1,165 @@
+"""Where values go in existing arrays, and whether the indexes that are stored agree."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+from xarray import conventions
+
+from b2array.array.array import NDArray
+from b2array.errors import warn
+from b2array.xarray_io.backend import attributes_of, dims_of
+from b2array.xarray_io.encoding import as_stored
+
+__all__ = ["CheckIndex", "Region", "check_indexes", "check_new_part", "detected", "place"]
+
+Region = Mapping[Hashable, slice]
+CheckIndex = Literal["error", "warn", "off"]
+
+
+def detected(
+    region: Mapping[Hashable, slice | Literal["auto"]] | Literal["auto"], ds: xr.Dataset, labels: xr.Dataset,
+    arrays: Mapping[str, NDArray],
+) -> dict[Hashable, slice]:  # fmt: skip
+    """Check a region, and find the parts that are given by values of coordinates.
+
+    `labels` has the coordinates that the dataset inherits in a tree.
+    """
+    if isinstance(region, str) and region == "auto":
+        region = dict.fromkeys(ds.dims, region)
+    if not isinstance(region, Mapping):
+        raise TypeError(f"``region`` must be a dict or 'auto', found {region!r}")
+    found = {}
+    for dim, part in region.items():
+        if dim not in ds.dims:
+            raise ValueError(
+                f"all keys in ``region`` are not in Dataset dimensions: the dataset has no dimension {dim!r}"
+            )
+        if isinstance(part, str) and part == "auto":
+            found[dim] = _detected(dim, labels, arrays)
+        elif not isinstance(part, slice):
+            raise TypeError(f"all values of ``region`` must be slice objects or 'auto', found {part!r} for {dim!r}")
+        elif part.step not in (None, 1):
+            raise ValueError(f"the step on all slices of a region must be 1: {part} of {dim!r} is not inside one piece")
+        else:
+            found[dim] = part
+    # Indexes are never written. In a region of slices, they are the caller's mistake.
+    written = ds.drop_vars(ds.indexes) if "auto" in region.values() else ds
+    others = [name for name, variable in written.variables.items() if not found.keys() & {*variable.dims}]
+    if found and others:
+        raise ValueError(
+            "all variables in the dataset to write must have at least one dimension in common with the region; "
+            f"{others} have none: drop them, or write them whole"
+        )
+    return found
+
+
+def _detected(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> slice:
+    if dim not in ds.variables:
+        return slice(0, ds.sizes[dim])
+    array = arrays.get(str(dim))
+    if array is None:
+        raise KeyError(f"there is no stored coordinate {dim!r} in which to find the region")
+    index = _stored_index(str(dim), array)
+    if not index.is_unique:
+        raise ValueError(
+            f"the stored coordinate {dim!r} must have different values to find a region in, found repeated ones"
+        )
+    positions = index.get_indexer(ds[dim].to_index())
+    if (positions < 0).any():
+        raise KeyError(f"values of the coordinate {dim!r} are not among the stored ones")
+    if (np.diff(positions) != 1).any():
+        raise ValueError(f"the values of the coordinate {dim!r} are not stored side by side")
+    return slice(int(positions[0]), int(positions[-1]) + 1) if len(positions) else slice(0, 0)
+
+
+def place(
+    name: str, array: NDArray, variable: xr.Variable, append_dim: Hashable | None, region: Region
+) -> tuple[slice, ...]:  # fmt: skip
+    """Return where a variable goes in an array. Its dimensions are in the stored order."""
+    where = []
+    for dim, n, length in zip(variable.dims, array.shape, variable.shape, strict=True):
+        if dim == append_dim:
+            where.append(slice(n, n + length))
+            continue
+        part = region.get(dim, slice(None))
+        if any(edge is not None and not -n <= edge <= n for edge in (part.start, part.stop)):
+            raise ValueError(f"the region {part} of {dim!r} is not inside the {n} items of variable {name!r}")
+        start, stop, _ = part.indices(n)
+        if stop - start != length:
+            raise ValueError(
+                f"variable {name!r} already exists with different dimension sizes: expected {stop - start} items "
+                f"along {dim!r}, found {length}"
+            )
+        where.append(slice(start, stop))
+    return tuple(where)
+
+
+# Whether indexes agree.
+
+
+def check_indexes(ds: xr.Dataset, arrays: Mapping[str, NDArray], region: Region, append_dim: Hashable | None) -> None:
+    """Refuse a dataset whose indexes differ from the stored ones, where it goes; but not along `append_dim`.
+
+    Its values would get the labels that are stored.
+    """
+    for dim in ds.indexes:
+        array = arrays.get(str(dim))
+        if dim == append_dim or array is None or dims_of(str(dim), array) != (dim,):
+            continue
+        part = region.get(dim, slice(None))
+        stored = array[part]
+        new = as_stored(str(dim), ds.variables[dim].to_base_variable(), array).values
+        if stored.shape != new.shape:
+            continue  # the place will be refused
+        exact = stored.dtype.kind not in "fc"
+        if not np.array_equal(stored, new.astype(stored.dtype), equal_nan=not exact):
+            raise ValueError(
+                f"the index {dim!r} of the dataset differs from the stored one, so that values would get other labels:"
+                f" expected {_brief(_stored_index(str(dim), array)[part])}, found {_brief(ds.indexes[dim])}; select or"
+                f" sort with reindex() or sel(), or leave the stored index alone with drop_vars({dim!r})"
+            )
+
+
+def check_new_part(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray], check: CheckIndex) -> None:
+    """Warn, or raise ValueError, if labels that are to be appended are stored already, or lie between stored ones."""
+    array = arrays.get(str(dim))
+    if check == "off" or dim not in ds.indexes or array is None or dims_of(str(dim), array) != (dim,):
+        return
+    stored, new = _stored_index(str(dim), array), ds.indexes[dim]
+    repeated = new[new.isin(stored) | new.duplicated()].dropna()
+    if len(repeated):
+        problem = f"has {_brief(repeated)} already"
+    elif _overlap(stored.dropna(), new.dropna()):
+        problem = f"goes from {stored.min()} to {stored.max()}, and {_brief(new)} lies between"
+    else:
+        return
+    message = f"the stored index {dim!r} {problem}: selections by label will be ambiguous or fail"
+    if check == "error":
+        raise ValueError(message)
+    warn(f'{message}; check_index="error" refuses this, and "off" permits it')
+
+
+def _overlap(stored: Any, new: Any) -> bool:
+    if not len(stored) or not len(new) or stored.dtype.kind == "b":
+        return False
+    try:
+        return bool(new.min() < stored.max() and stored.min() < new.max())
+    except TypeError:  # values that have no order
+        return False
+
+
+def _stored_index(dim: str, array: NDArray) -> Any:
+    raw = xr.Variable(dims_of(dim, array), array[...], attributes_of(array.attrs))
+    return conventions.decode_cf_variable(dim, raw).to_index_variable().to_index()
+
+
+def _brief(index: Any) -> str:
+    """Return labels as text, without the middle ones."""
+    texts = [str(label) for label in index[:3]]
+    if len(index) > 3:
+        texts = [*texts[:2], "...", str(index[-1])]
+    return f"[{', '.join(texts)}]"

@@ -1,0 +1,163 @@
+"""How new variables are to be stored: what the call asks for, what dask cut, and what was read.
+
+For chunks the order is: the call, then the pieces that dask was told to cut, then what the variable was read with, then
+the automatic rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from b2array.array import dask_chunks
+from b2array.errors import warn
+
+__all__ = ["preferences"]
+
+_PACKING = ("scale_factor", "add_offset")
+_OPENED = "open_dataset-"
+_CUT = ("rechunk", "xarray-")
+"""How names of dask arrays begin that xarray has opened, and that somebody has cut afterwards."""
+
+_NETCDF_FILL = {
+    "f4": np.float32(9.969209968386869e36),
+    "f8": 9.969209968386869e36,
+    "i2": -(2**15) + 1,
+    "i4": -(2**31) + 1,
+    "i8": -(2**63) + 2,
+    "u4": 2**32 - 1,
+    "u8": 2**64 - 2,
+}
+"""What netCDF's libraries fill unwritten items with. Those of bytes, and of u2, may be somebody's choice."""
+
+
+def preferences(
+    name: str, variable: xr.Variable, asked: Mapping[Hashable, Any] | None, options: Collection[str]
+) -> dict[Any, Any]:  # fmt: skip
+    """Return the encoding for a new variable.
+
+    `asked` is the encoding that the call has for this variable, `options` names what it has for all. Both go before
+    what the variable was read with.
+    """
+    inherited = _in_order(variable)
+    if asked is None:
+        chosen = {key: value for key, value in inherited.items() if key not in options}
+        if "chunks" in options:
+            chosen.pop("blocks", None)
+        _choose_fill_value(variable, chosen)
+    else:
+        if not isinstance(asked, Mapping):
+            raise ValueError(f"variable {name!r}: an encoding must be castable to a dict, found {asked!r}")
+        _warn_of_lost_packing(name, variable, asked)
+        chosen = dict(asked)
+        if isinstance(chosen.get("chunks"), Mapping):
+            chosen["chunks"] = _by_axis(name, variable, chosen["chunks"])
+    sizes = chosen.pop("chunksizes", None)  # the word of netCDF's libraries
+    if "chunks" in options or (asked is not None and chosen.get("chunks") is not None):
+        return chosen
+    stored = inherited.get("chunks") or inherited.get("chunksizes")
+    if stored is not None and _is_cut_anew(variable, stored):
+        chosen.pop("blocks", None)
+        chosen["chunks"] = _chunks_of_pieces(name, variable)
+    elif sizes is not None and chosen.get("chunks") is None:
+        chosen["chunks"] = sizes
+    return chosen
+
+
+def _choose_fill_value(variable: xr.Variable, chosen: dict[Any, Any]) -> None:
+    """Fill what nobody has written with the value that marks missing items, and not with netCDF's default."""
+    if chosen.get("fill_value") is None:
+        return
+    missing = chosen.get("_FillValue", variable.attrs.get("_FillValue"))
+    if missing is not None:
+        chosen["fill_value"] = missing
+    elif _is_default_of_netcdf(chosen["fill_value"]):
+        del chosen["fill_value"]
+
+
+def _is_default_of_netcdf(fill_value: Any) -> bool:
+    """Whether a fill value comes from netCDF's libraries, and nobody has chosen it. Readers would take it for data."""
+    value = np.asarray(fill_value)
+    return bool(value.ndim == 0 and value == _NETCDF_FILL.get(value.dtype.str[1:]))
+
+
+def _by_axis(name: str, variable: xr.Variable, chunks: Mapping[Any, Any]) -> dict[int, Any]:
+    """Return chunks by the numbers of axes where they were given by the names of dimensions."""
+    axes: dict[Any, int] = {dim: axis for axis, dim in enumerate(variable.dims)}
+    if unknown := [key for key in chunks if key not in axes and not isinstance(key, int)]:
+        raise ValueError(
+            f"variable {name!r}: expected chunks for some of its dimensions {variable.dims}, found some for {unknown}"
+        )
+    return {axes.get(key, key): n for key, n in chunks.items()}
+
+
+def _in_order(variable: xr.Variable) -> dict[Any, Any]:
+    """Return the encoding that a variable was read with, its chunks in the present order of the dimensions."""
+    encoding = dict(variable.encoding)
+    preferred = encoding.get("preferred_chunks")
+    if not isinstance(preferred, Mapping) or {*preferred} != {*variable.dims}:
+        return encoding
+    order = [[*preferred].index(dim) for dim in variable.dims]
+    for key in ("chunks", "chunksizes"):
+        parts = encoding.get(key)
+        if isinstance(parts, tuple | list) and tuple(parts) == tuple(preferred.values()):
+            encoding[key] = tuple(parts[axis] for axis in order)
+            blocks = encoding.get("blocks")
+            if key == "chunks" and isinstance(blocks, tuple | list) and len(blocks) == len(order):
+                encoding["blocks"] = tuple(blocks[axis] for axis in order)
+    return encoding
+
+
+def _is_cut_anew(variable: xr.Variable, stored: Any) -> bool:
+    """Whether somebody has cut a variable into other pieces since it was opened.
+
+    Only names of dask arrays tell pieces of several chunks that were opened so from ones that were asked for later.
+    """
+    cut = variable.chunks
+    if cut is None or not isinstance(stored, tuple | list) or len(stored) != variable.ndim:
+        return False
+    if all(len(lengths) == 1 for lengths in cut):
+        return False
+    if all({*lengths[1:-1]} <= {n} and max(lengths) <= n for lengths, n in zip(cut, stored, strict=True)):
+        return False
+    if variable.data.name.startswith(_OPENED):
+        return False
+    if variable.data.name.startswith(_CUT):
+        return True
+    # Selections and concatenations make pieces, too, which nobody has asked for.
+    consists_of_chunks = all(
+        not any(length % n for length in lengths[1:-1]) for lengths, n in zip(cut, stored, strict=True)
+    )
+    return not consists_of_chunks and dask_chunks.regular(cut) is not None
+
+
+def _chunks_of_pieces(name: str, variable: xr.Variable) -> tuple[int, ...]:
+    """Return chunks of which the pieces that dask cut consist."""
+    cut = variable.chunks or ()
+    chosen = dask_chunks.joining(cut, variable.dtype.itemsize)
+    if chosen is None:
+        raise ValueError(
+            f"variable {name!r}: no stored chunks of a useful size can be joined to the dask chunks {cut}: choose"
+            f" regular ones with chunk(), or stored ones with encoding={{{name!r}: {{'chunks': ...}}}}"
+        )
+    return chosen
+
+
+def _warn_of_lost_packing(name: str, variable: xr.Variable, asked: Mapping[Hashable, Any]) -> None:
+    """Say that an encoding replaces one by which floats were packed into whole numbers."""
+    inherited = variable.encoding
+    packed = inherited.get("dtype")
+    if packed is None or "dtype" in asked or variable.dtype.kind != "f" or np.dtype(packed).kind not in "iu":
+        return
+    if not asked.keys().isdisjoint(_PACKING):
+        return
+    parts = {"dtype": str(np.dtype(packed))}
+    parts |= {key: inherited[key] for key in (*_PACKING, "_FillValue", "_Unsigned") if key in inherited}
+    warn(
+        f"variable {name!r} was read from packed numbers, and the given encoding replaces how they were packed: it is"
+        f" stored as {variable.dtype}; add {', '.join(f'{key}={value}' for key, value in parts.items())} to pack it"
+        f" again, or dtype={str(variable.dtype)!r} to say that this is meant"
+    )

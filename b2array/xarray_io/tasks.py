@@ -1,0 +1,46 @@
+"""What `to_b2array` passes on to the steps of a write."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import xarray as xr
+
+from b2array.array.array import NDArray
+from b2array.array.dask import Region
+from b2array.array.drafts import VariableKeywords
+from b2array.xarray_io.indexes import CheckIndex
+
+__all__ = ["Mode", "Node", "Part", "Task"]
+
+Mode = Literal["w", "w-", "x", "a", "a-", "r+"]
+
+
+class Part(NamedTuple):
+    """A dask array of values for a region of an array, with its handle and its path in the outermost group."""
+
+    path: str
+    array: NDArray
+    region: Region
+    values: Any
+
+
+class Task(NamedTuple):
+    """The arguments of `to_b2array`."""
+
+    mode: Mode
+    append_dim: Hashable | None
+    region: Any
+    check_index: CheckIndex
+    compute: bool
+    options: VariableKeywords
+
+
+class Node(NamedTuple):
+    """A dataset with its path below the group, the encodings for it, and the same with what it inherits in a tree."""
+
+    path: str
+    ds: xr.Dataset
+    encoding: Mapping[Hashable, Any]
+    whole: xr.Dataset
