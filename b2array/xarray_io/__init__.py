@@ -11,7 +11,7 @@ creating     makes new variables and attributes
 changing     changes existing variables: appends, regions, finer units of times
 tasks        what `to_b2array` passes on to these
 encoding     values of variables -> what is stored, in new arrays and in existing ones
-preferences  chunks and other choices for new variables: those of the call, of dask, or as they were read
+preferences  chunks and other choices for new variables: as the call, dask or the opened file has them
 indexes      where values go in existing arrays, and whether their labels agree
 times        units that a coordinate shares with its bounds
 """

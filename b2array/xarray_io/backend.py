@@ -138,9 +138,19 @@ class Backend(BackendEntrypoint):
 
     description = "Open Blosc2 arrays, and groups of them"
     open_dataset_parameters: ClassVar[tuple[str, ...]] = (
-        "filename_or_obj", "drop_variables", "mask_and_scale", "decode_times", "concat_characters", "decode_coords",
-        "use_cftime", "decode_timedelta", "group", "at", "storage_options", "fs",
-    )  # fmt: skip
+        "filename_or_obj",
+        "drop_variables",
+        "mask_and_scale",
+        "decode_times",
+        "concat_characters",
+        "decode_coords",
+        "use_cftime",
+        "decode_timedelta",
+        "group",
+        "at",
+        "storage_options",
+        "fs",
+    )
     supports_groups = True
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
@@ -158,18 +168,30 @@ class Backend(BackendEntrypoint):
         return Path(path, _INDEX).is_file() and _holds_array(path)
 
     def open_dataset(  # type: ignore[override]
-        self, filename_or_obj: Opened, *, group: str | None = None, at: str | None = None,
-        storage_options: Mapping[str, Any] | None = None, fs: AbstractFileSystem | None = None, **decoding: Any,
-    ) -> xr.Dataset:  # fmt: skip
+        self,
+        filename_or_obj: Opened,
+        *,
+        group: str | None = None,
+        at: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        fs: AbstractFileSystem | None = None,
+        **decoding: Any,
+    ) -> xr.Dataset:
         """Open an array or the arrays of a group, perhaps `at` a snapshot; see `xarray.open_dataset`."""
         return in_one_state(
             lambda: _decoded(_opened(filename_or_obj, group, at, storage_options, fs), filename_or_obj, decoding)
         )
 
     def open_groups_as_dict(  # type: ignore[override]
-        self, filename_or_obj: Opened, *, group: str | None = None, at: str | None = None,
-        storage_options: Mapping[str, Any] | None = None, fs: AbstractFileSystem | None = None, **decoding: Any,
-    ) -> dict[str, xr.Dataset]:  # fmt: skip
+        self,
+        filename_or_obj: Opened,
+        *,
+        group: str | None = None,
+        at: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        fs: AbstractFileSystem | None = None,
+        **decoding: Any,
+    ) -> dict[str, xr.Dataset]:
         """Open a group with everything in it, perhaps `at` a snapshot; see `xarray.open_groups`."""
 
         def tree() -> dict[str, xr.Dataset]:
@@ -192,9 +214,12 @@ def _holds_array(url: str) -> bool:
 
 
 def _opened(
-    url: Opened, name: str | None, at: str | None, storage_options: Mapping[str, Any] | None,
+    url: Opened,
+    name: str | None,
+    at: str | None,
+    storage_options: Mapping[str, Any] | None,
     fs: AbstractFileSystem | None,
-) -> Group | NDArray:  # fmt: skip
+) -> Group | NDArray:
     inner = (name or "").strip("/")
     home: Any = url
     if not isinstance(url, NDArray | Group):

@@ -82,10 +82,10 @@ def _task_of(node: Node, task: Task) -> Task:
 
 def _changed(
     target: Group, node: Node, arrays: dict[str, NDArray], outer: Mapping[str, NDArray], task: Task
-) -> Iterator[Part]:  # fmt: skip
+) -> Iterator[Part]:
     """Change existing variables, and add others; yield the parts that dask has to compute.
 
-    `arrays` are the existing ones, `outer` those of groups around this one.
+    `arrays` are the existing ones, `outer` the arrays of the groups around this one.
     """
     region = _checked_region(node, arrays, outer, task)
     ds = node.ds if task.region is None else node.ds.drop_vars(node.ds.indexes)
@@ -117,7 +117,7 @@ def _changed(
 
 def _checked_region(
     node: Node, arrays: Mapping[str, NDArray], outer: Mapping[str, NDArray], task: Task
-) -> dict[Hashable, slice]:  # fmt: skip
+) -> dict[Hashable, slice]:
     """Return the region of a dataset, after a look whether its indexes agree with the stored ones."""
     dim = task.append_dim
     if dim is not None and dim not in (sizes := _sizes(arrays)):
@@ -132,7 +132,7 @@ def _checked_region(
 
 def _put(
     target: Group, name: str, array: NDArray, variable: xr.Variable, where: tuple[slice, ...], task: Task
-) -> Iterator[Part]:  # fmt: skip
+) -> Iterator[Part]:
     """Write values into their place; yield those that dask has to compute."""
     stops = tuple(max(n, part.stop) for n, part in zip(array.shape, where, strict=True))
     grown = stops != array.shape
@@ -158,7 +158,7 @@ def _with_coordinates(attrs: dict[str, Any], names: Iterable[str]) -> dict[str, 
 
 def _give_units(
     target: Group, name: str, variable: xr.Variable | None, asked: Any, arrays: dict[str, NDArray], task: Task
-) -> None:  # fmt: skip
+) -> None:
     """Store times that exist in other units, as the user asks."""
     if variable is None:
         raise KeyError(f"encoding is given for {name!r}, which is no variable")
@@ -173,7 +173,7 @@ def _give_units(
     if is_typed and is_same(asked["units"], array.attrs["units"]):
         return
     if task.mode == "r+":
-        raise ValueError(f"variable {name!r}: mode='r+' only overwrites values; mode='a' changes units, too")
+        raise ValueError(f"variable {name!r}: mode='r+' only overwrites values; mode='a' also changes units")
     _change_units(target, name, asked, arrays)
 
 
@@ -214,7 +214,7 @@ def _form(array: NDArray) -> dict[str, Any]:
 
 def _all_as_stored(
     variables: Mapping[str, xr.Variable], arrays: dict[str, NDArray], task: Task
-) -> dict[str, xr.Variable]:  # fmt: skip
+) -> dict[str, xr.Variable]:
     """Encode variables as the existing ones are encoded. Stored times of which nothing is known yet get other units."""
     result: dict[str, xr.Variable] = {}
     owners = bounded_by(arrays)
@@ -264,7 +264,7 @@ def _holds(stored: npt.NDArray[Any], values: npt.NDArray[Any]) -> bool:
 
 def _check_new(
     target: Group, ds: xr.Dataset, new: Mapping[str, xr.Variable], arrays: Mapping[str, NDArray], task: Task
-) -> None:  # fmt: skip
+) -> None:
     """Refuse new variables if the mode allows none, or if their sizes do not fit the existing ones."""
     if new and task.mode == "r+":
         raise ValueError(
@@ -290,7 +290,7 @@ def _check_new(
 
 def _check_growing(
     target: Group, variables: Mapping[str, xr.Variable], arrays: Mapping[str, NDArray], dim: Hashable
-) -> None:  # fmt: skip
+) -> None:
     grow = {name for name, array in arrays.items() if dim in (array.dims or ())}
     if left := sorted(grow - variables.keys()):
         raise ValueError(f"{target.url}: variables {left} would not grow along {dim!r} with the others")

@@ -21,9 +21,7 @@ __all__ = ["create"]
 _SMALL_NBYTES = 2**20
 
 
-def create(
-    target: Group, variables: Mapping[str, xr.Variable], attrs: Mapping[str, Any], task: Task
-) -> Iterator[Part]:  # fmt: skip
+def create(target: Group, variables: Mapping[str, xr.Variable], attrs: Mapping[str, Any], task: Task) -> Iterator[Part]:
     """Make new variables and attributes; yield the parts that dask has to compute."""
     _note(target, attrs)
     for name, variable in variables.items():
@@ -41,7 +39,7 @@ def create(
 
 
 def _keep_missing(options: dict[str, Any]) -> None:
-    """Let the value that marks missing items be the fill value, which is never rounded."""
+    """Make the value that marks missing items the fill value, which is never rounded."""
     missing, cparams = options["attrs"].get("_FillValue"), given_or_default(options.get("cparams"))
     if missing is not None and cparams.is_zfp and missing == missing:  # noqa: PLR0124 - NaN differs from itself
         raise UnsupportedError(f"ZFP would change items equal to {missing}, which mark missing ones; NaN stays NaN")
@@ -50,7 +48,7 @@ def _keep_missing(options: dict[str, Any]) -> None:
 
 
 def _chunks(variable: xr.Variable) -> Any:
-    """Choose stored chunks that divide those of dask, or small ones that are the same."""
+    """Choose stored chunks that divide the chunks of dask; small ones stay as they are."""
     cut = variable.chunks or ()
     if (chosen := dask_chunks.dividing(cut, variable.dtype.itemsize)) is not None:
         return chosen

@@ -87,12 +87,12 @@ def _as_declared(name: str, variable: xr.Variable) -> xr.Variable:
 
 def encoded(
     variables: Mapping[str, xr.Variable], encoding: Encoding, options: Collection[str] = ()
-) -> dict[str, xr.Variable]:  # fmt: skip
+) -> dict[str, xr.Variable]:
     """Return variables of plain arrays by the CF conventions, with an ``encoding`` that `b2array.create` takes.
 
-    The given encoding replaces that of the variables. So do the `options` that are given for all of them. KeyError says
-    that there is no such variable, TypeError or ValueError that the encoding is not valid, or that values cannot be
-    stored as it asks.
+    The given encoding replaces the one that a variable has, and so do the `options` for all of them. KeyError says that
+    there is no such variable, TypeError or ValueError that the encoding is not valid, or that values cannot be stored
+    as it asks.
     """
     for name in encoding:
         if name not in variables:
@@ -109,7 +109,7 @@ def encoded(
 
 def _prepared(
     name: str, variable: xr.Variable, asked: Mapping[Hashable, Any] | None, options: Collection[str]
-) -> xr.Variable:  # fmt: skip
+) -> xr.Variable:
     """Return a variable with the encoding by which it is to be stored."""
     chosen = preferences(name, variable, asked, options)
     variable = _as_declared(name, variable)
@@ -118,7 +118,7 @@ def _prepared(
 
 
 def _by_conventions(variables: dict[str, xr.Variable]) -> dict[str, xr.Variable]:
-    """Encode variables together, because units of bounds are those of their coordinate; an error names the variable."""
+    """Encode variables together, because bounds share the units of their coordinate; an error names the variable."""
     try:
         coded, _ = conventions.cf_encoder(dict(variables), {})
     except Exception:
@@ -173,12 +173,12 @@ def _unmarked(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.Variab
 
 def _without_marks(
     stored: npt.NDArray[Any], items: npt.NDArray[Any], name: str, marks: npt.NDArray[Any]
-) -> npt.NDArray[Any]:  # fmt: skip
+) -> npt.NDArray[Any]:
     equal = np.isin(stored, marks.astype(stored.dtype) if stored.dtype.kind == marks.dtype.kind else marks)
     if equal.any() and (wrong := equal & ~xr.DataArray(items).isnull().values).any():
         raise ValueError(
             f"variable {name!r} is stored as {stored.dtype}, which cannot hold {items[wrong][0]}: it would be"
-            f" {stored[wrong][0]}, which marks missing items; choose another _FillValue, or let the item be NaN, if it"
+            f" {stored[wrong][0]}, which marks missing items; choose another _FillValue, or make the item NaN if it"
             " is missing"
         )
     return stored
@@ -223,7 +223,7 @@ def _creating(name: str, variable: xr.Variable, *, given: bool) -> dict[str, Any
     except (TypeError, ValueError) as error:
         if given or isinstance(error, TypeError):
             raise type(error)(f"variable {name!r}: {error}") from None
-        return own  # those of an array that was read, of another shape
+        return own  # they belong to an array of another shape, which was read
     with suppress(TypeError, ValueError):  # other blocks are chosen for chunks that they do not fit
         automatic(variable.shape, variable.dtype.itemsize, **parts)
         return own | parts
@@ -271,7 +271,7 @@ def fitted(name: str, variable: xr.Variable, *, exact: bool = False) -> xr.Varia
     dtype = np.dtype(asked)
     variable = CFScaleOffsetCoder().encode(variable, name=name)
     if (unsigned := variable.encoding.get("_Unsigned")) is not None:
-        # Check them before xarray masks them and takes their bits for those of the other kind.
+        # Check them before xarray masks them and reads their bits as the other kind.
         meant = np.dtype(f"{'u' if str(unsigned).lower() == 'true' else 'i'}{dtype.itemsize}")
         return mapped(variable, partial(_checked, name=name, dtype=meant, masked=True), variable.dtype)
     variable = CFMaskCoder().encode(variable, name=name)
@@ -324,9 +324,7 @@ def _converted(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any], exact:
     return result
 
 
-def _checked(
-    values: npt.NDArray[Any], name: str, dtype: np.dtype[Any], *, masked: bool = False
-) -> npt.NDArray[Any]:  # fmt: skip
+def _checked(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any], *, masked: bool = False) -> npt.NDArray[Any]:
     """Return values if all that are not missing are in the range of a type of whole numbers."""
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     known = np.around(values[~np.isnan(values)]) if masked else values
@@ -392,7 +390,7 @@ def _of_one_type(name: str, variable: xr.Variable) -> xr.Variable:
 
 def as_stored(
     name: str, variable: xr.Variable, array: NDArray, bounded: Mapping[str, Any] = MappingProxyType({})
-) -> xr.Variable:  # fmt: skip
+) -> xr.Variable:
     """Encode a variable as the existing one is encoded, with its dimensions in the same order.
 
     Text from objects may come out wider than the stored text. `bounded` has units and calendar of the coordinate that
@@ -448,7 +446,7 @@ class OtherUnitsError(ValueError):
 
 def _coded(
     name: str, variable: xr.Variable, array: NDArray, attrs: Mapping[str, Any], characters: int | None
-) -> xr.Variable:  # fmt: skip
+) -> xr.Variable:
     encoding = {key: attrs[key] for key in _CODED if key in attrs and key not in variable.attrs}
     if characters is not None:
         encoding["dtype"] = "S1"

@@ -21,9 +21,11 @@ CheckIndex = Literal["error", "warn", "off"]
 
 
 def detected(
-    region: Mapping[Hashable, slice | Literal["auto"]] | Literal["auto"], ds: xr.Dataset, labels: xr.Dataset,
+    region: Mapping[Hashable, slice | Literal["auto"]] | Literal["auto"],
+    ds: xr.Dataset,
+    labels: xr.Dataset,
     arrays: Mapping[str, NDArray],
-) -> dict[Hashable, slice]:  # fmt: skip
+) -> dict[Hashable, slice]:
     """Check a region, and find the parts that are given by values of coordinates.
 
     `labels` has the coordinates that the dataset inherits in a tree.
@@ -78,7 +80,7 @@ def _detected(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> s
 
 def place(
     name: str, array: NDArray, variable: xr.Variable, append_dim: Hashable | None, region: Region
-) -> tuple[slice, ...]:  # fmt: skip
+) -> tuple[slice, ...]:
     """Return where a variable goes in an array. Its dimensions are in the stored order."""
     where = []
     for dim, n, length in zip(variable.dims, array.shape, variable.shape, strict=True):

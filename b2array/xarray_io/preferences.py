@@ -36,7 +36,7 @@ _NETCDF_FILL = {
 
 def preferences(
     name: str, variable: xr.Variable, asked: Mapping[Hashable, Any] | None, options: Collection[str]
-) -> dict[Any, Any]:  # fmt: skip
+) -> dict[Any, Any]:
     """Return the encoding for a new variable.
 
     `asked` is the encoding that the call has for this variable, `options` names what it has for all. Both go before
@@ -127,7 +127,7 @@ def _is_cut_anew(variable: xr.Variable, stored: Any) -> bool:
         return False
     if variable.data.name.startswith(_CUT):
         return True
-    # Selections and concatenations make pieces, too, which nobody has asked for.
+    # Selections and concatenations also make pieces, which nobody has asked for.
     consists_of_chunks = all(
         not any(length % n for length in lengths[1:-1]) for lengths, n in zip(cut, stored, strict=True)
     )

@@ -105,7 +105,7 @@ def to_b2array(
     group : str, optional
         A group in the one at `url`. In every mode, groups beside it stay as they are.
     append_dim : str, optional
-        Append to existing variables along this dimension; in a tree, to those of all nodes that have it.
+        Append to existing variables along this dimension; in a tree, at all nodes that have it.
     region : mapping of str to slice, or "auto", optional
         Write into a part of existing variables. "auto", for all dimensions or for one, finds the part by the
         values of the stored coordinate. Variables that are indexes are not written. If another writer changes the same
@@ -113,7 +113,7 @@ def to_b2array(
     check_index : {"warn", "error", "off"}, default "warn"
         What to do if the index along `append_dim` has values that are stored already, or that lie between stored ones.
         Indexes of other dimensions, and of a region, must be equal to the stored ones. With "off", nobody compares
-        indexes: an append overwrites those of other dimensions, as zarr's does, and a region leaves them.
+        indexes: an append overwrites the indexes of other dimensions, as with zarr.
     encoding : mapping, optional
         For each new variable, a replacement of its ``encoding``: entries of the CF conventions, and ``chunks``,
         ``blocks``, ``cparams``, ``layout`` and ``fill_value`` as `b2array.create` takes them; ``chunks`` may be a
@@ -255,7 +255,7 @@ def _checked_mode(mode: Mode | None, append_dim: Hashable | None, region: object
 
 def _nodes(
     ds: xr.Dataset | xr.DataArray | xr.DataTree, encoding: Mapping[Hashable, Any], *, inherit: bool
-) -> list[Node]:  # fmt: skip
+) -> list[Node]:
     if isinstance(ds, xr.DataTree):
         paths = [node.path for node in ds.subtree]
         if unknown := [path for path in encoding if path not in paths]:
@@ -287,9 +287,7 @@ def _encoded(node: Node, task: Task) -> tuple[dict[str, xr.Variable], dict[str, 
 
 
 @contextmanager
-def _transaction(
-    url: Url, mode: Mode, name: str, storage_options: Mapping[str, Any] | None
-) -> Iterator[Group]:  # fmt: skip
+def _transaction(url: Url, mode: Mode, name: str, storage_options: Mapping[str, Any] | None) -> Iterator[Group]:
     """Open a group in a transaction, with its old contents even if they are to be replaced: the commit does that."""
     home, made = _home(url, "a" if name and mode in ("w", "x") else mode, storage_options)
     try:
@@ -370,7 +368,7 @@ def _later(parts: Iterable[Part], url: str, options: Mapping[str, Any], snapshot
 
 def _commit(
     put: Sequence[Any], shared: Shared[tuple[str, dict[str, Any], list[str], list[Origin], str | None]]
-) -> None:  # fmt: skip
+) -> None:
     url, options, names, origins, snapshot = shared.value
     home = group.open_group(url, "r+", storage_options=options)
     with home.transaction() as changes:
