@@ -270,6 +270,34 @@ class Deletions(Group):
         return [self.remove, self.delete, self.delete_directory]
 
 
+class Makings(Group):
+    """Members of a group made and replaced, many in one transaction: their writes are forced together."""
+
+    NAMES = ("one", "inner/two", "three", "five", "six", "inner/seven", "eight", "nine")
+
+    def steps(self) -> list[Callable[[], object]]:
+        return [self.make, self.replace, self.replace]
+
+    def make(self) -> None:
+        with b2array.open_group(self.root / "g.b2d", "r+").transaction() as t:
+            t["six"], t["inner/seven"] = NOISE[:2], NOISE[2:4]
+            for name in ("eight", "nine"):
+                t.create(name, data=NOISE[4:8], layout="sparse", **CUT)
+            t["three"][0] = 1
+
+    def replace(self) -> None:
+        with b2array.open_group(self.root / "g.b2d", "r+").transaction() as t:
+            for name, other in {"one": "sparse", "three": "contiguous", "six": "contiguous", "eight": "sparse"}.items():
+                values = t[name][...] + 1
+                del t[name]
+                t.create(name, data=values, layout=other, **CUT)
+            t["nine"][0] = 1
+
+    def _see(self, root: Path, mode: str) -> State:
+        group = b2array.open_group(root / "g.b2d", mode)
+        return {name: group[name][...].tobytes() for name in self.NAMES if name in group}, group.tree()
+
+
 class Archive(Story):
     """A group in one file, made, changed and replaced. What a writer left is dropped, or somebody continues."""
 
@@ -411,8 +439,8 @@ class SparseRepair(Repair):
 
 
 STORIES = (
-    Array, SpooledArray, SparseArray, Snapshots, SparseSnapshots, Crowded, Group, Deletions, Archive, Bloscpack,
-    OneFile, Distributed, SparseDistributed, Repair, SparseRepair,
+    Array, SpooledArray, SparseArray, Snapshots, SparseSnapshots, Crowded, Group, Deletions, Makings, Archive,
+    Bloscpack, OneFile, Distributed, SparseDistributed, Repair, SparseRepair,
 )  # fmt: skip
 
 

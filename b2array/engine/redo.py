@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from b2array import config
@@ -36,6 +37,7 @@ from b2array.store.base import (
     too_many_conflicts,
 )
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY
+from b2array.store.forces import then, together
 from b2array.store.spans import Span
 
 __all__ = [
@@ -185,10 +187,12 @@ def settle(
     """Carry out a redo log, and return the entries that cannot be carried out now.
 
     The caller holds the manifest's lock, and those of the members `locked`. A damaged member, or an error of the store,
-    stops its own entry only. Deletions come first: a new name may differ from a deleted one in case alone.
+    stops its own entry only. Deletions come first: a new name may differ from a deleted one in case alone. The others
+    are forced to the disk together; if that fails, all of them stay in the log.
     """
-    left = {}
-    for path, entry in sorted(log.items(), key=lambda item: item[1].kind != "delete"):
+    left: dict[str, Entry] = {}
+
+    def take(path: str, entry: Entry) -> None:
         try:
             if is_embedded(path):
                 remove_embedded(path, entry)
@@ -196,6 +200,19 @@ def settle(
                 carry_out(store_of, path, entry, mark_deleted=mark_deleted, locked=path in locked)
         except (OSError, B2ArrayError):
             left[path] = entry
+
+    deletions: dict[str, Entry] = {}
+    others: dict[str, Entry] = {}
+    for path, entry in log.items():
+        (deletions if entry.kind == "delete" else others)[path] = entry
+    for path, entry in deletions.items():
+        take(path, entry)
+    try:
+        with together():
+            for path, entry in others.items():
+                take(path, entry)
+    except OSError:
+        left.update(others)
     return left
 
 
@@ -234,9 +251,9 @@ def carry_out(
         raise too_many_conflicts(store)
     # Nobody else takes a lock in these places: who waits for that of a directory that went aside looks for it anew.
     if entry.token:
-        discard(aside, locked=True)
+        then(partial(discard, aside, locked=True))
     if entry.kind == "frame" and store.can.local:
-        discard(old, locked=True)
+        then(partial(discard, old, locked=True))
 
 
 def look_by(entry: Entry, store_of: StoreOf, path: str) -> tuple[Found, bool]:
@@ -282,7 +299,7 @@ def _change_on_disk(store: Store, aside: Store, old: Store, entry: Entry, found:
         if not found.name:  # the lock file of a directory has gone with it
             store.drop_lock()
     elif not _is_there(store):
-        store.take(aside)
+        store.take(aside, may_wait=True)
     elif found.name == "" and look(aside).name == "":  # a file for a file
         store.adopt(aside.url, "", exclusive=False)
         store.force()

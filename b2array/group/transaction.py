@@ -87,6 +87,7 @@ from b2array.store.base import (
     may_still_happen,
     too_many_conflicts,
 )
+from b2array.store.forces import together
 from b2array.workers.fork import origin_of
 
 __all__ = ["Transaction", "changing", "committing"]
@@ -115,13 +116,14 @@ class _Member:
         """Whether the transaction makes it."""
         return self.draft is None or self.draft.base is None
 
-    def complete(self) -> None:
-        """Commit a new member in the place of its own."""
+    def complete(self) -> bool:
+        """Commit a new member in the place of its own, if it has one that is still empty; return whether it has."""
         if not self.token or self.draft is None:
-            return
+            return False
         with self.handle.mutex.held:
             self.handle.leave(commit(self.draft))
             self.draft = None
+        return True
 
 
 @dataclass(slots=True)
@@ -668,11 +670,13 @@ class Transaction(Changes):
 
     def _commit(self, touched: Mapping[str, _Member]) -> None:
         view = self._view
-        for member in touched.values():
-            if member.draft is not None:
-                with told_if_gone(member.draft.store):
-                    member.draft.flush()  # before taking the locks, because it takes long
-                    member.complete()
+        with together():
+            for path, member in touched.items():
+                if member.draft is not None:
+                    with told_if_gone(member.draft.store):
+                        member.draft.flush()  # before taking the locks, because it takes long
+                        if member.complete():
+                            self._force(path, member)
         self._retire(view.manifest)
         self._identify()
         for _ in attempts(view.store):
@@ -714,8 +718,9 @@ class Transaction(Changes):
             self._check_moved(before)
             self._check_read(read)
             self._check_moment(before)
-            for path in touched:
-                self._stage(path, before, staged)
+            with together():
+                for path in touched:
+                    self._stage(path, before, staged)
             for path in self._goes(before, staged):
                 staged.log[path] = self._deletion(path, before.number + 1)
             retired = self._retire(before)
@@ -870,12 +875,11 @@ class Transaction(Changes):
                 for attempt in member.handle.attempts():
                     with attempt as noting:
                         self._mark(noting, path, number)
+                self._force(path, member)
             held = member.handle.snapshot
             aside = view.store_of(staged_path(path, member.token, sparse=False))
             if redo.look(aside).state != held.generation:
                 raise ConflictError(f"{self.url}: somebody removed {path} before the commit that needs it")
-            aside.force()
-            view.store_of(path.rpartition("/")[0]).force()
             goes = redo.look(view.store_of(path)).lasting
             staged.log[path] = Entry(number, goes, held.generation, "frame", member.token)
             return
@@ -902,6 +906,11 @@ class Transaction(Changes):
             staged.log[path] = Entry(number, goes, after, "header", header=header)
         else:
             staged.log[path] = Entry(number, goes, after, "index" if draft.sparse else "frame", token)
+
+    def _force(self, path: str, member: _Member) -> None:
+        """Wait until the frame of a new member, in the place of its own, and its name are on the disk."""
+        self._view.store_of(staged_path(path, member.token, sparse=False)).force()
+        self._view.store_of(path.rpartition("/")[0]).force()
 
     def _note(self, draft: Draft, path: str, number: int) -> GroupCommit | None:
         """Return how a member notes this commit; None if it need not."""

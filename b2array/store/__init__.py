@@ -9,6 +9,7 @@ local          files and directories
 endings        endings of names: locks, and what waits for a commit
 descriptors    which files stay open between reads, of the few that systems allow
 disk           calls of the operating system for local files
+forces         forcing writes to the disk, one by one or together
 links          symbolic links and hard links, which lead nowhere unasked
 locks          the lock files of local frames
 remote         whatever fsspec reaches: object stores, archives, caches

@@ -330,8 +330,11 @@ class Store(ABC):
         """Swap the names of what is here and what is in `other` in one step; return whether that is possible."""
         return False
 
-    def take(self, other: Self) -> None:
-        """Rename the file or directory in `other` to what this store is, where nothing may be: FileExistsError."""
+    def take(self, other: Self, *, may_wait: bool = False) -> None:  # noqa: ARG002
+        """Rename the file or directory in `other` to what this store is, where nothing may be: FileExistsError.
+
+        In a block of `b2array.store.forces.together` a file loses its old name only at the end, if that `may_wait`.
+        """
         raise UnsupportedError(f"{self.url} cannot get the name of {other.url}")
 
     def drop_lock(self) -> None:  # noqa: B027 - object stores have none

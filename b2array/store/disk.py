@@ -11,11 +11,13 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from b2array.store.base import durability
 from b2array.store.descriptors import open_descriptor
 from b2array.store.endings import TEMPORARY
+from b2array.store.forces import force_directory, sync_directory, then
 
 __all__ = [
     "READ", "allocate", "exchange", "flush", "inherit", "make_directories", "read_into", "rename_exclusively",
@@ -50,16 +52,6 @@ if sys.platform == "win32":
 else:
     # Opening a named pipe must not wait for a writer.
     READ = os.O_RDONLY | os.O_NONBLOCK
-
-
-def sync_directory(path: str) -> None:
-    """Wait until the names in a directory are on the disk."""
-    if sys.platform != "win32":
-        fd = open_descriptor(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def flush(file: Any, *steps: str) -> None:
@@ -144,7 +136,7 @@ def make_directories(path: str) -> None:
         with suppress(FileExistsError):
             os.mkdir(path)
         if durability() != "off":
-            sync_directory(parent)
+            force_directory(parent)
 
 
 def inherit(path: str, old: os.stat_result) -> None:
@@ -180,10 +172,11 @@ def rename_exclusively(source: str, target: str) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
 
 
-def rename_to_free_name(source: str, target: str, *, durable: bool) -> None:
+def rename_to_free_name(source: str, target: str, *, durable: bool, may_wait: bool = False) -> None:
     """Rename a file or directory; FileExistsError if there is a target. If `durable`, wait until the disk has the name.
 
-    No other name takes the place of a file in between. Where both are directories, the caller excludes that.
+    No other name takes the place of a file in between. Where both are directories, the caller excludes that. In a block
+    of `forces.together` a file has both names until its end, if that `may_wait`.
     """
     if os.path.isdir(source):
         if os.path.lexists(target):
@@ -192,9 +185,18 @@ def rename_to_free_name(source: str, target: str, *, durable: bool) -> None:
     else:
         rename_exclusively(source, target)
     if durable:
-        sync_directory(os.path.dirname(target))
+        (force_directory if may_wait else sync_directory)(os.path.dirname(target))
+    # A file still has its old name, which may go only when the disk has the new one.
+    remove = partial(_remove_old_name, source)
+    if may_wait:
+        then(remove)
+    else:
+        remove()
+
+
+def _remove_old_name(path: str) -> None:
     with suppress(FileNotFoundError, IsADirectoryError):
-        os.unlink(source)  # a file still has its old name, which may go only when the disk has the new one
+        os.unlink(path)
 
 
 def exchange(source: str, target: str) -> None:

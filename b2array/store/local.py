@@ -19,7 +19,7 @@ import numpy as np
 
 from b2array.buffers import Buffer, scratch
 from b2array.errors import ConflictError, FormatError
-from b2array.store import disk, links
+from b2array.store import disk, forces, links
 from b2array.store.base import (
     MISSING,
     Capabilities,
@@ -403,11 +403,15 @@ class LocalStore(Store):
     ) -> Stamp:  # fmt: skip
         disk.make_directories(os.path.dirname(path))
         temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY}"
+        # What replaces an older file must be on the disk before.
+        may_wait = exclusive and forces.may_wait()
         try:
             with open(temporary, "xb", opener=open_descriptor) as file:
                 file.writelines(as_pieces(data))
-                disk.flush(file, "ordered", "full")
-            return self._rename(temporary, path, exclusive=exclusive, expected=expected)
+                disk.flush(file, *(() if may_wait else ("ordered", "full")))
+            stamp = self._rename(temporary, path, exclusive=exclusive, expected=expected)
+            if may_wait and durability() != "off":
+                forces.force_file(path)
         except OSError as error:
             if error.filename == temporary:
                 error.filename = path  # the name that the caller knows
@@ -415,6 +419,7 @@ class LocalStore(Store):
         finally:
             with suppress(OSError):  # usually it was renamed; if it stays, it does no harm
                 os.unlink(temporary)
+        return stamp
 
     def temporary(self, name: str) -> str | None:
         return f"{self._own_path(name)}.{os.urandom(8).hex()}{TEMPORARY}"
@@ -438,7 +443,7 @@ class LocalStore(Store):
             os.replace(source, target)
         self.close()
         if durability() == "full":
-            disk.sync_directory(os.path.dirname(target))
+            forces.force_directory(os.path.dirname(target))
         return stamp
 
     def beside(self, *, directory: bool) -> Self | None:
@@ -464,9 +469,9 @@ class LocalStore(Store):
             disk.sync_directory(os.path.dirname(path))
         return done
 
-    def take(self, other: Self) -> None:
+    def take(self, other: Self, *, may_wait: bool = False) -> None:
         path = self._path("")
-        disk.rename_to_free_name(other._own_path(""), path, durable=durability() != "off")
+        disk.rename_to_free_name(other._own_path(""), path, durable=durability() != "off", may_wait=may_wait)
         self.close()
         other.close()
 
@@ -483,13 +488,12 @@ class LocalStore(Store):
         if durability() != "ordered":
             return  # with "full", every write has waited already
         if os.path.isdir(self.url):
-            disk.sync_directory(self.url)
+            forces.force_directory(self.url)
             return
         path = self._own_path("")
-        with suppress(FileNotFoundError), open(path, "r+b", opener=open_descriptor) as file:
-            os.fsync(file.fileno())
+        forces.force_file(path)
         with suppress(FileNotFoundError):
-            disk.sync_directory(os.path.dirname(path))
+            forces.force_directory(os.path.dirname(path))
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
         cut = False
@@ -502,7 +506,7 @@ class LocalStore(Store):
                 cut = True
                 file.seek(offset)
                 file.writelines(as_pieces(data))
-                disk.flush(file, "ordered", "full")
+                forces.flush(file, file.name, "ordered", "full")
         except BaseException:
             if cut:  # the disk may be full: free what was written
                 with suppress(OSError):
@@ -513,7 +517,7 @@ class LocalStore(Store):
         with self._open_to_write(name, offset + memoryview(data).nbytes) as file:
             file.seek(offset)
             file.write(data)
-            disk.flush(file, "full")
+            forces.flush(file, file.name, "full")
             return _local_stamp(os.fstat(file.fileno()))
 
     @contextmanager
