@@ -465,7 +465,7 @@ def test_labels_on_either_side_of_the_stored_ones_give_no_warning(url: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("chunks", "expected"), [((100, 50), (100, 50)), (7, (7, 7)), ((-1, 5), (2, 5)), (-1, (2, 60)), ("160B", (1, 30))]
+    ("chunks", "expected"), [((100, 50), (100, 50)), (7, (7, 7)), ((-1, 5), (2, 5)), (-1, (2, 60)), ("160B", (2, 10))]
 )
 def test_chunks_are_those_that_are_asked_for(url: Path, chunks: object, expected: tuple[int, int]) -> None:
     step = xr.Dataset({"a": (("t", "x"), np.ones((2, 60)))})

@@ -110,9 +110,10 @@ def converted(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting)
 def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
     if new.fill_value is not UNSET or any(part is not None for part in (new.dims, new.attrs, new.meta)):
         return False
-    if new.chunks is not None or new.blocks is not None:
+    if any(part is not None for part in (new.chunks, new.blocks, new.access)):
         chunks, blocks = _parts(old, old.dtype, new)
-        if automatic(old.shape, old.itemsize, chunks=chunks, blocks=blocks) != (old.chunks, old.blocks):
+        wanted = automatic(old.shape, old.itemsize, chunks=chunks, blocks=blocks, access=new.access)
+        if wanted != (old.chunks, old.blocks):
             return False
     return new.cparams is None or new.cparams == source.state.cparams
 
@@ -128,7 +129,7 @@ def _recoded(
 ) -> Draft:
     annotations, old = source.state.annotations, source.state.require_layout()
     wanted_chunks, wanted_blocks = _parts(old, dtype, new)
-    chunks, blocks = automatic(old.shape, dtype.itemsize, chunks=wanted_chunks, blocks=wanted_blocks)
+    chunks, blocks = automatic(old.shape, dtype.itemsize, chunks=wanted_chunks, blocks=wanted_blocks, access=new.access)
     metalayers = {name: raw for name, raw in source.frame.metalayers if name not in GEOMETRIES}
     if isinstance(source, Draft):
         source.flush()  # an open chunk would not be seen to differ from its earlier content
@@ -213,6 +214,8 @@ def cparams_for(old: CParams, dtype: np.dtype[Any], *, interop: bool) -> CParams
 
 def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, Any]:
     """Choose chunks and blocks: the given ones, else the old ones if they still fit."""
+    if new.access is not None:
+        return new.chunks, new.blocks
     if new.chunks is not None or new.blocks is not None:
         kept = old.blocks if new.chunks is None else "auto"
         return new.chunks if new.chunks is not None else old.chunks, new.blocks if new.blocks is not None else kept

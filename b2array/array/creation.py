@@ -31,6 +31,7 @@ from b2array.array.drafts import (
 from b2array.codec.cparams import AnyCParams
 from b2array.format import dtypes
 from b2array.grid.assignment import check_unmasked
+from b2array.grid.chunking import Access
 from b2array.grid.layout import extents
 from b2array.keywords import spelled_out
 
@@ -90,6 +91,7 @@ def create(
     *,
     chunks: Extents = "auto",
     blocks: Extents = "auto",
+    access: Access | None = None,
     fill_value: Any = 0,
     cparams: AnyCParams = None,
     layout: Kind = "auto",
@@ -117,6 +119,10 @@ def create(
         Extents in items of the chunks, which are stored at once, and of the blocks in them, which are read alone: one
         entry an axis, or one for all, or a mapping of axes to entries. An entry is a number of items, -1 or None for
         the whole axis, "auto", or the size of a chunk, such as "8MB".
+    access : {"balanced", "planes", "series", "boxes"}, optional
+        What chunks and blocks that are not given serve best: every direction alike; one index, or a few, of the first
+        axis; the first axis at one place; or small boxes. By default "balanced", but "planes" if an axis has the extent
+        0, because what grows is written step by step.
     fill_value : scalar, default 0
         The value of items that were never written; a tuple for a type with fields.
     cparams : CParams, str or mapping, optional
@@ -158,7 +164,7 @@ def create(
     if shape is None:
         raise TypeError("create() needs a shape; b2array.asarray stores values")
     options = ArrayOptions(
-        chunks, blocks, fill_value, cparams, layout, dims, attrs, meta, overwrite, interop, storage_options, fs
+        chunks, blocks, access, fill_value, cparams, layout, dims, attrs, meta, overwrite, interop, storage_options, fs
     )
     return NDArray._committed(drafts.filled(url, shape, dtype, options))
 
@@ -330,7 +336,7 @@ def _like(
         given["fill_value"] = _item(fixed["fill_value"], new_dtype)[()]
     if isinstance(x, NDArray):
         same = extents(new_shape) == x.shape and np.dtype(known_dtype(new_dtype)) == x.dtype and 0 not in x.chunks
-        if same and not given.keys() & {"chunks", "blocks"}:
+        if same and not given.keys() & {"chunks", "blocks", "access"}:
             given |= {"chunks": x.chunks, "blocks": x.blocks}
         given = {"cparams": x.cparams} | given
     return _filled(url, new_shape, new_dtype, ArrayOptions(**given))
@@ -375,6 +381,7 @@ def copy(
     casting: Casting = "unsafe",
     chunks: Extents = None,
     blocks: Extents = None,
+    access: Access | None = None,
     cparams: AnyCParams = None,
     layout: Kind = "auto",
     overwrite: bool = False,
@@ -403,6 +410,8 @@ def copy(
         Which conversions are allowed; see `numpy.can_cast`.
     chunks, blocks : int, str, sequence or mapping, optional
         Other extents, in items, as `create` takes them; by default they stay.
+    access : {"balanced", "planes", "series", "boxes"}, optional
+        Choose other chunks and blocks, for keys of this kind; see `create`.
     cparams : CParams, optional
         Other compression.
     layout : {"auto", "contiguous", "sparse"}
@@ -438,6 +447,7 @@ def copy(
     given: CopyKeywords = {
         "chunks": chunks,
         "blocks": blocks,
+        "access": access,
         "cparams": cparams,
         "layout": layout,
         "overwrite": overwrite,

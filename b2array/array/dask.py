@@ -115,7 +115,7 @@ def from_dask(x: da.Array, url: Url | None, dtype: npt.DTypeLike | None, options
     if dtype is not None and dtype != x.dtype:
         x = as_declared(x).astype(dtype)
     if options.blocks is None and options.chunks in (None, "auto"):
-        options = replace(options, chunks=dask_chunks.dividing(x.chunks, x.dtype.itemsize))
+        options = replace(options, chunks=dask_chunks.dividing(x.chunks, x.dtype.itemsize, options.access))
     draft = new_draft(url, x.shape, x.dtype, options)
     with aborting(draft):
         layout = draft.state.require_layout()

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from b2array.grid.chunking import CHUNK_NBYTES, automatic
+from b2array.grid.chunking import CHUNK_NBYTES, Access, automatic
 
 __all__ = ["Cut", "aligned", "dividing", "grouped", "joining", "pieces", "regular"]
 
@@ -104,7 +104,7 @@ def _inner(lengths: tuple[int, ...]) -> set[int]:
     return {border for border in borders[:-1] if 0 < border < borders[-1]}
 
 
-def dividing(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
+def dividing(cut: Cut, itemsize: int, access: Access | None = None) -> tuple[int, ...] | None:
     """Choose extents of chunks of which the pieces of a cut are whole multiples.
 
     They are about as large as automatic chunks and of their form, or else of the form of the pieces. Return None if the
@@ -113,7 +113,7 @@ def dividing(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
     Examples
     --------
     >>> dividing(((3000, 3000, 1000), (3000, 3000)), 8)
-    (150, 3000)
+    (500, 1500)
     >>> dividing(((1,) * 365, (720,), (1440,)), 4)
     (1, 720, 1440)
     >>> dividing(((10, 7, 10),), 8) is None
@@ -124,12 +124,12 @@ def dividing(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
         return None
     whole = [not _inner(lengths) for lengths in cut]
     steps = [math.gcd(*_inner(lengths)) or extent for lengths, extent in zip(cut, extents, strict=True)]
-    wanted, _ = automatic(extents, itemsize)
+    wanted, _ = automatic(extents, itemsize, access=access)
     chosen = _within(steps, wanted, whole)
     fits = all(c * _SMALLEST_SHARE >= min(w, n) for c, w, n in zip(chosen, wanted, extents, strict=True))
     if not fits:
         # Pieces that are flat, a step of time each, say: flat chunks are better than data that move between tasks.
-        chosen = _within(steps, automatic(steps, itemsize, chunks=f"{CHUNK_NBYTES}B")[0], whole)
+        chosen = _within(steps, automatic(steps, itemsize, chunks=f"{CHUNK_NBYTES}B", access=access)[0], whole)
         fits = math.prod(chosen) * itemsize >= min(math.prod(extents) * itemsize, _SMALLEST_NBYTES)
     return chosen if fits and math.prod(chosen) * itemsize <= _LARGEST_NBYTES else None
 

@@ -31,6 +31,7 @@ from b2array.format.index import special_offset
 from b2array.format.state import check_count, noted_cparams, parse
 from b2array.grid import chunking
 from b2array.grid.assignment import check_unmasked, spread
+from b2array.grid.chunking import Access
 from b2array.grid.layout import Layout, extents
 from b2array.grid.selection import select
 from b2array.keywords import F, spelled_out
@@ -97,6 +98,7 @@ class ArrayOptions:
 
     chunks: Extents = None
     blocks: Extents = None
+    access: Access | None = None
     fill_value: Any = UNSET
     cparams: AnyCParams = None
     layout: Kind = "auto"
@@ -111,6 +113,7 @@ class ArrayOptions:
     def __post_init__(self) -> None:
         if self.cparams is not None:
             object.__setattr__(self, "cparams", given_or_default(self.cparams))
+        chunking.checked_access(self.access)
 
 
 # The names and types of these options, for functions that pass them on. Each class is for the functions that do not
@@ -122,6 +125,7 @@ class VariableKeywords(TypedDict, total=False):
 
     chunks: Extents
     blocks: Extents
+    access: Access | None
     cparams: AnyCParams
     layout: Kind
     interop: bool
@@ -154,6 +158,7 @@ class CopyKeywords(TypedDict, total=False):
 
     chunks: Extents
     blocks: Extents
+    access: Access | None
     cparams: AnyCParams
     layout: Kind
     overwrite: bool
@@ -189,7 +194,7 @@ def takes(kind: type) -> Callable[[F], F]:
 
 def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Draft:
     """Begin the draft of an array of zeros. Check everything that can be wrong before looking at the place."""
-    layout = _layout(shape, dtype, options.chunks, options.blocks)
+    layout = _layout(shape, dtype, options)
     params = given_or_default(options.cparams)
     if params.filters == AUTO and layout.dtype.kind == "U":
         params = replace(params, filters_meta=(4,))  # shuffle the bytes of characters, not of whole items
@@ -268,7 +273,7 @@ def aborting(draft: Draft) -> Iterator[None]:
         raise
 
 
-def _layout(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Layout:
+def _layout(shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Layout:
     if isinstance(shape, str | os.PathLike):
         raise TypeError(f"expected a shape, found {os.fspath(shape)!r}; write url={os.fspath(shape)!r}")
     # NumPy itself turns items that are arrays into dimensions.
@@ -279,7 +284,9 @@ def _layout(shape: Shape, dtype: npt.DTypeLike, chunks: Any, blocks: Any) -> Lay
     # Other readers see items of ml_dtypes as bytes without meaning: NumPy alone does not know their names.
     raw = np.dtype((np.void, model.itemsize)) if dtypes.extension_name(model.dtype) else model.dtype
     text = dtypes.dtype_text(raw)
-    cut = chunking.automatic(outer, model.itemsize, chunks=chunks, blocks=blocks, inner=inner)
+    cut = chunking.automatic(
+        outer, model.itemsize, chunks=options.chunks, blocks=options.blocks, inner=inner, access=options.access
+    )
     layout = Layout(outer + inner, *cut, model.dtype, text)
     check_count(layout)
     return layout

@@ -24,7 +24,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, Unsupported
 from b2array.exchange.formats import BYTES, Box, Build, Format, Piece, Settings, Source, Storage, Tree, sized
 from b2array.exchange.hdf5 import FOLLOWING, HDF5
 from b2array.exchange.places import find
-from b2array.grid.chunking import automatic
+from b2array.grid.chunking import Access, automatic, checked_access
 from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member
 from b2array.keywords import spelled_out
@@ -71,6 +71,7 @@ def convert(
     dst_format: Name | None = None,
     chunks: Sequence[int] | None = None,
     blocks: Sequence[int] | None = None,
+    access: Access | None = None,
     cparams: AnyCParams = None,
     layout: Literal["auto", "contiguous", "sparse"] = "auto",
     overwrite: bool = False,
@@ -106,6 +107,8 @@ def convert(
         The formats, if the endings do not tell them, or tell wrong ones.
     chunks, blocks : sequence of int, optional
         Extents in items, for formats that have them.
+    access : {"balanced", "planes", "series", "boxes"}, optional
+        Choose chunks and blocks anew, for keys of this kind; see `create`.
     cparams : CParams, optional
         How to compress: all of it in ``.b2nd``; codec, level and shuffle in Zarr and ``.blp``;
         the level in HDF5, and all of it with `compression`. By
@@ -176,6 +179,7 @@ def convert(
         dst_format=dst_format,
         chunks=chunks,
         blocks=blocks,
+        access=access,
         cparams=cparams,
         layout=layout,
         overwrite=overwrite,
@@ -244,6 +248,7 @@ def converted(
     dst_format: str | Format | None = None,
     chunks: Sequence[int] | None = None,
     blocks: Sequence[int] | None = None,
+    access: Access | None = None,
     cparams: AnyCParams = None,
     layout: str = "auto",
     overwrite: bool = False,
@@ -281,6 +286,7 @@ def converted(
         options,
         (None if chunks is None else tuple(chunks), None if blocks is None else tuple(blocks)),
         snapshots,
+        access=checked_access(access),
     )
     if wanted.cparams is not None and wanted.cparams.allows_errors:
         _check_rounding(to_format, verify=verify)
@@ -389,12 +395,12 @@ def _all_converted(
 
 def _settings(source: Source, wanted: Settings) -> Settings:
     chunks, inner = wanted.given
-    if chunks is None and source.chunks is not None:
+    if chunks is None and source.chunks is not None and wanted.access is None:
         nbytes = math.prod(source.chunks) * source.dtype.itemsize
         if (0 not in source.shape and _FEWEST <= nbytes <= _MOST) or source.chunks == source.shape:
             chunks = source.chunks
             inner = source.blocks if inner is None else inner
-    cut, within = automatic(source.shape, source.dtype.itemsize, chunks=chunks, blocks=inner)
+    cut, within = automatic(source.shape, source.dtype.itemsize, chunks=chunks, blocks=inner, access=wanted.access)
     return wanted._replace(chunks=cut, blocks=within)
 
 

@@ -37,6 +37,7 @@ from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
 from b2array.format.kept import ledger_of
 from b2array.format.text import is_unsized, sized_dtype
+from b2array.grid.chunking import Access
 from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member
 from b2array.group.directory import copy_of
@@ -167,7 +168,7 @@ class Tree:
 
 
 class Settings(NamedTuple):
-    """How to write an array. `given` are the chunks and blocks that the caller asks for.
+    """How to write an array. `given` are the chunks and blocks that the caller asks for, or what `access` they serve.
 
     With `snapshots`, a frame that becomes another frame keeps its own ones. `moments` are the snapshots of the whole
     group, if the destination keeps these. With `progress`, who copies a frame shows how far that is.
@@ -184,6 +185,7 @@ class Settings(NamedTuple):
     snapshots: bool = True
     moments: tuple[Moment, ...] = ()
     progress: bool = False
+    access: Access | None = None
 
 
 Put = Callable[[str, Source, Iterable[Piece], Settings], None]

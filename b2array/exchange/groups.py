@@ -131,6 +131,7 @@ def _frame(
             ArrayOptions(
                 chunks=chunks,
                 blocks=blocks,
+                access=settings.access,
                 cparams=settings.cparams,
                 layout=kind,
                 overwrite=overwrite,

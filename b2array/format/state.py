@@ -354,7 +354,8 @@ def reshaped(state: State, shape: tuple[int, ...]) -> State:
     chunks, blocks = layout.chunks, layout.blocks
     if any(n and not (c and b) for n, c, b in zip(shape, chunks, blocks, strict=True)):
         inner = shape[outer:]
-        cut = chunking.automatic(shape[:outer], layout.itemsize * math.prod(inner))
+        # It grows, or it would have chunks already.
+        cut = chunking.automatic(shape[:outer], layout.itemsize * math.prod(inner), access="planes")
         chunks, blocks = (part + inner for part in cut)
     new = replace(layout, shape=shape, chunks=chunks, blocks=blocks)
     if (chunks, blocks) != (layout.chunks, layout.blocks):

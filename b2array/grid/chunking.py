@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import product
 from operator import index as as_int
 from operator import mul
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.grid.layout import MAX_NDIM, grid_shape
 
-__all__ = ["automatic"]
+__all__ = ["Access", "automatic", "checked_access"]
+
+Access = Literal["balanced", "planes", "series", "boxes"]
+"""What an array is read by, mostly. "balanced" serves every direction."""
 
 BLOCK_NBYTES = 64 * 2**10
 CHUNK_NBYTES = 8 * 2**20
@@ -25,20 +30,26 @@ FEW_BLOCKS = 4
 STRETCH = 4
 KEPT_WHOLE = 16
 GROWING = 1024
+SHORT = 4
+"""Automatic blocks take trailing axes of so many items whole: colours, vectors."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
 _Partial = tuple[int | None, ...]
 
 
 def automatic(
-    shape: Sequence[int], itemsize: int, *, chunks: Any = None, blocks: Any = None, inner: Sequence[int] = ()
+    shape: Sequence[int],
+    itemsize: int,
+    *,
+    chunks: Any = None,
+    blocks: Any = None,
+    inner: Sequence[int] = (),
+    access: Access | None = None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Choose the shapes of chunks and blocks, the same on every machine.
 
-    Blocks have about 64 KiB. Chunks have about a 32nd of the array, 2 to 8 MiB: a small change writes a whole chunk.
-    Blocks are thin along the first axis, along which most arrays are written and read, and longer along each axis than
-    along the one before; axes of at most 16 items stay whole. Chunks consist of whole blocks except where they span the
-    axis. An axis of extent 0 is one that will grow.
+    Chunks have about a 32nd of the array, 2 to 8 MiB: a small change writes a whole chunk. They consist of whole
+    blocks except where they span the axis. An axis of extent 0 is one that will grow.
 
     Parameters
     ----------
@@ -52,6 +63,12 @@ def automatic(
         part, such as "8MB"; or the lengths of all parts, as dask has them.
     inner : sequence of int, optional
         Axes of the items themselves, which chunks and blocks take whole.
+    access : {"balanced", "planes", "series", "boxes"}, optional
+        What extents that are not given serve. "balanced": every direction, with blocks of 128 to 256 KiB; an axis is
+        cut into the more blocks the longer it is. "planes": one index, or a few, of the first axis, with blocks of
+        64 KiB that are thin there. "series": the first axis at one place, with blocks that are long there. "boxes":
+        boxes anywhere, with blocks of 64 KiB that are equally long along all axes. By default "balanced", but "planes"
+        if an axis has the extent 0: what grows is written step by step.
 
     Returns
     -------
@@ -62,18 +79,19 @@ def automatic(
     ------
     ValueError
         The given shapes do not fit the array or each other, or exceed the limits of the format: 16 dimensions,
-        2147483615 bytes a chunk (with its padding to whole blocks), 536866816 bytes a block.
+        2147483615 bytes a chunk (with its padding to whole blocks), 536866816 bytes a block. Or `access` is no such
+        word.
 
     Examples
     --------
-    >>> automatic((1000, 1000), 8)
-    ((256, 1000), (32, 250))
+    >>> automatic((365, 720, 1440), 4)
+    ((32, 192, 360), (16, 32, 72))
     >>> automatic((0, 720, 1440), 4)
     ((2, 720, 1440), (1, 45, 360))
+    >>> automatic((365, 720, 1440), 4, access="series")
+    ((365, 360, 12), (365, 8, 12))
     >>> automatic((365, 720, 1440), 4, chunks=(1, -1, -1))
-    ((1, 720, 1440), (1, 45, 360))
-    >>> automatic((365, 720, 1440), 4, chunks="1MB")
-    ((2, 180, 720), (1, 45, 360))
+    ((1, 720, 1440), (1, 120, 288))
     """
     outer = tuple(as_int(n) for n in shape)
     extents = outer + tuple(inner)
@@ -82,23 +100,41 @@ def automatic(
     if any(n < 0 for n in extents):
         raise ValueError("negative dimensions are not allowed")
     size = max(itemsize, 1)
+    word = checked_access(access) or ("planes" if 0 in outer else "balanced")
     share = math.prod(n or GROWING for n in extents) * size // FEW_CHUNKS
     usual = min(max(share, LEAST_CHUNK_NBYTES), CHUNK_NBYTES)
     chunk, chunk_nbytes = _given("chunks", chunks, outer, usual)
     chunk += tuple(inner)
     within = tuple(n if c is None else c for c, n in zip(chunk, extents, strict=True))
-    block, block_nbytes = _given("blocks", blocks, within[: len(outer)], min(BLOCK_NBYTES, chunk_nbytes))
-    exact = [c is not None for c in chunk]
-    chosen = _block(within, block_nbytes / size, block + tuple(inner), exact)
+    block, block_nbytes = _given("blocks", blocks, within[: len(outer)], 0)
+    block += tuple(inner)
+    exact = tuple(c is not None for c in chunk)
+    if word == "planes":
+        target = min(block_nbytes or BLOCK_NBYTES, chunk_nbytes)
+        chosen = _thin_block(within, target / size, block, exact)
+    else:
+        wanted = _Size.of(block_nbytes) if block_nbytes else _usual_size(word, size)
+        wanted = wanted.limited(chunk_nbytes).of_items(size)
+        room = chunk_nbytes / size / _known(chunk)
+        chosen = _block(within, wanted, block, exact, word, max(1.0, room))
     grid = grid_shape(within, chosen)
     spanned = tuple(g if fixed else None for g, fixed in zip(grid, exact, strict=True))
-    counts = _divide(grid, chunk_nbytes / (math.prod(chosen) * size), spanned)
+    count = chunk_nbytes / (math.prod(chosen) * size)
+    counts = _divide(grid, count, spanned) if word == "planes" else _counts(grid, count, spanned, word)
     whole = tuple(
         max(b, min(b * count, n or b * count)) if c is None else c
         for b, count, n, c in zip(chosen, counts, extents, chunk, strict=True)
     )
     _check(whole, chosen, size)
     return whole, chosen
+
+
+def checked_access(word: Any) -> Access | None:
+    """Return the word, or None; ValueError if it is another one."""
+    if word is not None and word not in get_args(Access):
+        raise ValueError(f"access must be one of {', '.join(map(repr, get_args(Access)))}, not {word!r}")
+    chosen: Access | None = word
+    return chosen
 
 
 def _given(name: str, wanted: Any, extents: tuple[int, ...], nbytes: int) -> tuple[_Partial, int]:
@@ -166,7 +202,212 @@ def _check(chunks: tuple[int, ...], blocks: tuple[int, ...], itemsize: int) -> N
         )
 
 
-def _block(extents: tuple[int, ...], target: float, fixed: _Partial, exact: Sequence[bool]) -> tuple[int, ...]:
+class _Size(NamedTuple):
+    """How large a part is to be, and may be; in bytes or in items."""
+
+    least: float
+    target: float
+    most: float
+
+    @classmethod
+    def of(cls, target: float) -> _Size:
+        return cls(target * 3 / 4, target, target * 4 / 3)
+
+    def limited(self, most: float) -> _Size:
+        """Return the size, but not more than this."""
+        return _Size(*(min(each, most) for each in self))
+
+    def without(self, nitems: int) -> _Size:
+        """Return the size that is left for other axes, if some take so many items."""
+        return _Size(*(max(1.0, each / nitems) for each in self))
+
+    def of_items(self, itemsize: int) -> _Size:
+        """Return the size in items."""
+        return self.without(itemsize)
+
+
+# Zstd looks for shorter matches in blocks of more than 128 KiB, up to 256 KiB: decimals, which no filter helps, become
+# a tenth to a quarter smaller, and everything is written faster. The least such blocks serve small reads best, but
+# items of eight bytes have to see further.
+_BALANCED = {1: _Size(2**17 + 1, 138 * 2**10, 192 * 2**10), 8: _Size(200 * 2**10, 230 * 2**10, 2**18)}
+_LONGER = 1.35
+"""An array of three and more axes is a stack of pictures, and a few of them are read more often than columns of all.
+So of two equal axes blocks are longer along the later one by this, where runs of memory are longer anyway."""
+_FIRST = 4
+"""A chunk has a share of the first axis that is smaller by this. Along it most arrays are written step by step, and
+appended to; and each chunk that a step touches is written again."""
+_SERIES = 16
+"""A block for series has at least so many places."""
+_REACH = 3
+_MOST_TRIED = 7**2
+"""Of few axes all combinations of lengths are tried, of more one axis after the other."""
+
+
+def _usual_size(word: Access, itemsize: int) -> _Size:
+    if word == "boxes":
+        return _Size.of(BLOCK_NBYTES)
+    return _BALANCED[8 if itemsize >= 8 else 1]
+
+
+def _known(fixed: _Partial) -> int:
+    """Return the product of the extents that are known."""
+    return math.prod(n for n in fixed if n is not None)
+
+
+def _block(
+    extents: tuple[int, ...], wanted: _Size, fixed: _Partial, exact: tuple[bool, ...], word: Access, room: float
+) -> tuple[int, ...]:
+    """Choose a shape of blocks that is bad for no key.
+
+    A plane decodes as many layers as the block is thick, a series as many blocks as the axis is cut into. What one
+    gains along an axis, the other loses. So a block takes n ** (5 / 8) of an axis of n, in between of the same number
+    of items and of the same share. Along the axes whose chunks are not given, a chunk has room for so many items.
+    """
+    lengths = list(fixed)
+    known = _known(fixed)
+    free = [axis for axis, n in enumerate(fixed) if n is None]
+    while free:
+        last = extents[free[-1]]
+        if not 0 < last <= SHORT or last * known > wanted.target:
+            break
+        lengths[free.pop()] = last
+        known *= last
+    rest: list[float] = [extents[axis] or GROWING for axis in free]
+    weights = _weights(rest, word)
+    tops = [math.inf] * len(free)
+    if any(exact):
+        # A chunk of which some extents are given has room for so many items along the other axes.
+        cut = [place for place, axis in enumerate(free) if not exact[axis]]
+        of_cut = [rest[place] for place in cut]
+        caps = _spread(of_cut, room, [weights[place] for place in cut])
+        for place, cap in zip(cut, caps, strict=True):
+            rest[place] = cap
+            tops[place] = cap
+    left = max(1.0, wanted.target / known)
+    ideals = _along_first(rest, left, weights, _SERIES) if word == "series" else _spread(rest, left, weights)
+    axes = [_Axis(extents[axis], ideal, top, exact[axis]) for axis, ideal, top in zip(free, ideals, tops, strict=True)]
+    chosen = _fitted(tuple(axes), wanted.without(known))
+    for axis, length in zip(free, chosen, strict=True):
+        lengths[axis] = length
+    return tuple(n or 1 for n in lengths)
+
+
+def _weights(extents: Sequence[float], word: Access) -> list[float]:
+    """Return to what the lengths of a block are proportional, as far as the extents allow."""
+    if word == "boxes":
+        return [1.0] * len(extents)
+    weights = [_between(extent) for extent in extents]
+    if word == "balanced" and len(extents) > 2:
+        return [weight * _LONGER**place for place, weight in enumerate(weights)]
+    return weights
+
+
+def _counts(grid: tuple[int, ...], target: float, fixed: _Partial, word: Access) -> tuple[int, ...]:
+    """Choose how many blocks a chunk has along each axis: equally many chunks along all, but more along the first."""
+    free = [axis for axis, n in enumerate(fixed) if n is None]
+    cells = [float(grid[axis] or GROWING) for axis in free]
+    left = max(1.0, target / _known(fixed))
+    if word == "series":
+        ideals = _along_first(cells, left, cells, 1)
+    else:
+        shares = [cell if place else cell / _FIRST for place, cell in enumerate(cells)]
+        ideals = _spread(cells, left, shares)
+    axes = [_Axis(grid[axis], ideal) for axis, ideal in zip(free, ideals, strict=True)]
+    limits = _Size(left / 2, left, left * 4 / 3)
+    chosen = iter(_fitted(tuple(axes), limits))
+    return tuple(next(chosen) if n is None else n for n in fixed)
+
+
+def _between(extent: float) -> float:
+    """Return the extent to the power of 5 / 8. Square roots are the same on all machines, powers are not."""
+    return math.sqrt(extent * math.sqrt(math.sqrt(extent)))
+
+
+def _spread(extents: Sequence[float], nitems: float, weights: Sequence[float]) -> list[float]:
+    """Return lengths whose product is `nitems`: proportional to the weights, but at least 1, and within the extents."""
+    lengths = [1.0] * len(extents)
+    free, left = list(range(len(extents))), nitems
+    while free:
+        # Rounded, so that the last digit of a machine's `pow` cannot matter.
+        factor = _rounded((left / math.prod(weights[axis] for axis in free)) ** (1 / len(free)))
+        long = [axis for axis in free if factor * weights[axis] >= extents[axis]]
+        short = [axis for axis in free if factor * weights[axis] <= 1]
+        if not long and not short:
+            for axis in free:
+                lengths[axis] = factor * weights[axis]
+            break
+        for axis in long:
+            lengths[axis] = float(extents[axis])
+        bound = long or short
+        left = max(1.0, left / math.prod(lengths[axis] for axis in bound))
+        free = [axis for axis in free if axis not in bound]
+    return [_rounded(length) for length in lengths]
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.9g}")
+
+
+def _along_first(extents: Sequence[float], nitems: float, weights: Sequence[float], room: int) -> list[float]:
+    """Return lengths like `_spread`, but long along the first axis, with at least `room` items across if possible."""
+    first = next((axis for axis, n in enumerate(extents) if n != 1), 0)
+    others = [axis for axis in range(len(extents)) if axis != first]
+    across = max(1.0, min(room, math.prod(extents[axis] for axis in others)))
+    along = [max(1.0, min(n, nitems / across)) for n in extents[first : first + 1]]
+    rest = nitems / math.prod(along)
+    lengths = _spread([extents[axis] for axis in others], rest, [weights[axis] for axis in others])
+    return lengths[:first] + along + lengths[first:]
+
+
+class _Axis(NamedTuple):
+    """An axis, its ideal length, and the most that is possible. `exact`: no part of it may have much padding."""
+
+    extent: int
+    ideal: float
+    most: float = math.inf
+    exact: bool = False
+
+    def lengths(self) -> list[int]:
+        """Return lengths near the ideal one, the nearest first."""
+        steps = sorted(range(-_REACH, _REACH + 1), key=abs)
+        extent, ideal = self.extent, self.ideal
+        count = max(1, int(extent / ideal + 0.5))
+        near: Iterable[int]
+        if extent and (self.exact or count <= FEW_PARTS):
+            near = (-(-extent // max(1, min(extent, count + step))) for step in steps)
+        else:
+            # Of many parts only the last is padded: a round length matters more there.
+            unit = max(8, int(ideal / 80) * 8) if ideal >= 24 else 1
+            near = (max(1, round(ideal / unit) + step) * unit for step in steps)
+        found = dict.fromkeys(min(length, extent or length) for length in near)
+        return [length for length in found if length <= self.most] or [1]
+
+    def badness(self, length: int) -> float:
+        """Return 1 for the ideal length without padding, and more for others."""
+        padding = -(-self.extent // length) * length / self.extent if self.extent else 1.0
+        return max(length / self.ideal, self.ideal / length) * padding**2
+
+
+@lru_cache(maxsize=1024)
+def _fitted(axes: tuple[_Axis, ...], limits: _Size) -> tuple[int, ...]:
+    """Choose whole lengths near the ideal ones, with little padding, whose product is within limits if possible."""
+    options = [axis.lengths() for axis in axes]
+    if math.prod(map(len, options)) <= _MOST_TRIED:
+        return min(product(*options), key=lambda lengths: _badness(axes, lengths, limits))
+    chosen = [lengths[0] for lengths in options]
+    for place in [*range(len(axes))] * 2:
+        tried = [(*chosen[:place], length, *chosen[place + 1 :]) for length in options[place]]
+        chosen = [*min(tried, key=lambda lengths: _badness(axes, lengths, limits))]
+    return tuple(chosen)
+
+
+def _badness(axes: Sequence[_Axis], lengths: Sequence[int], limits: _Size) -> tuple[float, float]:
+    nitems = math.prod(lengths)
+    outside = max(limits.least / nitems, nitems / limits.most, 1.0)
+    return _rounded(outside), _rounded(math.prod(map(_Axis.badness, axes, lengths)))
+
+
+def _thin_block(extents: tuple[int, ...], target: float, fixed: _Partial, exact: Sequence[bool]) -> tuple[int, ...]:
     """Choose a shape of about `target` items, thin along the first axis and long along the last one.
 
     One index of the first axis takes one layer of blocks, or a few blocks if that is more. Of the other axes, each has

@@ -272,6 +272,7 @@ def convert(
     dst_format: opts.Name = None,
     chunks: opts.Extents = None,
     blocks: opts.Extents = None,
+    access: opts.Access = None,
     codec: opts.Codec = None,
     clevel: opts.Clevel = None,
     filters: opts.Filters = None,
@@ -303,6 +304,7 @@ def convert(
         dst_format=dst_format,
         chunks=chunks,
         blocks=blocks,
+        access=access,
         cparams=cparams,
         layout=layout,
         overwrite=overwrite,
@@ -326,6 +328,7 @@ def copy(
     layout: opts.Layout = "auto",
     chunks: opts.Extents = None,
     blocks: opts.Extents = None,
+    access: opts.Access = None,
     codec: opts.Codec = None,
     clevel: opts.Clevel = None,
     filters: opts.Filters = None,
@@ -358,6 +361,7 @@ def copy(
             dst_format=None if target is not None else "b2d",
             chunks=chunks,
             blocks=blocks,
+            access=access,
             cparams=cparams,
             layout=layout,
             overwrite=overwrite,
@@ -370,7 +374,7 @@ def copy(
         return _report(done.failed)
     revision = describing.frame_of(src, options, at)
     if not holds_array(revision.frame):
-        if any(option is not None for option in (chunks, blocks, cparams)):
+        if any(option is not None for option in (chunks, blocks, access, cparams)):
             raise UnsupportedError(f"{redact_url(src)} is no array: its chunks can only be copied as they are")
         store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
         with track(revision.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as bar:
@@ -382,6 +386,7 @@ def copy(
         dst,
         chunks=chunks,
         blocks=blocks,
+        access=access,
         cparams=cparams,
         layout=layout,
         overwrite=overwrite,

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -17,10 +17,12 @@ from b2array.bloscpack.header import CHECKSUMS
 from b2array.codec.cparams import AUTO, CParams
 from b2array.errors import B2ArrayError
 from b2array.exchange.places import FORMATS
+from b2array.grid import chunking
 from b2array.tools.vacuum import in_seconds
 
 __all__ = [
     "AbsoluteError",
+    "Access",
     "At",
     "Checksum",
     "Clevel",
@@ -114,6 +116,13 @@ At = Annotated[str | None, typer.Option("--at", metavar="NAME", help="A snapshot
 SnapshotName = Annotated[str, typer.Argument(metavar="NAME", help="The name of a snapshot.")]
 Snapshots = Annotated[bool, typer.Option(help="Whether the copy has the snapshots, too.")]
 Extents = Annotated[Any, typer.Option(metavar="N,N,...", help="Extents in items.", parser=extents)]
+Access = Annotated[
+    Any,
+    typer.Option(
+        metavar="KIND", help="Choose chunks and blocks for: balanced (every direction), planes, series or boxes.",
+        parser=one_of(*get_args(chunking.Access)),
+    ),
+]  # fmt: skip
 Layout = Annotated[
     Any,
     typer.Option(

@@ -12,6 +12,7 @@ import xarray as xr
 from b2array.array import dask_chunks
 from b2array.codec.cparams import given_or_default
 from b2array.errors import UnsupportedError
+from b2array.grid.chunking import Access
 from b2array.group.group import Group
 from b2array.xarray_io.encoding import is_dask
 from b2array.xarray_io.tasks import Part, Task
@@ -30,7 +31,7 @@ def create(target: Group, variables: Mapping[str, xr.Variable], attrs: Mapping[s
         if not is_dask(variable) or not variable.size:
             target.create(name, data=variable.values, **options)
             continue
-        options.setdefault("chunks", _chunks(variable))
+        options.setdefault("chunks", _chunks(variable, options.get("access")))
         if not task.compute and variable.attrs.get("_FillValue") is not None:
             options.setdefault("fill_value", variable.attrs["_FillValue"])
         array = target.create(name, variable.shape, variable.dtype, **options)
@@ -47,10 +48,10 @@ def _keep_missing(options: dict[str, Any]) -> None:
         options.setdefault("fill_value", missing)
 
 
-def _chunks(variable: xr.Variable) -> Any:
+def _chunks(variable: xr.Variable, access: Access | None) -> Any:
     """Choose stored chunks that divide the chunks of dask; small ones stay as they are."""
     cut = variable.chunks or ()
-    if (chosen := dask_chunks.dividing(cut, variable.dtype.itemsize)) is not None:
+    if (chosen := dask_chunks.dividing(cut, variable.dtype.itemsize, access)) is not None:
         return chosen
     pieces = dask_chunks.regular(cut)
     is_small = pieces is not None and math.prod(pieces) * variable.dtype.itemsize <= _SMALL_NBYTES

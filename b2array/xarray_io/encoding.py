@@ -43,7 +43,7 @@ __all__ = [
 
 Encoding = Mapping[Hashable, Any]
 
-_OWN = ("chunks", "blocks", "cparams", "layout", "fill_value")
+_OWN = ("chunks", "blocks", "access", "cparams", "layout", "fill_value")
 _INHERITED = {"source", "original_shape", "preferred_chunks", "char_dim_name", "unlimited_dims"}
 """Entries of an encoding that only tell where a variable was read from, and not how to store it."""
 _FINE_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
@@ -218,14 +218,15 @@ def _creating(name: str, variable: xr.Variable, *, given: bool) -> dict[str, Any
     chunks = parts.get("chunks", "auto")
     if isinstance(chunks, str) and chunks == "auto":
         return own
+    size, access = variable.dtype.itemsize, own.get("access")
     try:
-        parts["chunks"], _ = automatic(variable.shape, variable.dtype.itemsize, chunks=chunks)
+        parts["chunks"], _ = automatic(variable.shape, size, chunks=chunks, access=access)
     except (TypeError, ValueError) as error:
         if given or isinstance(error, TypeError):
             raise type(error)(f"variable {name!r}: {error}") from None
         return own  # they belong to an array of another shape, which was read
     with suppress(TypeError, ValueError):  # other blocks are chosen for chunks that they do not fit
-        automatic(variable.shape, variable.dtype.itemsize, **parts)
+        automatic(variable.shape, size, **parts)
         return own | parts
     return own | {"chunks": parts["chunks"]}
 
