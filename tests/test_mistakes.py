@@ -6,6 +6,7 @@ import datetime as dt
 import io
 import os
 import re
+import struct
 import sys
 import warnings
 import zipfile
@@ -19,7 +20,7 @@ import pytest
 
 import b2array
 from b2array import config
-from b2array.errors import FormatError, UnsupportedError, warn
+from b2array.errors import ConflictError, FormatError, UnsupportedError, warn
 
 X = np.arange(100.0)
 
@@ -251,3 +252,83 @@ def test_times_are_attributes() -> None:
         assert found == expected or (found != found and expected != expected), value
         if isinstance(found, np.generic):
             assert found.dtype == expected.dtype  # type: ignore[union-attr]
+
+
+# What others did meanwhile, and what members cannot do.
+
+
+def test_an_array_takes_a_shape_or_data(tmp_path: Path) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    with pytest.raises(TypeError, match=r"a shape or data, found both shape=\(3,\) and data of the shape \(1,\)"):
+        group.create("a", shape=(3,), data=[1])
+    with pytest.raises(TypeError, match="a shape or data, found neither"):
+        group.create("a")
+    assert [*group] == []
+
+
+def test_a_new_group_is_asked_for_by_its_own_name(tmp_path: Path) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    assert group.create_group("s", attrs={"a": 1}).attrs["a"] == 1
+    with pytest.raises(TypeError, match=r"create_group\(\) got an unexpected keyword argument"):
+        group.create_group("t", attributes={})
+
+
+def test_a_walk_goes_on_behind_a_member_that_cannot_be_read(tmp_path: Path) -> None:
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    for name in ("a", "b/c", "b/d", "e"):
+        group[name] = [1]
+    (tmp_path / "g.b2d" / "b" / "c.b2nd").write_bytes(b"garbage")
+    with pytest.warns(UserWarning, match=r"walk\(\) leaves out 'c': .*expected a Blosc2 frame, found text"):
+        names = [name for name, _ in b2array.open_group(tmp_path / "g.b2d").walk()]
+    assert names == ["a", "b", "b/d", "e"]
+
+
+@pytest.mark.parametrize("content", [b"\x05" * 100_000, b"\0" * 100_000, b"tiny", "lazy"])
+def test_a_file_on_a_server_that_something_else_replaced_is_a_conflict(http: Any, content: Any) -> None:
+    if content == "lazy":  # bytes that look like a chunk whose blocks are elsewhere
+        content = (struct.pack("<4B3i", 5, 1, 7, 8, 4000, 800, 900) + bytes(15) + b"\x08") * 4000
+    http.tags = False
+    url = http.url_of("replaced.b2nd")
+    http.objects["replaced.b2nd"] = b2array.asarray(np.arange(4000.0), chunks=500, blocks=100).to_bytes()
+    array = b2array.open(url)
+    http.objects["replaced.b2nd"] = content
+    with pytest.raises(ConflictError, match="changed since it was opened"):
+        array[1234:1240]
+
+
+CHANGES = {
+    "an item": lambda a: a.__setitem__(3, 1),
+    "a shape": lambda a: a.resize(5),
+    "an attribute": lambda a: a.attrs.update(x=1),
+    "an item in a transaction": lambda a: change_in_transaction(a),
+}
+
+
+def change_in_transaction(array: b2array.NDArray) -> None:
+    with array.transaction():
+        array[3] = 1
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize("place", ["local", "memory"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_handle_whose_array_was_moved_raises_a_conflict(tmp_path: Path, layout: str, place: str, change: str) -> None:
+    url = f"memory:/{tmp_path}/g.b2d" if place == "memory" else str(tmp_path / "g.b2d")
+    group = b2array.open_group(url, "w")
+    group.create("x", data=np.arange(100), layout=layout, chunks=10)
+    array = b2array.open(f"{url}/x", "r+")
+    group.move("x", "y")
+    with pytest.raises(ConflictError, match=r"x\.b2nd (was deleted or moved|changed) since it was opened"):
+        CHANGES[change](array)
+    with pytest.raises(FileNotFoundError):
+        array.refresh()
+    assert group["y"][3] == 3
+
+
+def test_a_file_that_was_renamed_is_a_conflict_for_its_handle(tmp_path: Path) -> None:
+    array = b2array.asarray(X, url=tmp_path / "a.b2nd", chunks=10)
+    (tmp_path / "a.b2nd").rename(tmp_path / "b.b2nd")
+    array.close()
+    with pytest.raises(ConflictError, match="deleted or moved"):
+        array[3] = 1.0
+    assert b2array.open(tmp_path / "b.b2nd")[3] == 3

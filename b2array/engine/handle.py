@@ -31,7 +31,7 @@ __all__ = ["RECOVERABLE", "Follower", "Handle", "Mode"]
 _PICKLED_NBYTES = 2**16
 """A table of sizes that takes more than this, and serves writers only, stays out of pickles."""
 
-RECOVERABLE = (FormatError, UnsupportedError, ConflictError, NotADirectoryError)
+RECOVERABLE = (FormatError, UnsupportedError, ConflictError, *MISSING)
 """What a reading may raise because a commit took away what it reads; see `Handle.recover`."""
 
 Mode = Literal["r", "r+"]
@@ -220,7 +220,7 @@ class Handle:
                     # It may have begun meanwhile; then the change joins it now.
                     again = self._draft is not joined or self._draft.catch_up()
                 else:
-                    self._show(reload(self._snapshot))
+                    self._show(self._reloaded())
                     moved = self._snapshot.generation != known.generation
                     again = moved and (anywhere or self._snapshot.alike(known))
             if not again:
@@ -234,10 +234,18 @@ class Handle:
             if self._draft is None:
                 if not self.locked:
                     locks.enter_context(self._lock())
-                self._show(reload(self._snapshot))
+                self._show(self._reloaded())
                 if not anywhere and not self._snapshot.alike(known):
                     raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
             yield locks.enter_context(self._changing(locked=self._draft is None))
+
+    def _reloaded(self) -> Snapshot:
+        """Return the state that the store holds now; ConflictError if the frame was deleted or moved."""
+        try:
+            return reload(self._snapshot)
+        except MISSING as error:
+            _explain(self._snapshot, error)
+            raise
 
     def _lock(self) -> AbstractContextManager[object]:
         """Take the store's lock. ConflictError: the directory that it is in was deleted, or replaced by a file."""
@@ -265,7 +273,7 @@ class Handle:
             yield draft
         except BaseException as error:
             draft.abort()
-            if isinstance(error, FormatError | UnsupportedError | NotADirectoryError):
+            if isinstance(error, FormatError | UnsupportedError | FileNotFoundError | NotADirectoryError):
                 _explain(draft, error)
             raise
         with self.mutex.held:
@@ -285,7 +293,7 @@ class Handle:
             if committed is not draft.base:
                 self._show(committed, self._draft)
             draft.warn_of_forgotten()
-        except (FormatError, NotADirectoryError) as error:
+        except (FormatError, *MISSING) as error:
             _explain(draft, error)
             raise
         except KeyboardInterrupt:  # which may come after the store has got the new state
@@ -355,18 +363,18 @@ class Handle:
     def require_writable(self) -> None:
         """Raise ReadOnlyError if the handle was opened for reading."""
         if self._mode == "r":
-            raise ReadOnlyError(f"{self.url} was opened for reading; open it with mode='r+' to change it")
+            raise ReadOnlyError(f"{self.url} was opened for reading; {self.store.advice}")
 
     def new_draft(self, *, locked: bool = False) -> Draft:
         """Begin a draft on top of the committed state, independent of any that is under way."""
         if self._snapshot.again is not None:
             try:
                 self._show(reload(self._snapshot, carries_out=True), self._draft)
-            except (FileNotFoundError, NotADirectoryError) as error:
+            except MISSING as error:
                 _explain(self._snapshot, error)
                 raise
         if not self._snapshot.header:
-            current = reload(self._snapshot)
+            current = self._reloaded()
             if current.generation == self._snapshot.generation:
                 self._show(current, self._draft)
         return Draft(self.store, self._snapshot, locked=locked or self.locked)
@@ -484,7 +492,7 @@ def _explain(source: Source, error: B2ArrayError | OSError) -> None:
 
     Other software moves chunks in its file, and a writer can replace a directory by a file.
     """
-    if isinstance(error, FormatError | FileNotFoundError | NotADirectoryError):
+    if isinstance(error, FormatError | UnsupportedError | FileNotFoundError | NotADirectoryError):
         stale = source.staleness()
         if stale is not None:
             raise stale from error

@@ -126,9 +126,12 @@ class Snapshot(Source):
         try:
             current = reload(self)
         except FileNotFoundError:
-            return ConflictError(f"{self.url} was deleted since it was opened")
+            return ConflictError(f"{self.url} was deleted or moved since it was opened")
         except ConflictError as error:
             return error
+        except FormatError:
+            # A disk may have damaged a local file; elsewhere, somebody has put something else in its place.
+            return None if self.store.can.local else stale_reader(self.url)
         except (OSError, B2ArrayError):
             return None
         same = (current.generation, current.at) == (self.generation, self.at)
@@ -184,7 +187,7 @@ class Snapshot(Source):
         try:
             found = self.store.stamp_read(self.name).version
         except FileNotFoundError:
-            raise ConflictError(f"{self.url} was deleted since it was opened") from None
+            raise ConflictError(f"{self.url} was deleted or moved since it was opened") from None
         if found != self.version:
             raise stale_reader(self.url)
 

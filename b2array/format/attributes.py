@@ -28,7 +28,8 @@ _EXT_COMPLEX, _EXT_SET, _EXT_NDARRAY = 44, 45, 46
 _TUPLE = "__tuple__"
 _MAX_DEPTH = 32
 _FIRST, _LAST = -62_135_596_800, 253_402_300_800  # the years 1 to 9999
-_TIMES = {dt.datetime: "M8[us]", dt.date: "M8[D]", dt.timedelta: "m8[us]"}
+_TIMES = ((dt.datetime, "M8[us]"), (dt.date, "M8[D]"), (dt.timedelta, "m8[us]"))
+"""NumPy's types for those of the module `datetime`, a class before those that it is derived from."""
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError, msgpack.UnpackException)
 """What msgpack and the conversion of its values raise for damaged bytes."""
 
@@ -101,8 +102,14 @@ def _encode_ndarray(array: NDArray[Any], **more: bool) -> bytes:
 
 def _encode_time(value: Any) -> object:
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
-        return msgpack.Timestamp.from_datetime(value)
-    item = np.asarray(value, _TIMES.get(type(value)))
+        nanoseconds = msgpack.Timestamp.from_datetime(value).to_unix_nano()
+        return msgpack.Timestamp.from_unix_nano(nanoseconds + getattr(value, "nanosecond", 0))
+    # Times of pandas are of NumPy's types inside, with their own units.
+    plain = value.to_numpy() if hasattr(value, "to_numpy") else value
+    form = next((form for kind, form in _TIMES if isinstance(plain, kind)), None)
+    item = np.asarray(plain, form)
+    if item.dtype.kind not in "mM":
+        raise TypeError(f"{type(value).__name__} has no form in msgpack")
     return msgpack.ExtType(_EXT_NDARRAY, _encode_ndarray(item, scalar=True))
 
 

@@ -11,7 +11,7 @@ from b2array.array.schunk import SChunk, create_schunk
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.engine.manifest import EMBEDDED, is_member_name
-from b2array.errors import FormatError, LimitError, UnsupportedError, located
+from b2array.errors import FormatError, LimitError, UnsupportedError
 from b2array.store.memory import MemoryStore
 
 __all__ = ["members", "nothing", "open_embedded", "remove", "state"]
@@ -25,6 +25,25 @@ def nothing() -> bytes:
     empty = create_schunk(chunksize=2**13, meta={"b2tree": {"version": 1}})
     empty.vlmeta[_NOTES] = {_MAP: {}, "current_offset": 0}
     return empty.to_bytes()
+
+
+class EmbeddedStore(MemoryStore):
+    """The bytes of an embedded member, by the URL of the member."""
+
+    advice = f"python-blosc2 keeps it in {EMBEDDED}, so it can only be read: group[name] = group[name] gives it a file"
+
+    def __init__(self, url: str, content: bytes) -> None:
+        super().__init__({"": content})
+        self.url = url
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self.url, self.__getstate__())
+
+
+def _restored(url: str, objects: Any) -> EmbeddedStore:
+    store = EmbeddedStore(url, b"")
+    store.__setstate__(objects)
+    return store
 
 
 def members(held: SChunk) -> dict[str, str]:
@@ -72,7 +91,8 @@ def open_embedded(held: SChunk, path: str) -> Handle:
     if len(extent) > config.limits.chunk_nbytes:
         raise LimitError(f"{held.url}: the embedded member {name!r} takes {len(extent)} bytes")
     content = held.get_slice(extent.start, extent.stop)
-    return located(f"{held.url}: {name}", lambda: Handle(snapshot.load(MemoryStore({"": content})), "r"))
+    store = EmbeddedStore(held.url.removesuffix(EMBEDDED) + name, content)
+    return Handle(snapshot.load(store), "r")
 
 
 def state(held: SChunk, path: str) -> str:

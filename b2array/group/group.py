@@ -24,7 +24,7 @@ from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
-from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError
+from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, warn
 from b2array.format.foreign import check_ending
 from b2array.group import snapshots, unpacked, whole
 from b2array.group.archive import Archive
@@ -408,9 +408,19 @@ class Group(MutableMapping[str, Any]):
         return {name: self._inner(name) for name in self if self._prefix + name not in members}
 
     def walk(self) -> Iterator[tuple[str, Any]]:
-        """Yield names and members of everything in and below this group; a group comes before its members."""
+        """Yield names and members of everything in and below this group; a group comes before its members.
+
+        Warns
+        -----
+        UserWarning
+            A member cannot be opened, and is left out.
+        """
         for name in self:
-            member = self[name]
+            try:
+                member = self[name]
+            except (B2ArrayError, OSError, KeyError) as error:
+                warn(f"{self.url}: walk() leaves out {name!r}: {error}")
+                continue
             yield name, member
             if isinstance(member, Group):
                 for inner, each in member.walk():
@@ -494,7 +504,8 @@ class Group(MutableMapping[str, Any]):
         home = self._writable()
         name = _free(self, name, overwrite=overwrite)
         if (data is None) == (shape is None):
-            raise TypeError("create() takes either a shape or data, and None is neither")
+            what = "neither" if data is None else f"both shape={shape} and data of the shape {np.shape(data)}"
+            raise TypeError(f"create() takes either a shape or data, found {what}")
 
         def new(url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
             wanted: MemberKeywords = {"layout": layout, **options}
@@ -559,7 +570,9 @@ class Group(MutableMapping[str, Any]):
             inner.attrs.require()
         return inner
 
-    create_group = require_group
+    def create_group(self, name: str, *, attrs: Mapping[str, Any] | None = None) -> Group:
+        """Return the group of that name, or make an empty one. `require_group` is the same."""
+        return self.require_group(name, attrs=attrs)
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Store an array-like, and replace the array of that name."""

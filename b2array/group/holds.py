@@ -116,4 +116,4 @@ def told_if_gone(store: Store) -> Iterator[None]:
     try:
         yield
     except MISSING:
-        raise ConflictError(f"{store.url} was deleted since it was opened") from None
+        raise ConflictError(f"{store.url} was deleted or moved since it was opened") from None

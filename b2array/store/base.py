@@ -175,6 +175,9 @@ class Store(ABC):
     can: Capabilities = Capabilities()
     """What it can do."""
 
+    advice: str = "open it with mode='r+' to change it"
+    """What a user can do who has opened it for reading, and writes to it."""
+
     in_process: bool = False
     """Whether only this process can reach the objects."""
 

@@ -264,7 +264,7 @@ class LocalStore(Store):
         except MISSING:
             if before is None:
                 raise
-            raise ConflictError(f"{self.url} was deleted since it was opened") from None
+            raise ConflictError(f"{self.url} was deleted or moved since it was opened") from None
         status = os.fstat(file.fd)
         if before not in (None, _identity_of(status)):
             raise stale_reader(file.path)

@@ -63,6 +63,7 @@ class MemoryStore(Store):
 
     url = "memory"
     can = Capabilities(lock=True, append=True, local=True)
+    advice = "a copy() of it can be changed"
     in_process = True
 
     def __init__(self, objects: Mapping[str, Buffer] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 import math
 import struct
@@ -298,3 +299,47 @@ def test_damaged_attributes_are_read_or_refused(value: Any, data: st.DataObject)
         attributes.decode_attr(raw[: data.draw(st.integers(0, len(raw)))])
     except REFUSED:
         return
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (
+            lambda pd: pd.Timestamp("2020-01-02 03:04:05.000000006"),
+            np.datetime64("2020-01-02T03:04:05.000000006", "ns"),
+        ),
+        (lambda pd: pd.Timedelta(7, "ns"), np.timedelta64(7, "ns")),
+        (lambda pd: [pd.Timestamp("2020-01-02").as_unit("s")], [np.datetime64("2020-01-02T00:00:00", "s")]),
+        (lambda pd: pd.Timestamp("1970-01-01T01:00:05.000000006+01:00"), msgpack.Timestamp(5, 6)),
+        (lambda pd: pd.Timestamp("1970-01-01T01:00:05+01:00"), dt.datetime(1970, 1, 1, 0, 0, 5, tzinfo=dt.UTC)),
+    ],
+)
+def test_times_of_pandas_are_times(make: Any, expected: Any) -> None:
+    value = make(pytest.importorskip("pandas"))
+    found = attributes.decode_attr(attributes.encode_attr(value))
+    assert type(found) is type(expected)
+    assert found == expected
+    if isinstance(found, np.generic):
+        assert found.dtype == expected.dtype
+
+
+def test_the_missing_time_of_pandas_is_one() -> None:
+    found = attributes.decode_attr(attributes.encode_attr(pytest.importorskip("pandas").NaT))
+    assert np.isnat(found)
+
+
+def test_classes_derived_from_times_are_times() -> None:
+    class Day(dt.datetime):
+        pass
+
+    found = attributes.decode_attr(attributes.encode_attr(Day(2020, 1, 2, 3)))
+    assert found == np.datetime64("2020-01-02T03:00:00", "us")
+
+
+def test_times_without_a_form_are_refused_by_name() -> None:
+    class Odd(dt.timedelta):
+        def to_numpy(self) -> object:
+            return np.array(self, object)
+
+    with pytest.raises(TypeError, match="the attribute 't' cannot hold this Odd: Odd has no form in msgpack"):
+        attributes.encode_attr(Odd(1), "t")

@@ -531,7 +531,7 @@ def test_a_transaction_is_told_of_a_conflict_if_its_member_is_deleted_while_it_w
             monkeypatch.setattr(disk, "make_directories", too_late)
             array[:4] = 4
 
-    with pytest.raises(ConflictError, match="was deleted since"):
+    with pytest.raises(ConflictError, match="was deleted or moved since"):
         change()
 
 

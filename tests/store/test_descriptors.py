@@ -137,7 +137,7 @@ def test_a_released_file_that_was_replaced_or_removed_is_a_conflict(released, re
     with pytest.raises(ConflictError, match="file changed since it was opened"):
         read(released)
     path.unlink()
-    with pytest.raises(ConflictError, match="file was deleted since it was opened"):
+    with pytest.raises(ConflictError, match="file was deleted or moved since it was opened"):
         read(released)
     path.write_bytes(b"ABCDEF")
     released.close()
