@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import re
 import time
 import warnings
 from collections import Counter
@@ -581,6 +582,7 @@ def test_an_encoding_that_drops_the_stored_packing_gives_a_warning(url: Path, tm
         (np.array(["2000-01-01"], "M8[ns]"), {"units": "days since never"}),
         (np.array(["2000-01-01"], "M8[ns]"), {"units": "days since 2000-01-01", "calendar": "of the moon"}),
         (np.array([1, "a", {}], object), {}),
+        (np.array([[1], [2, 3]], object), {}),
     ],
 )
 def test_a_variable_that_cannot_be_encoded_is_named(url: Path, values: object, encoding: dict[str, object]) -> None:
@@ -588,6 +590,39 @@ def test_a_variable_that_cannot_be_encoded_is_named(url: Path, values: object, e
     with pytest.raises((TypeError, ValueError), match="'bad'"):
         to_b2array(ds, url, encoding={"bad": encoding})
     assert not url.exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "instead"),
+    [
+        (pd.Categorical(["a", "b"]), "astype(object)"),
+        (pd.date_range("2000-01-01", periods=2, tz="Europe/Berlin"), "tz_convert(None)"),
+        (pd.interval_range(0, 2), "to_index().left"),
+        (pd.period_range("2000-01", periods=2, freq="M"), "to_timestamp()"),
+        (pd.array([1, None], dtype="Int64"), "astype()"),
+    ],
+    ids=lambda values: str(getattr(values, "dtype", "")),
+)
+@pytest.mark.parametrize("coordinate", [False, True])
+def test_items_of_pandas_are_refused_with_what_to_store_instead(
+    url: Path, values: object, instead: str, coordinate: bool
+) -> None:
+    first = along([1.0, 2.0]).assign_coords(v=("t", [1.0, 2.0]))
+    to_b2array(first, url)
+    bad = first.assign_coords(v=("t", values)) if coordinate else first.drop_vars("v").assign(v=("t", values))
+    for options in ({"mode": "w"}, {"mode": "a"}, {"append_dim": "t"}):
+        with pytest.raises(TypeError, match=f"variable 'v' has items of pandas type .*{re.escape(instead)}"):
+            to_b2array(bad, url, **options)
+    xr.testing.assert_identical(reopened(url), first)
+
+
+def test_sparse_arrays_of_other_libraries_are_refused_with_what_to_store_instead(url: Path) -> None:
+    sparse = pytest.importorskip("sparse")
+    ds = along(sparse.COO.from_numpy(np.eye(3)[0]))
+    with pytest.raises(TypeError, match=r"variable 'a' is a sparse array, .*todense"):
+        to_b2array(ds, url)
+    to_b2array(ds.a.copy(data=ds.a.data.todense()).to_dataset(), url)
+    assert reopened(url).a.values.tolist() == [1, 0, 0]
 
 
 def test_blocks_that_do_not_fit_other_chunks_are_chosen_anew(url: Path, tmp_path: Path) -> None:

@@ -52,6 +52,17 @@ _NONE_NAME = "__values__"
 _CODED = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "_Encoding")
 """Attributes without which stored values mean something else."""
 _KINDS_OF_ERRORS = (TypeError, ValueError, OverflowError, NotImplementedError)
+_INSTEAD = {
+    "CategoricalDtype": (
+        "store text with ds[{name}].astype(object), or ds[{name}].to_index().codes, with the categories as an attribute"
+    ),
+    "DatetimeTZDtype": (
+        "store times in UTC, ds[{name}].to_index().tz_convert(None), with the name of the time zone as an attribute"
+    ),
+    "IntervalDtype": "store ds[{name}].to_index().left and .right, or .mid alone",
+    "PeriodDtype": "store ds[{name}].to_index().to_timestamp()",
+}
+"""What can be stored in the place of arrays of pandas, by the names of their types."""
 _MARKS = ("_FillValue", "missing_value")
 _PLAIN_CALENDARS = {"standard", "gregorian", "proleptic_gregorian"}
 
@@ -111,6 +122,7 @@ def _prepared(
     name: str, variable: xr.Variable, asked: Mapping[Hashable, Any] | None, options: Collection[str]
 ) -> xr.Variable:
     """Return a variable with the encoding by which it is to be stored."""
+    _require_plain(name, variable)
     chosen = preferences(name, variable, asked, options)
     variable = _as_declared(name, variable)
     variable.encoding = chosen
@@ -148,6 +160,26 @@ def _checked_codes(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.V
         # xarray declares the type that was asked for, but encodes pieces of times as int64.
         coded = mapped(coded, partial(_converted, name=name, dtype=coded.dtype, exact=True), coded.dtype)
     return _unmarked(name, variable, coded)
+
+
+# Arrays of other libraries.
+
+
+def _require_plain(name: str, variable: xr.Variable) -> None:
+    """Refuse arrays whose items NumPy has no type for, and say what can be stored instead."""
+    if not isinstance(variable.dtype, np.dtype):
+        kind = type(variable.dtype).__name__
+        hint = _INSTEAD.get(kind, "astype() converts them to a type of NumPy")
+        raise TypeError(
+            f"variable {name!r} has items of pandas type {variable.dtype}, which cannot be stored:"
+            f" {hint.format(name=repr(name))}"
+        )
+    library = type(variable._data).__module__.partition(".")[0]
+    if library in ("sparse", "scipy"):
+        raise TypeError(
+            f"variable {name!r} is a sparse array, which cannot be stored: store it dense, with"
+            f" ds[{name!r}].copy(data=ds[{name!r}].data.todense()); chunks of zeros take hardly any bytes"
+        )
 
 
 # Marks of missing items.
@@ -197,7 +229,7 @@ def _without_width(variable: xr.Variable) -> np.dtype[Any] | None:
 
 
 def _stored(name: str, variable: xr.Variable, width: np.dtype[Any] | None, *, given: bool) -> xr.Variable:
-    variable = as_text(name, variable)
+    variable = _named(name, partial(as_text, name, variable))
     if width is not None and width.itemsize:
         if variable.dtype.kind == width.kind and variable.dtype.itemsize < width.itemsize:
             variable = mapped(variable, partial(np.asarray, dtype=width), width)
@@ -397,6 +429,7 @@ def as_stored(
     Text from objects may come out wider than the stored text. `bounded` has units and calendar of the coordinate that
     the variable has the bounds of: bounds have none themselves.
     """
+    _require_plain(name, variable)
     attrs = {key: value for key, value in attributes_of(array.attrs).items() if key in (*_CODED, "dtype")}
     if is_time(variable):
         attrs = {**bounded, **attrs}
@@ -415,7 +448,7 @@ def as_stored(
     _check_kind(name, variable, array, attrs)
     plain = variable.copy(deep=False)
     coded = _named(name, partial(_coded, name, variable, array, attrs, characters))
-    coded = as_text(name, coded, characters)
+    coded = _named(name, partial(as_text, name, coded, characters))
     if coded.ndim != array.ndim:
         raise ValueError(f"variable {name!r} is stored as characters of text, which cannot hold {given}")
     for key in _CODED:
