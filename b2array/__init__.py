@@ -46,6 +46,7 @@ from b2array.keywords import refuse_calls
 
 if TYPE_CHECKING:
     from b2array import bloscpack
+    from b2array import xarray_io as xarray_io
     from b2array.array.appender import Appender
     from b2array.array.downsampling import downsample
     from b2array.array.joining import concatenate, stack
@@ -143,6 +144,7 @@ _LAZY = {
     "stack": "array.joining",
     "vacuum": "tools.vacuum",
     "verify": "tools.verify",
+    "xarray_io": "xarray_io",  # not in __all__: it needs xarray
 }
 
 
@@ -154,7 +156,7 @@ def __getattr__(name: str) -> Any:
         value = import_module("importlib.metadata").version(__name__)
     elif name in _LAZY:
         module = import_module(f"{__name__}.{_LAZY[name]}")
-        value = module if name == _LAZY[name] == "bloscpack" else getattr(module, name)
+        value = module if name == _LAZY[name] else getattr(module, name)
     elif name == "group":
         raise AttributeError("b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
     else:

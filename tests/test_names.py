@@ -26,11 +26,12 @@ assert "__version__" in dir(b2array)
 
 def test_public_modules_are_reachable() -> None:
     script = """
+import sys
 import b2array
 from types import ModuleType
 for name in ("codecs", "filters", "config", "errors", "bloscpack"):
     assert isinstance(getattr(b2array, name), ModuleType), name
-import b2array.xarray_io
+assert "xarray" not in sys.modules
 assert b2array.xarray_io.to_b2array
 """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -23,6 +23,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from servers import RangeServer
+from xarray.backends import plugins
 
 import b2array
 from b2array.array import dask as graphs
@@ -890,3 +891,15 @@ def test_the_accessor_names_its_keywords():
     assert given.keys() == inspect.signature(to_b2array).parameters.keys() - {"ds"}
     with pytest.raises(TypeError, match="Did you mean 'append_dim'"):
         accessor.to_b2array("memory://accessor-keywords.b2d", apend_dim="x")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/x.b2d", "https://host/x.b2nd", "gs://bucket/a/x.b2z#t", "memory://x.b2d/sub"]
+)
+def test_urls_are_recognised_where_netcdf4_does_not_claim_them_first(url: str) -> None:
+    with xr.set_options(netcdf_engine_order=("h5netcdf", "scipy")):
+        engines = plugins.list_engines()
+        if "b2array" not in engines:
+            pytest.skip("the package is not installed")
+        assert [*engines].index("b2array") < [*engines].index("netcdf4")
+        assert plugins.guess_engine(url) == "b2array"

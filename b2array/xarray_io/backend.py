@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -33,6 +34,8 @@ Opened = Url | NDArray | Group
 """What users give: where an array or a group is, or one that is open."""
 
 GROUPS = (".b2d", ".b2z")
+_IN_GROUP = re.compile(r"\.b2[dz](?:[/#?]|$)", re.IGNORECASE)
+"""Matches the name of a group, with or without a member in it."""
 _FRAMES = (".b2frame", ".b2f")
 _INDEX = "chunks.b2frame"
 
@@ -161,7 +164,7 @@ class Backend(BackendEntrypoint):
             return False
         path = os.fspath(filename_or_obj)
         suffix = os.path.splitext(path.rstrip("/"))[1].lower()  # noqa: PTH122 - it may be a URL
-        if suffix in (".b2nd", *GROUPS):
+        if suffix == ".b2nd" or _IN_GROUP.search(path):
             return True
         if suffix in _FRAMES:
             return _holds_array(path)
