@@ -9,14 +9,18 @@ operation has written. So each row that a reader sees says which operation wrote
 * a row that was appended is not missing if nothing that came later can have replaced it;
 * an operation that nobody knows the end of counts as committed from the moment at which somebody has seen it.
 
-The workers themselves compare the members of the pair, which are only changed together, and old handles with what they
-have shown before. Run as a program, this begins worker processes.
+What a transaction has read, and did not change, counts as a look that began when its commit did.
+
+The workers themselves compare the members of the pair, which are only changed together, the variables of a dataset that
+xarray writes, old handles with what they have shown before, and snapshots with what their message says. Run as a
+program, this begins worker processes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import sys
 import threading
@@ -28,13 +32,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import dask.array as da
 import numpy as np
+import xarray as xr
 
 import b2array
 from b2array import config, open_group
 from b2array.errors import ConflictError
+from b2array.xarray_io import to_b2array
 
 PAIR = ("a", "b")
 """Always changed together, in transactions."""
@@ -44,9 +51,21 @@ PLAIN = "e"
 """Never made again: changed in place, through handles of its own."""
 NAMES = (*PAIR, *SINGLES, PLAIN)
 
+DATASET = "x"
+"""A group with a dataset: the variables "u" and "v" along "time" have equal rows."""
+SNAPSHOTS = ("s", "t")
+
 COLUMNS, FIRST_ROWS, MOST_ROWS = 3, 3, 12
-REFUSED = (ConflictError, FileExistsError, FileNotFoundError, KeyError)
-"""What a writer gets if another one was faster. Nothing has happened then."""
+
+
+class GivenUp(Exception):
+    """What a task or a transaction raises that gives up."""
+
+
+REFUSED = (ConflictError, FileExistsError, FileNotFoundError, KeyError, GivenUp)
+"""What a writer gets if another one was faster, or if he gives up. Nothing has happened then."""
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -93,6 +112,21 @@ def rows_of(array: b2array.NDArray) -> list[int]:
     return [int(value) for value in items[:, 0]]
 
 
+def sent(value: T) -> T:
+    """Return what another process would receive."""
+    received: T = pickle.loads(pickle.dumps(value))
+    return received
+
+
+def dataset(value: int, is_new: bool = False) -> xr.Dataset:
+    """Make one step of the dataset: one variable for dask, one in memory."""
+    rows = np.full((1, COLUMNS), value)
+    variables = {"u": (("time", "column"), da.from_array(rows, chunks=(1, 2))), "v": (("time", "column"), rows)}
+    if is_new:
+        variables = {name: (dims, rows) for name, (dims, _) in variables.items()}
+    return xr.Dataset(variables, {"time": [value]})
+
+
 class Worker:
     """What the writers and the readers have in common."""
 
@@ -129,7 +163,7 @@ class Writer(Worker):
         super().__init__(settings, thread)
         self.group: b2array.Group | None = None
         self.arrays: dict[str, b2array.NDArray] = {}
-        self.together = (self.change_pair, self.change_together, self.carry, self.replace_all)
+        self.together = (self.change_pair, self.change_together, self.carry, self.replace_all, self.derive)
 
     def step(self) -> None:
         self.count += 1
@@ -141,6 +175,8 @@ class Writer(Worker):
         verbs: list[tuple[int, Callable[[], None]]] = [
             (8, self.change_pair), (3, self.change_together), (3, self.make), (4, self.fill), (5, self.append),
             (2, self.delete), (3, self.carry), (2, self.change_plain), (1, self.clean), (1, self.replace_all),
+            (3, self.derive), (3, self.change_by_forks), (3, self.change_pair_by_forks), (4, self.store),
+            (1, self.keep), (3, self.extend_dataset), (3, self.change_dataset),
         ]  # fmt: skip
         verb = self.random.choices([verb for _, verb in verbs], [weight for weight, _ in verbs])[0]
         refused = ConflictError if verb in self.together else REFUSED
@@ -257,6 +293,97 @@ class Writer(Worker):
     def change_plain(self) -> None:
         self._grow(self.array(PLAIN), PLAIN)
 
+    # What a transaction reads and does not change.
+
+    def derive(self) -> None:
+        """Read some members and change another one: what was read is still there when the change is committed."""
+        with self.group.transaction() as changes:
+            found = {name: rows_of(changes[name]) for name in SINGLES if name in changes}
+            time.sleep(self.random.choice([0, 0.02]))
+            self.fill_in(changes[PLAIN], PLAIN)
+            begin = time.monotonic()
+        for name, rows in found.items():
+            self.journal.note(event="look", name=name, rows=rows, begin=begin)
+
+    # Forks and tasks. Some fail, some run twice.
+
+    def perhaps_give_up(self) -> None:
+        if self.random.random() < 0.4:
+            raise GivenUp
+
+    def change_by_forks(self) -> None:
+        """Change an array by forks in a transaction of its own."""
+        array = self.array(PLAIN)
+        self.will(PLAIN, "set")
+        with array.transaction() as changes:
+            forks = [sent(changes.fork()) for _ in range(2)]
+            for fork in forks:
+                fork[...] = self.value
+            if self.random.random() < 0.5:
+                forks.append(sent(forks[0]))
+            changes.merge(*map(sent, forks))
+            self.perhaps_give_up()
+
+    def change_pair_by_forks(self) -> None:
+        """Change the pair by forks of the group; the rows of the one that is not there are not changed."""
+        with self.group.transaction() as changes:
+            if not all(name in changes for name in PAIR):
+                return
+            fork = sent(changes.fork())
+            for name in PAIR:
+                self.fill_in(fork[name], name)
+                fork[name].attrs["value"] = self.value
+            changes.merge(sent(fork))
+            self.perhaps_give_up()
+
+    def store(self) -> None:
+        """Write by tasks of dask. A task may fail, and all of it may be computed twice."""
+        array = self.array(self.random.choice([PLAIN, *SINGLES]))
+        name = next(each for each in NAMES if f"/{each}." in array.url)
+        fails, scheduler = self.random.random() < 0.4, self.random.choice(["sync", "threads"])
+
+        def task(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+            if fails and block_info[0]["chunk-location"] == (1, 0):
+                raise GivenUp
+            return block + self.value
+
+        zeros = da.zeros(array.shape, chunks=array.chunks, dtype=array.dtype)
+        values = zeros.map_blocks(task, dtype=array.dtype, meta=np.empty((0, 0), array.dtype))
+        self.will(name, "set")
+        if self.random.random() < 0.5:
+            array.store(values, scheduler=scheduler)
+            return
+        write = array.store(values, compute=False)
+        write.compute(scheduler=scheduler)
+        if self.random.random() < 0.5:
+            with suppress(*REFUSED):
+                write.compute(scheduler=scheduler)
+
+    # Snapshots, whose message says what is in them.
+
+    def keep(self) -> None:
+        with self.group.transaction() as changes:
+            rows = {name: rows_of(changes[name]) for name in NAMES if name in changes}
+            changes.snapshot(self.random.choice(SNAPSHOTS), json.dumps(rows), replace=True)
+
+    # A dataset, by xarray.
+
+    def extend_dataset(self) -> None:
+        length = self.group[DATASET]["time"].shape[0]
+        if length > 3 * MOST_ROWS:
+            self.change_dataset()
+        else:
+            to_b2array(dataset(self.value), group=DATASET, append_dim="time", **self.target())
+
+    def change_dataset(self) -> None:
+        at = self.random.randrange(self.group[DATASET]["time"].shape[0])
+        step = dataset(self.value).drop_vars("time")
+        to_b2array(step, group=DATASET, region={"time": slice(at, at + 1)}, **self.target())
+
+    def target(self) -> dict[str, Any]:
+        chosen = self.random.choice(["sync", "threads"])
+        return {"url": self.settings.url, "scheduler": chosen, "storage_options": self.settings.options}
+
     def carry(self) -> None:
         """Move or copy a member to another name, and append a row, so that the copy can be told from its source."""
         source, target = self.random.sample(SINGLES, 2)
@@ -306,6 +433,7 @@ class Reader(Worker):
 
     def step(self) -> None:
         looks = [self.look, self.look, self.look_slowly, self.look_back, self.look_by_url, self.look_at_all]
+        looks += [self.look_at_a_snapshot, self.look_at_the_dataset]
         try:
             self.random.choice(looks)()
         except ConflictError:
@@ -372,6 +500,30 @@ class Reader(Worker):
                 if now != rows:
                     raise AssertionError(f"{name}: expected that an old handle shows {rows}, found {now}")
 
+    def look_at_a_snapshot(self) -> None:
+        """Compare a snapshot with its message, unless it is replaced meanwhile."""
+        name, group = self.random.choice(SNAPSHOTS), self.open()
+        before = {each.name: each for each in group.snapshots}.get(name)
+        if before is None:
+            return
+        try:
+            then = open_group(self.settings.url, at=name, storage_options=self.settings.options)
+            found = {each: rows_of(then[each]) for each in NAMES if each in then}
+        except (ConflictError, KeyError, FileNotFoundError):
+            self.journal.note(event="conflict")
+            return
+        group.refresh()
+        after = {each.name: each for each in group.snapshots}.get(name)
+        if after is not None and (after.time, after.message) == (before.time, before.message):
+            self.journal.note(event="snapshot")
+            compare_with_message(before.message, found)
+
+    def look_at_the_dataset(self) -> None:
+        group = self.open(follow=False)
+        found = {name: group[f"{DATASET}/{name}"] for name in ("time", "u", "v")}
+        compare_variables(rows_of(found["u"]), rows_of(found["v"]), found["time"].shape[0])
+        self.journal.note(event="dataset")
+
     def look_by_url(self) -> None:
         """Read a member by its own URL; a transaction that is being carried out may not show yet."""
         name, begin = self.random.choice(NAMES), time.monotonic()
@@ -381,6 +533,19 @@ class Reader(Worker):
         except (FileNotFoundError, ConflictError):
             return
         self.journal.note(event="by url", name=name, begin=begin)
+
+
+def compare_with_message(message: str, found: Mapping[str, list[int] | None]) -> None:
+    """Compare a snapshot with what its message says."""
+    expected = json.loads(message)
+    if found != expected:
+        raise AssertionError(f"expected a snapshot of {expected}, found {found}")
+
+
+def compare_variables(u: list[int], v: list[int], length: int) -> None:
+    """Compare the variables of the dataset."""
+    if u != v or len(u) != length:
+        raise AssertionError(f"expected equal variables of {length} steps, found {u} and {v}")
 
 
 def told_stop(settings: Settings) -> float:

@@ -276,7 +276,19 @@ class Draft(Target):
 
     def store_stored(self, n: int, buf: bytes, head: ChunkHead | None = None) -> Staged:
         """Stage a chunk that will be chunk `n`, even one of zeros."""
-        return self.staging.put(n, buf, self.state.sizes.shape[1] - 1, head)
+        with self.told_if_replaced():
+            return self.staging.put(n, buf, self.state.sizes.shape[1] - 1, head)
+        raise AssertionError  # for the type checker
+
+    @contextmanager
+    def told_if_replaced(self) -> Iterator[None]:
+        """Raise ConflictError if a file is now where the directory of the frame was."""
+        try:
+            yield
+        except NotADirectoryError:
+            if self.base is None:
+                raise
+            raise ConflictError(f"{self.url} was replaced by a file since it was opened") from None
 
     def set_chunk(self, n: int, staged: Staged) -> None:
         """Let chunk `n` be one that was staged."""

@@ -232,7 +232,8 @@ def origin_of(draft: Draft, *, lasts: bool = False) -> Origin:
         draft.store, draft.base, draft.fork_id, draft.epoch, draft.freeze_whole(), first, place, made=draft.staging.made
     )  # fmt: skip
     if is_first and draft.fork is None:
-        _write_journal(origin)
+        with draft.told_if_replaced():
+            _write_journal(origin)
         if not lasts:
             draft.at_end.callback(origin.tidy)
             draft.at_end.callback(_kept_young(origin))

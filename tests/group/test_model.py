@@ -26,6 +26,7 @@ from group_model import NAMES, PLAIN, Change, History, Look, Settings, check, le
 
 import b2array
 from b2array import config, open_group
+from b2array.xarray_io import to_b2array
 
 PROGRAM = group_model.__file__
 PACKAGES = os.pathsep.join([str(Path(b2array.__file__).parents[1]), str(Path(PROGRAM).parent)])
@@ -93,6 +94,11 @@ class Play:
         first = Change(PLAIN, "set", 1, 0, outcome="ok", seen=0)
         group.create(PLAIN, data=np.full((3, 3), first.value), chunks=(2, 2), layout="sparse")
         self.first = first
+        new = group_model.dataset(7, is_new=True)
+        encoding = {name: {"chunks": (1, 2), "layout": "sparse"} for name in "uv"}
+        to_b2array(
+            new, url, mode="a", group=group_model.DATASET, encoding=encoding, storage_options=options, interop=True
+        )
 
     def settings(self, seed: int, layout: str, threads: int) -> Settings:
         return Settings(
@@ -108,6 +114,18 @@ class Play:
             history.looks.append(Look(name, found[name], begin, time.monotonic()))
         return found
 
+    def check_kept(self) -> list[str]:
+        """Check the snapshots and the dataset."""
+        group = open_group(self.url, storage_options=self.options)
+        for entry in group.snapshots:
+            then = open_group(self.url, at=entry.name, storage_options=self.options)
+            found = {name: rows_of(then[name]) for name in NAMES if name in then}
+            group_model.compare_with_message(entry.message, found)
+        variables = group[group_model.DATASET]
+        length = variables["time"].shape[0]
+        group_model.compare_variables(rows_of(variables["u"]), rows_of(variables["v"]), length)
+        return [entry.name for entry in group.snapshots]
+
     def end(self, **counts: Any) -> None:
         """Check all that was seen, and what is there now."""
         history = read_history(self.journal)
@@ -115,8 +133,10 @@ class Play:
         history.changes.append(self.first)
         found = self.look(history)
         assert self.look(history, "r+") == found
+        kept = self.check_kept()
         b2array.vacuum(self.url, grace=0, storage_options=self.options)
         assert self.look(history) == found
+        assert self.check_kept() == kept
         wrong = check(history)
         assert not wrong, f"{len(wrong)} contradictions, the first:\n" + "\n".join(wrong[:5])
         assert found["a"] == found["b"]

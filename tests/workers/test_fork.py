@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -582,6 +583,30 @@ def test_a_fork_takes_over_no_equal_file_of_another_writer(
         raise ZeroDivisionError
     assert rows(again(ours)) == [5, *[1] * 7]
     assert b2array.verify(ours.url, deep=True).ok
+
+
+@pytest.mark.parametrize("way", ["write", "fork", "write through a fork", "store"])
+def test_a_writer_is_told_if_a_file_has_replaced_the_directory(
+    two: tuple[b2array.NDArray, b2array.NDArray], way: str
+) -> None:
+    ours, _ = two
+
+    def meet() -> None:
+        with ours.transaction() as changes:
+            fork = changes.fork() if "through" in way else changes
+            shutil.rmtree(ours.url)
+            b2array.zeros(SHAPE, "i4", url=ours.url, layout="contiguous")
+            if way == "fork":
+                changes.fork()
+            elif way == "store":
+                changes.store(da.ones(SHAPE, chunks=(1, 6), dtype="i4"), scheduler="sync")
+            else:
+                fork[0] = 5
+                fork.get_chunk(0)
+
+    with pytest.raises(ConflictError):
+        meet()
+    assert rows(again(ours)) == [0] * 8
 
 
 def test_a_task_that_runs_twice_takes_another_file_and_one_of_the_two_stays(tmp_path: Path) -> None:
