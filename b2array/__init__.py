@@ -51,10 +51,12 @@ if TYPE_CHECKING:
     from b2array.array.downsampling import downsample
     from b2array.array.joining import concatenate, stack
     from b2array.array.many import read_many
+    from b2array.array.objects import Items
     from b2array.exchange.convert import convert
     from b2array.group.addressing import open, open_array
     from b2array.group.group import Group, open_group
     from b2array.group.snapshots import GroupDiff
+    from b2array.group.tables import Table
     from b2array.tools.expire import expire
     from b2array.tools.repair import repair
     from b2array.tools.vacuum import repack, vacuum
@@ -67,9 +69,11 @@ __all__ = [
     "CParams",
     "Group",
     "GroupDiff",
+    "Items",
     "NDArray",
     "SChunk",
     "SnapshotInfo",
+    "Table",
     "arange",
     "asarray",
     "bloscpack",
@@ -130,6 +134,8 @@ _LAZY = {
     "Appender": "array.appender",
     "Group": "group.group",
     "GroupDiff": "group.snapshots",
+    "Items": "array.objects",
+    "Table": "group.tables",
     "bloscpack": "bloscpack",
     "concatenate": "array.joining",
     "convert": "exchange.convert",

@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -511,6 +511,45 @@ def make_archive(path: Path) -> None:
         archive.comment = b"comment"
 
 
+def make_embedding(path: Path) -> None:
+    with blosc2.EmbedStore(str(path), mode="w") as store:
+        store["/a"] = VALUES
+        store["/b/c"] = np.arange(10)
+
+
+def make_cache(path: Path) -> None:
+    source = blosc2.asarray(VALUES, chunks=(12, 10), blocks=(6, 5), urlpath=str(path) + ".source", mode="w")
+    blosc2.Proxy(source, urlpath=str(path), mode="w").fetch()
+
+
+def make_objects(path: Path) -> None:
+    held = blosc2.BatchArray(urlpath=str(path), mode="w", items_per_block=3)
+    for n in range(1, 5):
+        held.append([{"a": n, "b": [1.5, None, b"x"]}, "text", *range(n)])
+
+
+def read_objects(rng: random.Random, path: Path) -> None:
+    with b2array.open(path) as items:
+        if isinstance(items, b2array.Items) and len(items) < 10_000:
+            _ = list(items), repr(items)
+
+
+def make_table(path: Path) -> None:
+    fields = [("n", int, blosc2.field(blosc2.int32(nullable=True))), ("s", str, blosc2.field(blosc2.utf8()))]
+    fields += [("w", str, blosc2.field(blosc2.dictionary())), ("l", str, blosc2.field(blosc2.vlstring()))]
+    table = blosc2.CTable(make_dataclass("Row", fields), urlpath=str(path), mode="w")
+    for n in range(8):
+        table.append((n if n % 3 else None, f"text {n}", ("red", "green")[n % 2], f"line {n}"))
+    table.delete([2])
+    table.close()
+
+
+def read_table(rng: random.Random, path: Path) -> None:
+    table = b2array.open(path)
+    if isinstance(table, b2array.Table):
+        _ = repr(table), [table[name] for name in table], table.to_records()
+
+
 def read_group(rng: random.Random, path: Path) -> None:
     group = b2array.open_group(path)
     list(group)
@@ -580,9 +619,22 @@ FILES = {
     "group, sealed": Subject(make_group, (read_group, write_group, write_group), sealed=True),
     "store": Subject(make_store, (read_group, write_group, write_group)),
     "archive": Subject(make_archive, (read_group,)),
+    "embedding": Subject(make_embedding, (read_group,)),
+    "cache": Subject(make_cache, (read_array, read_schunk)),
+    "objects": Subject(make_objects, (read_objects,)),
+    "table": Subject(make_table, (read_table,)),
     "bloscpack": Subject(make_bloscpack, (use_bloscpack,)),
 }
-SUFFIX = {"group": ".b2d", "group, sealed": ".b2d", "store": ".b2d", "archive": ".b2z", "bloscpack": ".blp"}
+SUFFIX = {
+    "group": ".b2d",
+    "group, sealed": ".b2d",
+    "store": ".b2d",
+    "archive": ".b2z",
+    "bloscpack": ".blp",
+    "embedding": ".b2e",
+    "objects": ".b2b",
+    "table": ".b2d",
+}
 
 
 def resealed(content: bytes) -> bytes:
@@ -624,7 +676,7 @@ def test_damaged_files_are_read_and_written_or_refused(
             target.write_bytes(resealed(damaged) if subject.sealed else damaged)
             use = rng.choice(subject.uses)
             # An embedded member is in memory, and says so.
-            place = "" if name == "store" else path.name
+            place = "" if name in ("store", "embedding") else path.name
             refused += check(f"{name} ({use.__name__})", number, hostile_seed, lambda: use(rng, path), place)  # noqa: B023
     assert refused
 
@@ -633,7 +685,7 @@ def damage(rng: random.Random, name: str, content: bytes) -> bytes:
     """Damage what is parsed more often than what is decoded."""
     if name == "archive" and rng.random() < 0.8:
         return mutated(rng, content, content.rindex(b"PK\1\2", 0, content.rindex(b"PK\1\2")))
-    if name == "store" and b"estore_metadata" in content and rng.random() < 0.5:
+    if name in ("store", "embedding") and b"estore_metadata" in content and rng.random() < 0.5:
         return odd_notes(rng, content)
     if content[2:9] == b"b2frame":
         where = rng.randrange(3)

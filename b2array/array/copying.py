@@ -41,7 +41,7 @@ from b2array.engine.kept import CopiedGroup, KeptState
 from b2array.engine.source import Source
 from b2array.engine.write import rewrite
 from b2array.format import text
-from b2array.format.b2nd import GEOMETRIES
+from b2array.format.b2nd import CACHE, GEOMETRIES
 from b2array.format.state import State
 from b2array.grid import assignment
 from b2array.grid.assignment import Sliceable
@@ -108,6 +108,8 @@ def converted(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting)
 
 
 def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
+    if source.frame.metalayer(CACHE) is not None:
+        return False
     if new.fill_value is not UNSET or any(part is not None for part in (new.dims, new.attrs, new.meta)):
         return False
     if any(part is not None for part in (new.chunks, new.blocks, new.access)):
@@ -130,7 +132,7 @@ def _recoded(
     annotations, old = source.state.annotations, source.state.require_layout()
     wanted_chunks, wanted_blocks = _parts(old, dtype, new)
     chunks, blocks = automatic(old.shape, dtype.itemsize, chunks=wanted_chunks, blocks=wanted_blocks, access=new.access)
-    metalayers = {name: raw for name, raw in source.frame.metalayers if name not in GEOMETRIES}
+    metalayers = {name: raw for name, raw in source.frame.metalayers if name not in (*GEOMETRIES, CACHE)}
     if isinstance(source, Draft):
         source.flush()  # an open chunk would not be seen to differ from its earlier content
     earlier = [(entry, revision) for entry, revision in states if revision is not None]

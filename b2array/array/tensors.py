@@ -9,6 +9,7 @@ import numpy as np
 from b2array import config
 from b2array.array import creation
 from b2array.array.array import NDArray
+from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
 from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader
@@ -60,11 +61,13 @@ def _is_chunk(content: bytes) -> bool:
         return False
 
 
-def face(handle: Handle) -> NDArray | SChunk:
+def face(handle: Handle) -> NDArray | SChunk | Items:
     """Return the array or super-chunk that users get for a frame."""
     state = handle.source.state
     if state.layout is not None or {"b2nd", "caterva"} & dict(state.frame.metalayers).keys():
         return NDArray(handle)
+    if holds_items(state.frame):
+        return Items(handle)
     chunks = SChunk(handle)
     return _tensor(chunks) if _TENSOR in chunks.vlmeta else chunks
 

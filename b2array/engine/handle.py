@@ -20,6 +20,7 @@ from b2array.engine.single import writers_lock
 from b2array.engine.snapshot import Snapshot, reload
 from b2array.engine.source import Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located_error
+from b2array.format.b2nd import CACHE
 from b2array.format.frame import Frame
 from b2array.format.kept import Kept
 from b2array.format.state import with_index
@@ -96,6 +97,8 @@ class Handle:
             raise ReadOnlyError("a frame inside a larger file can only be read")
         if mode == "r+" and snapshot.at is not None:
             raise ReadOnlyError(f"{snapshot.url}: a snapshot can only be read; restore() goes back to it")
+        if mode == "r+" and snapshot.frame.metalayer(CACHE) is not None:
+            raise ReadOnlyError(f"{snapshot.url} caches another array for python-blosc2, and can only be read; copy it")
         if mode == "r+" and not snapshot.store.can.write:
             raise ReadOnlyError(f"{snapshot.url} can only be read; open it with mode='r'")
         self._mode: Mode = mode

@@ -21,7 +21,7 @@ from b2array.buffers import Buffer
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import dtypes
 
-__all__ = ["UNREADABLE", "decode_attr", "encode_attr"]
+__all__ = ["UNREADABLE", "decode_attr", "decode_attrs", "encode_attr"]
 
 _COMPLEX = struct.Struct(">2d")
 _EXT_COMPLEX, _EXT_SET, _EXT_NDARRAY = 44, 45, 46
@@ -73,6 +73,31 @@ def decode_attr(buf: Buffer) -> Any:
     `msgpack.ExtType`. UnsupportedError says that the items of an array in it cannot be made from bytes.
     """
     return _decode(buf, 0, strict=False)
+
+
+def decode_attrs(buf: Buffer) -> list[Any]:
+    r"""Return values that follow each other without anything between them.
+
+    Examples
+    --------
+    >>> decode_attrs(b"\x01\xa1x\x91\x02")
+    [1, 'x', [2]]
+    """
+    hook = partial(_decode_ext, depth=1, strict=False)
+    unpacker = msgpack.Unpacker(
+        list_hook=_decode_list, object_hook=_decode_dict, ext_hook=hook, strict_map_key=False,
+        max_buffer_size=max(1, len(buf)),
+    )  # fmt: skip
+    unpacker.feed(buf)
+    try:
+        values = [_decode_time(value) for value in unpacker]
+    except (FormatError, UnsupportedError):
+        raise
+    except UNREADABLE as error:
+        raise FormatError(f"expected msgpack values, found {error!r:.80}") from None
+    if unpacker.tell() != len(buf):
+        raise FormatError(f"expected msgpack values of {len(buf)} bytes, found {unpacker.tell()} bytes of them")
+    return values
 
 
 def _encode(value: object) -> bytes:

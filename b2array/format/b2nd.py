@@ -21,6 +21,7 @@ from b2array.format.metalayers import Layers
 from b2array.grid.layout import MAX_NDIM, Layout
 
 __all__ = [
+    "CACHE",
     "GEOMETRIES",
     "NOT_DATA",
     "VERSION",
@@ -33,7 +34,9 @@ __all__ = [
     "with_extents",
 ]
 
-NOT_DATA = ("b2o", "LazyArray", "proxy-source")
+CACHE = "proxy-source"
+"""The metalayer of a frame in which python-blosc2 caches the chunks of another array."""
+NOT_DATA = ("b2o", "LazyArray", CACHE)
 """Metalayers with which python-blosc2 says that the chunks do not hold the array's values."""
 
 GEOMETRIES = ("b2nd", "caterva")

@@ -19,6 +19,7 @@ from b2array.codec.cparams import AUTO, BOUNDS, CParams
 from b2array.errors import FormatError, LimitError, UnsupportedError, warn
 from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import LAYER, Annotations, Records, Sizes, pack_sizes, unpack_records, unpack_sizes
+from b2array.format.attributes import decode_attr
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
 from b2array.format.metalayers import MAX_LAYERS, MAX_NAME_NBYTES, MAX_OWN_LAYERS, Layers
@@ -243,7 +244,32 @@ def _readable_layout(described: Frame, annotations: Annotations | None) -> Layou
 
 
 def _declared(described: Frame) -> Layout:
-    return b2nd.layout_of(described.metalayers, chunksize=described.chunksize, typesize=described.typesize)
+    layers = described.metalayers
+    if described.metalayer(b2nd.CACHE) is not None:
+        _require_complete(described)
+        layers = tuple((name, raw) for name, raw in layers if name != b2nd.CACHE)
+    return b2nd.layout_of(layers, chunksize=described.chunksize, typesize=described.typesize)
+
+
+def _require_complete(described: Frame) -> None:
+    """Raise UnsupportedError if a frame that caches another array lacks some of its chunks or blocks."""
+    mask, per_chunk = (_note_in(described, name) for name in ("proxy-fetched-blocks", "proxy-fetched-bpc"))
+    what = "blocks"
+    if mask is None:
+        mask, per_chunk, what = _note_in(described, "proxy-fetched"), 1, "chunks"
+    total = described.nchunks * max(1, per_chunk if type(per_chunk) is int else 1)
+    bits = np.unpackbits(np.frombuffer(mask if isinstance(mask, bytes) else b"", np.uint8), bitorder="little")
+    there = int(bits[:total].sum())
+    if mask is None or there < total:
+        raise UnsupportedError(
+            f"python-blosc2 caches another array here (the metalayer {b2nd.CACHE!r} says so), and has only {there} of "
+            f"{total} {what} so far; Proxy.fetch() of python-blosc2 completes the cache"
+        )
+
+
+def _note_in(described: Frame, name: str) -> Any:
+    chunk = described.vlmetalayer(name)
+    return None if chunk is None else decode_attr(frame.unpack_vlmeta(chunk))
 
 
 def _layout_of(described: Frame, annotations: Annotations | None) -> Layout:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.drafts import MemberKeywords, Shape, Url, takes
+from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.array.tensors import face
 from b2array.engine import kept, snapshot
@@ -20,9 +21,11 @@ from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.manifest import ARRAY, SUFFIXES
 from b2array.engine.snapshot import Snapshot, ledger_in
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
+from b2array.group import embedded
 from b2array.group.archive import MAGIC
-from b2array.group.group import AnyMode, Group, check_mode, open_group
+from b2array.group.group import AnyMode, Group, check_mode, in_embed_file, open_group
 from b2array.group.place import GROUP, Place, Storage, cut_path, group_of
+from b2array.group.tables import Table, is_table
 from b2array.group.unpacked import is_place
 from b2array.store.base import Head, Store
 from b2array.store.open import address_of, open_store
@@ -163,14 +166,16 @@ def open(
             return _made(url, mode, shape, dtype, storage_options, options)
         if found is None:
             raise
-        return found
+        return _as_table(found)
+    if at is None and not offset and embedded.holds_members(held.frame):
+        return in_embed_file(os.fspath(url), mode, follow=follow, storage_options=storage_options or {})
     found = None if at is None or offset else _of_group(url, held, storage_options, at)
     return _shown(held, existing, follow=follow, at=at) if found is None else found
 
 
 def _in_file(
     file: BinaryFile, mode: AnyMode, offset: int, store: Store, *, follow: bool, at: str | None
-) -> NDArray | SChunk | Group:
+) -> NDArray | SChunk | Items | Group:
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
     try:
@@ -183,7 +188,7 @@ def _in_file(
     return _shown(held, mode, follow=follow, at=at)
 
 
-def _shown(held: Snapshot, mode: Mode, *, follow: bool, at: str | None) -> NDArray | SChunk:
+def _shown(held: Snapshot, mode: Mode, *, follow: bool, at: str | None) -> NDArray | SChunk | Items:
     held = held if at is None else kept.opened(held, at)
     handle = Follower(held, mode) if follow else Handle(held, mode)
     return NDArray(handle) if held.state.layout is not None else face(handle)
@@ -261,6 +266,13 @@ def _made(
             raise FileExistsError(f"{group.url}: there is a member {place.name!r}, and a group cannot replace it")
         del group[place.name]
     return group.require_group(place.name)
+
+
+def _as_table(found: Any) -> Any:
+    """Return the table of python-blosc2 that a group opened for reading is; other things as they are."""
+    if isinstance(found, Group) and found.mode == "r" and is_table(found._home, found._prefix):
+        return Table(found._home, found._prefix)
+    return found
 
 
 # Groups.

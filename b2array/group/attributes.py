@@ -13,13 +13,14 @@ from b2array.engine.manifest import ATTRS, OTHER
 from b2array.errors import ReadOnlyError
 from b2array.group.archive import Archive
 from b2array.group.directory import Directory, copy_of
+from b2array.group.embedded import EmbedFile
 from b2array.group.fork import Changes
 from b2array.group.kept import Moment
 from b2array.group.transaction import changing
 
 __all__ = ["Attrs", "Home", "writable"]
 
-Home = Directory | Archive | Changes | Moment
+Home = Directory | Archive | EmbedFile | Changes | Moment
 """Where the members of a group are."""
 
 
@@ -27,7 +28,7 @@ def writable(home: Home, mode: Mode, url: str) -> Directory | Changes:
     """Return the home of members that can be changed; raise ReadOnlyError for others."""
     if isinstance(home, Moment):
         raise ReadOnlyError(f"{url}: a snapshot can only be read; restore() goes back to it")
-    if mode == "r" or isinstance(home, Archive):
+    if mode == "r" or isinstance(home, Archive | EmbedFile):
         raise ReadOnlyError(f"{url} was opened for reading; open it with mode='r+' to change it")
     return home
 

@@ -9,15 +9,82 @@ from typing import Any
 from b2array import config
 from b2array.array.schunk import SChunk, create_schunk
 from b2array.engine import snapshot
-from b2array.engine.handle import Handle
+from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import EMBEDDED, is_member_name
-from b2array.errors import FormatError, LimitError, UnsupportedError
+from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError
+from b2array.format.frame import Frame
+from b2array.group.members import Members
+from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
+from b2array.store.open import open_store
 
-__all__ = ["members", "nothing", "open_embedded", "remove", "state"]
+__all__ = [
+    "EMBED_SUFFIX",
+    "EmbedFile",
+    "holds_members",
+    "is_store",
+    "members",
+    "nothing",
+    "open_embedded",
+    "remove",
+    "state",
+]
 
+EMBED_SUFFIX = ".b2e"
+_MARK = "b2embed"
 _NOTES = "estore_metadata"
 _MAP = "embed_map"
+
+
+class EmbedFile:
+    """The members of a file ``.b2e`` of python-blosc2 (`blosc2.EmbedStore`), for reading."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
+        self._options = dict(storage_options)
+        self.store: Store = open_store(url, storage_options=self._options)
+        self._held: SChunk | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.store.url, self._options)
+
+    @property
+    def url(self) -> str:
+        """Where the file is, without secrets."""
+        return self.store.url
+
+    def _frame(self) -> SChunk:
+        if self._held is None:
+            self._held = SChunk(Handle(snapshot.load(self.store), "r"))
+        return self._held
+
+    def members(self) -> Members:
+        """Return what stands for the path of each member by its name."""
+        return Members(members(self._frame()))
+
+    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
+        """Open a member, which is read into memory."""
+        if mode != "r":
+            raise ReadOnlyError(f"{self.url} is an embedding store of python-blosc2, which can only be read")
+        return open_embedded(self._frame(), path)
+
+    def refresh(self) -> None:
+        """Read the file again when it is next needed."""
+        self._held = None
+
+    def close(self) -> None:
+        """Close the file."""
+        self.store.close()
+
+
+def holds_members(frame: Frame) -> bool:
+    """Whether a frame by itself is an embedding store of python-blosc2."""
+    return frame.metalayer(_MARK) is not None
+
+
+def is_store(url: str, storage_options: Mapping[str, Any]) -> bool:
+    """Whether a file is an embedding store of python-blosc2."""
+    held = snapshot.frame_in(open_store(url, storage_options=storage_options))
+    return held is not None and holds_members(held.frame)
 
 
 def nothing() -> bytes:

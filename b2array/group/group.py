@@ -17,6 +17,7 @@ from b2array.array.array import NDArray
 from b2array.array.described import Attributes
 from b2array.array.drafts import ArrayOptions, Kind, MemberKeywords, Shape, takes
 from b2array.array.many import read_many
+from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import SnapshotInfo, checked_entry
 from b2array.display.tables import Block, counted
@@ -26,15 +27,17 @@ from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
 from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, warn
 from b2array.format.foreign import check_ending
-from b2array.group import snapshots, unpacked, whole
+from b2array.group import embedded, snapshots, unpacked, whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.directory import Directory, NewFrame, copy_of
+from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.fork import Changes, GroupFork
 from b2array.group.kept import Moment, group_ledger, moment
 from b2array.group.members import Members, check_new
 from b2array.group.place import group_of
 from b2array.group.snapshots import GroupDiff
+from b2array.group.tables import Table, is_table
 from b2array.group.transaction import Transaction, changing
 from b2array.group.tree import Names, Tree
 from b2array.keywords import refuse_calls, spelled_out
@@ -72,7 +75,7 @@ refuse_calls("b2array.group", "b2array.open_group(url, 'w') makes a group, b2arr
 
 
 @spelled_out()
-def open_group(
+def open_group(  # noqa: PLR0911 - there are many kinds of places
     url: str | os.PathLike[str] | BinaryFile,
     mode: AnyMode = "r",
     *,
@@ -145,6 +148,8 @@ def open_group(
         return _at_snapshot(address, options, at)
     if mode != "r" and unpacked.is_place(address, options):
         return Group(unpacked.unpacked(address, options, mode, resume=resume), "", "r+", follow=follow)
+    if address.endswith(EMBED_SUFFIX) and embedded.is_store(address, options):
+        return in_embed_file(address, mode, follow=follow, storage_options=options)
     required = mode in ("r", "r+")
     home = whole.home_of(address, options, required=required)
     if isinstance(home, Archive):
@@ -159,6 +164,16 @@ def open_group(
         return _prepared_part(Group(outer, f"{name}/", "r+", follow=follow), mode)
     _prepare(home, mode, required=required)
     return Group(home, "", "r" if mode == "r" else "r+", follow=follow)
+
+
+def in_embed_file(address: str, mode: AnyMode, *, follow: bool, storage_options: Mapping[str, Any]) -> Group:
+    """Open an embedding store of python-blosc2."""
+    home = EmbedFile(address, storage_options)
+    if mode != "r":
+        raise ReadOnlyError(
+            f"{home.url} is an embedding store of python-blosc2, which can only be read; copy its members to a group"
+        )
+    return Group(home, "", mode, follow=follow)
 
 
 def check_mode(mode: str, at: str | None, *, follow: bool) -> None:
@@ -308,12 +323,12 @@ class Group(MutableMapping[str, Any]):
     def _at(self, prefix: str) -> Group:
         return Group(self._home, prefix, self._mode, follow=self._follow)
 
-    def _opened(self, path: str, *, lazy: bool = False) -> NDArray | SChunk:
+    def _opened(self, path: str, *, lazy: bool = False) -> NDArray | SChunk | Items:
         member = _opened(self._home, path, self._mode, lazy=lazy and not self._follow)
         return type(member)(Follower(member._handle.snapshot, self._mode)) if self._follow else member
 
     def __getitem__(self, name: str) -> Any:
-        """Open an array (or a super-chunk), or give a group.
+        """Open an array (or a super-chunk), or give a group; a table or objects of python-blosc2 as `Table` or `Items`.
 
         Raises
         ------
@@ -325,7 +340,13 @@ class Group(MutableMapping[str, Any]):
             A transaction changed it after the group was opened.
         """
         full, path = self._found(name)
-        return self._at(f"{full}/") if path is None else self._opened(path)
+        if path is not None:
+            return self._opened(path)
+        return self._table(full) or self._at(f"{full}/")
+
+    def _table(self, full: str) -> Table | None:
+        prefix = f"{full}/"
+        return Table(self._home, prefix) if is_table(self._home, prefix) else None
 
     def _found(self, name: str) -> tuple[str, str | None]:
         """Return the full name of a member, and its path, or None for a group; KeyError if there is no such member."""
@@ -405,7 +426,8 @@ class Group(MutableMapping[str, Any]):
     def groups(self) -> dict[str, Group]:
         """Return the groups that are directly in this one, as a dictionary of their names."""
         members = self._members()
-        return {name: self._inner(name) for name in self if self._prefix + name not in members}
+        inner = [name for name in self if self._prefix + name not in members]
+        return {name: self._inner(name) for name in inner if not is_table(self._home, f"{self._prefix}{name}/")}
 
     def walk(self) -> Iterator[tuple[str, Any]]:
         """Yield names and members of everything in and below this group; a group comes before its members.
@@ -931,7 +953,7 @@ class Group(MutableMapping[str, Any]):
             return home.group
         if isinstance(home, Changes):
             raise ValueError("a transaction is under way on this group: its snapshots are listed when it is over")  # noqa: TRY004
-        return None if isinstance(home, Archive) else home.copy()
+        return None if isinstance(home, Archive | EmbedFile) else home.copy()
 
     @property
     def snapshots(self) -> tuple[SnapshotInfo, ...]:
@@ -1095,8 +1117,10 @@ def _replaced(home: Directory | Changes, full: str, suffix: str, new: NewFrame, 
         return changes.create(full, suffix, new, overwrite=overwrite)
 
 
-def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk:
+def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk | Items:
     held = home.open(path, mode, lazy=lazy)
+    if not path.endswith(ARRAY) and holds_items(held.described.state.frame):
+        return Items(held)
     return NDArray(held) if _is_array(path, held) else SChunk(held)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from b2array.array.array import NDArray
+from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.display.tables import folded, short, size, table, titled
 from b2array.engine.manifest import ATTRS
@@ -44,8 +45,12 @@ class Tree:
     """A group that prints as a tree. It opens the members, given by their names and paths, to describe them."""
 
     def __init__(
-        self, group: Any, names: Iterable[str], paths: Mapping[str, str], opened: Callable[[str], NDArray | SChunk]
-    ) -> None:  # fmt: skip
+        self,
+        group: Any,
+        names: Iterable[str],
+        paths: Mapping[str, str],
+        opened: Callable[[str], NDArray | SChunk | Items],
+    ) -> None:
         self._url, self._name, self._attrs = group.url, group.name, dict(group.attrs)
         self._members: dict[str, Any] = dict.fromkeys(filter(None, names))
         for member, path in paths.items() if len(paths) <= _SHOWN else ():
@@ -95,6 +100,8 @@ def _described(member: Any) -> str:
         return f"{member.shape} {member.dtype}, {size(member.nbytes)}, stored in {size(member.cbytes)}"
     if isinstance(member, SChunk):
         return f"{member.nchunks} chunks, {size(member.nbytes)}, stored in {size(member.cbytes)}"
+    if isinstance(member, Items):
+        return f"{len(member)} objects, stored in {size(member.cbytes)}"
     return f"cannot be read: {member}"
 
 

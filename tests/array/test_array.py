@@ -736,7 +736,7 @@ def test_a_super_chunk_is_no_array():
         b2array.from_bytes(schunk.to_bytes())
 
 
-@pytest.mark.parametrize("name", ["b2o", "LazyArray", "proxy-source"])
+@pytest.mark.parametrize("name", ["b2o", "LazyArray"])
 def test_chunks_that_do_not_hold_the_values_are_refused(name):
     layer = dict(b2array.zeros(3)._handle.frame.metalayers)["b2nd"]
     schunk = b2array.create_schunk(chunksize=24, typesize=8, meta={"b2nd": layer, name: 1})

@@ -1,0 +1,145 @@
+"""Sequences of Python objects that python-blosc2 stored as msgpack: its object arrays, batch arrays and list arrays.
+
+An object array has a chunk for each object. The others have a chunk for each batch, whose blocks are lists of objects.
+
+Source: ``objectarray.py``, ``batch_array.py`` and ``list_array.py`` of python-blosc2.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self, overload
+
+from b2array.array.schunk import SChunk
+from b2array.display.tables import counted
+from b2array.engine.handle import Handle
+from b2array.errors import FormatError, UnsupportedError, located
+from b2array.format.attributes import decode_attr, decode_attrs
+from b2array.format.frame import Frame
+
+__all__ = ["Items", "holds_items"]
+
+_KINDS = {"vlarray": "object", "listarray": "list", "batcharray": "object"}
+_LENGTHS = "_batch_array_metadata"
+
+
+def holds_items(frame: Frame) -> bool:
+    """Whether a frame says that it holds objects of python-blosc2."""
+    return any(frame.metalayer(kind) is not None for kind in _KINDS)
+
+
+class Items(Sequence[Any]):
+    r"""Python objects that python-blosc2 stored as msgpack, for reading; `b2array.open` returns them.
+
+    The objects of an object array, the lists of a list array, or the objects of all batches in a row. What
+    somebody pickled is refused: to load it could run any program.
+
+    Examples
+    --------
+    >>> import b2array
+    >>> held = b2array.create_schunk(chunksize=0, meta={"vlarray": {"version": 1, "serializer": "msgpack"}})
+    >>> _ = held.append_data(b"\x93\x01\x02\xa1x")
+    >>> items = Items(held._handle.at_snapshot())
+    >>> len(items), items[0]
+    (1, [1, 2, 'x'])
+    """
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._held = SChunk(handle)
+        self._kind = next(kind for kind in _KINDS if handle.frame.metalayer(kind) is not None)
+        self._last: tuple[int, list[Any]] | None = None
+        self._counts = located(self.url, self._checked_counts)
+
+    def _checked_counts(self) -> list[int] | None:
+        """Return how many objects each chunk has; None for one."""
+        about = decode_attr(self._handle.frame.metalayer(self._kind) or b"\xc0")
+        serializer = about.get("serializer") if isinstance(about, Mapping) else None
+        if serializer != "msgpack":
+            raise UnsupportedError(f"only objects stored as msgpack are read, not as {serializer!r}")
+        if self._kind == "vlarray":
+            return None
+        notes = self._held.vlmeta.get(_LENGTHS)
+        if notes is None and not self._held.nchunks:
+            return []
+        counts = notes.get("batch_lengths") if isinstance(notes, Mapping) else None
+        if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
+            raise FormatError(f"expected the lengths of batches in {_LENGTHS!r}, found {counts!r:.80}")
+        if len(counts) != self._held.nchunks:
+            raise FormatError(f"expected {self._held.nchunks} batches, found {len(counts)} lengths")
+        return counts
+
+    @property
+    def url(self) -> str:
+        """Where they are, without secrets."""
+        return self._handle.url
+
+    @property
+    def cbytes(self) -> int:
+        """Compressed size of the chunks in bytes."""
+        return self._held.cbytes
+
+    def close(self) -> None:
+        """Close files. The handle opens them again when it needs them."""
+        self._handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._handle,)
+
+    def __len__(self) -> int:
+        return self._held.nchunks if self._counts is None else sum(self._counts)
+
+    @overload
+    def __getitem__(self, key: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> list[Any]: ...
+
+    def __getitem__(self, key: int | slice) -> Any:
+        """Return an object, or a list of those in a slice."""
+        if isinstance(key, slice):
+            return [self._item(n) for n in range(*key.indices(len(self)))]
+        number, length = operator.index(key), len(self)
+        if not -length <= number < length:
+            raise IndexError(f"index {number} is out of bounds for {length} items")
+        return self._item(number % length)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._item, range(len(self)))
+
+    def _item(self, number: int) -> Any:
+        if self._counts is None:
+            return self._batch(number, lambda content: [decode_attr(content)])[0]
+        batch = 0
+        while number >= self._counts[batch]:
+            number -= self._counts[batch]
+            batch += 1
+        return self._batch(batch, self._unpack_batch)[number]
+
+    def _batch(self, number: int, unpack: Callable[[bytes], list[Any]]) -> list[Any]:
+        if self._last is None or self._last[0] != number:
+            where = f"{self.url}: chunk {number}"
+            content = self._held.decompress_chunk(number)
+            self._last = number, located(where, lambda: unpack(content))
+            expected = 1 if self._counts is None else self._counts[number]
+            if len(self._last[1]) != expected:
+                nobjects, self._last = len(self._last[1]), None
+                raise FormatError(f"{where}: expected {expected} objects, found {nobjects}")
+        return self._last[1]
+
+    @staticmethod
+    def _unpack_batch(content: bytes) -> list[Any]:
+        blocks = decode_attrs(content)
+        if not all(isinstance(block, list) for block in blocks):
+            raise FormatError("expected lists of objects in a batch, found other values")
+        return [item for block in blocks for item in block]
+
+    def __repr__(self) -> str:
+        return f"<b2array.Items {self.url}: {counted(len(self), _KINDS[self._kind])}>"
