@@ -14,7 +14,7 @@ _USAGE = """usage: b2array demo
 
   demo    show in ten seconds what b2array is for
 """
-_HINT = "all commands but demo need packages that are not installed: pip install 'b2array[cli]'"
+_HINT = "all commands but demo need packages that are not installed: pip install rich tqdm typer"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

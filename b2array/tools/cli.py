@@ -7,6 +7,7 @@ import io
 import math
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -23,6 +24,7 @@ from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.drafts import place_new
 from b2array.array.schunk import SChunk
+from b2array.display import tables
 from b2array.engine import kept
 from b2array.engine.commit import commit, copied
 from b2array.engine.handle import Handle
@@ -37,7 +39,7 @@ from b2array.progress import track
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
-from b2array.tools import anatomy, describing
+from b2array.tools import anatomy, changing, comparing, describing
 from b2array.tools import bench as measuring
 from b2array.tools import demo as demonstration
 from b2array.tools import expire as expiring
@@ -45,6 +47,7 @@ from b2array.tools import options as opts
 from b2array.tools import repair as repairing
 from b2array.tools import vacuum as vacuuming
 from b2array.tools import verify as verifying
+from b2array.tools.output import WRITERS, Writer
 from b2array.tools.results import Result, Results, table
 
 __all__ = ["app", "main"]
@@ -185,14 +188,14 @@ def info(
         rows += [(f.part, str(f.offset), _hex(f.raw), f.name, str(f.value), f.meaning) for f in fields]
         _print(as_json, [each._asdict() for each in fields], table(rows, "<><<<<"))
         return OK
-    about, failed = describing.describe(url, options, at)
-    data, lines = about, describing.lines(about)
+    about = describing.describe(url, options, at)
+    data, lines = about.typed, describing.lines(about.rows)
     if chunks:
         with describing.opened(url, options) as source:
             sizes = anatomy.survey(source)
-        data, lines = about | {"sizes": sizes.data()}, chain(lines, [""], sizes.lines())
+        data, lines = data | {"sizes": sizes.data()}, chain(lines, [""], sizes.lines())
     _print(as_json, data, lines)
-    return _report(failed)
+    return _report(about.failed)
 
 
 def _hex(raw: bytes) -> str:
@@ -229,39 +232,58 @@ def tree(url: opts.Url, at: opts.At = None, storage: opts.Storage = None) -> int
 def cat(
     url: opts.Url,
     key: Annotated[str, typer.Argument(help='As between brackets in NumPy: "[0:3, ::-1]".')] = "[...]",
-    output: Annotated[str | None, typer.Option("-o", "--output", help="A .npy file to write instead.")] = None,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", help="A .npy or .csv file to write, or - for standard output.")
+    ] = None,
+    output_format: Annotated[
+        Any,
+        typer.Option("--format", metavar="KIND", help="npy or csv, of what -o writes.", parser=opts.one_of(*WRITERS)),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Print all items of large results.")] = False,
     at: opts.At = None,
     overwrite: opts.Overwrite = False,
     storage: opts.Storage = None,
 ) -> None:
-    """Print a part of an array, or write it to a .npy file."""
+    """Print a part of an array, or write it as .npy or .csv."""
     try:
         wanted = opts.key_of(key)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="KEY") from None
     options = opts.storage_options(storage)
-    if output is not None and not output.partition("?")[0].lower().endswith(".npy"):
-        raise ValueError(
-            f"{redact_url(output)} does not end in .npy, the only format that cat writes; see b2array convert"
-        )
-    store = None if output is None else open_store(output, storage_options=options)
+    writes = None if output is None else _writer(output, output_format)
+    store = None if output in (None, "-") else open_store(str(output), storage_options=options)
     if store is not None:
         require_free(store, {"": b""}, "a file", overwrite=overwrite)
     kind, address = find(url, None, options, exists=True, at=at)
     threshold = sys.maxsize if every else _MOST_ITEMS
     with kind.open(address, options) as source:
         large = source.handle is not None and source.nbytes > _MOST_NBYTES and math.prod(source.shape) > threshold
-        if wanted is ... and store is None and large:
+        if wanted is ... and writes is None and large:
             # NumPy prints only the first and the last items along each axis: read no others.
             ends = (range(n) if n <= 7 else (0, 1, 2, 3, n - 3, n - 2, n - 1) for n in source.shape)
             wanted, threshold = np.ix_(*ends), 0
         values = source.read(wanted)
-    if store is not None:
+    if writes is None:
+        _say(np.array2string(np.asarray(values), threshold=threshold))
+    elif store is None:
+        writes(sys.stdout.buffer, np.asarray(values))
+    else:
         with AtomicFile(store, overwrite=overwrite) as path, Path(path).open("wb") as file:
-            np.save(file, values, allow_pickle=False)
-        return
-    _say(np.array2string(np.asarray(values), threshold=threshold))
+            writes(file, np.asarray(values))
+
+
+def _writer(output: str, chosen: str | None) -> Writer:
+    """Return what writes in the format that is chosen, or that the ending of a file tells."""
+    ending = output.partition("?")[0].lower().rpartition(".")[2]
+    name = chosen or (ending if ending in WRITERS else None)
+    if name is None and output == "-":
+        raise ValueError("-o - writes to standard output: add --format npy or --format csv")
+    if name is None:
+        raise ValueError(
+            f"{redact_url(output)} ends neither in .npy nor in .csv; cat writes these with --format, "
+            "see also b2array convert"
+        )
+    return WRITERS[name]
 
 
 @_command
@@ -291,9 +313,11 @@ def convert(
     snapshots: opts.Snapshots = True,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
+    src_storage: opts.SrcStorage = None,
+    dst_storage: opts.DstStorage = None,
 ) -> int:
     """Copy an array or a group to another format."""
-    options = opts.storage_options(storage)
+    options, others = opts.both_options(storage, src_storage, dst_storage)
     cparams = opts.cparams_of(codec, clevel, filters, absolute_error, relative_error, keepbits)
     format_options = {"zarr_format": zarr_format, "compression": compression}
     more: dict[str, Any] = {name: value for name, value in format_options.items() if value is not None}
@@ -314,7 +338,7 @@ def convert(
         at=at,
         snapshots=snapshots,
         src_options=options,
-        dst_options=options,
+        dst_options=others,
         **more,
     )
     _say(f"{redact_url(dst)}: {done.summary()}")
@@ -340,9 +364,11 @@ def copy(
     snapshots: opts.Snapshots = True,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
+    src_storage: opts.SrcStorage = None,
+    dst_storage: opts.DstStorage = None,
 ) -> int:
     """Copy an array or a group of Blosc2 frames, chunks as they are."""
-    options = opts.storage_options(storage)
+    options, others = opts.both_options(storage, src_storage, dst_storage)
     cparams = opts.cparams_of(codec, clevel, filters, absolute_error, relative_error, keepbits)
     origin, address = find(src, None, options, exists=True, at=at)
     several = False
@@ -369,19 +395,23 @@ def copy(
             at=at,
             snapshots=snapshots,
             src_options=options,
-            dst_options=options,
+            dst_options=others,
         )
+        _say(f"{redact_url(dst)}: {done.summary()}")
         return _report(done.failed)
     revision = describing.frame_of(src, options, at)
     if not holds_array(revision.frame):
         if any(option is not None for option in (chunks, blocks, access, cparams)):
             raise UnsupportedError(f"{redact_url(src)} is no array: its chunks can only be copied as they are")
-        store, frame_type = place_new(dst, layout, options, overwrite=overwrite)
+        store, frame_type = place_new(dst, layout, others, overwrite=overwrite)
         with track(revision.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as bar:
             states = kept.copied(revision) if snapshots else []
             commit(copied(revision, store, frame_type, overwrite=overwrite, progress=bar, kept=states))
+        count, nbytes = tables.counted(revision.frame.nchunks, "chunk"), tables.nbytes(revision.frame.cbytes)
+        _say(f"{redact_url(dst)}: {count} in {nbytes}")
         return OK
-    creation.copy(
+    started = time.perf_counter()
+    with creation.copy(
         NDArray(Handle(revision, "r")),
         dst,
         chunks=chunks,
@@ -392,8 +422,13 @@ def copy(
         overwrite=overwrite,
         progress=opts.shows(progress),
         snapshots=snapshots,
-        dst_options=options,
-    ).close()
+        dst_options=others,
+    ) as copy_:
+        ratio = f"{copy_.cratio:.2f}" if copy_.cbytes else "none"
+        _say(
+            f"{redact_url(dst)}: 1 array of {tables.nbytes(copy_.nbytes)} in {tables.nbytes(copy_.cbytes)}, "
+            f"ratio {ratio}, {time.perf_counter() - started:.2f} s"
+        )
     return OK
 
 
@@ -411,9 +446,11 @@ def pack(
     verify: opts.Verify = False,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
+    src_storage: opts.SrcStorage = None,
+    dst_storage: opts.DstStorage = None,
 ) -> None:
     """Write an array, or any file, to a Bloscpack file (.blp)."""
-    options = opts.storage_options(storage)
+    options, others = opts.both_options(storage, src_storage, dst_storage)
     src_format, dst_format = (None, BLP) if is_array(src, options) else (BYTES, BLP_BYTES)
     converted(
         src,
@@ -425,7 +462,7 @@ def pack(
         verify=verify,
         progress=opts.shows(progress),
         src_options=options,
-        dst_options=options,
+        dst_options=others,
         checksum=checksum,
         offsets=offsets,
         chunk_size=chunk_size,
@@ -443,13 +480,15 @@ def unpack(
     verify: opts.Verify = False,
     progress: opts.Progress = None,
     storage: opts.Storage = None,
+    src_storage: opts.SrcStorage = None,
+    dst_storage: opts.DstStorage = None,
 ) -> int | None:
     """Write what is in a Bloscpack file to another file."""
-    options = opts.storage_options(storage)
+    options, others = opts.both_options(storage, src_storage, dst_storage)
     with bloscpack.open(src, storage_options=options) as f:
         if partial:
             data, error = f.read_intact()
-            save_intact(data, dst, overwrite=overwrite, storage_options=options)
+            save_intact(data, dst, overwrite=overwrite, storage_options=others)
             if error is None:
                 return OK
             _complain(opts.error_text(error))
@@ -464,7 +503,7 @@ def unpack(
         verify=verify,
         progress=opts.shows(progress),
         src_options=options,
-        dst_options=options,
+        dst_options=others,
     )
     return OK
 
@@ -661,17 +700,86 @@ def expire(
 @_command
 def diff(
     url: opts.Url,
-    name: opts.SnapshotName,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME|URL", help="A snapshot, or the path or URL of another array or group.")
+    ],
     other: Annotated[str | None, typer.Argument(metavar="OTHER", help="A later snapshot; by default, now.")] = None,
     as_json: opts.Json = False,
     storage: opts.Storage = None,
-) -> None:
-    """Say what may have changed since a snapshot."""
-    with _keeper(url, opts.storage_options(storage)) as source:
+    src_storage: opts.SrcStorage = None,
+    dst_storage: opts.DstStorage = None,
+) -> int:
+    """Say what changed since a snapshot, or differs elsewhere."""
+    options, others = opts.both_options(storage, src_storage, dst_storage)
+    if other is None and _is_place(url, name, options):
+        listed = list(comparing.differences(url, name, options, others))
+        rows = [(each.name or "/", each.what, each.detail) for each in listed]
+        lines = table(rows, "<<<") if rows else ["no difference"]
+        _print(as_json, [each._asdict() for each in listed], lines)
+        return ERROR if listed else OK
+    with _keeper(url, options) as source:
         if isinstance(source, SChunk):
             raise UnsupportedError(f"{source.url} is a super-chunk: diff compares arrays and groups")
-        difference = source.diff(name, other)
-    _print(as_json, describing.difference(difference), describing.difference_lines(difference))
+        changes = source.diff(name, other)
+    _print(as_json, describing.difference(changes), describing.difference_lines(changes))
+    return OK
+
+
+def _is_place(url: str, name: str, options: Mapping[str, Any]) -> bool:
+    """Say whether a word names a place, and no snapshot of what is at the URL."""
+    if not ("://" in name or os.path.lexists(name.partition("#")[0]) or by_ending(name)[0] is not None):
+        return False
+    kind, _ = find(url, None, options, exists=True)
+    if kind.name not in _FRAMES:
+        return True
+    with _keeper(url, options) as source:
+        return name not in [each.name for each in source.snapshots]
+
+
+# Changes of members and attributes.
+
+
+@_command
+def rm(
+    url: opts.Url,
+    recursive: Annotated[bool, typer.Option("-r", "--recursive", help="Also a group in a group.")] = False,
+    storage: opts.Storage = None,
+) -> None:
+    """Remove a member of a group, or an array in no group."""
+    _say(changing.remove(url, opts.storage_options(storage), recursive=recursive))
+
+
+@_command
+def mv(src: opts.Src, dst: opts.Dst, storage: opts.Storage = None) -> None:
+    """Give a member of a group another name in it."""
+    _say(changing.rename(src, dst, opts.storage_options(storage)))
+
+
+@_command
+def attrs(
+    url: opts.Url,
+    assigned: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Set an attribute; the value is JSON or text."),
+    ] = None,
+    removed: Annotated[list[str] | None, typer.Option("--unset", metavar="NAME", help="Remove an attribute.")] = None,
+    as_json: opts.Json = False,
+    at: opts.At = None,
+    storage: opts.Storage = None,
+) -> None:
+    """Show, set or remove attributes of an array or a group."""
+    options = opts.storage_options(storage)
+    if assigned or removed:
+        if at is not None:
+            raise typer.BadParameter("a snapshot can only be read", param_hint="--at")
+        try:
+            values = changing.assignments(assigned or ())
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--set") from None
+        changing.set_attributes(url, options, values, removed or ())
+    current = changing.attributes(url, options, at)
+    lines = repr(tables.Info(current)).splitlines() if current else [f"{redact_url(url)} has no attributes"]
+    _print(as_json, current, lines)
 
 
 @_command

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields as dataclass_fields
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from b2array.bloscpack.header import CHECKSUMS
 from b2array.display import tables
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
-from b2array.engine.snapshot import Snapshot
+from b2array.engine.snapshot import Snapshot, ledger_in
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.formats import B2ND, Box, Source, Storage, Tree, holds_array
 from b2array.exchange.places import find
@@ -30,6 +31,8 @@ from b2array.store.secrets import redact_url
 from b2array.tools.results import table
 
 __all__ = [
+    "FIELDS",
+    "Description",
     "describe",
     "difference",
     "difference_lines",
@@ -47,24 +50,101 @@ Members = dict[str, dict[str, Any]]
 """Descriptions of arrays and groups by name."""
 
 
-def describe(url: str, storage_options: Storage, at: str | None = None) -> tuple[dict[str, Any], dict[str, Exception]]:
-    """Describe an array, a super-chunk, a Bloscpack file or a group, now or at a snapshot.
+class Description(NamedTuple):
+    """What is at a URL: as rows to print, for programs, and the errors of members."""
 
-    Return the errors of members, too.
-    """
+    rows: dict[str, Any]
+    typed: dict[str, Any]
+    failed: dict[str, Exception]
+
+
+def describe(url: str, storage_options: Storage, at: str | None = None) -> Description:
+    """Describe an array, a super-chunk, a Bloscpack file or a group, now or at a snapshot."""
     kind, address = find(url, None, storage_options, exists=True, at=at)
     if kind.name == "blp":
         with bloscpack.open(address, storage_options=storage_options) as f:
-            return _bloscpack(f), {}
+            about = _bloscpack(f)
+            return Description(about, typed(url, about, None), {})
     with kind.tree(address, storage_options) as tree:
         if tree.names == ("",) or (len(tree.names) == 1 and kind.name not in ("b2d", "b2z")):
             source = tree.only(url)
-            handle = source.handle
-            return _frame(handle.snapshot) if handle is not None else {"format": kind.name} | _source(source), {}
+            frame = None if source.handle is None else source.handle.snapshot
+            about = {"format": kind.name} | _source(source) if frame is None else _frame(frame)
+            return Description(about, typed(url, about, frame), {})
         members, failed = _described(tree, tree.names)
-        states = {"snapshots": ", ".join(tree.snapshots) or None} if at is None else {"snapshot": at}
-    about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact_url(url)}
-    return about | _group(members) | states, failed
+        names = [*tree.snapshots] if at is None else []
+    about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact_url(url)} | _group(members)
+    fields = typed(url, about | {"snapshot": at, "snapshots": names}, None)
+    about |= {"snapshots": ", ".join(names) or None} if at is None else {"snapshot": at}
+    return Description(about, fields, failed)
+
+
+FIELDS = (
+    "format",
+    "url",
+    "layout",
+    "commits",
+    "shape",
+    "dtype",
+    "chunks",
+    "blocks",
+    "grid",
+    "dims",
+    "fill_value",
+    "nbytes",
+    "cbytes",
+    "ratio",
+    "nchunks",
+    "chunksize",
+    "typesize",
+    "compression",
+    "metalayers",
+    "generation",
+    "snapshot",
+    "snapshots",
+    "members",
+    "arrays",
+    "groups",
+    "bloscpack",
+    "attrs",
+)
+"""What a description as JSON always has, null where it says nothing; its schema is in ``docs/_static``."""
+
+
+def typed(url: str, about: Mapping[str, Any], frame: Snapshot | None) -> dict[str, Any]:
+    """Return a description for programs: always the same names, with values instead of texts."""
+    rows = {name.replace(" ", "_"): value for name, value in about.items()}
+    fields: dict[str, Any] = dict.fromkeys(FIELDS) | {name: rows[name] for name in FIELDS if name in rows}
+    fields["url"] = rows.get("url") or redact_url(url)
+    fields["snapshots"], fields["metalayers"] = _names(rows.get("snapshots")), []
+    if rows["format"] == "bloscpack":
+        header = ("version", "order", "chunk_size", "last_chunk", "checksum", "offsets", "room_for", "metadata")
+        fields["bloscpack"] = {name: rows[name] for name in header}
+        fields["attrs"] = {}
+    if frame is not None:
+        chunks = SChunk(Handle(frame, "r"))
+        cparams = chunks.cparams
+        names = [each.name for each in dataclass_fields(cparams) if each.init]
+        fields["compression"] = {name: getattr(cparams, name) for name in names}
+        fields["metalayers"] = [name for name, _ in frame.frame.metalayers]
+        fields["nchunks"], fields["generation"] = chunks.nchunks, chunks.generation
+        fields["snapshots"] = _kept_names(frame)
+    if rows["format"] == "array" and frame is not None:
+        fields["fill_value"] = NDArray(Handle(frame, "r")).fill_value
+    return fields
+
+
+def _kept_names(frame: Snapshot) -> list[str]:
+    if frame.at is not None:
+        return []
+    try:
+        return list(ledger_in(frame).names)
+    except (FormatError, UnsupportedError):  # `verify` says what is wrong with the list
+        return []
+
+
+def _names(text: Any) -> list[str]:
+    return [] if text is None else list(text)
 
 
 def listed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import glob
 import json
 import os
 import re
@@ -18,9 +19,12 @@ from b2array.codec.cparams import AUTO, CParams
 from b2array.errors import B2ArrayError
 from b2array.exchange.places import FORMATS
 from b2array.grid import chunking
+from b2array.group import addressing
+from b2array.group.group import open_group
 from b2array.tools.vacuum import in_seconds
 
 __all__ = [
+    "CODECS",
     "AbsoluteError",
     "Access",
     "At",
@@ -29,6 +33,7 @@ __all__ = [
     "Codec",
     "DryRun",
     "Dst",
+    "DstStorage",
     "Extents",
     "Filters",
     "Grace",
@@ -43,24 +48,74 @@ __all__ = [
     "SnapshotName",
     "Snapshots",
     "Src",
+    "SrcStorage",
     "Storage",
     "Url",
     "Verify",
     "age_of",
+    "both_options",
+    "complete_snapshot",
+    "complete_url",
     "cparams_of",
     "error_text",
     "key_of",
+    "one_of",
+    "one_of_words",
     "shows",
     "storage_options",
     "with_options",
 ]
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="A path, or a URL that fsspec understands.")]
-Src = Annotated[str, typer.Argument(metavar="SRC", help="File or URL to read.")]
-Dst = Annotated[str, typer.Argument(metavar="DST", help="File or URL to write.")]
+
+def one_of_words(*words: str) -> Callable[[str], list[str]]:
+    """Return a function that completes one of these words."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def complete_url(incomplete: str) -> list[str]:
+    """Complete a local path, and behind a group the names of its members."""
+    match = _GROUP.fullmatch(incomplete)
+    if match is None or not os.path.lexists(match["group"]):
+        paths = sorted(glob.glob(f"{glob.escape(incomplete)}*"))  # noqa: PTH207 - keeps what the user typed
+        return [f"{path}/" if os.path.isdir(path) else path for path in paths]  # noqa: PTH112 - as above
+    try:
+        with open_group(match["group"]) as group:
+            names = [name for name, _ in group.walk()]
+    except (B2ArrayError, OSError):  # there is nothing to suggest
+        return []
+    return [f"{match['group']}{match['mark']}{name}" for name in names if name.startswith(match["name"])]
+
+
+def complete_snapshot(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete the name of a snapshot of what the arguments before it name."""
+    url = ctx.params.get("url") or ctx.params.get("src")
+    try:
+        with addressing.open(str(url)) as opened:
+            names = [each.name for each in opened.snapshots]
+    except (B2ArrayError, OSError, ValueError):  # there is nothing to suggest
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+_GROUP = re.compile(r"(?P<group>.+?[.]b2[dz])(?P<mark>[/#])(?P<name>.*)", re.DOTALL)
+
+Url = Annotated[
+    str,
+    typer.Argument(metavar="URL", help="A path, or a URL that fsspec understands.", autocompletion=complete_url),
+]
+Src = Annotated[str, typer.Argument(metavar="SRC", help="File or URL to read.", autocompletion=complete_url)]
+Dst = Annotated[str, typer.Argument(metavar="DST", help="File or URL to write.", autocompletion=complete_url)]
 Storage = Annotated[
     list[str] | None,
     typer.Option("--storage", metavar="KEY=VALUE", help="A storage option for fsspec; the value may be JSON."),
+]
+SrcStorage = Annotated[
+    list[str] | None,
+    typer.Option("--src-storage", metavar="KEY=VALUE", help="A storage option of SRC alone."),
+]
+DstStorage = Annotated[
+    list[str] | None,
+    typer.Option("--dst-storage", metavar="KEY=VALUE", help="A storage option of DST alone."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
@@ -69,7 +124,10 @@ Verify = Annotated[bool, typer.Option("--verify", help="Read both files afterwar
 Progress = Annotated[
     bool | None, typer.Option("--progress/--no-progress", help="Show a progress bar; by default on a terminal.")
 ]
-Codec = Annotated[str | None, typer.Option(help="blosclz, lz4, lz4hc, zlib or zstd.")]
+CODECS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
+Codec = Annotated[
+    str | None, typer.Option(help="blosclz, lz4, lz4hc, zlib or zstd.", autocompletion=one_of_words(*CODECS))
+]
 Clevel = Annotated[int | None, typer.Option(min=0, max=9, help="Compression level.")]
 Filters = Annotated[
     str | None,
@@ -112,8 +170,15 @@ def age_of(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
-At = Annotated[str | None, typer.Option("--at", metavar="NAME", help="A snapshot, instead of the latest state.")]
-SnapshotName = Annotated[str, typer.Argument(metavar="NAME", help="The name of a snapshot.")]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--at", metavar="NAME", help="A snapshot, instead of the latest state.", autocompletion=complete_snapshot
+    ),
+]
+SnapshotName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The name of a snapshot.", autocompletion=complete_snapshot)
+]
 Snapshots = Annotated[bool, typer.Option(help="Whether the copy has the snapshots, too.")]
 Extents = Annotated[Any, typer.Option(metavar="N,N,...", help="Extents in items.", parser=extents)]
 Access = Annotated[
@@ -129,6 +194,7 @@ Layout = Annotated[
         metavar="KIND",
         help="contiguous (a file), sparse (a directory), or auto.",
         parser=one_of("auto", "contiguous", "sparse"),
+        autocompletion=one_of_words("auto", "contiguous", "sparse"),
     ),
 ]
 Name = Annotated[
@@ -165,6 +231,14 @@ def storage_options(storage: Sequence[str] | None) -> dict[str, Any]:
         except ValueError:
             found[name] = value
     return found
+
+
+def both_options(
+    storage: Sequence[str] | None, src: Sequence[str] | None, dst: Sequence[str] | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the storage options of source and destination: those of both, and those of each alone."""
+    common = storage_options(storage)
+    return common | storage_options(src), common | storage_options(dst)
 
 
 def cparams_of(

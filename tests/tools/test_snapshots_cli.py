@@ -295,7 +295,7 @@ def test_expire_needs_to_know_which_snapshots_are_old(options: list[str], said: 
 
 
 def test_info_and_lists_at_a_snapshot(url: str, run: Run) -> None:
-    assert json.loads(ok(run("info", url, "--json")))["snapshots"] == "spin-up"
+    assert json.loads(ok(run("info", url, "--json")))["snapshots"] == ["spin-up"]
     found = json.loads(ok(run("info", url, "--at", "spin-up", "--json")))
     assert (found["snapshot"], found["shape"], found["attrs"]) == ("spin-up", [30, 40], {"unit": "m"})
     assert 0 < found["cbytes"] < found["nbytes"]
@@ -333,7 +333,7 @@ def test_a_group_is_drawn_and_listed_as_it_was(group: str, run: Run) -> None:
     assert [line.split()[0] for line in ok(run("ls", group, "--at", "one")).splitlines()] == ["deep/", "level"]
     found = json.loads(ok(run("info", group, "--at", "one", "--json")))
     assert (found["snapshot"], found["members"], found["attrs"]) == ("one", 3, {"title": "before"})
-    assert json.loads(ok(run("info", group, "--json")))["snapshots"] == "one"
+    assert json.loads(ok(run("info", group, "--json")))["snapshots"] == ["one"]
 
 
 def test_members_of_a_group_are_shown_as_they_were(group: str, run: Run) -> None:

@@ -1,0 +1,60 @@
+"""What `cat` writes to files and to standard output: .npy and .csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["WRITERS", "Writer"]
+
+Writer = Callable[[BinaryIO, npt.NDArray[Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipe:
+    """A file without anything but `write`: NumPy asks others for their position, which pipes do not have."""
+
+    file: BinaryIO
+
+    def write(self, data: bytes) -> int:
+        return self.file.write(data)
+
+
+def write_npy(file: BinaryIO, values: npt.NDArray[Any]) -> None:
+    """Write an array in NumPy's own format."""
+    np.lib.format.write_array(_Pipe(file), values, allow_pickle=False)
+
+
+def write_csv(file: BinaryIO, values: npt.NDArray[Any]) -> None:
+    """Write an array of up to two dimensions as comma-separated values; records get a line with their names."""
+    if values.ndim > 2 or (values.ndim == 2 and values.dtype.names):
+        raise ValueError(f"CSV has rows and columns, found an array of shape {values.shape}: select a part of it")
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer = csv.writer(text, lineterminator="\n")
+    if values.dtype.names:
+        writer.writerow(values.dtype.names)
+        rows = np.atleast_1d(values)
+        columns = [_texts(rows[name]) for name in values.dtype.names]
+        writer.writerows(zip(*columns, strict=True))
+    else:
+        rows = _texts(values)
+        writer.writerows(rows if values.ndim == 2 else rows.reshape(-1, 1))
+    text.detach()  # the caller closes the file
+
+
+def _texts(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return items as text, each with as many digits as tell it from its neighbours."""
+    if values.ndim > 2 or values.dtype.names:
+        raise ValueError(f"CSV has no place for items of type {values.dtype}")
+    if values.dtype.kind == "S":
+        return np.char.decode(values, "utf-8")
+    return values.astype(str) if values.dtype.kind != "U" else values
+
+
+WRITERS: Mapping[str, Writer] = {"npy": write_npy, "csv": write_csv}
