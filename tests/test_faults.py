@@ -317,6 +317,33 @@ def test_a_disk_that_is_full_leaves_the_files_as_they_were(tmp_path, monkeypatch
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
 @both_layouts
+@pytest.mark.parametrize("place", ["alone", "in a group"])
+def test_a_new_array_for_which_there_is_no_room_leaves_nothing(tmp_path, layout, place):
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    options = {"layout": layout, "chunks": (5, 1000), "blocks": (5, 500)}
+
+    def make():
+        if place == "alone":
+            return b2array.asarray(NOISE, url=tmp_path / "a.b2nd", **options)
+        return group.create("a", data=NOISE, **options)
+
+    before = sorted(tmp_path.rglob("*"))
+    with files_of_at_most(30_000), pytest.raises(OSError, match=r"too large|No space"):
+        make()
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.suffix != ".b2lock"] == before
+    assert np.array_equal(make()[...], NOISE)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
+def test_an_empty_directory_that_was_there_stays(tmp_path):
+    (tmp_path / "a.b2nd").mkdir()
+    with files_of_at_most(30_000), pytest.raises(OSError, match=r"too large|No space"):
+        b2array.asarray(NOISE, url=tmp_path / "a.b2nd", layout="sparse", chunks=(5, 1000))
+    assert [*tmp_path.iterdir()] == [tmp_path / "a.b2nd"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
+@both_layouts
 @pytest.mark.parametrize("first", [0, 5, 10])
 def test_a_transaction_goes_on_after_the_disk_was_full(tmp_path, monkeypatch, layout, first):
     monkeypatch.setattr(drafting, "Spool", lambda path, **options: Spool(path, **options | {"limit": 60_000}))

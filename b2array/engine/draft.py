@@ -48,7 +48,7 @@ from b2array.format.header import FrameType
 from b2array.format.kept import KEPT
 from b2array.format.state import State, future_part
 from b2array.progress import Progress
-from b2array.store.base import Store, Version, join_views_at
+from b2array.store.base import MISSING, Store, Version, join_views_at
 from b2array.store.spans import Span
 from b2array.store.spool import Spool
 
@@ -129,6 +129,7 @@ class Draft(Target):
         self.old = frame_in(store) if overwrite and base is None else None
         beside = store.beside(directory=self.sparse) if overwrite and base is None else None
         self.store = beside or store
+        self._makes_directory = base is None and not is_same and self.sparse and _is_vacant(self.store)
         self.is_unknown = False
         """Whether a commit may have happened although it failed."""
         self.progress: Progress | None = None
@@ -655,8 +656,23 @@ class Draft(Target):
                 discard(self.store)
             elif not self.is_unknown:
                 withdraw(self.store, self.staging.made)
+                if self._makes_directory:
+                    self.store.drop_directory()
         finally:
             self.at_end.close()
+
+
+def _is_vacant(store: Store) -> bool:
+    """Whether a new frame makes the directory that it is in."""
+    if store.in_process or not store.can.local:
+        return False
+    try:
+        store.listing()
+    except MISSING:
+        return True
+    except (OSError, B2ArrayError):  # making the frame says what is wrong
+        return False
+    return False
 
 
 def withdraw(store: Store, made: Made) -> None:

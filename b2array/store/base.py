@@ -340,6 +340,9 @@ class Store(ABC):
         """
         raise UnsupportedError(f"{self.url} cannot get the name of {other.url}")
 
+    def drop_directory(self) -> None:  # noqa: B027 - object stores have none
+        """Remove the directory of the store, if it is empty."""
+
     def drop_lock(self) -> None:  # noqa: B027 - object stores have none
         """Remove the lock file of the object ``""``, which was deleted. The caller holds the lock."""
 

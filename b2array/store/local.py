@@ -479,6 +479,10 @@ class LocalStore(Store):
         """Take the lock of this one file, and hold it until what is returned is closed; None if somebody holds it."""
         return free_lock(self._own_path("") + LOCK)
 
+    def drop_directory(self) -> None:
+        with suppress(OSError):
+            os.rmdir(self._own_path(""))
+
     def drop_lock(self) -> None:
         outer, name = os.path.split(self._path(""))
         with suppress(*MISSING), links.open_directory(outer, self._inner[:-1]) as above:

@@ -49,7 +49,7 @@ def in_small_disk(directory: Path, *command: str) -> subprocess.CompletedProcess
     ("name", "options"),
     [
         ("x.npy", {}), ("x.h5", {}), ("x.h5", {"compression": "blosc2"}), ("x.zarr", {}), ("x.blp", {}), ("x.b2nd", {}),
-        ("x.b2d", {}), ("x.b2z", {}),
+        ("x.b2d", {}), ("x.b2z", {}), ("x.b2nd", {"layout": "sparse"}),
     ],
 )  # fmt: skip
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, source, name, options):
