@@ -312,3 +312,25 @@ def s3_calls(s3_options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(s3fs.S3FileSystem, "call_s3", sync_wrapper(call_s3))
     monkeypatch.setattr(s3fs.S3FileSystem, "_lsdir", lsdir)
     return calls
+
+
+@pytest.fixture
+def s3_without_list(s3_options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the right to list away: then S3 denies access to what is missing, as if it might be there."""
+    import s3fs
+    from botocore.exceptions import ClientError
+
+    original = s3fs.S3FileSystem._call_s3
+
+    def cause(method: str) -> Exception:
+        return ClientError({"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}, method)
+
+    async def call_s3(self: object, method: str, *args: object, **parameters: object) -> object:
+        if method.startswith("list"):
+            raise PermissionError("Access Denied") from cause(method)
+        try:
+            return await original(self, method, *args, **parameters)
+        except FileNotFoundError:
+            raise PermissionError("Access Denied") from cause(method)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", call_s3)

@@ -552,3 +552,78 @@ def test_what_decides_is_the_file_system_that_serves_a_protocol(cloud_of, kind, 
         store = open_store(f"{protocol}://bucket/a", storage_options=cloud.options)
         assert store.can.compare
         assert type(store) is type(open_store(f"{cloud.protocol}://bucket/a", storage_options=cloud.options))
+
+
+# ---- without the right to list ----
+
+
+@pytest.fixture
+def unlisted(bucket: str, s3_options: dict[str, object], request: pytest.FixtureRequest) -> str:
+    """A bucket with an array and a group, whose user has no right to list any more."""
+    url = f"s3://{bucket}"
+    b2array.asarray(np.zeros(4), url=f"{url}/alone.b2nd", storage_options=s3_options)
+    group = b2array.open_group(f"{url}/g.b2d", "w", storage_options=s3_options)
+    group["a"], group["s/b"] = np.zeros(3), np.ones(3)
+    group.snapshot("then")
+    request.getfixturevalue("s3_without_list")
+    return url
+
+
+def test_existing_arrays_and_groups_are_read_and_written_without_the_right_to_list(unlisted, s3_options):
+    options = {"storage_options": s3_options}
+    b2array.open(f"{unlisted}/alone.b2nd", "r+", **options)[0] = 7
+    assert b2array.open(f"{unlisted}/alone.b2nd", **options)[0] == 7
+    url = f"{unlisted}/g.b2d"
+    assert {*b2array.open(url, **options)} == {*b2array.open_group(url, **options)} == {"a", "s"}
+    assert [*b2array.open(f"{url}/s", **options)] == ["b"]
+    b2array.open(f"{url}/a", "r+", **options)[0] = 1
+    b2array.open(f"{url}/s/b.b2nd", "r+", **options)[0] = 2
+    group = b2array.open_group(url, "r+", **options)
+    with group.transaction() as changes:
+        changes["a"][1] = 3
+        changes["s/b"][1] = 4
+        changes["new"] = [5]
+        changes.attrs["unit"] = "m"
+    group["later"] = [6]
+    del group["later"]
+    assert b2array.open(f"{url}/a", **options)[...].tolist() == [1, 3, 0]
+    assert b2array.open(f"{url}/s/b", **options)[...].tolist() == [2, 4, 1]
+    found = b2array.open_group(url, **options)
+    assert ({*found}, found["new"][0], dict(found.attrs)) == ({"a", "s", "new"}, 5, {"unit": "m"})
+    assert b2array.open_group(url, at="then", **options)["a"][...].tolist() == [0, 0, 0]
+    found = b2array.open_group(f"{unlisted}/made.b2d", "w-", **options)
+    found["x"] = [1]
+    assert b2array.open(f"{unlisted}/made.b2d/x", **options)[0] == 1
+    assert b2array.asarray([8], url=f"{unlisted}/made.b2nd", **options)[0] == 8
+
+
+def test_without_the_right_to_list_nothing_says_whether_an_object_is_missing_or_hidden(unlisted, s3_options):
+    options = {"storage_options": s3_options}
+    for ask in (
+        lambda: b2array.open(f"{unlisted}/missing.b2nd", **options),
+        lambda: b2array.zeros(3, url=f"{unlisted}/missing.b2nd", overwrite=True, **options),
+        lambda: open_store(f"{unlisted}/missing", **options).stamp(""),
+    ):
+        for kind in (FileNotFoundError, PermissionError):
+            with pytest.raises(kind, match=r"does not exist, or may not be read.*missing"):
+                ask()
+    with pytest.raises(FileNotFoundError, match="no group that you may read, and you may not list what is there"):
+        b2array.open_group(f"{unlisted}/missing.b2d", **options)
+    with pytest.raises(FileNotFoundError, match="has no member 'missing'"):
+        b2array.open(f"{unlisted}/g.b2d/missing", **options)
+    with pytest.raises(FileExistsError):
+        b2array.zeros(3, url=f"{unlisted}/alone.b2nd", **options)
+    with pytest.raises(FileExistsError):
+        open_store(f"{unlisted}/alone.b2nd", **options).create("chunks.b2frame", b"x")
+
+
+def test_who_may_list_learns_that_an_object_may_not_be_read(cloud_of, bucket):
+    cloud = cloud_of("s3")
+    with gate_to(cloud) as (gate, endpoint):
+        options = cloud.through(endpoint)
+        store = open_store(f"s3://{bucket}/a", storage_options=options)
+        store.create("x", b"content")
+        gate.arm(lambda _, request: 403 if "/a/x" in request.partition("?")[0] else None)
+        with pytest.raises(PermissionError) as caught:
+            store.stamp("x")
+        assert not isinstance(caught.value, FileNotFoundError)

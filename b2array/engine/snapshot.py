@@ -24,6 +24,7 @@ from b2array.format.kept import Kept, Ledger, ledger_of, object_name, unpack_sta
 from b2array.format.state import State, parse
 from b2array.store.base import (
     Head,
+    HiddenError,
     Store,
     Tail,
     Version,
@@ -367,6 +368,8 @@ def restore(store: Store, data: Buffer, version: Version | None, unique: str = "
 def _refusal(store: Store, errors: Sequence[object]) -> Exception:
     absent = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
     for error in errors:
+        if isinstance(error, HiddenError):
+            return error
         if isinstance(error, Exception) and (says_more(error) or not isinstance(error, absent)):
             return error
     # An HTTP server is asked only where its URL says so: each of its answers may take a second.

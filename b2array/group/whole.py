@@ -93,6 +93,8 @@ def _unlisted(store: Store) -> str:
         store.listing()
     except UnsupportedError:
         return " with a manifest, and without one it cannot be found, because this server does not list files"
+    except PermissionError:
+        return " that you may read, and you may not list what is there"
     except OSError:
         pass
     return ""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from b2array.store.base import Head, Store, Version, durability
+from b2array.store.base import MISSING, Head, Store, Version, durability
 from b2array.store.endings import LOCK, TEMPORARY
 from b2array.store.local import LocalStore
 
@@ -40,7 +40,7 @@ def require_free(
         for error in heads.values():
             # S3 also denies access to a missing object if the user may not list. There, `create` is conditional.
             unknown = isinstance(error, PermissionError) and store.can.compare and not overwrite
-            absent = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+            absent = isinstance(error, (*MISSING, IsADirectoryError)) and not isinstance(error, PermissionError)
             if isinstance(error, Exception) and not (absent or unknown):
                 raise error
         if alone:

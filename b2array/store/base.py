@@ -34,6 +34,7 @@ __all__ = [
     "READ_ONLY",
     "Capabilities",
     "Head",
+    "HiddenError",
     "Listed",
     "Mutex",
     "Stamp",
@@ -57,6 +58,13 @@ MISSING = (FileNotFoundError, NotADirectoryError)
 _PATIENCE = 20
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 _STEP = 8 * 2**20
+
+
+class HiddenError(FileNotFoundError, PermissionError):
+    """An object does not exist, or may not be read: without the right to list, a cloud does not say which.
+
+    It counts as missing where something else may be in its place. Nothing is ever written there without a condition.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +424,9 @@ def where(url: str, name: str) -> str:
 
 def says_more(error: object) -> TypeGuard[Exception]:
     """Whether an error says more than that an object is missing, for example that the bucket is."""
-    return isinstance(error, FileNotFoundError) and error.strerror not in (None, os.strerror(errno.ENOENT))
+    if not isinstance(error, FileNotFoundError) or isinstance(error, HiddenError):
+        return False
+    return error.strerror not in (None, os.strerror(errno.ENOENT))
 
 
 def as_answer(error: Exception) -> Exception:
@@ -443,6 +453,15 @@ def read_whole(store: Store, span: Span, expected: Version | None) -> memoryview
 def too_short(place: str, start: int, stop: int, found: int) -> FormatError:
     """Make the error for an object that ends inside or before a span."""
     return FormatError(f"{place}: expected {stop - start} bytes at {start}, found {max(0, found)}")
+
+
+def hidden(place: str) -> HiddenError:
+    """Make the error for an object that is missing or may not be read."""
+    return HiddenError(
+        errno.EACCES,
+        "does not exist, or may not be read: without the right to list, the server does not say which",
+        place,
+    )
 
 
 def stale_reader(place: str) -> ConflictError:

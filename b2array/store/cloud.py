@@ -21,7 +21,7 @@ from b2array import threads
 from b2array.buffers import Buffer
 from b2array.errors import LimitError
 from b2array.store import upload
-from b2array.store.base import Capabilities, Stamp, Version, conflict, join_pieces, where
+from b2array.store.base import Capabilities, HiddenError, Stamp, Version, conflict, hidden, join_pieces, where
 from b2array.store.file_systems import spelled_out
 from b2array.store.remote import ABSENT, FsspecStore, answer, at_once, join, status_of
 from b2array.store.spans import Span
@@ -105,16 +105,31 @@ class CloudStore(FsspecStore):
     # What they have in common.
 
     def _translate(self, error: Exception, name: str) -> Exception:
+        if isinstance(error, HiddenError):
+            return hidden(where(self.url, name))
         # File systems do not look before they write: if the object exists, a condition has failed.
         if isinstance(error, FileExistsError):
             return conflict(where(self.url, name))
         return super()._translate(error, name)
 
     def _answers(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
-        return self._get_each(partial(_of_object, self._get), spans, expected)
+        return self._get_each(partial(self._of_readable, self._get), spans, expected)
 
     def stamp(self, name: str) -> Stamp:
-        return self._wait(name, partial(_of_object, self._ask))
+        return self._wait(name, partial(self._of_readable, self._ask))
+
+    async def _of_readable(self, request: Callable[..., Awaitable[_T]], fs: Any, path: str, *args: Any) -> _T:
+        """Send a request that reads; HiddenError if it was denied, but might have been for a missing object."""
+        try:
+            return await _of_object(request, fs, path, *args)
+        except Exception as error:
+            if status_of(error) != 403 or await self._may_list(fs, path):
+                raise
+        raise HiddenError
+
+    async def _may_list(self, fs: Any, path: str) -> bool:  # noqa: ARG002
+        """Whether an object that is denied exists. It is asked for only after a denial."""
+        return True
 
     def _list(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
         return answer(fs.loop, partial(getattr(fs, f"_{verb}"), root, **options))
