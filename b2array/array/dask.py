@@ -53,6 +53,11 @@ __all__ = [
 
 Region = tuple[slice, ...]
 
+_TASKS = 32
+"""An array becomes at least so many pieces, so that many cores have something to do. Their number is not that of the
+cores, because the same array has the same graph on all machines."""
+_LEAST_TASK_NBYTES = 4 * 2**20
+"""Pieces are joined up to this size, however many there are: a task costs dask some tenths of a millisecond."""
 _JOINING_NBYTES = 256 * 2**20
 """The most bytes in memory during a write that is part of a transaction, unless a single piece has more."""
 
@@ -88,12 +93,15 @@ def to_dask(a: Readable, chunks: Any = "auto") -> da.Array:
 
 
 def grouped_auto(a: Readable) -> dask_chunks.Cut:
-    """Cut an array into pieces as large as dask's setting ``array.chunk-size`` permits."""
+    """Cut an array into pieces for tasks: enough for many cores, and not larger than dask's setting permits."""
     import dask
     from dask.utils import parse_bytes
 
     limit = parse_bytes(dask.config.get("array.chunk-size", "128MiB"))
-    return dask_chunks.grouped(a.shape, a.chunks, a.blocks, a.itemsize, limit)
+    share = math.prod(a.shape) * a.itemsize // _TASKS
+    chunk_nbytes = math.prod(a.chunks) * a.itemsize
+    wanted = max(share, _LEAST_TASK_NBYTES, chunk_nbytes)
+    return dask_chunks.grouped(a.shape, a.chunks, a.blocks, a.itemsize, min(wanted, limit))
 
 
 def _cut(chunks: Any, a: Readable) -> dask_chunks.Cut:

@@ -232,8 +232,9 @@ class Readable(Operators):
         Parameters
         ----------
         chunks : "auto", or what dask takes
-            The default is whole stored chunks, as many together as dask's setting ``array.chunk-size`` permits; or
-            whole blocks, where one stored chunk is larger.
+            The default is whole stored chunks: as many together as make a 32nd of the array, but at least 4 MiB, and at
+            most what dask's setting ``array.chunk-size`` permits; or whole blocks, where one stored chunk is larger
+            than that.
 
         Returns
         -------

@@ -75,6 +75,20 @@ def test_pieces_are_whole_chunks_within_the_limit(stored: b2array.NDArray, limit
         assert stored.to_dask().chunks == expected
 
 
+@pytest.mark.parametrize("shape", [(96, 512, 512), (10_000, 2500), (25_000_000,), (400, 4000, 4000)])
+def test_pieces_are_enough_for_many_cores_and_large_enough_for_tasks(shape: tuple[int, ...]) -> None:
+    a = b2array.zeros(shape, "f4")
+    x = a.to_dask()
+    assert 12 <= x.npartitions <= 512
+    largest = math.prod(x.chunksize) * 4
+    assert 2 * 2**20 <= largest <= 128 * 2**20
+    assert dask_chunks.aligned(x.chunks, a.chunks, [0] * a.ndim) == x.chunks
+
+
+def test_small_arrays_are_one_piece() -> None:
+    assert b2array.zeros((1000, 1000), "f4", chunks=(10, 1000)).to_dask().npartitions == 1
+
+
 def test_pieces_of_large_chunks_are_whole_blocks(stored: b2array.NDArray) -> None:
     with dask.config.set({"array.chunk-size": "300B"}):
         rows, columns = stored.to_dask().chunks
