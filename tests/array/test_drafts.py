@@ -148,7 +148,9 @@ MAKERS = {
     "zeros": lambda url, **options: b2array.zeros((6, 10), "i8", url=url, **options).__setitem__(..., VALUES),
     "asarray": lambda url, **options: b2array.asarray(VALUES, url=url, **options),
     "save": lambda url, **options: b2array.save(url, VALUES, **options),
-    "copy": lambda url, **options: b2array.copy(b2array.asarray(VALUES), url, **options),
+    "copy": lambda url, storage_options=None, **options: b2array.copy(
+        b2array.asarray(VALUES), url, dst_options=storage_options, **options
+    ),
     "from_blocks": lambda url, **options: b2array.from_blocks(iter(VALUES[:, None]), url, **options),
 }
 
