@@ -1,11 +1,11 @@
 """A NumPy-compatible chunked array store in the Blosc2 formats."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
 from b2array import config, errors
 from b2array.array.array import NDArray
-from b2array.array.chunkwise import map
+from b2array.array.chunkwise import map as map
 from b2array.array.creation import (
     asarray,
     copy,
@@ -42,9 +42,9 @@ from b2array.compute.reductions import (
     nansum,
     nanvar,
 )
-from b2array.keywords import refuse_calls
+from b2array.keywords import refuse_calls as _refuse_calls
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from b2array import bloscpack
     from b2array import xarray_io as xarray_io
     from b2array.array.appender import Appender
@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from b2array.array.many import read_many
     from b2array.array.objects import Items
     from b2array.exchange.convert import convert
-    from b2array.group.addressing import open, open_array
+    from b2array.group.addressing import open as open
+    from b2array.group.addressing import open_array
     from b2array.group.group import Group, open_group
     from b2array.group.snapshots import GroupDiff
     from b2array.group.tables import Table
@@ -101,7 +102,6 @@ __all__ = [
     "full_like",
     "linspace",
     "load",
-    "map",
     "nanargmax",
     "nanargmin",
     "nanmax",
@@ -113,7 +113,6 @@ __all__ = [
     "nanvar",
     "ones",
     "ones_like",
-    "open",
     "open_array",
     "open_group",
     "open_schunk",
@@ -127,6 +126,9 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+_NAMED_LIKE_BUILTINS = ("map", "open")
+"""Public, but not in `__all__`: ``from b2array import *`` must not hide the functions of Python."""
 
 # Names that only some programs use are imported at their first use: importing b2array takes little longer than
 # importing the packages that it needs.
@@ -154,14 +156,14 @@ _LAZY = {
 }
 
 
-refuse_calls("b2array.array", "b2array.asarray stores an array, b2array.open opens one")
+_refuse_calls("b2array.array", "b2array.asarray stores an array, b2array.open opens one")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name == "__version__":
-        value = import_module("importlib.metadata").version(__name__)
+        value = _importlib.import_module("importlib.metadata").version(__name__)
     elif name in _LAZY:
-        module = import_module(f"{__name__}.{_LAZY[name]}")
+        module = _importlib.import_module(f"{__name__}.{_LAZY[name]}")
         value = module if name == _LAZY[name] else getattr(module, name)
     elif name == "group":
         raise AttributeError("b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
@@ -173,4 +175,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     # Packages become attributes when they are imported; they are not public.
-    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, "__version__"})
+    return sorted(
+        {*(name for name in globals() if name.startswith("__")), *__all__, *_NAMED_LIKE_BUILTINS, "__version__"}
+    )

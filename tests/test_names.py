@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,36 @@ def test_dir_shows_public_names_and_nothing_else() -> None:
 import b2array, b2array.tools.cli, b2array.xarray_io
 b2array.repair, b2array.open_group
 shown = [name for name in dir(b2array) if not name.startswith("__")]
-assert shown == sorted(b2array.__all__), set(shown) ^ set(b2array.__all__)
+assert shown == sorted([*b2array.__all__, "map", "open"]), set(shown) ^ set(b2array.__all__)
 assert "__version__" in dir(b2array)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_an_editor_finds_no_other_names_in_the_source() -> None:
+    tree = ast.parse(Path(b2array.__file__).read_text(encoding="utf-8"))
+    names = [
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert sorted(name for name in names if not name.startswith("_")) == sorted(
+        [*b2array.__all__, "map", "open", "xarray_io"]
+    )
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    assert defined == ["__getattr__", "__dir__"]
+
+
+def test_all_names_at_once_hide_no_function_of_python() -> None:
+    script = """
+import builtins
+from b2array import *
+assert open is builtins.open and map is builtins.map
+import b2array
+assert not set(b2array.__all__) & set(dir(builtins))
+assert callable(b2array.open) and callable(b2array.map)
+assert zeros((3,)).shape == (3,)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 
