@@ -59,7 +59,7 @@ def _with(count: int, layout: str, url: Path) -> None:
     options = {"layout": layout, "chunks": (16,), "blocks": (16,)}
     x = da.zeros(16 * count, dtype="i8", chunks=16) + 1
     writing, write = used(lambda: b2array.from_dask(x, url.with_suffix(".other"), compute=False, **options))
-    committing = _committed(count, url, options)
+    committing = _commit_draft(count, url, options)
     opening, a = used(lambda: b2array.open(url))
     reading, y = used(lambda: a.to_dask())
     optimising, graph = used(lambda: dict(y.__dask_optimize__(y.dask, list(flatten(y.__dask_keys__())))))
@@ -71,7 +71,7 @@ def _with(count: int, layout: str, url: Path) -> None:
     row("", "", writing, str(len(graph)), len(pickled) / 1e3, sending, committing)
 
 
-def _committed(count: int, url: Path, options: dict[str, object]) -> float:
+def _commit_draft(count: int, url: Path, options: dict[str, object]) -> float:
     """Put chunks as tasks do, and time the commit alone."""
     values = np.arange(16 * count).reshape(count, 16)
     a = b2array.zeros(16 * count, "i8", url=url, **options)

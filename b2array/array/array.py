@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from b2array.array import appender, copying, dask, snapshots
 from b2array.array.appender import Appender
-from b2array.array.drafts import ArrayOptions, Casting, CopyKeywords, Url, known_dtype, takes
+from b2array.array.drafts import ArrayOptions, Casting, CopyKeywords, Url, require_dtype, takes
 from b2array.array.items import Indexed
 from b2array.array.schunk import SChunk
 from b2array.compute.mapping import Mapping as Shown
-from b2array.compute.readable import Indexer, Readable, Select, named
+from b2array.compute.readable import Indexer, Readable, Select, select_fields
 from b2array.display.reading import Reading, explained
 from b2array.engine import resize, snapshot
 from b2array.engine.commit import commit
@@ -174,12 +174,12 @@ class View(Viewable):
         (('y', 'x'), array([1, 3]))
         """
         array = NDArray(self._handle)
-        kind = self.dtype if dtype is None else copying.converted(self.dtype, known_dtype(dtype), casting)
+        kind = self.dtype if dtype is None else copying.target_dtype(self.dtype, require_dtype(dtype), casting)
         wanted = ArrayOptions(**options)
         cparams = array.cparams if wanted.cparams is None else wanted.cparams
-        fill = copying.converted_fill(array.fill_value, kind)
+        fill = copying.convert_fill(array.fill_value, kind)
         wanted = replace(wanted, cparams=cparams, fill_value=fill, dims=self.dims, attrs=dict(array.attrs))
-        return NDArray._committed(copying.holding(self, url, kind, wanted))
+        return NDArray._commit_draft(copying.holding(self, url, kind, wanted))
 
     def __getitem__(self, key: Any) -> Any:
         return self._get(key, select)
@@ -194,7 +194,7 @@ class View(Viewable):
             return vectorised(place, shape)
 
         result = arranged(super()._get(..., located))[() if selection.kind == "scalar" else ...]
-        return result if names is None else named(result, names)
+        return result if names is None else select_fields(result, names)
 
     def _mapping(self, shape: tuple[int, ...]) -> Shown:
         if shape != self._fixed.shape:
@@ -238,7 +238,7 @@ class NDArray(Viewable, Indexed):
     _makers = "b2array.zeros(shape), b2array.asarray(values), b2array.create(url, shape) and b2array.open(url)"
 
     @classmethod
-    def _committed(cls, draft: Draft) -> Self:
+    def _commit_draft(cls, draft: Draft) -> Self:
         return cls(Handle(commit(draft), "r+"))
 
     def __repr__(self) -> str:
@@ -602,8 +602,8 @@ class NDArray(Viewable, Indexed):
     ) -> NDArray:
         """Copy the array, with another layout if one is given; parameters as for `b2array.copy`."""
         wanted = ArrayOptions(**options)
-        return self._committed(
-            copying.copied(self._handle, url, wanted, dtype, casting, progress=progress, snapshots=snapshots)
+        return self._commit_draft(
+            copying.copy_array(self._handle, url, wanted, dtype, casting, progress=progress, snapshots=snapshots)
         )
 
     @takes(CopyKeywords)

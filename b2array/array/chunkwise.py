@@ -17,13 +17,13 @@ import numpy.typing as npt
 from b2array import config, threads
 from b2array.array import copying
 from b2array.array.array import NDArray, View
-from b2array.array.drafts import ArrayOptions, NewKeywords, Url, aborting, known_dtype, new_draft, put, takes
+from b2array.array.drafts import ArrayOptions, NewKeywords, Url, aborting, new_draft, put, require_dtype, takes
 from b2array.engine.draft import Draft
 from b2array.grid.assignment import check_unmasked
 from b2array.grid.partition import boxes
 from b2array.progress import track
 
-__all__ = ["Factors", "factors_of", "map", "mapped"]
+__all__ = ["Factors", "factors_of", "map", "map_chunks"]
 
 Box = tuple[slice, ...]
 Factors = SupportsIndex | Sequence[SupportsIndex] | Mapping[Any, SupportsIndex]
@@ -103,10 +103,10 @@ def map(
     [[1, 5], [9, 13], [17, 21]]
     """
     work = Work.of(function, arrays, drop_axis, new_axis, factors)
-    return NDArray._committed(mapped(work, url, dtype, ArrayOptions(**options), executor, progress=progress))
+    return NDArray._commit_draft(map_chunks(work, url, dtype, ArrayOptions(**options), executor, progress=progress))
 
 
-def mapped(
+def map_chunks(
     work: Work,
     url: Url | None,
     dtype: npt.DTypeLike | None,
@@ -116,7 +116,7 @@ def mapped(
     progress: bool,
 ) -> Draft:
     """Return the transaction of an array with the results of a function; see `map`."""
-    kind = None if dtype is None else np.empty(0, known_dtype(dtype)).dtype
+    kind = None if dtype is None else np.empty(0, require_dtype(dtype)).dtype
     lengths: tuple[int, ...] = ()
     if kind is None or work.added:
         corner = work.corner

@@ -23,10 +23,10 @@ from b2array.array.drafts import (
     Shape,
     Url,
     aborting,
-    known_dtype,
     new_draft,
     place_new,
     put,
+    require_dtype,
 )
 from b2array.array.snapshots import differing
 from b2array.codec import codecs
@@ -52,20 +52,20 @@ from b2array.progress import Progress, track
 
 __all__ = [
     "PIECE_NBYTES",
-    "computed",
-    "converted",
-    "converted_fill",
-    "copied",
+    "convert_fill",
+    "copy_array",
     "cparams_for",
+    "from_computed",
     "holding",
     "is_sliceable",
-    "joined",
+    "join_blocks",
     "piece",
     "rows",
+    "target_dtype",
 ]
 
 
-def copied(
+def copy_array(
     handle: Handle,
     url: Url | None,
     new: ArrayOptions,
@@ -84,11 +84,11 @@ def copied(
 
     def attempt(source: Source) -> Draft:
         old = source.state.require_layout()
-        kind = old.dtype if dtype is None else converted(old.dtype, known_dtype(dtype), casting)
+        kind = old.dtype if dtype is None else target_dtype(old.dtype, require_dtype(dtype), casting)
         # A snapshot of a group belongs to the group, and not to a copy of one of its members.
         states = kept.copied(source, group) if snapshots else []
         if kind != old.dtype or not _keeps_chunks(source, old, new):
-            return _recoded(source, states, kind, url, new, progress=progress)
+            return _recode(source, states, kind, url, new, progress=progress)
         store, frame_type = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)
         with track(old.nchunks, "chunks copied", progress, unit="items") as bar:
             return commit.copied(source, store, frame_type, overwrite=new.overwrite, progress=bar, kept=states)
@@ -96,7 +96,7 @@ def copied(
     return handle.reading(attempt)
 
 
-def converted(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting) -> np.dtype[Any]:
+def target_dtype(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting) -> np.dtype[Any]:
     """Return the type that items get; TypeError if the conversion is not allowed."""
     if np.dtype(dtype).subdtype is not None:
         raise TypeError(f"items cannot be converted to arrays: {np.dtype(dtype)}")
@@ -120,7 +120,7 @@ def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
     return new.cparams is None or new.cparams == source.state.cparams
 
 
-def _recoded(
+def _recode(
     source: Source,
     states: Sequence[KeptState],
     dtype: np.dtype[Any],
@@ -228,10 +228,10 @@ def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, A
 def _fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
     if fill is None or len(fill) != old.itemsize:
         return 0
-    return converted_fill(np.frombuffer(fill, old)[0], new)
+    return convert_fill(np.frombuffer(fill, old)[0], new)
 
 
-def converted_fill(item: Any, dtype: np.dtype[Any]) -> Any:
+def convert_fill(item: Any, dtype: np.dtype[Any]) -> Any:
     """Return a fill value as an item of another type; 0 if there is none like it."""
     with np.errstate(invalid="ignore"), suppress(ValueError):  # text that is no number
         return np.asarray(item)[None].astype(dtype)[0]
@@ -245,15 +245,15 @@ def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: Array
     a time.
     """
     if isinstance(x, Described):
-        return copied(x._handle, url, options, dtype)
-    dtype = known_dtype(dtype)
+        return copy_array(x._handle, url, options, dtype)
+    dtype = require_dtype(dtype)
     if is_sliceable(x) and np.dtype(dtype or x.dtype).subdtype is None:
         kind = np.empty(0, x.dtype).astype(dtype or x.dtype).dtype
-        return computed(x.shape, kind, lambda box: piece(x, box, kind), url, options)
+        return from_computed(x.shape, kind, lambda box: piece(x, box, kind), url, options)
     assignment.check_unmasked(x)
     values = np.asarray(x, dtype=dtype)
     if text.is_unsized(values.dtype) and (values.dtype.kind == "T" or _has_text(values)):
-        values = values.astype(object).astype(text.sized_dtype(values))
+        values = values.astype(object).astype(text.find_dtype(values))
     draft = new_draft(url, values.shape, values.dtype, options)
     with aborting(draft):
         if values.size:
@@ -265,7 +265,7 @@ def _has_text(values: npt.NDArray[Any]) -> bool:
     return any(isinstance(item, str | bytes) for item in values.flat)
 
 
-def computed(
+def from_computed(
     shape: Shape,
     dtype: npt.DTypeLike,
     compute: Callable[[tuple[slice, ...]], Any],
@@ -283,14 +283,14 @@ def computed(
     return draft
 
 
-def joined(
+def join_blocks(
     blocks: Iterable[Any], url: Url | None, axis: int, dtype: npt.DTypeLike | None, options: ArrayOptions
 ) -> Draft:
     """Return the transaction of an array of blocks that come one after the other; see `b2array.from_blocks`."""
     remaining = iter(blocks)
     piece = next(remaining, None)
     assignment.check_unmasked(piece)
-    first = np.asarray(piece, known_dtype(dtype))
+    first = np.asarray(piece, require_dtype(dtype))
     if first.dtype == object or not first.ndim:
         raise ValueError("from_blocks needs at least one block, with the dimension along which blocks are joined")
     axis = np.lib.array_utils.normalize_axis_index(axis, first.ndim)

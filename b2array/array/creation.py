@@ -25,7 +25,7 @@ from b2array.array.drafts import (
     SavedKeywords,
     Shape,
     Url,
-    known_dtype,
+    require_dtype,
     takes,
 )
 from b2array.codec.cparams import AnyCParams
@@ -166,7 +166,7 @@ def create(
     options = ArrayOptions(
         chunks, blocks, access, fill_value, cparams, layout, dims, attrs, meta, overwrite, interop, storage_options, fs
     )
-    return NDArray._committed(drafts.filled(url, shape, dtype, options))
+    return NDArray._commit_draft(drafts.filled(url, shape, dtype, options))
 
 
 @takes(NewKeywords)
@@ -174,7 +174,7 @@ def empty(
     shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Unpack[NewKeywords]
 ) -> NDArray:
     """Make an array of zeros, as `zeros` does: unwritten items are never arbitrary."""
-    return _filled(url, shape, dtype, ArrayOptions(**options))
+    return _fill_new(url, shape, dtype, ArrayOptions(**options))
 
 
 @takes(NewKeywords)
@@ -197,7 +197,7 @@ def zeros(
     >>> zeros((3, 2), "i4")[...].tolist()
     [[0, 0], [0, 0], [0, 0]]
     """
-    return _filled(url, shape, dtype, ArrayOptions(**options))
+    return _fill_new(url, shape, dtype, ArrayOptions(**options))
 
 
 @takes(FilledKeywords)
@@ -205,7 +205,7 @@ def ones(
     shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Unpack[FilledKeywords]
 ) -> NDArray:
     """Make an array of ones; parameters as for `zeros`."""
-    return _filled(url, shape, dtype, ArrayOptions(**options, fill_value=_item(1, dtype)[()]))
+    return _fill_new(url, shape, dtype, ArrayOptions(**options, fill_value=_item(1, dtype)[()]))
 
 
 @takes(FilledKeywords)
@@ -231,13 +231,13 @@ def full(
         As for `zeros`.
     """
     item = _item(fill_value, dtype)
-    chosen = dtype if dtype is not None and dtypes.has_size(known_dtype(dtype)) else item.dtype
-    return _filled(url, shape, chosen, ArrayOptions(**options, fill_value=item[()]))
+    chosen = dtype if dtype is not None and dtypes.has_size(require_dtype(dtype)) else item.dtype
+    return _fill_new(url, shape, chosen, ArrayOptions(**options, fill_value=item[()]))
 
 
 def _item(value: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
     check_unmasked(value)
-    wanted = known_dtype(dtype)
+    wanted = require_dtype(dtype)
     if wanted is None:
         return np.full((), value)
     if not dtypes.has_size(wanted):
@@ -245,8 +245,8 @@ def _item(value: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
     return np.full((), value, np.empty(0, wanted).dtype)
 
 
-def _filled(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> NDArray:
-    return NDArray._committed(drafts.filled(url, shape, dtype, options))
+def _fill_new(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> NDArray:
+    return NDArray._commit_draft(drafts.filled(url, shape, dtype, options))
 
 
 @takes(NewKeywords)
@@ -335,11 +335,11 @@ def _like(
     if fixed:
         given["fill_value"] = _item(fixed["fill_value"], new_dtype)[()]
     if isinstance(x, NDArray):
-        same = extents(new_shape) == x.shape and np.dtype(known_dtype(new_dtype)) == x.dtype and 0 not in x.chunks
+        same = extents(new_shape) == x.shape and np.dtype(require_dtype(new_dtype)) == x.dtype and 0 not in x.chunks
         if same and not given.keys() & {"chunks", "blocks", "access"}:
             given |= {"chunks": x.chunks, "blocks": x.blocks}
         given = {"cparams": x.cparams} | given
-    return _filled(url, new_shape, new_dtype, ArrayOptions(**given))
+    return _fill_new(url, new_shape, new_dtype, ArrayOptions(**given))
 
 
 @takes(NewKeywords)
@@ -369,7 +369,7 @@ def asarray(
     """
     if isinstance(x, NDArray) and url is None and not options and dtype in (None, x.dtype):
         return x
-    return NDArray._committed(copying.holding(x, url, dtype, ArrayOptions(**options)))
+    return NDArray._commit_draft(copying.holding(x, url, dtype, ArrayOptions(**options)))
 
 
 @spelled_out()
@@ -506,7 +506,7 @@ def from_blocks(
     >>> a.shape, a[::3, 0].tolist()
     ((10, 3), [0, 1, 3, 4])
     """
-    return NDArray._committed(copying.joined(pieces, url, axis, dtype, ArrayOptions(**options)))
+    return NDArray._commit_draft(copying.join_blocks(pieces, url, axis, dtype, ArrayOptions(**options)))
 
 
 @takes(NewKeywords)

@@ -41,7 +41,7 @@ __all__ = [
     "Write",
     "as_declared",
     "check_source",
-    "computed",
+    "compute_changes",
     "final",
     "from_dask",
     "gathered",
@@ -101,7 +101,7 @@ def grouped_auto(a: Readable) -> dask_chunks.Cut:
     share = math.prod(a.shape) * a.itemsize // _TASKS
     chunk_nbytes = math.prod(a.chunks) * a.itemsize
     wanted = max(share, _LEAST_TASK_NBYTES, chunk_nbytes)
-    return dask_chunks.grouped(a.shape, a.chunks, a.blocks, a.itemsize, min(wanted, limit))
+    return dask_chunks.group_chunks(a.shape, a.chunks, a.blocks, a.itemsize, min(wanted, limit))
 
 
 def _cut(chunks: Any, a: Readable) -> dask_chunks.Cut:
@@ -171,7 +171,7 @@ def store(
 def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, scheduler: Any) -> None:
     """Write arrays into regions of others, as part of the transactions that these are in."""
     writes = [Write(x, origin_of(_draft(a)), a._layout, region) for a, x, region in parts]
-    for (a, *_), changes in zip(parts, computed(writes, progress, scheduler), strict=True):
+    for (a, *_), changes in zip(parts, compute_changes(writes, progress, scheduler), strict=True):
         with a._handle.mutex.held:
             merge_changes(_draft(a), changes)
 
@@ -229,7 +229,7 @@ class Write:
     """The graph that writes the values `x` to a region, by forks of a transaction."""
 
     def __init__(self, x: da.Array, origin: Origin, layout: Layout, region: Region) -> None:
-        self.x = _aligned(x, layout.chunks, region)
+        self.x = _align(x, layout.chunks, region)
         self.origin, self.dtype, self.region = origin, layout.dtype, region
         self._id = uuid4().hex
         self.shared = Shared(f"write {self._id}", (origin, region))
@@ -275,7 +275,7 @@ class Write:
         if not compute:
             return self._committing(make, frozen=False)
         try:
-            (changes,) = computed([self], progress, scheduler)
+            (changes,) = compute_changes([self], progress, scheduler)
         except BaseException:
             self.origin.discard()  # tasks that still run in other threads remove what they make
             raise
@@ -304,14 +304,14 @@ class Write:
         )
 
 
-def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[ChangeSet]]:
+def compute_changes(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[ChangeSet]]:
     """Compute the changes of several writes in one graph, which does what they share once."""
     from dask.callbacks import Callback
 
     names, options = {write.name("put") for write in writes}, {} if scheduler is None else {"scheduler": scheduler}
     with track(sum(write.nchunks for write in writes), "storing", progress, unit="chunks") as bar:
         if progress and (client := _client(scheduler)) is not None:
-            return _watched(writes, client, bar.advance)
+            return _watch(writes, client, bar.advance)
 
         def done(key: Any, put: Any, *_: Any) -> None:
             if isinstance(key, tuple) and key[0] in names:
@@ -322,12 +322,12 @@ def computed(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[li
             return cast(list[list[ChangeSet]], graph.compute(**options))
 
 
-def _watched(writes: Sequence[Write], client: Any, advance: Callable[[int], None]) -> list[list[ChangeSet]]:
+def _watch(writes: Sequence[Write], client: Any, advance: Callable[[int], None]) -> list[list[ChangeSet]]:
     """Do the same on a cluster, which does not call the callbacks of dask; tell `advance` how many chunks are done."""
     from distributed import as_completed, futures_of
 
     by_write: dict[str, list[ChangeSet]] = {write.name("put"): [] for write in writes}
-    futures = futures_of(client.persist(_joined(writes)))
+    futures = futures_of(client.persist(_join_graphs(writes)))
     for future, put in as_completed(futures, with_results=True):
         (changes,) = gathered([[put]])
         by_write[future.key[0]] += changes
@@ -360,16 +360,16 @@ def _pending() -> Any:
         __dask_optimize__ = staticmethod(da.Array.__dask_optimize__)
 
         def __reduce__(self) -> tuple[Any, ...]:
-            return _restored, (self.key, self.dask)
+            return _restore, (self.key, self.dask)
 
     return Pending
 
 
-def _restored(key: str, graph: Any) -> Any:
+def _restore(key: str, graph: Any) -> Any:
     return _pending()(key, graph)
 
 
-def _joined(writes: Sequence[Write]) -> list[da.Array]:
+def _join_graphs(writes: Sequence[Write]) -> list[da.Array]:
     """Return the changes of several writes in one graph, which does what they share once."""
     import dask.array as da
     from dask.core import flatten
@@ -391,7 +391,7 @@ def _plain(inside: Region) -> Region:
     return tuple(slice(int(part.start), int(part.stop)) for part in inside)
 
 
-def _aligned(x: da.Array, chunks: tuple[int, ...], region: Region) -> da.Array:
+def _align(x: da.Array, chunks: tuple[int, ...], region: Region) -> da.Array:
     """Rechunk a dask array so that no two of its pieces touch the same stored chunk."""
     from dask.array.core import PerformanceWarning
 

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 
 from b2array.grid.chunking import CHUNK_NBYTES, Access, automatic
 
-__all__ = ["Cut", "aligned", "dividing", "grouped", "joining", "pieces", "regular"]
+__all__ = ["Cut", "aligned", "dividing", "group_chunks", "joining", "pieces", "regular"]
 
 Cut = tuple[tuple[int, ...], ...]
 
@@ -20,24 +20,24 @@ _SMALLEST_NBYTES = 2**18
 _LARGEST_NBYTES = 64 * 2**20
 
 
-def grouped(shape: Sequence[int], chunks: Sequence[int], blocks: Sequence[int], itemsize: int, limit: int) -> Cut:
+def group_chunks(shape: Sequence[int], chunks: Sequence[int], blocks: Sequence[int], itemsize: int, limit: int) -> Cut:
     """Cut an array into pieces of whole chunks, or of whole blocks inside a chunk where a chunk exceeds the limit.
 
     The limit is in bytes. A block that is larger is not cut.
 
     Examples
     --------
-    >>> grouped((10, 7), (4, 4), (2, 2), 1, 64)
+    >>> group_chunks((10, 7), (4, 4), (2, 2), 1, 64)
     ((8, 2), (7,))
-    >>> grouped((10, 7), (4, 4), (2, 2), 1, 8)
+    >>> group_chunks((10, 7), (4, 4), (2, 2), 1, 8)
     ((2, 2, 2, 2, 2), (4, 3))
     """
     room = max(1, limit // max(1, itemsize))
     units = [max(1, min(c, n)) for c, n in zip(chunks, shape, strict=True)]
     if math.prod(units) <= room:
-        steps = _grown(units, shape, room)
+        steps = _grow(units, shape, room)
         return tuple(_steps(n, step) for n, step in zip(shape, steps, strict=True))
-    inner = _grown([max(1, min(b, c)) for b, c in zip(blocks, units, strict=True)], units, room)
+    inner = _grow([max(1, min(b, c)) for b, c in zip(blocks, units, strict=True)], units, room)
     return tuple(
         tuple(piece for chunk in _steps(n, unit) for piece in _steps(chunk, step))
         for n, unit, step in zip(shape, units, inner, strict=True)
@@ -49,7 +49,7 @@ def _steps(length: int, step: int) -> tuple[int, ...]:
     return (step,) * whole + (rest,) * bool(rest) or (0,)
 
 
-def _grown(units: Sequence[int], extents: Sequence[int], room: int) -> list[int]:
+def _grow(units: Sequence[int], extents: Sequence[int], room: int) -> list[int]:
     """Multiply extents as long as the product stays within `room`, and none is larger than needed."""
     sizes = list(units)
     growing = {axis for axis, (size, extent) in enumerate(zip(sizes, extents, strict=True)) if size < extent}
@@ -75,10 +75,10 @@ def aligned(cut: Cut, chunks: Sequence[int], starts: Sequence[int]) -> Cut:
     >>> aligned(((5, 5, 5),), (4,), (3,))
     ((5, 4, 6),)
     """
-    return tuple(_aligned(*axis) for axis in zip(cut, chunks, starts, strict=True))
+    return tuple(_align(*axis) for axis in zip(cut, chunks, starts, strict=True))
 
 
-def _aligned(lengths: tuple[int, ...], size: int, start: int) -> tuple[int, ...]:
+def _align(lengths: tuple[int, ...], size: int, start: int) -> tuple[int, ...]:
     if size < 1 or len(lengths) < 2:
         return (sum(lengths),)
     borders = list(accumulate(lengths, initial=start))

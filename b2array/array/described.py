@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from b2array.array import snapshots
-from b2array.array.drafts import checked_dims
+from b2array.array.drafts import check_dims
 from b2array.array.snapshots import SnapshotInfo
 from b2array.codec.cparams import CParams
 from b2array.compute.operators import free_nbytes
@@ -80,7 +80,7 @@ class Opened:
     @property
     def meta(self) -> Mapping[str, Any]:
         """The metalayers, fixed when the frame was created: decoded if they are msgpack, else bytes."""
-        return MappingProxyType({name: _decoded(raw) for name, raw in self._handle.described.state.frame.metalayers})
+        return MappingProxyType({name: _decode(raw) for name, raw in self._handle.described.state.frame.metalayers})
 
     def transaction(self) -> AbstractContextManager[Self]:
         """Make everything that is changed through this handle inside the ``with`` block one commit.
@@ -284,7 +284,7 @@ class Described(Opened, Readable):
 
     @dims.setter
     def dims(self, names: Sequence[str | None] | None) -> None:
-        checked = checked_dims(names, len(self.shape))
+        checked = check_dims(names, len(self.shape))
         for attempt in self._handle.attempts(anywhere=True):
             with attempt as draft:
                 draft.annotate(dims=checked)
@@ -320,7 +320,7 @@ class Described(Opened, Readable):
             return f"cannot be read: {error}"
 
     def _rows(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        frame, attrs = self._handle.frame, self._shown_attrs()
+        frame, attrs = self._handle.frame, self._attr_rows()
         rows = {
             "url": self.url,
             "mode": self.mode,
@@ -342,12 +342,12 @@ class Described(Opened, Readable):
             "metalayers": ", ".join(name for name, _ in frame.metalayers),
             "fingerprint": frame.fingerprint.hex() if frame.fingerprint_type else "none",
             "generation": self.generation,
-            **self._shown_snapshots(),
+            **self._snapshot_rows(),
             "attrs": ", ".join(f"{name}={value!r}" for name, value in attrs.items()) or "none",
         }
         return rows, attrs
 
-    def _shown_snapshots(self) -> dict[str, str]:
+    def _snapshot_rows(self) -> dict[str, str]:
         at = self._handle.snapshot.at
         if at is not None:
             return {"snapshot": at.name}
@@ -357,7 +357,7 @@ class Described(Opened, Readable):
             return {"snapshots": f"cannot be read: {error}"}
         return {"snapshots": ", ".join(names)} if names else {}
 
-    def _shown_attrs(self) -> dict[str, Any]:
+    def _attr_rows(self) -> dict[str, Any]:
         try:
             return dict(self.attrs)
         except (FormatError, UnsupportedError) as error:
@@ -390,7 +390,7 @@ class Attributes(MutableMapping[str, Any]):
 
     def update(self, other: Any = (), /, **named: Any) -> None:
         """Set several attributes, as `dict.update`, in one commit."""
-        contents = {name: encode_attr(value, name) for name, value in _named(other, named)}
+        contents = {name: encode_attr(value, name) for name, value in _pairs_of(other, named)}
         if not contents:
             return
         for attempt in self._handle.attempts(anywhere=True):
@@ -421,7 +421,7 @@ class Attributes(MutableMapping[str, Any]):
         return repr(dict(self))
 
 
-def _named(other: Any, named: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _pairs_of(other: Any, named: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return what the arguments of `dict.update` name; TypeError for names that are no text."""
     pairs = [*dict(other, **named).items()]
     for name, _ in pairs:
@@ -430,7 +430,7 @@ def _named(other: Any, named: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return pairs
 
 
-def _decoded(raw: bytes) -> Any:
+def _decode(raw: bytes) -> Any:
     try:
         return decode_attr(raw)
     except (FormatError, UnsupportedError):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from b2array.array import copying
 from b2array.array.array import NDArray, View
-from b2array.array.chunkwise import Factors, Work, factors_of, mapped
+from b2array.array.chunkwise import Factors, Work, factors_of, map_chunks
 from b2array.array.drafts import ArrayOptions, NewKeywords, Url, takes
 from b2array.format import dtypes
 
@@ -106,7 +106,7 @@ def downsample(
     if model is not None:
         same = dtype is None and reduce in ("mean", "min", "max", "first")
         wanted = _as_model(wanted, model, work.counts, same_type=same)
-    return NDArray._committed(mapped(work, url, dtype, wanted, executor, progress=progress))
+    return NDArray._commit_draft(map_chunks(work, url, dtype, wanted, executor, progress=progress))
 
 
 def _as_model(wanted: ArrayOptions, model: NDArray | View, shape: tuple[int, ...], *, same_type: bool) -> ArrayOptions:
@@ -134,14 +134,14 @@ def _function(
 ) -> Callable[[Array], Array]:
     """Return the function of a piece that reduces its blocks."""
     if callable(reduce):
-        return partial(_each_box, partial(_called, reduce), blocks)
+        return partial(_each_box, partial(_call, reduce), blocks)
     if reduce not in get_args(Reduce):
         names = ", ".join(map(repr, get_args(Reduce)))
         raise ValueError(f"expected one of {names} or a function such as numpy.median, found {reduce!r}")
     verbs: dict[str, Verb] = {
         "mean": partial(_mean, dtype),
-        "min": partial(_folded, np.minimum),
-        "max": partial(_folded, np.maximum),
+        "min": partial(_fold, np.minimum),
+        "max": partial(_fold, np.maximum),
         "sum": _sum,
         "first": _first,
     }
@@ -171,7 +171,7 @@ def _parts(n: int, block: int) -> Iterator[tuple[slice, int, slice]]:
         yield slice(n - rest, n), rest, slice(count, count + 1)
 
 
-def _called(function: Callable[..., Any], items: Array, blocks: tuple[int, ...]) -> Array:
+def _call(function: Callable[..., Any], items: Array, blocks: tuple[int, ...]) -> Array:
     """Call a function that takes an array and a tuple of axes."""
     pairs = [(n // block, block) for n, block in zip(items.shape, blocks, strict=True)]
     return np.asarray(
@@ -183,7 +183,7 @@ def _first(items: Array, blocks: tuple[int, ...]) -> Array:
     return items[tuple(slice(None, None, block) for block in blocks)]
 
 
-def _folded(ufunc: np.ufunc, items: Array, blocks: tuple[int, ...], wide: npt.DTypeLike | None = None) -> Array:
+def _fold(ufunc: np.ufunc, items: Array, blocks: tuple[int, ...], wide: npt.DTypeLike | None = None) -> Array:
     """Reduce blocks by a ufunc, axis by axis."""
     if items.dtype.names is not None:
         raise TypeError(f"records have no {ufunc.__name__}: downsample one field, or with reduce='first'")
@@ -203,7 +203,7 @@ def _folded(ufunc: np.ufunc, items: Array, blocks: tuple[int, ...], wide: npt.DT
 def _sum(items: Array, blocks: tuple[int, ...]) -> Array:
     _require_numbers(items.dtype, "sum")
     kind = np.add.reduce(np.zeros(1, items.dtype)).dtype
-    return _folded(np.add, items, blocks, _wide(kind)).astype(kind, copy=False)
+    return _fold(np.add, items, blocks, _wide(kind)).astype(kind, copy=False)
 
 
 def _mean(dtype: np.dtype[Any] | None, items: Array, blocks: tuple[int, ...]) -> Array:
@@ -212,20 +212,20 @@ def _mean(dtype: np.dtype[Any] | None, items: Array, blocks: tuple[int, ...]) ->
     count = math.prod(blocks)
     kind = items.dtype if dtype is None else dtype
     if items.dtype.kind not in "biu":
-        quotients = _folded(np.add, items, blocks, _wide(items.dtype)) / count
+        quotients = _fold(np.add, items, blocks, _wide(items.dtype)) / count
         whole = np.asarray(0.5).astype(items.dtype).astype(float) != 0.5 if items.dtype.kind == "V" else False
         return (np.rint(quotients) if whole else quotients).astype(items.dtype, copy=False)
     if kind.kind not in "biu":
-        return _folded(np.add, items, blocks, float) / count
+        return _fold(np.add, items, blocks, float) / count
     wide: type[np.integer[Any]] = np.uint64 if items.dtype == np.uint64 else np.int64
     if items.itemsize <= 2 and count < 2**15:
         wide = np.int32
     if items.itemsize < 8:
-        whole_part, rest = _divided(_folded(np.add, items, blocks, wide), wide(count))
+        whole_part, rest = _divide(_fold(np.add, items, blocks, wide), wide(count))
     else:  # sums of such items may be too large for any integer
-        parts, rests = _divided(items, wide(count))
-        carried, rest = _divided(_folded(np.add, rests, blocks), wide(count))
-        whole_part = _folded(np.add, parts, blocks) + carried
+        parts, rests = _divide(items, wide(count))
+        carried, rest = _divide(_fold(np.add, rests, blocks), wide(count))
+        whole_part = _fold(np.add, parts, blocks) + carried
     # In integers, because floats know only 53 bits of a mean.
     # A half goes to the even neighbour: with an odd whole part, one more is as good as above the half.
     upwards = rest > wide(count) - rest - (whole_part & wide(1))
@@ -233,7 +233,7 @@ def _mean(dtype: np.dtype[Any] | None, items: Array, blocks: tuple[int, ...]) ->
     return means.astype(items.dtype)
 
 
-def _divided(items: Array, count: Any) -> tuple[Array, Array]:
+def _divide(items: Array, count: Any) -> tuple[Array, Array]:
     """Return what `numpy.divmod` returns, faster."""
     quotients = items // count
     return quotients, items - quotients * count

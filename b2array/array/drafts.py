@@ -28,9 +28,9 @@ from b2array.format.attributes import encode_attr
 from b2array.format.foreign import check_ending
 from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.index import special_offset
-from b2array.format.state import check_count, noted_cparams, parse
+from b2array.format.state import check_count, cparams_to_note, parse
 from b2array.grid import chunking
-from b2array.grid.assignment import check_unmasked, spread
+from b2array.grid.assignment import broadcast, check_unmasked
 from b2array.grid.chunking import Access
 from b2array.grid.layout import Layout, extents
 from b2array.grid.selection import select
@@ -58,15 +58,15 @@ __all__ = [
     "Url",
     "VariableKeywords",
     "aborting",
-    "checked_dims",
+    "check_dims",
     "empty_frame",
     "encoded_metalayers",
     "filled",
-    "known_dtype",
-    "named",
+    "name_pairs",
     "new_draft",
     "place_new",
     "put",
+    "require_dtype",
     "takes",
 ]
 
@@ -201,11 +201,11 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
     check_dtype(params, layout.dtype)
     _check_params(params, layout, interop=options.interop)
     fill = _fill_bytes(options.fill_value, layout.dtype)
-    names = checked_dims(options.dims, layout.ndim)
+    names = check_dims(options.dims, layout.ndim)
     metalayers = encoded_metalayers(options.meta)
     if wrong := [name for name, _ in metalayers if name in b2nd.NOT_DATA]:
         raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
-    attrs = [(name, encode_attr(value, name)) for name, value in named(options.attrs)]
+    attrs = [(name, encode_attr(value, name)) for name, value in name_pairs(options.attrs)]
     store, frame_type = place_new(
         url, options.layout, options.storage_options, fs=options.fs, overwrite=options.overwrite
     )
@@ -220,7 +220,7 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
     zeros = np.broadcast_to(np.int64(special_offset(Special.ZEROS)), (layout.nchunks,))
     extension = dtypes.extension_name(layout.dtype)
     annotations = Annotations(
-        fill=fill if any(fill) else None, dims=names, dtype=extension, cparams=noted_cparams(params)
+        fill=fill if any(fill) else None, dims=names, dtype=extension, cparams=cparams_to_note(params)
     )
     state = parse(replace(new, nbytes=layout.nbytes, offsets=zeros), annotations)
     draft = Draft(store, None, state, overwrite=options.overwrite)
@@ -260,7 +260,7 @@ def put(draft: Draft, key: Any, values: npt.NDArray[Any]) -> None:
     """Write values where a key selects."""
     layout = draft.state.require_layout()
     selection = select(key, layout.shape)
-    write(draft, layout, selection.positions, selection.axes, spread(values, selection))
+    write(draft, layout, selection.positions, selection.axes, broadcast(values, selection))
 
 
 @contextmanager
@@ -277,7 +277,7 @@ def _layout(shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Layout
     if isinstance(shape, str | os.PathLike):
         raise TypeError(f"expected a shape, found {os.fspath(shape)!r}; write url={os.fspath(shape)!r}")
     # NumPy itself turns items that are arrays into dimensions.
-    kind = known_dtype(dtype)
+    kind = require_dtype(dtype)
     dtypes.require_size(kind)
     model = np.empty(0, kind)
     outer, inner = extents(shape), model.shape[1:]
@@ -292,7 +292,7 @@ def _layout(shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Layout
     return layout
 
 
-def known_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
+def require_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
     """Return the type for a name of the package ml_dtypes, even if that is not imported yet."""
     if not isinstance(dtype, str):
         return dtype
@@ -300,7 +300,7 @@ def known_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
     return dtypes.extension_dtype(dtype) or dtype
 
 
-def checked_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...] | None:
+def check_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...] | None:
     """Check and return names of dimensions."""
     if dims is None:
         return None
@@ -348,10 +348,10 @@ def encoded_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]
     >>> encoded_metalayers({"as it is": b"1", "packed": 1})
     [('as it is', b'1'), ('packed', b'\x01')]
     """
-    return [(name, raw if isinstance(raw, bytes) else encode_attr(raw)) for name, raw in named(meta)]
+    return [(name, raw if isinstance(raw, bytes) else encode_attr(raw)) for name, raw in name_pairs(meta)]
 
 
-def named(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+def name_pairs(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
     """Return names and values; TypeError if the argument is no mapping from str."""
     if layers is None:
         return []

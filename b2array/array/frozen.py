@@ -59,7 +59,7 @@ class Shared(Generic[T]):
     def __reduce__(self) -> tuple[Any, ...]:
         if not self._pickled:
             self._pickled = zlib.compress(pickle.dumps(self.value, protocol=5), 1)
-        return _found, (self.name, self._pickled)
+        return _load, (self.name, self._pickled)
 
 
 def _remember(shared: Shared[Any]) -> None:
@@ -70,7 +70,7 @@ def _remember(shared: Shared[Any]) -> None:
             _known.popitem(last=False)
 
 
-def _found(name: str, pickled: bytes) -> Shared[Any]:
+def _load(name: str, pickled: bytes) -> Shared[Any]:
     with _mutex:
         shared = _known.get(name)
     if shared is None:

@@ -42,7 +42,7 @@ class Indexed(Described):
         handle = self._handle
         handle.require_writable()
         layout = handle.source.state.require_layout()
-        arranged = _arranged(key, value, rule, layout)
+        arranged = _arrange(key, value, rule, layout)
         if not arranged.values.size:
             return
         for attempt in handle.attempts(anywhere=True):
@@ -53,7 +53,7 @@ class Indexed(Described):
                         raise ConflictError(
                             f"{handle.url} has become an array of shape {now.shape} and type {now.dtype}"
                         )
-                    layout, arranged = now, _arranged(key, value, rule, now)
+                    layout, arranged = now, _arrange(key, value, rule, now)
                 selection, values, names = arranged
                 if values.size:
                     write(draft, layout, selection.positions, selection.axes, values, names)
@@ -182,7 +182,7 @@ class _Arranged(NamedTuple):
     fields: str | list[str] | None
 
 
-def _arranged(key: Any, value: Any, rule: Select, layout: Layout) -> _Arranged:
+def _arrange(key: Any, value: Any, rule: Select, layout: Layout) -> _Arranged:
     """Find out what a key selects, and lay out the value for it."""
     rest, names = fields(key, layout.dtype)
     try:

@@ -13,7 +13,17 @@ import numpy.typing as npt
 
 from b2array.array import copying
 from b2array.array.array import NDArray, View
-from b2array.array.drafts import UNSET, ArrayOptions, Casting, NewKeywords, Url, aborting, known_dtype, new_draft, takes
+from b2array.array.drafts import (
+    UNSET,
+    ArrayOptions,
+    Casting,
+    NewKeywords,
+    Url,
+    aborting,
+    new_draft,
+    require_dtype,
+    takes,
+)
 from b2array.codec.header import Special
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk
@@ -95,7 +105,7 @@ def concatenate(
                 f"expected arrays with the extents of {tuple(sources[0].shape)}, except along axis {along}: array "
                 f"{number} has the shape {tuple(each.shape)}"
             )
-    return NDArray._committed(_joined(sources, along, url, dtype, casting, ArrayOptions(**options), progress=progress))
+    return NDArray._commit_draft(_join(sources, along, url, dtype, casting, ArrayOptions(**options), progress=progress))
 
 
 @takes(NewKeywords)
@@ -143,19 +153,19 @@ def stack(
             )
     along = np.lib.array_utils.normalize_axis_index(axis, len(sources[0].shape) + 1)
     wanted = ArrayOptions(**options)
-    return NDArray._committed(_joined(sources, along, url, dtype, casting, wanted, progress=progress, is_new=True))
+    return NDArray._commit_draft(_join(sources, along, url, dtype, casting, wanted, progress=progress, is_new=True))
 
 
 def _sources(arrays: Iterable[Any], verb: str) -> list[Any]:
     if isinstance(arrays, NDArray | View | np.ndarray) or not isinstance(arrays, Iterable):
         raise TypeError(f"{verb}() takes a sequence of arrays, found {type(arrays).__name__}")
-    sources = [each if copying.is_sliceable(each) else np.asarray(each) for each in map(_unmasked, arrays)]
+    sources = [each if copying.is_sliceable(each) else np.asarray(each) for each in map(_require_unmasked, arrays)]
     if not sources:
         raise ValueError(f"need at least one array to {verb}")
     return sources
 
 
-def _unmasked(x: Any) -> Any:
+def _require_unmasked(x: Any) -> Any:
     check_unmasked(x)
     return x
 
@@ -199,7 +209,7 @@ class _Part:
         old, new = source.state.require_layout(), draft.state.require_layout()
         chunks, blocks = old.chunks, old.blocks
         if self.is_new:
-            chunks, blocks = _inserted(chunks, self.axis, 1), _inserted(blocks, self.axis, 1)
+            chunks, blocks = _insert_extent(chunks, self.axis, 1), _insert_extent(blocks, self.axis, 1)
         if (chunks, blocks, old.dtype) != (new.chunks, new.blocks, new.dtype):
             return False
         before, after = source.frame, draft.frame
@@ -215,11 +225,11 @@ def _without_slice(box: Box, axis: int) -> Box:
     return (*box[:axis], *box[axis + 1 :])
 
 
-def _inserted(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
+def _insert_extent(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
     return (*extents[:axis], extent, *extents[axis:])
 
 
-def _joined(
+def _join(
     sources: Sequence[Any],
     axis: int,
     url: Url | None,
@@ -231,7 +241,7 @@ def _joined(
     is_new: bool = False,
 ) -> Draft:
     """Return the transaction of an array that joins others along an axis."""
-    given = known_dtype(dtype)
+    given = require_dtype(dtype)
     kind = np.result_type(*(each.dtype for each in sources)) if given is None else np.empty(0, given).dtype
     for each in sources:
         if not np.can_cast(each.dtype, kind, casting):
@@ -241,7 +251,7 @@ def _joined(
     places = zip(sources, starts, ends, strict=True)
     parts = [_Part(each, axis, start, stop, is_new) for each, start, stop in places]
     outer = sources[0].shape if is_new else _without(sources[0].shape, axis)
-    shape = _inserted(tuple(outer), axis, ends[-1])
+    shape = _insert_extent(tuple(outer), axis, ends[-1])
     model = next((each for each in sources if isinstance(each, NDArray)), None)
     draft = new_draft(
         url, shape, kind, wanted if model is None else _as_model(wanted, model, kind, axis, is_new=is_new)
@@ -275,12 +285,12 @@ def _as_model(wanted: ArrayOptions, model: NDArray, dtype: np.dtype[Any], axis: 
     """Take from an array what the options leave out."""
     chunks, blocks, dims = model.chunks, model.blocks, model.dims
     if is_new:
-        chunks, blocks = _inserted(chunks, axis, 1), _inserted(blocks, axis, 1)
+        chunks, blocks = _insert_extent(chunks, axis, 1), _insert_extent(blocks, axis, 1)
         dims = None if dims is None else (*dims[:axis], None, *dims[axis:])
     if wanted.chunks is None and wanted.blocks is None and 0 not in chunks and dtype.itemsize <= 2 * model.itemsize:
         wanted = replace(wanted, chunks=chunks, blocks=blocks)
     if wanted.fill_value is UNSET:
-        wanted = replace(wanted, fill_value=copying.converted_fill(model.fill_value, dtype))
+        wanted = replace(wanted, fill_value=copying.convert_fill(model.fill_value, dtype))
     return replace(
         wanted,
         cparams=copying.cparams_for(model.cparams, dtype, interop=wanted.interop)

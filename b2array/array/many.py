@@ -11,7 +11,7 @@ import numpy as np
 
 from b2array import threads
 from b2array.array.array import View
-from b2array.compute.readable import Readable, named
+from b2array.compute.readable import Readable, select_fields
 from b2array.engine.fetch import fetch_from
 from b2array.engine.read import WINDOW_CHUNKS, WINDOW_NBYTES, WINDOWS_UNDER_WAY, ChunkRead, Reader, prepare
 from b2array.engine.source import ChunkRequest
@@ -92,7 +92,7 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
     for wanted in far:
         if wanted.number not in failed:
             values = wanted.result[()] if wanted.selection.kind == "scalar" else wanted.result
-            results[wanted.number] = values if wanted.names is None else named(values, wanted.names)
+            results[wanted.number] = values if wanted.names is None else select_fields(values, wanted.names)
 
     def read_alone(number: int) -> None:
         array, key = asked[number]

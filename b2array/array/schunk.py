@@ -36,7 +36,7 @@ from b2array.format import frame
 from b2array.format.annotations import Annotations
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
-from b2array.format.state import noted_cparams, parse
+from b2array.format.state import cparams_to_note, parse
 from b2array.grid.assignment import check_unmasked
 from b2array.keywords import spelled_out
 from b2array.printable import printable
@@ -128,13 +128,13 @@ class SChunk(Opened):
 
         def decoded(source: Source) -> bytes:
             number = _number(source, n)
-            return _data(source, number, _stored(source, number)).tobytes()
+            return _data(source, number, _fetch_chunk(source, number)).tobytes()
 
         return self._handle.reading(decoded)
 
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n` as it is stored."""
-        return self._handle.reading(lambda source: bytes(_stored(source, _number(source, n)).region))
+        return self._handle.reading(lambda source: bytes(_fetch_chunk(source, _number(source, n)).region))
 
     def lazy_chunk(self, n: int) -> bytes:
         """Return chunk `n` without its blocks: header, block starts, and where the blocks are.
@@ -198,17 +198,17 @@ class SChunk(Opened):
 
     def append_data(self, data: Data) -> int:
         """Compress data and append them as a chunk; returns the number of chunks."""
-        return self.append_chunk(self._encoded(data))
+        return self.append_chunk(self._encode(data))
 
     def insert_data(self, n: int, data: Data) -> int:
         """Compress data and insert them as chunk `n`; returns the number of chunks."""
-        return self.insert_chunk(n, self._encoded(data))
+        return self.insert_chunk(n, self._encode(data))
 
     def update_data(self, n: int, data: Data) -> int:
         """Compress data and replace chunk `n`; returns the number of chunks."""
-        return self.update_chunk(n, self._encoded(data))
+        return self.update_chunk(n, self._encode(data))
 
-    def _encoded(self, data: Data) -> bytes:
+    def _encode(self, data: Data) -> bytes:
         check_unmasked(data)
         flat = np.ascontiguousarray(data).reshape(-1) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         if not flat.nbytes:
@@ -408,7 +408,7 @@ def create_schunk(
     new = frame.create(
         params, frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize, metalayers=layers
     )
-    state = parse(new, Annotations(cparams=noted_cparams(params)))
+    state = parse(new, Annotations(cparams=cparams_to_note(params)))
     return SChunk(Handle(commit(Draft(store, None, state, overwrite=overwrite)), "r+"))
 
 
@@ -419,7 +419,7 @@ def _number(source: Source, n: int, *, end: bool = False) -> int:
     return number % count
 
 
-def _stored(source: Source, n: int) -> Stored:
+def _fetch_chunk(source: Source, n: int) -> Stored:
     (stored,) = fetch(source, [ChunkRequest(n, None)])
     return stored
 

@@ -45,7 +45,7 @@ def arange(
     if not {"m", "M"}.isdisjoint(each.dtype.kind for each in ends):
         # In one piece: NumPy has rules of its own for units.
         dates: Any = np.arange
-        return NDArray._committed(copying.holding(dates(start, stop, step, dtype), url, None, wanted))
+        return NDArray._commit_draft(copying.holding(dates(start, stop, step, dtype), url, None, wanted))
     start, stop = (0, start) if stop is None else (start, stop)
     step = 1 if step is None else step
     # NumPy, too, goes on from the first two.
@@ -56,7 +56,7 @@ def arange(
     def compute(box: tuple[slice, ...]) -> Any:
         return first + np.arange(box[0].start, box[0].stop).astype(first.dtype) * (second - first)
 
-    return NDArray._committed(copying.computed((length,), kind, compute, url, wanted))
+    return NDArray._commit_draft(copying.from_computed((length,), kind, compute, url, wanted))
 
 
 @takes(NewKeywords)
@@ -92,7 +92,7 @@ def linspace(
         return np.floor(values) if model.dtype.kind in "iu" else values
 
     wanted = ArrayOptions(**options)
-    return NDArray._committed(copying.computed((length,), model.dtype, compute, url, wanted))
+    return NDArray._commit_draft(copying.from_computed((length,), model.dtype, compute, url, wanted))
 
 
 @takes(NewKeywords)
@@ -120,7 +120,7 @@ def eye(
         return np.eye(n, m, offset, dtype) if -n < offset < m else None
 
     shape = operator.index(N), operator.index(N if M is None else M)
-    return NDArray._committed(copying.computed(shape, dtype, compute, url, ArrayOptions(**options)))
+    return NDArray._commit_draft(copying.from_computed(shape, dtype, compute, url, ArrayOptions(**options)))
 
 
 @takes(NewKeywords)
@@ -152,4 +152,4 @@ def fromiter(
         if (size := sum(lengths[1:])) < wanted:
             raise ValueError(f"iterator too short: Expected {wanted} but iterator had only {size} items.")
 
-    return NDArray._committed(copying.joined(blocks(), url, 0, None, ArrayOptions(**options)))
+    return NDArray._commit_draft(copying.join_blocks(blocks(), url, 0, None, ArrayOptions(**options)))

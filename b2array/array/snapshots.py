@@ -279,7 +279,7 @@ def differing(before: State, after: State) -> list[Box]:
             slice(start * chunk, min(stop * chunk, extent))
             for (start, stop), chunk, extent in zip(cells, old.chunks, shape, strict=True)
         )
-        for cells in _joined(changed)
+        for cells in _join_cells(changed)
     ]
 
 
@@ -291,18 +291,18 @@ def _cells(state: State, layout: Layout, grid: tuple[int, ...]) -> Any:
     return cells
 
 
-def _joined(changed: Any) -> list[tuple[tuple[int, int], ...]]:
+def _join_cells(changed: Any) -> list[tuple[tuple[int, int], ...]]:
     """Join cells of a grid to boxes: first along the last axis, then equal runs along the axis before it, and so on."""
     if not changed.ndim:
         return [()] if changed.any() else []
     boxes: list[tuple[tuple[int, int], ...]] = []
     for n, row in enumerate(changed):
-        inner = [((n, n + 1), *rest) for rest in _joined(row)]
+        inner = [((n, n + 1), *rest) for rest in _join_cells(row)]
         boxes += inner
-    return _merged(boxes)
+    return _join_boxes(boxes)
 
 
-def _merged(boxes: list[tuple[tuple[int, int], ...]]) -> list[tuple[tuple[int, int], ...]]:
+def _join_boxes(boxes: list[tuple[tuple[int, int], ...]]) -> list[tuple[tuple[int, int], ...]]:
     """Join boxes that follow each other along the first axis, and are equal along the others."""
     last: dict[tuple[tuple[int, int], ...], int] = {}
     merged: list[tuple[tuple[int, int], ...]] = []

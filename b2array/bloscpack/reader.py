@@ -254,7 +254,7 @@ class Reader:
                 first, stop, inside = _trim_rows(part.inside, group, line)
                 origin = part.coords[about.axis] * step
                 flat = self.read_bytes((origin + first) * about.row_nbytes, (origin + stop) * about.row_nbytes)
-                loaded = _shaped(flat, about.with_rows(stop - first))
+                loaded = _shape_items(flat, about.with_rows(stop - first))
                 put(box, part.outside, take(loaded, inside, selection.axes))
         if not self.is_array:
             return int(result[()]) if selection.kind == "scalar" else result.tobytes()
@@ -298,7 +298,7 @@ class Reader:
         return self._content(flat[: intact.nbytes], intact), error
 
     def _content(self, flat: Bytes, about: Description) -> npt.NDArray[Any] | bytes:
-        return _shaped(flat, about) if self.is_array else flat.tobytes()
+        return _shape_items(flat, about) if self.is_array else flat.tobytes()
 
     def read_bytes(self, start: int, stop: int) -> Bytes:
         """Return uncompressed bytes in the order of the file; ValueError unless ``0 <= start <= stop <= nbytes``."""
@@ -332,7 +332,7 @@ class Reader:
         """Compare the checksum of chunk `n`, and return the chunk without it."""
         chunk = self.place(n)
         (view,) = self._fetch([chunk])
-        return bytes(located(f"chunk {n} of {self.url}", lambda: self._verified(view)))
+        return bytes(located(f"chunk {n} of {self.url}", lambda: self._verify(view)))
 
     def place(self, n: int) -> ChunkRange:
         """Find chunk `n`."""
@@ -358,7 +358,7 @@ class Reader:
 
     def _decode(self, chunk: ChunkRange, view: memoryview) -> Bytes:
         def decoded() -> Bytes:
-            stored = self._verified(view)
+            stored = self._verify(view)
             nbytes = ChunkHeader.unpack(stored).nbytes
             if nbytes != chunk.nbytes:
                 raise FormatError(f"expected {chunk.nbytes} uncompressed bytes, found {nbytes}")
@@ -366,7 +366,7 @@ class Reader:
 
         return located(f"chunk {chunk.number} of {self.url}", decoded)
 
-    def _verified(self, view: memoryview) -> memoryview:
+    def _verify(self, view: memoryview) -> memoryview:
         """Return the bytes of a chunk after comparing their checksum, which is behind them."""
         cbytes = ChunkHeader.unpack(view).cbytes
         stop = cbytes + head.digest_size(self.header.checksum)
@@ -384,7 +384,7 @@ def _part(store: Store, stamp: Stamp, start: int, stop: int) -> memoryview:
     return store.read([Span("", start, stop)], expected=stamp.version)[0]
 
 
-def _shaped(flat: Bytes, about: Description) -> npt.NDArray[Any]:
+def _shape_items(flat: Bytes, about: Description) -> npt.NDArray[Any]:
     return flat.view(about.dtype).reshape(about.shape, order=about.order)
 
 

@@ -152,7 +152,7 @@ def _metadata(about: Description | None, extra: Mapping[str, Any] | None) -> dic
     return None if about is None and extra is None else metadata
 
 
-def _sized(header: FileHeader, nbytes: int, size: int) -> FileHeader:
+def _with_size(header: FileHeader, nbytes: int, size: int) -> FileHeader:
     """Return the header of a file with `nbytes` bytes of data in chunks of `size` bytes."""
     nchunks = max(1, -(-nbytes // size))
     last = nbytes - (nchunks - 1) * size
@@ -219,7 +219,7 @@ class Writer:
         self._encoder = _ChunkEncoder(cparams, itemsize, size, kind, self._put)
         self._header = FileHeader(version, offsets, bool(self._section), kind, self._encoder.typesize, size)
         if nbytes is not None:
-            self._header = _sized(self._header, nbytes, size)
+            self._header = _with_size(self._header, nbytes, size)
         self._nslots = _first_slots(self._header, max_app_chunks)
         self.packed: bytes | None = None
         """The bytes of the complete file, if it was created without a URL."""
@@ -283,7 +283,7 @@ class Writer:
             metadata = (self._metadata or {}) | {"shape": about.with_rows(rows).shape}
             self._section = head.repack_metadata(self._section, metadata)
         encoder.finish()
-        header, nslots = _sized(self._header, nbytes, encoder.size), self._nslots
+        header, nslots = _with_size(self._header, nbytes, encoder.size), self._nslots
         if header.version == 2 and nslots:
             nslots = header.nchunks
         while 0 < nslots < header.nchunks:
@@ -341,7 +341,7 @@ def extend(store: Store, x: Any, cparams: AnyCParams) -> None:
         size = max(size, _chunk_size(None, reader.dtype.itemsize))
     if size <= 0:
         raise UnsupportedError(f"{reader.url} does not say how large its chunks are")
-    starts, stop, rest = _kept_chunks(reader, size)
+    starts, stop, rest = _full_chunks(reader, size)
     with Spool() as spool:
         encoder = _ChunkEncoder(
             cparams, max(header.typesize, 1), size, header.checksum, lambda *new: stop + spool.write(*new), starts
@@ -349,7 +349,7 @@ def extend(store: Store, x: Any, cparams: AnyCParams) -> None:
         for piece in chain(rest, pieces):
             encoder.write(piece)
         encoder.finish()
-        header = _sized(header, len(starts) * size + encoder.nbytes, size)
+        header = _with_size(header, len(starts) * size + encoder.nbytes, size)
         if header.offsets and header.nchunks > reader.nslots:
             raise LimitError(
                 f"{reader.url} has room for the offsets of {reader.nslots} chunks, not of {header.nchunks}"
@@ -362,7 +362,7 @@ def extend(store: Store, x: Any, cparams: AnyCParams) -> None:
         store.replace("", chain((packed,), reader.stored_pieces(stop), new), expected=reader.stamp.version)
 
 
-def _kept_chunks(reader: Reader, size: int) -> tuple[list[int], int, list[Bytes]]:
+def _full_chunks(reader: Reader, size: int) -> tuple[list[int], int, list[Bytes]]:
     """Return where the full chunks are and where they end, and the data of a last chunk that is not full."""
     starts = [reader.place(n).start for n in range(reader.nchunks)]
     if not starts:

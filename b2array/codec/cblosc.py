@@ -24,7 +24,7 @@ from b2array import threads
 from b2array.buffers import Buffer, scratch
 from b2array.codec import codecs
 from b2array.codec.header import BLOSC1_HEADER_LEN, FLAG_MEMCPYED, FLAG_UNSPLIT, VERSION_BLOSC1, CodecFormat, CodecId
-from b2array.codec.streams import MIN_STREAM, decode_zstd, encoded_run, many_stream_positions, stream_positions
+from b2array.codec.streams import MIN_STREAM, decode_zstd, encode_run, many_stream_positions, stream_positions
 from b2array.errors import FormatError
 
 __all__ = [
@@ -169,7 +169,7 @@ def decode(
         return
     runs = _runs_in(params, region, starts, stops)
     if runs:
-        _decompress(_spliced(params, region, starts, stops, runs, out.nbytes), out)
+        _decompress(_splice(params, region, starts, stops, runs, out.nbytes), out)
     else:
         _decode_as_is(params, region, starts, stops, out)
 
@@ -180,7 +180,7 @@ def _decode_as_is(
     low, high = min(starts), max(stops)
     base = low - margin_in_front(len(starts))
     if (region.readonly or base < 0) and high - low > _MAX_SPREAD * out.nbytes:
-        _decompress(_spliced(params, region, starts, stops, [], out.nbytes), out)
+        _decompress(_splice(params, region, starts, stops, [], out.nbytes), out)
         return
     head = params.header(out.nbytes, high - base) + struct.pack(f"<{len(starts)}i", *[s - base for s in starts])
     _decompress_behind(head, region, low, high, out)
@@ -209,11 +209,11 @@ def decode_planes(
         decode_zstd(region, starts, stops, neblock, [out.data])
         return
     if region.readonly and max(stops) - min(starts) > _MAX_SPREAD * out.nbytes:
-        region, starts, stops = _packed(region, starts, stops, params.block_nbytes + 4 * params.nstreams)
+        region, starts, stops = _pack_blocks(region, starts, stops, params.block_nbytes + 4 * params.nstreams)
     # Each stream is a block to C-Blosc 1, so that one stream can replace all runs of the same byte.
     streams = stream_positions(region, starts, stops, params.nstreams, neblock)
     runs = {csize for _, csize in streams if csize <= 0}
-    encoded_runs = {csize: encoded_run(params.fmt, neblock, -csize) for csize in runs}
+    encoded_runs = {csize: encode_run(params.fmt, neblock, -csize) for csize in runs}
     front = margin_in_front(len(streams))
     places = dict(zip(encoded_runs, accumulate(map(len, encoded_runs.values()), initial=front), strict=False))
     front += sum(map(len, encoded_runs.values()))
@@ -226,7 +226,7 @@ def decode_planes(
     _decompress_behind(head, region, low, high, out)
 
 
-def _packed(
+def _pack_blocks(
     region: memoryview, starts: Sequence[int], stops: Sequence[int], longest: int
 ) -> tuple[memoryview, Sequence[int], Sequence[int]]:
     """Copy blocks of at most `longest` bytes one behind the other; return them, and where each begins and ends."""
@@ -248,7 +248,7 @@ def _expand_runs_in_place(
         if streams:
             at = streams[0][0]
             pieces = [
-                region[position : position + 4 + csize] if csize > 0 else encoded_run(params.fmt, neblock, -csize)
+                region[position : position + 4 + csize] if csize > 0 else encode_run(params.fmt, neblock, -csize)
                 for position, csize in streams
             ]
             end = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -324,12 +324,12 @@ def _runs_in(params: Blosc1Params, region: memoryview, starts: Sequence[int], st
         where = positions[blocks, numbers].tolist(), csizes[blocks, numbers].tolist()
         runs = list(zip(blocks.tolist(), *where, strict=True))
     return [
-        ByteRun(block, position, 4 + (csize < 0), encoded_run(params.fmt, neblock, -csize))
+        ByteRun(block, position, 4 + (csize < 0), encode_run(params.fmt, neblock, -csize))
         for block, position, csize in runs
     ]
 
 
-def _spliced(
+def _splice(
     params: Blosc1Params,
     region: memoryview,
     starts: Sequence[int],

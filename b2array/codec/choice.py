@@ -21,7 +21,7 @@ from b2array.codec import cblosc, codecs, filters
 from b2array.codec.cparams import CParams
 from b2array.codec.header import CODEC_FORMATS, ChunkHeader, FilterId
 
-__all__ = ["chosen", "kept"]
+__all__ = ["choose", "params_of"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -54,7 +54,7 @@ _NUMBERS = (1, 2, 4, 8, 16)
 _IN_C = {0: cblosc.NOSHUFFLE, FilterId.SHUFFLE: cblosc.SHUFFLE, FilterId.BITSHUFFLE: cblosc.BITSHUFFLE}
 
 
-def chosen(
+def choose(
     data: Bytes, typesize: int, blocksize: int, cparams: CParams, blockshape: tuple[int, ...] | None = None
 ) -> CParams:
     """Return parameters with the filters that suit the data of a chunk, or of some of its blocks.
@@ -72,7 +72,7 @@ def chosen(
     return tried[costs.index(min(costs))].cparams
 
 
-def kept(cparams: CParams, header: ChunkHeader) -> CParams | None:
+def params_of(cparams: CParams, header: ChunkHeader) -> CParams | None:
     """Return the parameters that a chunk was encoded with, if its filters are a candidate's; None otherwise."""
     slots = zip(header.filters, header.filters_meta, strict=True)
     pairs = [pair for pair in slots if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]
@@ -121,7 +121,7 @@ def _costs_of_pieces(data: Bytes, typesize: int, blocksize: int, tried: Sequence
     is_even = all(_changes(each.reshape(-1, length), typesize).all() for each in (first, rest))
     if not is_even:
         # With any filter next to nothing is left of a piece that repeats one item. Others fill the chunk.
-        data = _varied(data, typesize, length)
+        data = _changing_pieces(data, typesize, length)
         first, rest = _pieces(data, typesize, length, min(max(count, _UNEVEN), len(data) // length))
     costs = [_nbytes(first, typesize, length, each.cparams) / each.share for each in tried]
     if min(costs) * _HIGH_RATIO < length and len(data) > 4 * _MANY * length:
@@ -138,7 +138,7 @@ def _costs_of_pieces(data: Bytes, typesize: int, blocksize: int, tried: Sequence
     return costs
 
 
-def _varied(data: Bytes, typesize: int, length: int) -> Bytes:
+def _changing_pieces(data: Bytes, typesize: int, length: int) -> Bytes:
     """Return the pieces of a chunk, one behind the other, in which items change, but for those where few do."""
     pieces = data[: len(data) // length * length].reshape(-1, length)
     changes = _changes(pieces, typesize)
@@ -187,7 +187,7 @@ def _differences(pieces: Bytes, length: int, width: int) -> Bytes:
     return differences.reshape(-1)
 
 
-def _filtered(
+def _apply_filters(
     blocks: Bytes, length: int, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None = None
 ) -> Bytes:
     pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(typesize), typesize, blockshape=blockshape)
@@ -196,7 +196,7 @@ def _filtered(
 
 def _nbytes_by_registered(block: Bytes, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None) -> int:
     """Return how many bytes a block takes with a registered codec."""
-    filtered = _filtered(block, len(block), typesize, cparams, blockshape)
+    filtered = _apply_filters(block, len(block), typesize, cparams, blockshape)
     payload = codecs.encode(
         cparams.codec_id,
         filtered.data,

@@ -239,7 +239,7 @@ def train(codec: int, samples: npt.NDArray[np.uint8], clevel: int) -> bytes | No
     # LZ4 copies from its dictionary, so samples are as good as anything. zstd selects what is frequent: its authors
     # advise samples of about a hundred times the size of the dictionary.
     total = 100 * size if codec == CodecId.ZSTD else size
-    pieces = _spread_pieces(samples, min(samples.shape[1], _SAMPLE_NBYTES if codec == CodecId.ZSTD else size), total)
+    pieces = _sample_pieces(samples, min(samples.shape[1], _SAMPLE_NBYTES if codec == CodecId.ZSTD else size), total)
     if codec != CodecId.ZSTD:
         return pieces.tobytes()[:size]
     try:
@@ -249,7 +249,7 @@ def train(codec: int, samples: npt.NDArray[np.uint8], clevel: int) -> bytes | No
     return dictionary.as_bytes()
 
 
-def _spread_pieces(samples: npt.NDArray[np.uint8], nbytes: int, total: int) -> npt.NDArray[np.uint8]:
+def _sample_pieces(samples: npt.NDArray[np.uint8], nbytes: int, total: int) -> npt.NDArray[np.uint8]:
     """Return pieces from all over the blocks, of at least `total` bytes if there are as many.
 
     Shuffled blocks begin with one kind of bytes and end with another: their beginnings alone are no fair sample.

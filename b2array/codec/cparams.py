@@ -111,14 +111,14 @@ class CParams:
         if isinstance(self.filters, str) and self.filters != AUTO:
             self._set("filters", (self.filters,))
         for name, low, high in (("clevel", 0, 9), ("codec_meta", -128, 255), ("nthreads", 0, 2**15 - 1)):
-            self._set(name, _ranged(name, getattr(self, name), low, high))
+            self._set(name, _check_range(name, getattr(self, name), low, high))
         self._set("codec_meta", self.codec_meta & 0xFF)
         self._choose_codec()
         chosen = ("shuffle",) if self.filters == AUTO else self.filters
         ids = tuple([filters.filter_id(name) for name in chosen])
         if self.filters != AUTO:
-            self._set("filters", tuple([_named(FilterId, fid) for fid in ids]))
-        metas = [_ranged("filters_meta", meta, -128, 255) & 0xFF for meta in self.filters_meta]
+            self._set("filters", tuple([_name_or_id(FilterId, fid) for fid in ids]))
+        metas = [_check_range("filters_meta", meta, -128, 255) & 0xFF for meta in self.filters_meta]
         if self.splitmode not in get_args(SplitMode):
             raise ValueError(f"splitmode must be one of {get_args(SplitMode)}, not {self.splitmode!r}")
         if len(ids) > NFILTERS:
@@ -161,7 +161,7 @@ class CParams:
             if getattr(self, name) is not None:
                 self._set(name, _positive(name, getattr(self, name)))
         if self.keepbits is not None:
-            self._set("keepbits", _ranged("keepbits", self.keepbits, 1, _MOST_KEEPBITS))
+            self._set("keepbits", _check_range("keepbits", self.keepbits, 1, _MOST_KEEPBITS))
         bounds = [name for name in BOUNDS if getattr(self, name) is not None]
         if len(bounds) > 1:
             raise ValueError(f"at most one of {', '.join(BOUNDS)} can be given, not {' and '.join(bounds)}")
@@ -272,7 +272,7 @@ _BYTEDELTAS = (FilterId.BYTEDELTA, FilterId.BYTEDELTA_BUGGY)
 _SPLIT_BY_BLOSC1 = (CodecId.BLOSCLZ, CodecId.LZ4, CodecId.LZ4HC, CodecId.ZLIB)
 
 
-def _ranged(name: str, value: int, low: int, high: int) -> int:
+def _check_range(name: str, value: int, low: int, high: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
@@ -294,7 +294,7 @@ def _positive(name: str, value: float) -> float:
     return number
 
 
-def _named(ids: type[IntEnum], number: int) -> str | int:
+def _name_or_id(ids: type[IntEnum], number: int) -> str | int:
     """Return the name of a built-in codec or filter, or the id of another."""
     return ids(number).name.lower() if number in ids.__members__.values() else number
 

@@ -134,7 +134,7 @@ def encode(
     if (value := constant(flat, typesize)) is not None:
         return special_chunk(value, len(flat), typesize=typesize, blocksize=blocksize)
     if cparams.filters == AUTO:
-        cparams = choice.chosen(flat, width, blocksize, cparams, blockshape)
+        cparams = choice.choose(flat, width, blocksize, cparams, blockshape)
     cparams = with_kept_bits(cparams, kept_bits)
     task = _task(flat, width, blocksize, cparams, blockshape)
     filters.check(task.pipeline, encode=True)
@@ -166,7 +166,7 @@ def with_kept_bits(cparams: CParams, bits: int) -> CParams:
 
 def plain(task: Task) -> bytes:
     """Encode a chunk without a dictionary. Data that repeat one item get blocks too."""
-    return _fused(task) or _streamed(task)
+    return _encode_in_c(task) or _encode_streams(task)
 
 
 def compress(buf: Buffer | npt.NDArray[Any], *, typesize: int | None = None, cparams: AnyCParams = None) -> bytes:
@@ -295,7 +295,7 @@ def header_of(task: Task, cbytes: int, *, has_dict: bool = False) -> ChunkHeader
     )
 
 
-def _assembled(task: Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes = b"") -> bytes:
+def _assemble(task: Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes = b"") -> bytes:
     """Join the pieces of the blocks to a chunk; raw if it would not be smaller than the data."""
     lengths = [sum(map(len, pieces)) for pieces in blocks]
     section = struct.pack("<i", len(dictionary)) + dictionary if dictionary else b""
@@ -308,7 +308,7 @@ def _assembled(task: Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes
     return b"".join((header_of(task, cbytes, has_dict=bool(dictionary)).pack(), starts.tobytes(), section, *flat))
 
 
-def _fused(task: Task) -> bytes | None:
+def _encode_in_c(task: Task) -> bytes | None:
     """Let one call of C-Blosc 1 shuffle and compress; None if it cannot make the blocks that we want."""
     codec = task.cparams.codec_id
     if codec not in CODEC_FORMATS:
@@ -329,7 +329,7 @@ def _fused(task: Task) -> bytes | None:
         return _raw_chunk(task.data, task.typesize, task.blocksize, task.cparams)
     if chunk.block_nbytes != task.blocksize or chunk.split != task.split:
         return None
-    return _from_made(task, chunk)
+    return _from_blosc1(task, chunk)
 
 
 def _c_shuffle(task: Task) -> int:
@@ -361,13 +361,13 @@ def run_pipeline(task: Task) -> Bytes:
     return np.concatenate((full, last))
 
 
-def _from_made(task: Task, chunk: cblosc.Blosc1Chunk) -> bytes:
+def _from_blosc1(task: Task, chunk: cblosc.Blosc1Chunk) -> bytes:
     """Turn a Blosc1 chunk into a Blosc2 chunk with the same blocks."""
     region = memoryview(chunk.buf)
     stops = [*chunk.starts[1:].tolist(), len(chunk.buf)]
     blocks = _without_runs(task, region, chunk.starts.tolist(), stops)
     if blocks is not None:
-        return _assembled(task, blocks)
+        return _assemble(task, blocks)
     head = BLOSC1_HEADER_LEN + 4 * len(chunk.starts)
     cbytes = len(chunk.buf) - BLOSC1_HEADER_LEN + HEADER_LEN
     starts = (chunk.starts + (HEADER_LEN - BLOSC1_HEADER_LEN)).astype("<i4")
@@ -424,14 +424,14 @@ def _run_token(value: int) -> bytes:
     return struct.pack("<i", -value) + b"\x01" if value else bytes(4)
 
 
-def _streamed(task: Task) -> bytes:
+def _encode_streams(task: Task) -> bytes:
     """Filter with NumPy, then compress the streams."""
     filtered = run_pipeline(task)
     border = task.nfull * task.blocksize
     blocks = _full_blocks(task, filtered[:border])
     if task.short:
         blocks.append(_stream_pieces(task, filtered[border:]))
-    return _assembled(task, blocks)
+    return _assemble(task, blocks)
 
 
 def _full_blocks(task: Task, filtered: Bytes) -> list[list[Buffer]]:
@@ -532,4 +532,4 @@ def _with_dict(task: Task) -> bytes | None:
     blocks = [[piece for stream in block for piece in _stream_pieces(task, stream, dictionary)] for block in streams]
     if task.short:
         blocks.append(_stream_pieces(task, filtered[border:], dictionary))
-    return _assembled(task, blocks, dictionary)
+    return _assemble(task, blocks, dictionary)

@@ -158,7 +158,7 @@ def check_dropped_bits(pipeline: Pipeline) -> None:
     """Raise ValueError if a filter cannot drop as many bits as its parameter says, or none of such items."""
     for slot in _slots(pipeline, None):
         if slot.filter in _TRUNCATIONS:
-            _dropped_bits(slot)
+            _bits_to_clear(slot)
 
 
 def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None, first: bool = False) -> Bytes:
@@ -341,7 +341,7 @@ def _undelta(slot: _Slot, blocks: Bytes) -> Bytes:
     return out
 
 
-def _dropped_bits(slot: _Slot) -> int:
+def _bits_to_clear(slot: _Slot) -> int:
     """Return how many low bits TRUNC_PREC clears in the mantissa of a float, or INT_TRUNC in an integer."""
     if slot.filter == FilterId.TRUNC_PREC:
         bits, kind, of_floats = (
@@ -360,7 +360,7 @@ def _dropped_bits(slot: _Slot) -> int:
 
 
 def _truncate(slot: _Slot, blocks: Bytes) -> Bytes:
-    drop = _dropped_bits(slot)
+    drop = _bits_to_clear(slot)
     length = blocks.shape[1] - blocks.shape[1] % slot.typesize
     if drop == 0 or length == 0:
         return blocks

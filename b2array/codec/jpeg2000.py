@@ -55,10 +55,10 @@ class Jpeg2000(Codec):  # type: ignore[misc]  # numcodecs has no type hints
                 f"expected an image of {self._nbytes // self._typesize} samples, found {width - left} x {height - top} "
                 f"with {ncomponents} components"
             )
-        return _decoded(data[start:]).tobytes()
+        return _decode_image(data[start:]).tobytes()
 
 
-def _decoded(stream: bytes) -> npt.NDArray[Any]:
+def _decode_image(stream: bytes) -> npt.NDArray[Any]:
     try:
         imagecodecs = importlib.import_module("imagecodecs")
     except ImportError:

@@ -54,11 +54,11 @@ def splice(
     if not _is_blockwise(header, task):
         return None
     if header.memcpyed:
-        return _patched(old, numbers, data, task)
+        return _patch(old, numbers, data, task)
     filling = _filling(old) if header.special else data[:0]
     if header.special and (data[:1] == filling).all() and (data == filling).all():
         return bytes(old.region)
-    new = _encoded(replace(task, data=np.concatenate((data, filling)).reshape(-1)) if header.special else task)
+    new = _encode_blocks(replace(task, data=np.concatenate((data, filling)).reshape(-1)) if header.special else task)
     sizes = np.full(header.nblocks, len(new[-1]), np.int64) if header.special else old.stops - old.starts
     sizes[list(numbers)] = [len(block) for block in new[: len(numbers)]]
     front = HEADER_LEN + 4 * header.nblocks
@@ -68,7 +68,7 @@ def splice(
     pieces: list[Buffer] = []
     done = 0
     for number, block in zip((*numbers, header.nblocks), (*new[: len(numbers)], b""), strict=True):
-        pieces += new[-1:] * (number - done) if header.special else _copied(old, done, number)
+        pieces += new[-1:] * (number - done) if header.special else _copy_blocks(old, done, number)
         pieces.append(block)
         done = number + 1
     starts = (front + np.cumsum(sizes) - sizes).astype("<i4")
@@ -91,11 +91,11 @@ def _params(
     if cparams.filters != AUTO:
         return cparams
     if not header.special:
-        return choice.kept(cparams, header)
+        return choice.params_of(cparams, header)
     whole = np.repeat(_filling(old), header.nblocks, axis=0)
     whole[list(numbers)] = data
     width = typesize if typesize <= 255 else 1
-    return choice.chosen(whole.reshape(-1)[: header.nbytes], width, header.block_nbytes, cparams, blockshape)
+    return choice.choose(whole.reshape(-1)[: header.nbytes], width, header.block_nbytes, cparams, blockshape)
 
 
 def _bits_of_all(old: ChunkHeader, new: int) -> int:
@@ -139,7 +139,7 @@ def _task(old: ChunkHeader, data: Bytes, typesize: int, cparams: CParams, blocks
     return Task(data, width, old.block_nbytes, cparams, split, pipeline)
 
 
-def _encoded(task: Task) -> list[Buffer]:
+def _encode_blocks(task: Task) -> list[Buffer]:
     """Encode blocks, each for itself; a stream that does not get smaller is stored raw."""
     stored = Stored.whole(plain(task))
     if not stored.head.header.memcpyed:
@@ -157,7 +157,7 @@ def _filling(old: Stored) -> Bytes:
     return row
 
 
-def _copied(old: Stored, first: int, stop: int) -> list[Buffer]:
+def _copy_blocks(old: Stored, first: int, stop: int) -> list[Buffer]:
     """Return the stored blocks from `first` to `stop`: in one piece if they follow each other."""
     starts, stops = old.starts[first:stop], old.stops[first:stop]
     if first < stop and np.array_equal(starts[1:], stops[:-1]):
@@ -165,9 +165,9 @@ def _copied(old: Stored, first: int, stop: int) -> list[Buffer]:
     return [old.region[start:end] for start, end in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
-def _patched(old: Stored, numbers: Sequence[int], data: Bytes, task: Task) -> bytes | None:
+def _patch(old: Stored, numbers: Sequence[int], data: Bytes, task: Task) -> bytes | None:
     """Return a raw chunk with the bytes of some blocks replaced; None as soon as one of them gets smaller."""
-    if task.cparams.clevel and sum(map(len, _encoded(task))) < data.size:
+    if task.cparams.clevel and sum(map(len, _encode_blocks(task))) < data.size:
         return None
     buf = bytearray(old.region)
     for number, block in zip(numbers, data, strict=True):

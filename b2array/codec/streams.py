@@ -21,7 +21,7 @@ from b2array.codec import codecs
 from b2array.codec.header import CodecFormat
 from b2array.errors import FormatError
 
-__all__ = ["MIN_STREAM", "check_ratio", "decode_zstd", "encoded_run", "many_stream_positions", "stream_positions"]
+__all__ = ["MIN_STREAM", "check_ratio", "decode_zstd", "encode_run", "many_stream_positions", "stream_positions"]
 
 MIN_STREAM = 128
 """C-Blosc 1 makes no shorter streams when it splits."""
@@ -142,11 +142,11 @@ def _overrun(position: Int64Array, limit: Int64Array) -> NoReturn:
     )
 
 
-def encoded_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
+def encode_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
     """Return a run of `nbytes` bytes as a stream of the codec, size field included."""
     if nbytes < _SHORTEST_RUN[fmt]:
         return _INT32.pack(nbytes) + bytes([value]) * nbytes
-    return _compressed_run(fmt, nbytes, value)
+    return _pack_run(fmt, nbytes, value)
 
 
 _SHORTEST_RUN = {
@@ -159,7 +159,7 @@ _SHORTEST_RUN = {
 
 
 @lru_cache(maxsize=1024)
-def _compressed_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
+def _pack_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
     value_byte = bytes([value])
     if fmt == CodecFormat.ZSTD:
         # A frame header with the content size, and blocks of one repeated byte (RFC 8878, section Blocks).
@@ -207,7 +207,7 @@ def decode_zstd(
             position = head + 4
             end += neblock
             if csize <= 0:
-                frames.append(_compressed_run(CodecFormat.ZSTD, neblock, -csize)[4:])
+                frames.append(_pack_run(CodecFormat.ZSTD, neblock, -csize)[4:])
             elif csize < neblock:
                 frames.append(region[position : position + csize])
             else:

@@ -125,7 +125,7 @@ class Mapping:
                     left.append(Digit(axis, length // part, step))
                 digits.append(Digit(axis, part, step * (length // part)))
                 n //= part
-            axes.append(_merged(digits))
+            axes.append(_merge(digits))
         return replace(self, axes=tuple(axes), numbers=numbers)
 
     def _numbers_in(self, shape: tuple[int, ...]) -> tuple[int | None, ...]:
@@ -156,7 +156,7 @@ class Mapping:
         starts = list(self.starts)
         flips = selection.flips or (slice(None),) * len(self.axes)
         parts = zip(map(range, self.lengths), cast(tuple[slice, ...], selection.positions), flips, strict=True)
-        axes = tuple(self._taken(axis, along[part][flip], starts) for axis, (along, part, flip) in enumerate(parts))
+        axes = tuple(self._take(axis, along[part][flip], starts) for axis, (along, part, flip) in enumerate(parts))
         # Integers have left axes of length 1.
         taken = Mapping(self.shape, tuple(starts), axes, (None,) * len(axes)).reshaped(selection.shape)
         return replace(taken, numbers=self._numbers_after(key))
@@ -175,7 +175,7 @@ class Mapping:
                 numbers.append(number)
         return tuple(numbers)
 
-    def _taken(self, number: int, positions: range, starts: list[int]) -> Digits:
+    def _take(self, number: int, positions: range, starts: list[int]) -> Digits:
         """Restrict the digits of an axis to positions along it, and move `starts` to the first one."""
         if not positions:
             return (Digit(0, 0, 0),)
@@ -215,7 +215,7 @@ class Mapping:
             return (*(slice(0) for _ in self.shape), ...), lambda items: np.empty(selection.shape, items.dtype)
         starts = list(self.starts)
         factors = selection.axes or [(axis,) for axis in range(len(self.axes))]
-        covered, trims = zip(*map(self._covered, selection.positions, factors), strict=True) if factors else ((), ())
+        covered, trims = zip(*map(self._widen, selection.positions, factors), strict=True) if factors else ((), ())
         each = [self._dimensions(*factor, starts) for factor in zip(covered, factors, strict=True)]
         dims = list(chain.from_iterable(each))
         # Digits that count on along an axis of their own are a slice of it. All others become index arrays.
@@ -223,7 +223,7 @@ class Mapping:
         straight: list[int] = []
         for axis, start in enumerate(starts):
             along = sorted((n for n, dim in enumerate(dims) if axis in dim.moves), key=lambda n: -abs(dims[n].step))
-            digits = _merged(Digit(axis, dims[n].length, dims[n].step) for n in along) or (Digit(axis, 1, 1),)
+            digits = _merge(Digit(axis, dims[n].length, dims[n].step) for n in along) or (Digit(axis, 1, 1),)
             if len(digits) == 1 and all(dims[n].step for n in along):
                 straight += along
                 ((_, count, step),) = digits
@@ -248,7 +248,7 @@ class Mapping:
 
         return (*key, ...), arranged  # with an ellipsis, a single item is an array, too
 
-    def _covered(self, positions: Positions, axes: Sequence[int]) -> tuple[Positions, slice]:
+    def _widen(self, positions: Positions, axes: Sequence[int]) -> tuple[Positions, slice]:
         """Widen a part of joined axes to whole rows, and say where in them the part is; not if they are far longer.
 
         Rows are slices of the array, which need no index arrays.
@@ -266,7 +266,7 @@ class Mapping:
         if isinstance(positions, slice):
             along = range(positions.start, positions.stop, positions.step)
             try:
-                digits = self._taken(axes[0], along, starts)
+                digits = self._take(axes[0], along, starts)
                 return [_Dimension(n, {axis: range(0, n * step, step)}, step) for axis, n, step in digits]
             except ValueError:  # a part of joined axes that is no box
                 positions = np.asarray(along)[None]
@@ -288,7 +288,7 @@ def _varying(digits: Digits, positions: range) -> Digits:
     return digits
 
 
-def _merged(digits: Iterable[Digit]) -> Digits:
+def _merge(digits: Iterable[Digit]) -> Digits:
     """Put digits together that count on along the same axis, and leave out those that do not count."""
     merged: list[Digit] = []
     for axis, length, step in digits:

@@ -24,14 +24,14 @@ Binary = Callable[[Any, Any], Any]
 
 def _methods(verb: Binary) -> tuple[Binary, Binary, Binary]:
     """Return the methods of an operator with the array on the left, on the right, and in place."""
-    return lambda a, b: _applied(verb, a, b), lambda a, b: _applied(lambda x, y: verb(y, x), a, b), _refuse
+    return lambda a, b: _apply(verb, a, b), lambda a, b: _apply(lambda x, y: verb(y, x), a, b), _refuse
 
 
 def _unary(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda a: _applied(lambda x, _: verb(x), a, 0)
+    return lambda a: _apply(lambda x, _: verb(x), a, 0)
 
 
-def _converted(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _convert(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
     # What does not have one item fails to convert without being read.
     return lambda a: verb(a[...] if a.size == 1 else np.broadcast_to(np.zeros((), a.dtype), a.shape))
 
@@ -73,8 +73,8 @@ class Operators:
     __hash__ = object.__hash__
     __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
     __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
-    __bool__, __int__, __float__ = _converted(bool), _converted(int), _converted(float)
-    __complex__, __index__ = _converted(complex), _converted(operator.index)
+    __bool__, __int__, __float__ = _convert(bool), _convert(int), _convert(float)
+    __complex__, __index__ = _convert(complex), _convert(operator.index)
 
     def __contains__(self, item: object) -> bool:
         return bool(np.any(self == item))
@@ -101,7 +101,7 @@ class Operators:
 
     def tolist(self) -> Any:
         """Return all items as nested lists of numbers of Python, as `numpy.ndarray.tolist`."""
-        return _applied(lambda x, _: x, self, 0).tolist()
+        return _apply(lambda x, _: x, self, 0).tolist()
 
     def clip(self, min: Any = None, max: Any = None, out: None = None, **options: Any) -> Any:
         """Return all items within bounds, as `numpy.clip`, in a NumPy array.
@@ -114,7 +114,7 @@ class Operators:
         """
         _refuse_out(out)
         low, high = (bound[...] if isinstance(bound, Operators) else bound for bound in (min, max))
-        return _applied(lambda x, _: np.clip(x, low, high, **options), self, 0)
+        return _apply(lambda x, _: np.clip(x, low, high, **options), self, 0)
 
     def round(self, decimals: SupportsIndex = 0, out: None = None) -> Any:
         """Return all items rounded to a number of decimals, as `numpy.round`, in a NumPy array.
@@ -126,7 +126,7 @@ class Operators:
         array([1.2, 2.7])
         """
         _refuse_out(out)
-        return _applied(lambda x, _: np.round(x, decimals), self, 0)
+        return _apply(lambda x, _: np.round(x, decimals), self, 0)
 
     if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
@@ -144,7 +144,7 @@ def _refuse_out(out: None) -> None:
         raise TypeError("out must be None: the result is a new array")
 
 
-def _applied(verb: Binary, a: Any, other: Any) -> Any:
+def _apply(verb: Binary, a: Any, other: Any) -> Any:
     if not isinstance(other, Operators | np.ndarray):
         if getattr(other, "__array_priority__", 0) > 0:
             return NotImplemented  # let dask and xarray go chunk by chunk

@@ -24,7 +24,7 @@ from b2array.printable import printable
 if TYPE_CHECKING:
     import dask.array as da
 
-__all__ = ["Indexer", "Readable", "Select", "named"]
+__all__ = ["Indexer", "Readable", "Select", "select_fields"]
 
 Select = Callable[[Any, Sequence[int]], Selection]
 
@@ -150,7 +150,7 @@ class Readable(Operators):
                 source = self._handle.recover(source, error)
         if selection.kind == "scalar":
             result = result[()]
-        return result if names is None else named(result, names)
+        return result if names is None else select_fields(result, names)
 
     __setitem__: Any = staticmethod(_refuse)
     _set = __setitem__
@@ -279,7 +279,7 @@ class Readable(Operators):
     any, all, count_nonzero = map(reduction, ("any", "all", "count_nonzero"))
 
 
-def named(result: Any, names: str | list[str]) -> Any:
+def select_fields(result: Any, names: str | list[str]) -> Any:
     """Return fields of items; arrays for reading only."""
     fields = result[names]
     if isinstance(fields, np.ndarray):

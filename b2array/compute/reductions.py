@@ -171,14 +171,14 @@ def _reduce(
         counted = None if valid is None else valid.reshape(lengths)
         ignores = skipna and dtype.kind in ("fcmM" if name in ("min", "max") else "fc")
         task = _Task(lengths, axes, kind, wide, counted, initial, arguments.get("ddof", 0), ignores)
-        result = _reduced(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
+        result = _reduce_chunks(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
         shape = [1 if k in reduced else n for k, n in enumerate(view_shape) if keepdims or k not in reduced]
         return result.reshape(shape)[() if not shape else ...]
 
     return a._handle.reading(attempt)
 
 
-def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb: _Verb, *, show: str) -> Array:
+def _reduce_chunks(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb: _Verb, *, show: str) -> Array:
     """Return the result with an extent of 1 along the digits that are reduced."""
     kept = [axis for axis in range(len(task.lengths)) if axis not in task.axes]
     error = np.geterr()  # each thread has its own settings
@@ -193,18 +193,18 @@ def _reduced(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb
                 if items.size == 1 or any(items.strides):
                     return place, verb.piece(task, box, items)
                 one = verb.piece(task, box, items[(slice(0, 1),) * items.ndim])
-                return place, _repeated(task, verb, one, math.prod(items.shape[axis] for axis in task.axes))
+                return place, _repeat(task, verb, one, math.prod(items.shape[axis] for axis in task.axes))
 
         pieces = _pieces(source, layout, mapping, kept, state, merge=task.valid is None)
         for where, column in groupby(pieces, itemgetter(0)):
-            last = _folded(task, verb, (of_piece for _, of_piece in column))
+            last = _fold(task, verb, (of_piece for _, of_piece in column))
             # NumPy's nan-variants divide without a warning.
             with np.errstate(**{"divide": "ignore", "invalid": "ignore"} if task.skipna else {}):  # type: ignore[arg-type]
                 result[where] = verb.finish(task, last)
     return result
 
 
-def _folded(task: _Task, verb: _Verb, states: Iterable[State]) -> State:
+def _fold(task: _Task, verb: _Verb, states: Iterable[State]) -> State:
     """Combine states pair by pair, pairs of pairs, and so on, with few of them in memory."""
     stack: list[State] = []
     for number, state in enumerate(states, 1):
@@ -216,11 +216,11 @@ def _folded(task: _Task, verb: _Verb, states: Iterable[State]) -> State:
     return stack[0]
 
 
-def _repeated(task: _Task, verb: _Verb, state: State, n: int) -> State:
+def _repeat(task: _Task, verb: _Verb, state: State, n: int) -> State:
     """Combine a state with itself until it stands for `n` boxes with the same items."""
     if n == 1:
         return state
-    half = _repeated(task, verb, state, n // 2)
+    half = _repeat(task, verb, state, n // 2)
     even = verb.combine(task, half, half)
     return verb.combine(task, even, state) if n % 2 else even
 
@@ -354,10 +354,10 @@ def _moments(task: _Task, box: Box, items: Array) -> State:
     valid, number = task.where(box, items)
     wide = np.result_type(task.wide, items.dtype if items.dtype.kind == "c" else np.float64)
     mean = np.add.reduce(items, task.axes, wide, keepdims=True, where=valid) / np.maximum(number, 1)
-    return number, mean, np.add.reduce(_squared(items - mean), task.axes, keepdims=True, where=valid)
+    return number, mean, np.add.reduce(_square(items - mean), task.axes, keepdims=True, where=valid)
 
 
-def _squared(x: Any) -> Any:
+def _square(x: Any) -> Any:
     return (x * np.conjugate(x)).real if x.dtype.kind in "cO" else np.square(x)
 
 
@@ -365,7 +365,7 @@ def _combine_moments(_: _Task, a: State, b: State) -> State:
     # Source: Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances".
     number, apart = a[0] + b[0], b[1] - a[1]
     share = b[0] / np.maximum(number, 1)
-    return number, a[1] + apart * share, a[2] + b[2] + _squared(apart) * (a[0] * share)
+    return number, a[1] + apart * share, a[2] + b[2] + _square(apart) * (a[0] * share)
 
 
 def _var(task: _Task, state: State) -> Any:

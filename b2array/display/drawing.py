@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from b2array.printable import html_text
 
-__all__ = ["Box", "draw", "merged"]
+__all__ = ["Box", "draw", "merge"]
 
 Box = tuple[tuple[int, int], ...]
 """First and last (exclusive) item along each dimension."""
@@ -90,25 +90,23 @@ def draw(
     groups = [slice(max(0, stop - 3), stop) for stop in starts][::-1] or [slice(0, 0)]
     pieces, x, height = [], 0.0, 0.0
     for axes in groups:
-        drawn, width, high = _group(
-            shape[axes], cut[axes], _projected(solid, axes), _projected(shaded, axes), labels[axes]
-        )
+        drawn, width, high = _group(shape[axes], cut[axes], _project(solid, axes), _project(shaded, axes), labels[axes])
         pieces.append(f'<g transform="translate({x:.0f},0)">{drawn}</g>')
         x, height = x + width, max(height, high)
     style = "color: inherit; font: 11px sans-serif; overflow: visible"
     return f'<svg width="{x:.0f}" height="{height:.0f}" style="{style}" role="img">{"".join(pieces)}</svg>'
 
 
-def _projected(boxes: Iterable[Box], axes: slice) -> list[Box]:
-    return merged(dict.fromkeys(box[axes] for box in boxes))
+def _project(boxes: Iterable[Box], axes: slice) -> list[Box]:
+    return merge(dict.fromkeys(box[axes] for box in boxes))
 
 
-def merged(boxes: Iterable[Box]) -> list[Box]:
+def merge(boxes: Iterable[Box]) -> list[Box]:
     """Join boxes that touch each other along one dimension and are alike in the others.
 
     Examples
     --------
-    >>> merged([((0, 2), (0, 2)), ((0, 2), (2, 4)), ((2, 4), (0, 4))])
+    >>> merge([((0, 2), (0, 2)), ((0, 2), (2, 4)), ((2, 4), (0, 4))])
     [((0, 4), (0, 4))]
     """
     pieces = list(boxes)

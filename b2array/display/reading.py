@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from b2array import config
-from b2array.display.drawing import Box, draw, merged
+from b2array.display.drawing import Box, draw, merge
 from b2array.display.tables import Info, beside, size, table, titled
 from b2array.engine.fetch import Ask, fetch, steps_of
 from b2array.engine.read import ChunkRead, Reader, prepare
@@ -103,13 +103,13 @@ def explained(source: Source, layout: Layout, selection: Selection, names: Seque
             corner = tuple(i * c for i, c in zip(job.part.coords, layout.chunks, strict=True))
             around.append(_box(corner, layout.chunks, layout))
             if len(around) > _MOST_BLOCKS:
-                around = merged(around)
+                around = merge(around)
             if blocks <= _MOST_BLOCKS:
                 coords = np.unravel_index(numbers, layout.block_grid) if layout.ndim else ()
                 for place in zip(*coords, strict=True) if coords else [()]:
                     start = [a + int(i) * b for a, i, b in zip(corner, place, layout.blocks, strict=True)]
                     touched.append(_box(start, layout.blocks, layout))
-        for count, length in _asked(
+        for count, length in _waves(
             source, [ChunkRequest(job.number, job.wanted) for job in window if len(job.wanted)]
         ):
             requests, nbytes = requests + count, nbytes + length
@@ -131,7 +131,7 @@ def _windows(reader: Reader, positions: Any, axes: Any) -> Iterator[list[ChunkRe
     return ([job] for job in jobs) if reader.source.is_local else reader.windows(jobs)
 
 
-def _asked(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[int, int]]:
+def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[int, int]]:
     """Yield for each wave how many requests it makes, and their bytes."""
     if isinstance(source, Snapshot):
         apart = replace(source)  # heads that this remembers would make the read cheaper
@@ -150,12 +150,12 @@ def _asked(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[i
             fetch(source, requests)  # raises what a read does
             raise
         missing = sum(ask.nbytes - len(view) for (_, ask), view in zip(leading, views, strict=True))
-        count, nbytes = _counted(source, [ask for _, ask in wave])
+        count, nbytes = _count(source, [ask for _, ask in wave])
         yield count, nbytes - missing
         running = [(steps, view) for (steps, _), view in zip(leading, views, strict=True)]
 
 
-def _counted(source: Source, asks: Sequence[Ask]) -> tuple[int, int]:
+def _count(source: Source, asks: Sequence[Ask]) -> tuple[int, int]:
     if source.is_local:
         each = [coalesce(ask.spans, 0 if not ask.clip else config.coalesce_gap) for ask in asks]
         return sum(map(len, each)), sum(stop - start for ask in asks for _, start, stop in ask.spans)

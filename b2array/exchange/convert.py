@@ -21,7 +21,7 @@ from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, warn
-from b2array.exchange.formats import BYTES, Box, Build, Format, Piece, Settings, Source, Storage, Tree, sized
+from b2array.exchange.formats import BYTES, Box, Build, Format, Piece, Settings, Source, Storage, Tree, with_size
 from b2array.exchange.hdf5 import FOLLOWING, HDF5
 from b2array.exchange.places import find
 from b2array.grid.chunking import Access, automatic, checked_access
@@ -35,7 +35,7 @@ from b2array.store.secrets import redact_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Conversion", "convert", "converted", "is_array", "save_intact"]
+__all__ = ["Conversion", "convert", "convert_to", "is_array", "save_intact"]
 
 Url = str | os.PathLike[str]
 Name = Literal["b2nd", "b2d", "b2z", "npy", "zarr", "hdf5", "blp"]
@@ -172,7 +172,7 @@ def convert(
     """
     src, src_options = address_of(src, src_options, src_fs)
     dst, dst_options = address_of(dst, dst_options, dst_fs)
-    done = converted(
+    done = convert_to(
         src,
         dst,
         src_format=src_format,
@@ -240,7 +240,7 @@ class Conversion:
         )
 
 
-def converted(
+def convert_to(
     src: Url,
     dst: Url,
     *,
@@ -301,10 +301,10 @@ def converted(
                 warn(f"{redact_url(dst_url)}: the copy leaves out {lost} of the group")
         build = to_format.building
         if build is not None and names != ("",):  # a group stays a group, whatever it has
-            failed = _all_converted(tree, to_format, build, dst_url, wanted, verify=verify, progress=progress)
+            failed = _convert_all(tree, to_format, build, dst_url, wanted, verify=verify, progress=progress)
         else:
             _warn_of_lost_attributes(tree, to_format, dst_url)
-            _one_converted(tree.only(src_url), to_format, dst_url, wanted, verify=verify, progress=progress)
+            _convert_one(tree.only(src_url), to_format, dst_url, wanted, verify=verify, progress=progress)
     seconds = time.perf_counter() - begun
     return Conversion(partial(to_format.tree, dst_url, dst_options), len(names), seconds, failed)
 
@@ -329,8 +329,8 @@ def _refuse_the_source(src: str, src_options: Storage, dst: str, dst_options: St
         )
 
 
-def _one_converted(source: Source, target: Format, url: str, wanted: Settings, *, verify: bool, progress: bool) -> None:
-    source = sized(source)
+def _convert_one(source: Source, target: Format, url: str, wanted: Settings, *, verify: bool, progress: bool) -> None:
+    source = with_size(source)
     settings = _settings(source, wanted)
     target.check(source, settings)
     _warn_of_loss(source, target, url, snapshots=settings.snapshots)
@@ -341,10 +341,10 @@ def _one_converted(source: Source, target: Format, url: str, wanted: Settings, *
         target.write(url, source, _pieces(source, regions, bar.advance), settings)
     if verify:
         with target.open(url, wanted.storage_options) as copy, track(source.nbytes, "verifying", progress) as bar:
-            _compare(source, sized(copy), regions, url, bar.advance)
+            _compare(source, with_size(copy), regions, url, bar.advance)
 
 
-def _all_converted(
+def _convert_all(
     tree: Tree, target: Format, build: Build, url: str, wanted: Settings, *, verify: bool, progress: bool
 ) -> dict[str, Exception]:
     """Convert all arrays of a tree; return the errors by name. If all fail, raise the first error."""
@@ -356,7 +356,7 @@ def _all_converted(
         with track(len(tree.names), label, progress, unit="items") as bar:
             for name in names:
                 try:
-                    source = sized(tree.open(name))
+                    source = with_size(tree.open(name))
                     verb(name, source, _settings(source, wanted))
                 except Exception as error:  # noqa: BLE001 - other libraries raise errors of many kinds
                     failed[name] = error
@@ -368,7 +368,7 @@ def _all_converted(
         building.put(name, source, _pieces(source, _regions(source, target, settings)), settings)
 
     def compare(name: str, source: Source, settings: Settings) -> None:
-        _compare(source, sized(copies.open(name)), _regions(source, target, settings), f"{url}/{name}")
+        _compare(source, with_size(copies.open(name)), _regions(source, target, settings), f"{url}/{name}")
 
     # A group needs no mark of its own if something is in it, or if it is the whole of the destination.
     inhabited = {
@@ -486,4 +486,4 @@ def save_intact(data: Any, dst: str, *, overwrite: bool, storage_options: Storag
         path, plain = f"{directory}/intact.npy", isinstance(data, bytes)
         np.save(path, np.frombuffer(data, np.uint8) if plain else data)
         kind = BYTES if plain else None
-        converted(path, dst, dst_format=kind, overwrite=overwrite, dst_options=storage_options)
+        convert_to(path, dst, dst_format=kind, overwrite=overwrite, dst_options=storage_options)

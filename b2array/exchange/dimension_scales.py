@@ -79,7 +79,7 @@ def attach(h5py: ModuleType, file: Any, written: Mapping[str, Sequence[str | Non
     for path, names in written.items():
         if tuple(names) == (_last(path),):
             file[path].make_scale(_last(path))
-    for path, names in _renamed(file, written).items():
+    for path, names in _rename(file, written).items():
         data = file[path]
         for dim, length, name in zip(data.dims, data.shape, names, strict=True):
             if name is None or tuple(names) == (_last(path),):
@@ -91,7 +91,7 @@ def attach(h5py: ModuleType, file: Any, written: Mapping[str, Sequence[str | Non
                 dim.attach_scale(scale)
 
 
-def _renamed(file: Any, written: Mapping[str, Sequence[str | None]]) -> dict[str, Sequence[str | None]]:
+def _rename(file: Any, written: Mapping[str, Sequence[str | None]]) -> dict[str, Sequence[str | None]]:
     """Make room for scales: rename datasets as netCDF does that have the name of a dimension, but are no coordinate."""
     used = {(path.rpartition("/")[0], name) for path, names in written.items() for name in names}
     by_path = {}

@@ -36,7 +36,7 @@ from b2array.format import foreign
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
 from b2array.format.kept import ledger_of
-from b2array.format.text import is_unsized, sized_dtype
+from b2array.format.text import find_dtype, is_unsized
 from b2array.grid.chunking import Access
 from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member
@@ -73,8 +73,8 @@ __all__ = [
     "lone",
     "refuse_objects",
     "require",
-    "sized",
     "source_of",
+    "with_size",
 ]
 
 _TEXTS = 2**18
@@ -252,7 +252,7 @@ def refuse_objects(source: Source, _: Settings) -> None:
         raise UnsupportedError(f"items of type {source.dtype} are Python objects, which have no bytes of their own")
 
 
-def sized(source: Source) -> Source:
+def with_size(source: Source) -> Source:
     """Give text of any length a type that holds its longest item. This reads all of it."""
     if not is_unsized(source.dtype):
         return source
@@ -262,7 +262,7 @@ def sized(source: Source) -> Source:
         for box in boxes(source.shape, _TEXTS, source.chunks):
             values = np.asarray(source.read(box), object)
             if values.size:
-                kinds.add(sized_dtype(values, max(1, len(fill))))
+                kinds.add(find_dtype(values, max(1, len(fill))))
     except TypeError as error:
         raise UnsupportedError(f"items of any length can only be text or bytes: {error}") from None
     if len({each.kind for each in kinds}) > 1:
@@ -375,7 +375,9 @@ def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Set
             overwrite=settings.overwrite,
             storage_options=settings.storage_options,
         )
-        commit(copying.copied(source.handle, url, options, snapshots=settings.snapshots, progress=settings.progress))
+        commit(
+            copying.copy_array(source.handle, url, options, snapshots=settings.snapshots, progress=settings.progress)
+        )
         return
     commit(drafts.filled(url, source.shape, source.dtype, array_options(source, settings), pieces))
 
@@ -410,14 +412,14 @@ _NPY_MAGIC = b"\x93NUMPY"
 
 
 @contextmanager
-def _tree_mapped(mapped: Callable[[str, str], npt.NDArray[Any]], url: str, storage_options: Storage) -> Iterator[Tree]:
+def _map_tree(mapped: Callable[[str, str], npt.NDArray[Any]], url: str, storage_options: Storage) -> Iterator[Tree]:
     with local_copy(url, storage_options) as path:
         data = mapped(path, redact_url(url))
         source = Source(data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes)
         yield Tree(("",), lambda _: source)
 
 
-def _mapped(path: str, url: str) -> npt.NDArray[Any]:
+def _map_npy(path: str, url: str) -> npt.NDArray[Any]:
     if (start := first_bytes(path))[: len(_NPY_MAGIC)] != _NPY_MAGIC:  # NumPy would take it for a pickle
         raise FormatError(f"{url}: expected a .npy file, found {foreign.described(start)}")
     try:
@@ -444,7 +446,7 @@ def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
 NPY = Format(
     "npy",
     (".npy",),
-    partial(_tree_mapped, _mapped),
+    partial(_map_tree, _map_npy),
     refuse_objects,
     _write_npy,
     keeps=frozenset(),
@@ -455,7 +457,7 @@ NPY = Format(
 # Bytes without a format.
 
 
-def _mapped_bytes(path: str, _: str) -> npt.NDArray[Any]:
+def _map_bytes(path: str, _: str) -> npt.NDArray[Any]:
     return np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0, np.uint8)
 
 
@@ -469,7 +471,7 @@ def _write_bytes(url: str, _: Source, pieces: Iterable[Piece], settings: Setting
 BYTES = Format(
     "bytes",
     (),
-    partial(_tree_mapped, _mapped_bytes),
+    partial(_map_tree, _map_bytes),
     refuse_objects,
     _write_bytes,
     sequential=True,

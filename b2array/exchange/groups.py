@@ -125,7 +125,7 @@ def _frame(
             options = formats.array_options(source, settings._replace(layout=kind, overwrite=overwrite))
             return drafts.filled(url, source.shape, source.dtype, options, pieces)
         chunks, blocks = settings.given
-        return copying.copied(
+        return copying.copy_array(
             handle,
             url,
             ArrayOptions(

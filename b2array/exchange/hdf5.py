@@ -47,17 +47,17 @@ def _tree(url: str, storage_options: Storage, *, follow_external: bool = False) 
     h5py = formats.require("h5py", "hdf5", "HDF5")
     address, name = split_member(url)
     place = redact_url(address)
-    with formats.local_copy(address, storage_options) as path, _opened(h5py, path, place) as file:
+    with formats.local_copy(address, storage_options) as path, _open_file(h5py, path, place) as file:
 
         def node_at(at: str) -> Any:
-            return file[at or "/"] if follow_external else hdf5_links.opened(h5py, file, at, f"{place}#{at}")
+            return file[at or "/"] if follow_external else hdf5_links.open_node(h5py, file, at, f"{place}#{at}")
 
         if not _is_there(node_at, name):
             raise FileNotFoundError(f"{place} holds no dataset {name!r}")
         with _reading(place):
             nodes = dict(_nodes(h5py, node_at, name, place))
         top = len(name) + 1 if name else 0
-        paths = {_shown(at[top:]): at for at, is_group in nodes.items() if not is_group}
+        paths = {_name_of(at[top:]): at for at, is_group in nodes.items() if not is_group}
 
         def opened(inner: str) -> Source:
             at = paths.get(inner, f"{name}/{inner}".strip("/"))
@@ -88,13 +88,13 @@ def _is_there(node_at: Callable[[str], Any], name: str) -> bool:
     return True
 
 
-def _shown(path: str) -> str:
+def _name_of(path: str) -> str:
     """Return the name of a netCDF variable without the mark of those that are not coordinates."""
     outer, slash, last = path.rpartition("/")
     return outer + slash + last.removeprefix(dimension_scales.NOT_A_COORDINATE)
 
 
-def _opened(h5py: ModuleType, path: str, url: str) -> Any:
+def _open_file(h5py: ModuleType, path: str, url: str) -> Any:
     try:
         return h5py.File(path, "r")
     except FileNotFoundError:
@@ -173,7 +173,7 @@ def _attrs(node: Any, where: str) -> dict[str, Any]:
     attrs |= {key: attrs[key][0] for key in single}
     if left := [key for key, value in attrs.items() if not _is_portable(value)]:
         warn(f"{where}: the attributes {left} are left out, because they mean something in their file only")
-    return {key: _unpacked(value, key in _PACKING) for key, value in attrs.items() if key not in left}
+    return {key: _unpack_attr(value, key in _PACKING) for key, value in attrs.items() if key not in left}
 
 
 def _is_portable(value: Any) -> bool:
@@ -235,7 +235,7 @@ def _has_other_bytes(data: Any, where: str) -> bool:
     return False
 
 
-def _unpacked(value: Any, packs: bool = False) -> Any:
+def _unpack_attr(value: Any, packs: bool = False) -> Any:
     """Return an attribute in types of Python and NumPy. Text is `str`, however the file stores it.
 
     With `packs`, a number keeps a type that Python does not have, in an array without dimensions.
@@ -255,7 +255,7 @@ def _unpacked(value: Any, packs: bool = False) -> Any:
     return value.item() if isinstance(value, np.generic) and kind in "biufSU" else value
 
 
-def _stored(dtype: np.dtype[Any]) -> Any:
+def _type_to_store(dtype: np.dtype[Any]) -> Any:
     """Return the type to store: for times opaque bytes, which h5py recognises, and text of any length for text."""
     h5py = formats.require("h5py", "hdf5", "HDF5")
     if dtype.kind == "U":
@@ -268,7 +268,8 @@ def _check(source: Source, settings: Settings) -> None:
     h5py = formats.require("h5py", "hdf5", "HDF5")
     try:
         is_stored = (
-            source.dtype.kind == "U" or h5py.h5t.py_create(_stored(source.dtype), logical=True).dtype == source.dtype
+            source.dtype.kind == "U"
+            or h5py.h5t.py_create(_type_to_store(source.dtype), logical=True).dtype == source.dtype
         )
     except TypeError as error:
         raise UnsupportedError(f"HDF5 cannot hold items of type {source.dtype}: {error}") from None
@@ -276,10 +277,10 @@ def _check(source: Source, settings: Settings) -> None:
         raise UnsupportedError(f"HDF5 would change items of type {source.dtype}")
     # Try to store the attributes in a file in memory: only h5py knows what it can store.
     with h5py.File("probe", "w", driver="core", backing_store=False) as probe:
-        _set_attrs(probe, _typed(source))
+        _set_attrs(probe, _attrs_to_store(source))
 
 
-def _typed(source: Source) -> dict[str, Any]:
+def _attrs_to_store(source: Source) -> dict[str, Any]:
     """Return the attributes of an array. netCDF expects the value that marks missing items in the items' type."""
     attrs = dict(source.attrs)
     missing = np.asarray(attrs.get("_FillValue"))
@@ -380,7 +381,7 @@ def _reserve(file: Any, nbytes: int = 0) -> None:
 
 
 def _put(file: Any, name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
-    dtype = _stored(source.dtype)
+    dtype = _type_to_store(source.dtype)
     options: dict[str, Any] = {}
     if source.shape and 0 not in source.shape:
         options["chunks"] = tuple(min(c, n) for c, n in zip(settings.chunks, source.shape, strict=True))
@@ -400,7 +401,7 @@ def _put(file: Any, name: str, source: Source, pieces: Iterable[Piece], settings
         options["fillvalue"] = np.asarray(source.fill).view(dtype) if source.dtype.kind in "mM" else source.fill
     _reserve(file)
     data = file.create_dataset(name, source.shape, dtype, **options)
-    _set_attrs(data, _typed(source))
+    _set_attrs(data, _attrs_to_store(source))
     pieces = _with_room(file, pieces)
     if is_direct:
         hdf5_chunks.write(data, pieces, source.fill, compression, settings.cparams, settings.blocks)

@@ -13,13 +13,13 @@ from typing import Any
 
 from b2array.errors import UnsupportedError
 
-__all__ = ["check_items", "opened", "require_inside"]
+__all__ = ["check_items", "open_node", "require_inside"]
 
 _HINT = "convert reads it with follow_external=True"
 _MOST_LINKS = 40
 
 
-def opened(h5py: ModuleType, file: Any, path: str, where: str) -> Any:
+def open_node(h5py: ModuleType, file: Any, path: str, where: str) -> Any:
     """Return the group or dataset at a path, without leaving the file.
 
     Raises KeyError if there is nothing, and UnsupportedError if the path leads through a link to another file. `where`
@@ -72,7 +72,7 @@ def check_items(h5py: ModuleType, data: Any, where: str) -> None:
             if "%" in name:  # HDF5 puts numbers there
                 raise UnsupportedError(f"{where}: its items are in all datasets like {name!r}; {_HINT}")
             try:
-                inner = opened(h5py, data.file, name, where)
+                inner = open_node(h5py, data.file, name, where)
             except KeyError:
                 continue  # HDF5 gives the fill value
             waiting += [inner] if isinstance(inner, h5py.Dataset) else []
@@ -81,6 +81,6 @@ def check_items(h5py: ModuleType, data: Any, where: str) -> None:
 def require_inside(h5py: ModuleType, file: Any, path: str, where: str) -> None:
     """Raise UnsupportedError if a path for new contents leads out of the file."""
     try:
-        opened(h5py, file, path, where)
+        open_node(h5py, file, path, where)
     except KeyError:
         return

@@ -51,7 +51,7 @@ def _zarr() -> ModuleType:
 
 @contextmanager
 def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
-    root = _opened(url, storage_options)
+    root = _open_node(url, storage_options)
     if root is None:
         if Path(_parts(url)).is_file():
             described = foreign.described(formats.first_bytes(_parts(url)))
@@ -66,7 +66,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
         try:
             members = dict(sorted(root.members(max_depth=None)))
         except Exception:  # noqa: BLE001 - metadata that are damaged raise errors of many kinds
-            members = _found(url, storage_options)
+            members = _nodes_of(url, storage_options)
     error = None
     if unknown:
         try:
@@ -122,7 +122,7 @@ def _require_list(url: str, storage_options: Storage, empty: Iterable[str]) -> N
             )
 
 
-def _found(url: str, storage_options: Storage) -> dict[str, Any]:
+def _nodes_of(url: str, storage_options: Storage) -> dict[str, Any]:
     """Find everything below a group by the names of files: groups are opened, arrays and damaged members are None."""
     files = open_store(_parts(url), storage_options=storage_options).walk()
     names = {
@@ -132,12 +132,12 @@ def _found(url: str, storage_options: Storage) -> dict[str, Any]:
     for name in sorted(names - {""}):
         node = None
         with suppress(Exception):
-            node = _opened(f"{_parts(url)}/{name}", storage_options)
+            node = _open_node(f"{_parts(url)}/{name}", storage_options)
         nodes[name] = node
     return nodes
 
 
-def _opened(url: str, storage_options: Storage) -> Any:
+def _open_node(url: str, storage_options: Storage) -> Any:
     """Open an array or group; None if there is none."""
     zarr = _zarr()
     address = _parts(url)
@@ -315,7 +315,7 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
     try:
         if beside is None and there and kind == "hierarchy":
             store.delete(store.walk())
-        with nullcontext() if beside is None else _exchanged(Path(store.url).resolve(), Path(beside)):
+        with nullcontext() if beside is None else _replacing(Path(store.url).resolve(), Path(beside)):
             if kind == "hierarchy":
                 group("", {})
             yield Building(put, group)
@@ -335,7 +335,7 @@ def _outer_groups(container: str, member: str, storage_options: Storage) -> list
     for outer in accumulate(member.split("/")[:-1], "{}/{}".format, initial=container.rstrip("/")):
         node = None
         with suppress(FileNotFoundError):
-            node = _opened(outer, storage_options)
+            node = _open_node(outer, storage_options)
         if node is None:
             missing.append(outer)
         elif not isinstance(node, _zarr().Group):
@@ -344,7 +344,7 @@ def _outer_groups(container: str, member: str, storage_options: Storage) -> list
 
 
 @contextmanager
-def _exchanged(target: Path, path: Path) -> Iterator[None]:
+def _replacing(target: Path, path: Path) -> Iterator[None]:
     """Yield a temporary directory for the block to fill, and then exchange it with the existing one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -366,7 +366,7 @@ def _is_there(url: str, store: Store, settings: Settings, kind: str) -> bool:
     node = None
     zarr = _zarr()
     with suppress(OSError, ValueError):
-        node = _opened(url, settings.storage_options)
+        node = _open_node(url, settings.storage_options)
     if not isinstance(node, zarr.Array if kind == "array" else (zarr.Array, zarr.Group)):
         raise FileExistsError(f"{store.url} exists and is not a Zarr array that can be replaced")
     return True

@@ -25,8 +25,8 @@ __all__ = [
     "MARK_AT",
     "fingerprint",
     "frame_len",
+    "header_copy",
     "is_changed_by_others",
-    "noted_header",
     "with_frame_len",
 ]
 
@@ -73,7 +73,7 @@ def with_frame_len(header: bytes, nbytes: int) -> bytes:
     return header[: _FRAME_LEN.start] + nbytes.to_bytes(8, "big") + header[_FRAME_LEN.stop :]
 
 
-def noted_header(layer: Buffer) -> bytes | None:
+def header_copy(layer: Buffer) -> bytes | None:
     """Return the copy of the header in b2array's metalayer, or None if there is none."""
     try:
         header = msgpack.unpackb(layer, strict_map_key=False)["header"]
@@ -92,13 +92,13 @@ def is_changed_by_others(header: Buffer, noted: bytes) -> bool:
         before[free] = now[free]
     try:
         layers, old = metalayers.unpack(now, _LAYERS_AT), metalayers.unpack(bytes(before), _LAYERS_AT)
-        changed = tuple(map(_changed, old, layers)) if len(old) == len(layers) else ()
+        changed = tuple(map(_change_by_stock, old, layers)) if len(old) == len(layers) else ()
     except _UNREADABLE:
         return False
     return changed == layers and now == before[:_LAYERS_AT] + metalayers.pack(layers, _LAYERS_AT, uncounted=0)
 
 
-def _changed(old: tuple[str, bytes], new: tuple[str, bytes]) -> tuple[str, bytes] | None:
+def _change_by_stock(old: tuple[str, bytes], new: tuple[str, bytes]) -> tuple[str, bytes] | None:
     """Return what the C library could have made of a metalayer: another shape, or other content of the same length."""
     (name, before), (_, now) = old, new
     if name == "b2nd":

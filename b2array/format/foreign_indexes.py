@@ -23,10 +23,10 @@ def with_stale_indexes(state: State) -> State:
     names = state.attr_names
     if _ANSWERS in names:
         state = state.with_attr(_ANSWERS, None)
-    return _marked(state) if _INDEXES in names else state
+    return _mark(state) if _INDEXES in names else state
 
 
-def _marked(state: State) -> State:
+def _mark(state: State) -> State:
     try:
         catalog = decode_attr(state.attr(_INDEXES) or b"")
     except (FormatError, UnsupportedError):

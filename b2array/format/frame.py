@@ -184,7 +184,7 @@ def unpack(header: Buffer, tail: Buffer, parsed: Header | None = None, *, bare: 
         raise FormatError(f"expected a trailer of 25 to {longest} bytes, found {trailer_len}")
     trailer = bytes(tail[length - trailer_len :])
     layers = _unpack_trailer_layers(trailer)
-    head, fingerprint_type = _verified(head, header, tail, layers, fingerprint_type, stored)
+    head, fingerprint_type = _verify(head, header, tail, layers, fingerprint_type, stored)
     offsets = index.NO_OFFSETS if bare else _unpack_index(tail[: length - trailer_len], head)
     return Frame(
         **dict(zip(_NAMES, _values(head), strict=True)),
@@ -208,7 +208,7 @@ def with_tail(header: Header, **tail: Any) -> Frame:
     return Frame(**{**dict(zip(_NAMES, _values(header), strict=True)), **tail})
 
 
-def _verified(
+def _verify(
     head: Header, header: Buffer, tail: Buffer, layers: Layers, fingerprint_type: int, stored: bytes
 ) -> tuple[Header, int]:
     """Compare a frame with its fingerprint. Return the header that counts, and the type of the fingerprint."""
@@ -242,7 +242,7 @@ def noted_header(layers: Layers) -> bytes | None:
     """Return the copy of the header that b2array's layer in the trailer has, or None."""
     raw = metalayers.find(layers, "b2array")
     try:
-        return None if raw is None else fingerprint.noted_header(unpack_vlmeta(raw))
+        return None if raw is None else fingerprint.header_copy(unpack_vlmeta(raw))
     except (FormatError, UnsupportedError):
         return None
 
@@ -272,7 +272,7 @@ def pack(frame: Frame, header: bytes | None = None) -> Packed:
     """
     _check_writable(frame)
     header = pack_header(frame) if header is None else header
-    fields = _computed(frame, len(header))
+    fields = _compute_fields(frame, len(header))
     cbytes = fields["cbytes"]
     packed_offsets, packed_index = frame.packed_index or (None, b"")
     if packed_offsets is not frame.offsets:
@@ -292,24 +292,24 @@ def pack_header(frame: Frame) -> bytes:
 
     It only says whether there are variable-length metalayers.
     """
-    packed = metalayers.pack(_ordered(frame.metalayers), FIXED_LEN, uncounted=0)
-    frame = replace(frame, **_computed(frame, FIXED_LEN + len(packed)))
+    packed = metalayers.pack(_b2nd_first(frame.metalayers), FIXED_LEN, uncounted=0)
+    frame = replace(frame, **_compute_fields(frame, FIXED_LEN + len(packed)))
     return pack_fields(frame, packed, has_vlmetalayers=bool(frame.vlmetalayers))
 
 
-def _computed(frame: Frame, header_len: int) -> dict[str, Any]:
+def _compute_fields(frame: Frame, header_len: int) -> dict[str, Any]:
     """Return the computed fields, except `frame_len` and the fingerprint."""
     return {
         "cbytes": frame.cbytes if frame.nbytes else 0,
         "format_version": 3 if frame.variable_chunks or frame.vl_blocks else 2,
-        "metalayers": _ordered(frame.metalayers),
+        "metalayers": _b2nd_first(frame.metalayers),
         "header_len": header_len,
         "trailer_version": TRAILER_VERSION,
         "fingerprint_type": FINGERPRINT_128,
     }
 
 
-def _ordered(layers: Layers) -> Layers:
+def _b2nd_first(layers: Layers) -> Layers:
     return tuple(sorted(layers, key=lambda layer: layer[0] != "b2nd"))
 
 
@@ -341,14 +341,14 @@ def pack_vlmeta(value: Buffer) -> bytes:
     """Return the chunk that holds the content of a variable-length metalayer."""
     content = memoryview(value).cast("B")
     middle = content.nbytes // 2
-    if content.nbytes < _SAMPLED or _compressed(content[middle : middle + _SAMPLE]) is not None:
-        packed = _compressed(content)
+    if content.nbytes < _SAMPLED or _compress(content[middle : middle + _SAMPLE]) is not None:
+        packed = _compress(content)
         if packed is not None:
             return packed
     return encode.encode(content, typesize=1, cparams=_RAW)
 
 
-def _compressed(content: memoryview) -> bytes | None:
+def _compress(content: memoryview) -> bytes | None:
     """Return the content as a chunk that is a quarter smaller at least; else None.
 
     Each opening would decode it, which takes longer than reading a few more bytes.

@@ -30,9 +30,9 @@ __all__ = [
     "State",
     "changed_chunks",
     "check_count",
+    "cparams_to_note",
     "future_part",
     "layers_with",
-    "noted_cparams",
     "parse",
     "reshaped",
     "sized_blocks",
@@ -75,7 +75,7 @@ class State:
     def cparams(self) -> CParams:
         """How new chunks are made; UnsupportedError if a codec, a filter or a parameter does not fit."""
         named = self.frame.cparams
-        return _completed(named, self.annotations.cparams) if self.annotations.cparams else named
+        return _complete(named, self.annotations.cparams) if self.annotations.cparams else named
 
     @property
     def sizes(self) -> Sizes:
@@ -201,7 +201,7 @@ def future_part(described: Frame) -> str | None:
     return None
 
 
-def noted_cparams(cparams: CParams) -> tuple[tuple[str, Any], ...]:
+def cparams_to_note(cparams: CParams) -> tuple[tuple[str, Any], ...]:
     """Return the names and values that the header has no fields for."""
     names = [name for name in BOUNDS if getattr(cparams, name) is not None]
     if cparams.filters == AUTO:
@@ -210,7 +210,7 @@ def noted_cparams(cparams: CParams) -> tuple[tuple[str, Any], ...]:
 
 
 @lru_cache(maxsize=64)
-def _completed(cparams: CParams, noted: tuple[tuple[str, Any], ...]) -> CParams:
+def _complete(cparams: CParams, noted: tuple[tuple[str, Any], ...]) -> CParams:
     """Return the parameters of a header with those that annotations add; as they are if these make no sense."""
     more = {name: value for name, value in noted if name in (*BOUNDS, "filters", "filters_meta")}
     if more.get("filters") == AUTO:
@@ -243,7 +243,7 @@ def _readable_layout(described: Frame, annotations: Annotations | None) -> Layou
         return None
 
 
-def _declared(described: Frame) -> Layout:
+def _declare_layout(described: Frame) -> Layout:
     layers = described.metalayers
     if described.metalayer(b2nd.CACHE) is not None:
         _require_complete(described)
@@ -273,7 +273,7 @@ def _note_in(described: Frame, name: str) -> Any:
 
 
 def _layout_of(described: Frame, annotations: Annotations | None) -> Layout:
-    layout = _declared(described)
+    layout = _declare_layout(described)
     if layout.dtype.kind == "V" and layout.dtype.names is None and layout.dtype.subdtype is None:
         layout = _with_named_dtype(layout, (annotations or _annotations_of(described)).dtype)
     if layout.nchunks != described.nchunks:
@@ -374,7 +374,7 @@ def reshaped(state: State, shape: tuple[int, ...]) -> State:
         raise ValueError(f"the new shape must have {layout.ndim} dimensions, not {len(shape)}: {shape}")
     if any(extent < 0 for extent in shape):
         raise ValueError(f"negative dimensions are not allowed: {shape}")
-    outer = layout.ndim - len(_declared(described).dtype.shape)
+    outer = layout.ndim - len(_declare_layout(described).dtype.shape)
     if shape[outer:] != layout.shape[outer:]:
         raise ValueError(f"the last {layout.ndim - outer} dimensions are those of the items, which cannot be resized")
     chunks, blocks = layout.chunks, layout.blocks

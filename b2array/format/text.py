@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["is_unsized", "sized_dtype"]
+__all__ = ["find_dtype", "is_unsized"]
 
 _MISSING = ("None", "nan", "NaT", "<NA>")
 """How items that stand for missing ones are printed, those of pandas too."""
@@ -24,7 +24,7 @@ def is_unsized(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "OT"
 
 
-def sized_dtype(values: npt.NDArray[Any], least: int = 1) -> np.dtype[Any]:
+def find_dtype(values: npt.NDArray[Any], least: int = 1) -> np.dtype[Any]:
     """Return the type of fixed size that holds all items of an array of text or bytes of any length.
 
     Parameters
@@ -43,9 +43,9 @@ def sized_dtype(values: npt.NDArray[Any], least: int = 1) -> np.dtype[Any]:
 
     Examples
     --------
-    >>> sized_dtype(np.array(["a", "é", "three"], object))
+    >>> find_dtype(np.array(["a", "é", "three"], object))
     dtype('<U5')
-    >>> sized_dtype(np.array([None], object))
+    >>> find_dtype(np.array([None], object))
     Traceback (most recent call last):
     TypeError: expected text, found None: text has no missing items, so store "" or another mark in its place
     """
@@ -54,14 +54,14 @@ def sized_dtype(values: npt.NDArray[Any], least: int = 1) -> np.dtype[Any]:
         if position == 0 and isinstance(item, bytes):
             kind = bytes
         if not isinstance(item, kind):
-            raise TypeError(_refused(item, kind))
+            raise TypeError(_refusal(item, kind))
         if item[-1:] in ("\0", b"\0"):
             raise ValueError(f"expected text without NUL at its end, found {item!r:.80}: text of one size loses it")
         least = max(least, len(item))
     return np.dtype((np.str_ if kind is str else np.bytes_, least))
 
 
-def _refused(item: object, kind: type) -> str:
+def _refusal(item: object, kind: type) -> str:
     wanted = "text" if kind is str else "bytes"
     if str(item) in _MISSING:
         return f'expected {wanted}, found {item!r}: text has no missing items, so store "" or another mark in its place'

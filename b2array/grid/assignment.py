@@ -14,7 +14,7 @@ import numpy.typing as npt
 from b2array.grid.index_arrays import shape_text
 from b2array.grid.selection import Selection
 
-__all__ = ["Sliceable", "arrange", "check_unmasked", "of_same_kind", "spread"]
+__all__ = ["Sliceable", "arrange", "broadcast", "check_unmasked", "of_same_kind"]
 
 Array = npt.NDArray[Any]
 
@@ -52,13 +52,13 @@ def arrange(
     """
     check_unmasked(value)
     if names is None:
-        return spread(_converted(value, selection, dtype), selection), None
+        return broadcast(_convert(value, selection, dtype), selection), None
     if isinstance(names, list) or dtype[names].subdtype is None:
-        return spread(_converted(value, selection, dtype[names]), selection), names
+        return broadcast(_convert(value, selection, dtype[names]), selection), names
     # A field of arrays has more dimensions than the selection; they belong to its items.
     whole = np.empty(selection.shape, [(names, dtype[names])])
     whole[names] = value
-    return spread(whole, selection), [names]
+    return broadcast(whole, selection), [names]
 
 
 def check_unmasked(value: Any) -> None:
@@ -68,7 +68,7 @@ def check_unmasked(value: Any) -> None:
         raise TypeError("masked items have no value that could be stored: choose one with filled()")
 
 
-def _converted(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
+def _convert(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
     # NumPy checks the range of what becomes a single item, and wraps what it casts as an array.
     if selection.kind == "scalar" or (isinstance(value, np.generic) and selection.kind == "basic"):
         item = np.zeros((), dtype)
@@ -94,7 +94,7 @@ def _converted(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
     return array
 
 
-def spread(value: Array, selection: Selection) -> Array:
+def broadcast(value: Array, selection: Selection) -> Array:
     """Broadcast a value as NumPy's assignment does, with NumPy's exceptions.
 
     The result is read-only, of shape ``selection.box``. It repeats the value without copying it.
@@ -102,7 +102,7 @@ def spread(value: Array, selection: Selection) -> Array:
     Examples
     --------
     >>> from b2array.grid.selection import select
-    >>> spread(np.array([7, 8]), select((slice(None), [0, 3]), (2, 4)))
+    >>> broadcast(np.array([7, 8]), select((slice(None), [0, 3]), (2, 4)))
     array([[7, 8],
            [7, 8]])
     """

@@ -123,7 +123,7 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
     (4, 3)
     """
     parsed = _parse(key, shape)
-    return _advanced(parsed, shape, in_place=True) if parsed.has_arrays else _basic(parsed, shape)
+    return _select_advanced(parsed, shape, in_place=True) if parsed.has_arrays else _basic(parsed, shape)
 
 
 def check_entries(key: Any, shape: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ def vectorised(key: Any, shape: Sequence[int]) -> Selection:
     (3, 4)
     """
     parsed = _parse(key, shape)
-    return _advanced(parsed, shape, in_place=False) if parsed.has_arrays else _basic(parsed, shape)
+    return _select_advanced(parsed, shape, in_place=False) if parsed.has_arrays else _basic(parsed, shape)
 
 
 def orthogonal(key: Any, shape: Sequence[int]) -> Selection:
@@ -200,7 +200,7 @@ def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]
     if isinstance(key, tuple):
         # Among other indices, text that names no field is no index, as in NumPy.
         field_names = set(dtype.names)
-        are_names = [_are_names(entry) and not field_names.isdisjoint(_listed(entry)) for entry in key]
+        are_names = [_are_names(entry) and not field_names.isdisjoint(_names_in(entry)) for entry in key]
         named = [entry for entry, is_name in zip(key, are_names, strict=True) if is_name]
         rest: Any = tuple(entry for entry, is_name in zip(key, are_names, strict=True) if not is_name) or Ellipsis
     else:
@@ -211,7 +211,7 @@ def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]
         if named[0] not in dtype.names:
             raise ValueError(f"no field of name {named[0]}")
         return rest, named[0]
-    names = [name for entry in named for name in _listed(entry)]
+    names = [name for entry in named for name in _names_in(entry)]
     for n, name in enumerate(names):
         if name not in dtype.names:
             raise KeyError(name)
@@ -220,7 +220,7 @@ def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]
     return rest, names
 
 
-def _listed(entry: str | list[str]) -> list[str]:
+def _names_in(entry: str | list[str]) -> list[str]:
     return [entry] if isinstance(entry, str) else entry
 
 
@@ -345,7 +345,7 @@ def _single(entry: int | slice, axis: int, extent: int) -> Slot:
     return Slot((axis,), positions, (count,), flipped)
 
 
-def _advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Selection:
+def _select_advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Selection:
     slots: list[Slot] = []
     arrays: list[IndexArray] = []
     places: list[int] = []  # the places of arrays and integers among the entries

@@ -177,13 +177,13 @@ def _survey_of_frame(revision: Snapshot) -> Survey:
                 chunks.append(ChunkSizes(n, None, "", head.chunk_nbytes(n) or 0, 0, 0, kind))
     own, nbytes = frame_nbytes(head), sum(live.values())
     total = total_nbytes(revision, listed(revision.store) if revision.sparse else None)
-    kept = _kept_nbytes(revision)
+    kept = _snapshots_nbytes(revision)
     dead = None if total is None else max(0, total - own - nbytes - kept)
     grid = revision.state.require_layout().grid_shape or (1,) if holds_array(head) else (head.nchunks,)
     return Survey(tuple(chunks), grid, total, own, nbytes, dead, kept)
 
 
-def _kept_nbytes(revision: Snapshot) -> int:
+def _snapshots_nbytes(revision: Snapshot) -> int:
     """Return how many bytes only snapshots hold."""
     entries = ledger_of(revision.state).entries
     nbytes = sum(entry.nbytes for entry in entries if not entry.packed)
@@ -315,7 +315,7 @@ def _spare(revision: Snapshot, stop: int) -> Iterator[Field]:
         yield Field("spare", stop, bytes(raw), "spare", f"{nbytes} bytes", meaning)
 
 
-def _placed(table: Iterable[HeaderField]) -> Iterator[tuple[str, int, str, str]]:
+def _with_positions(table: Iterable[HeaderField]) -> Iterator[tuple[str, int, str, str]]:
     """Yield name, position, struct format and meaning of little-endian fields that follow each other without gaps."""
     at = 0
     for field in table:
@@ -372,7 +372,7 @@ _LAYERS = {
 
 def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     length = ChunkHeader.unpack(buf).header_len
-    yield from _rows("index", buf, base, (row for row in _placed(CHUNK_FIELDS) if row[1] < length))
+    yield from _rows("index", buf, base, (row for row in _with_positions(CHUNK_FIELDS) if row[1] < length))
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
     # All offsets are one compressed chunk, so a single one has no bytes of its own in the file.
     for n in range(head.nchunks):
@@ -395,10 +395,10 @@ def _trailer(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
 def _fields_of_bloscpack(f: Reader) -> Iterator[Field]:
     raw = f.head_bytes()
     entries = VERSION1_FIELDS if f.header.version == 1 else HEADER_FIELDS
-    yield from _rows("header", raw, 0, _placed(entries))
+    yield from _rows("header", raw, 0, _with_positions(entries))
     meta, at = f.meta_head, f.header.length
     if meta is not None:
-        yield from _rows("metadata", raw[at:], at, _placed(META_FIELDS))
+        yield from _rows("metadata", raw[at:], at, _with_positions(META_FIELDS))
         at += META_HEADER_LEN
         for name, nbytes, meaning in (
             ("metadata", meta.meta_comp_size, "their content"),

@@ -24,14 +24,14 @@ __all__ = [
     "Compressed",
     "Measured",
     "alternatives",
-    "compared",
-    "compressed",
+    "comparison_rows",
+    "compression_rows",
     "compressions",
     "duration",
+    "measure",
     "patterns",
     "rates",
-    "repeated",
-    "timed",
+    "repeat",
 ]
 
 T = TypeVar("T")
@@ -93,8 +93,8 @@ def compressions(a: NDArray, bounds: CParams | None = None) -> Iterator[Compress
             store = partial(
                 creation.asarray, sample, chunks=fitted[0], blocks=fitted[1], cparams=cparams, interop=False
             )
-            array, writing = repeated([store])
-            _, reading = repeated([partial(array.__getitem__, ...)])
+            array, writing = repeat([store])
+            _, reading = repeat([partial(array.__getitem__, ...)])
             yield Compressed(name, array.cbytes, array.cratio, writing, reading)
 
 
@@ -105,7 +105,7 @@ def patterns(a: NDArray) -> Iterator[Measured]:
     """
     with config.using(cache_bytes=0):
         for name, keys in _keys(a.shape, a.chunks, a.itemsize):
-            read, seconds = repeated([partial(a.__getitem__, key) for key in keys])
+            read, seconds = repeat([partial(a.__getitem__, key) for key in keys])
             yield Measured(a.chunks, a.blocks, name, np.asarray(read).nbytes, seconds, a.cratio)
 
 
@@ -174,19 +174,19 @@ def _keys(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> Ite
     yield "everything" if whole else "the first part", [head]
 
 
-def repeated(calls: Iterable[Callable[[], T]]) -> tuple[T, float]:
+def repeat(calls: Iterable[Callable[[], T]]) -> tuple[T, float]:
     """Call functions in turn for a while; return the last result, and the median of the seconds."""
     times: list[float] = []
     begun = time.perf_counter()
     for call in cycle(calls):
-        result, seconds = timed(call)
+        result, seconds = measure(call)
         times.append(seconds)
         if time.perf_counter() - begun >= _SECONDS or len(times) >= _MOST_CALLS:
             break
     return result, median(times)
 
 
-def timed(verb: Callable[[], T]) -> tuple[T, float]:
+def measure(verb: Callable[[], T]) -> tuple[T, float]:
     """Call a function; return its result and the seconds that it took."""
     start = time.perf_counter()
     result = verb()
@@ -200,7 +200,7 @@ def rates(measurements: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
         yield each.pattern, tables.nbytes(each.nbytes), duration(each.seconds), f"{each.rate / 1e6:.1f} MB/s"
 
 
-def compared(measurements: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
+def comparison_rows(measurements: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a table of chunks and blocks, with the time of each pattern."""
     names = list(dict.fromkeys(each.pattern for each in measurements))
     yield ("chunks", "blocks", "ratio", *names)
@@ -211,7 +211,7 @@ def compared(measurements: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
         yield str(chunks), str(blocks), f"{ratio:.2f}", *times
 
 
-def compressed(measurements: Iterable[Compressed]) -> Iterator[tuple[str, ...]]:
+def compression_rows(measurements: Iterable[Compressed]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a table of compressed sizes."""
     yield ("parameters", "bytes", "ratio", "write", "read")
     for each in measurements:

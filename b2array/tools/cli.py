@@ -29,7 +29,7 @@ from b2array.engine import kept
 from b2array.engine.commit import commit, copied
 from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError
-from b2array.exchange.convert import converted, is_array, save_intact
+from b2array.exchange.convert import convert_to, is_array, save_intact
 from b2array.exchange.formats import BLP, BLP_BYTES, BYTES, holds_array
 from b2array.exchange.places import by_ending, find, require_frames
 from b2array.group import addressing
@@ -182,7 +182,7 @@ def info(
     if at is not None and (raw or chunks):
         raise typer.BadParameter("--raw and --chunks show the whole file, and not a snapshot", param_hint="--at")
     if raw:
-        with describing.opened(url, options) as source:
+        with describing.open_frame(url, options) as source:
             fields = list(anatomy.fields(source))
         rows = [("part", "offset", "bytes", "field", "value", "meaning")]
         rows += [(f.part, str(f.offset), _hex(f.raw), f.name, str(f.value), f.meaning) for f in fields]
@@ -191,7 +191,7 @@ def info(
     about = describing.describe(url, options, at)
     data, lines = about.typed, describing.lines(about.rows)
     if chunks:
-        with describing.opened(url, options) as source:
+        with describing.open_frame(url, options) as source:
             sizes = anatomy.survey(source)
         data, lines = data | {"sizes": sizes.data()}, chain(lines, [""], sizes.lines())
     _print(as_json, data, lines)
@@ -213,7 +213,7 @@ def _report(failed: Mapping[str, Exception]) -> int:
 @_command
 def ls(url: opts.Url, as_json: opts.Json = False, at: opts.At = None, storage: opts.Storage = None) -> int:
     """List an array, or what is in a group, with sizes and ratios."""
-    listed, failed = describing.listed(url, opts.storage_options(storage), deep=False, at=at)
+    listed, failed = describing.list_members(url, opts.storage_options(storage), deep=False, at=at)
     members = {name: member for name, member in listed.items() if name}
     rows = [describing.row(name, member) for name, member in members.items()]
     _print(as_json, members, table(rows, "<<<>>") if rows else ())
@@ -223,8 +223,8 @@ def ls(url: opts.Url, as_json: opts.Json = False, at: opts.At = None, storage: o
 @_command
 def tree(url: opts.Url, at: opts.At = None, storage: opts.Storage = None) -> int:
     """Draw a group with all that is below it."""
-    members, failed = describing.listed(url, opts.storage_options(storage), deep=True, at=at)
-    _say(*describing.drawn(members))
+    members, failed = describing.list_members(url, opts.storage_options(storage), deep=True, at=at)
+    _say(*describing.draw_tree(members))
     return _report(failed)
 
 
@@ -321,7 +321,7 @@ def convert(
     cparams = opts.cparams_of(codec, clevel, filters, absolute_error, relative_error, keepbits)
     format_options = {"zarr_format": zarr_format, "compression": compression}
     more: dict[str, Any] = {name: value for name, value in format_options.items() if value is not None}
-    done = converted(
+    done = convert_to(
         src,
         dst,
         src_format=src_format,
@@ -381,7 +381,7 @@ def copy(
         with origin.tree(address, options) as members:
             several = members.names != ("",)
     if several or (target is not None and target.building is not None):
-        done = converted(
+        done = convert_to(
             src,
             dst,
             dst_format=None if target is not None else "b2d",
@@ -452,7 +452,7 @@ def pack(
     """Write an array, or any file, to a Bloscpack file (.blp)."""
     options, others = opts.both_options(storage, src_storage, dst_storage)
     src_format, dst_format = (None, BLP) if is_array(src, options) else (BYTES, BLP_BYTES)
-    converted(
+    convert_to(
         src,
         dst,
         src_format=src_format,
@@ -494,7 +494,7 @@ def unpack(
             _complain(opts.error_text(error))
             return CORRUPT
         dst_format = None if f.is_array else BYTES
-    converted(
+    convert_to(
         src,
         dst,
         src_format=BLP,
@@ -538,10 +538,10 @@ def bench(
             bar.advance()
     lines = table(list(measuring.rates(own)), "<>>>")
     if stored:
-        below = table(list(measuring.compressed(stored)), "<>>>>")
+        below = table(list(measuring.compression_rows(stored)), "<>>>>")
         lines = chain(lines, ["", "A sample in memory, with other parameters:", ""], below)
     if others:
-        below = table(list(measuring.compared(others)), "<<>" + ">" * len(own))
+        below = table(list(measuring.comparison_rows(others)), "<<>" + ">" * len(own))
         lines = chain(lines, ["", "A sample in memory, with other chunks and blocks:", ""], below)
     data = {
         "file": [each._asdict() for each in own],

@@ -16,7 +16,7 @@ from b2array import config
 from b2array.array import creation
 from b2array.array.array import NDArray, array_at
 from b2array.display.tables import size
-from b2array.tools.bench import duration, repeated, timed
+from b2array.tools.bench import duration, measure, repeat
 from b2array.tools.results import table
 from b2array.tools.verify import verify
 
@@ -36,22 +36,22 @@ def main(steps: int = 160, side: int = 384) -> None:
     The simulation has `steps` steps on a grid of `side` by `side` points; each number must be at least 8.
     """
     print("b2array: rings on a pond, simulated, stored, and read in parts\n")
-    field, seconds = timed(lambda: ripples(steps, side))
+    field, seconds = measure(lambda: ripples(steps, side))
     steps, side, _ = field.shape
     _line("simulate", f"{steps} steps on {side} x {side} points of {field.dtype}: {size(field.nbytes)}", seconds)
     with TemporaryDirectory(prefix="b2array-demo-") as directory, config.using(cache_bytes=0):
         path = Path(directory) / "pond.b2nd"
-        stored, seconds = timed(lambda: creation.asarray(field, url=path))
+        stored, seconds = measure(lambda: creation.asarray(field, url=path))
         nbytes = path.stat().st_size
         _line("store", f"pond.b2nd: {size(nbytes)}, {field.nbytes / nbytes:.1f} times smaller", seconds)
         stored.close()
 
-        a, seconds = timed(lambda: array_at(path))
+        a, seconds = measure(lambda: array_at(path))
         _line("open", "to know where everything is", seconds)
         print(f"          chunks of {_shape(a.chunks)}, each of blocks of {_shape(a.blocks)}\n")
         _read_parts(a, nbytes, field)
         print(f"\nThe pond at step {steps // 2}, read from the file:\n")
-        print(*_drawn(a[steps // 2]), sep="\n")
+        print(*_draw(a[steps // 2]), sep="\n")
         _kill_a_writer(path, field)
         a.close()
 
@@ -99,7 +99,7 @@ def _read_parts(a: NDArray, file_nbytes: int, field: Field) -> None:
         (f"a[{t}]", "one step", np.s_[t]),
         ("a[...]", "everything", np.s_[...]),
     ):
-        part, seconds = repeated([partial(a.__getitem__, key)])
+        part, seconds = repeat([partial(a.__getitem__, key)])
         if not np.array_equal(part, field[key]):
             raise RuntimeError(f"{text} differs from what was stored")
         nbytes = a.explain(key).nbytes
@@ -114,7 +114,7 @@ def _read_parts(a: NDArray, file_nbytes: int, field: Field) -> None:
     print("with the file in the system's memory and without b2array's cache of decoded blocks.")
 
 
-def _drawn(plane: Field) -> Iterator[str]:
+def _draw(plane: Field) -> Iterator[str]:
     """Draw a plane with one character for each cell of a coarse grid: the higher, the darker."""
     rows, columns = (np.linspace(0, n - 1, most).astype(int) for n, most in zip(plane.shape, _PICTURE, strict=True))
     cells = plane[np.ix_(rows, columns)]
@@ -144,7 +144,7 @@ def _kill_a_writer(path: Path, field: Field) -> None:
         writer.kill()
     written = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) - before
     a = array_at(path)
-    report, seconds = timed(lambda: verify(path, deep=True))
+    report, seconds = measure(lambda: verify(path, deep=True))
     if not (written > 0 and report.ok and np.array_equal(a, field)):
         raise RuntimeError("the array differs from what was stored before the writer was killed")
     print("\nAnother process overwrote half of the array. It was killed before the last step of its commit,")

@@ -36,11 +36,11 @@ __all__ = [
     "describe",
     "difference",
     "difference_lines",
-    "drawn",
+    "draw_tree",
     "frame_of",
     "lines",
-    "listed",
-    "opened",
+    "list_members",
+    "open_frame",
     "plain",
     "row",
     "snapshot_row",
@@ -71,7 +71,7 @@ def describe(url: str, storage_options: Storage, at: str | None = None) -> Descr
             frame = None if source.handle is None else source.handle.snapshot
             about = {"format": kind.name} | _source(source) if frame is None else _frame(frame)
             return Description(about, typed(url, about, frame), {})
-        members, failed = _described(tree, tree.names)
+        members, failed = _describe_members(tree, tree.names)
         names = [*tree.snapshots] if at is None else []
     about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact_url(url)} | _group(members)
     fields = typed(url, about | {"snapshot": at, "snapshots": names}, None)
@@ -147,7 +147,7 @@ def _names(text: Any) -> list[str]:
     return [] if text is None else list(text)
 
 
-def listed(
+def list_members(
     url: str, storage_options: Storage, *, deep: bool, at: str | None = None
 ) -> tuple[Members, dict[str, Exception]]:
     """Describe the members of a group, directly in it or all below it, or one array; return errors by name, too."""
@@ -157,11 +157,11 @@ def listed(
             outer, inner = split_member(redact_url(url))
             name = (inner or outer).rstrip("/").rpartition("/")[2]
             return {name: _brief(tree.only(url))}, {}
-        members, failed = _described(tree, [name for name in tree.names if deep or "/" not in name])
+        members, failed = _describe_members(tree, [name for name in tree.names if deep or "/" not in name])
     return {name: each for name, each in members.items() if deep or "/" not in name}, failed
 
 
-def _described(tree: Tree, names: Iterable[str]) -> tuple[Members, dict[str, Exception]]:
+def _describe_members(tree: Tree, names: Iterable[str]) -> tuple[Members, dict[str, Exception]]:
     members: Members = {}
     failed: dict[str, Exception] = {} if tree.error is None else {"/": tree.error}
     for name in (*tree.attrs, *tree.names):
@@ -214,7 +214,7 @@ def row(name: str, member: Mapping[str, Any]) -> tuple[str, ...]:
     return name, dtype, shape, tables.size(member["nbytes"]).replace(" bytes", " B"), ratio
 
 
-def drawn(members: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def draw_tree(members: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Draw members as a tree, with types, shapes, sizes and ratios."""
     cells = {name: ("", *row(name, member)[1:]) for name, member in members.items() if name}
     lines = (line.split("\t") for line in branches(nested(cells), "\t".join))
@@ -349,7 +349,7 @@ def frame_of(url: str, storage_options: Storage, at: str | None = None) -> Snaps
 
 
 @contextmanager
-def opened(url: str, storage_options: Storage, at: str | None = None) -> Iterator[Snapshot | bloscpack.Reader]:
+def open_frame(url: str, storage_options: Storage, at: str | None = None) -> Iterator[Snapshot | bloscpack.Reader]:
     """Open a frame, which may be a member of a group, or a Bloscpack file; at a snapshot, if one is named."""
     if find(url, None, storage_options, exists=True, at=at)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:

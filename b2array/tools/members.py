@@ -17,7 +17,7 @@ from b2array.group.directory import Directory
 from b2array.store.secrets import redact_url
 from b2array.tools.results import Failure, Result, Results
 
-__all__ = ["Members", "change_each", "collected", "each_frame"]
+__all__ = ["Members", "change_each", "collect", "each_frame"]
 
 R = TypeVar("R", bound=Result)
 
@@ -72,7 +72,7 @@ def change_each(
         def result(path: str) -> Result | None:
             return change(home.address(path)) if path or outside is None else outside(home)
 
-        return collected(home.url, home.url, paths, result, error)
+        return collect(home.url, home.url, paths, result, error)
 
     return each_frame(url, storage_options, change, each, refuse)
 
@@ -107,7 +107,7 @@ def each_frame(
     return group(listed)
 
 
-def collected(
+def collect(
     url: str,
     home: str,
     paths: Mapping[str, str],

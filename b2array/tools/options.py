@@ -221,16 +221,16 @@ OlderThan = Annotated[
 
 def storage_options(storage: Sequence[str] | None) -> dict[str, Any]:
     """Parse storage options, given as KEY=VALUE."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for entry in storage or ():
         name, equals, value = entry.partition("=")
         if not equals:
             raise typer.BadParameter(f"expected KEY=VALUE, got {entry!r}", param_hint="--storage")
         try:
-            found[name] = json.loads(value)
+            options[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found
+            options[name] = value
+    return options
 
 
 def both_options(
@@ -250,17 +250,17 @@ def cparams_of(
     keepbits: int | None = None,
 ) -> CParams | None:
     """Return the compression parameters, or None if no option sets one."""
-    given: dict[str, Any] = {"codec": codec, "clevel": clevel}
+    params: dict[str, Any] = {"codec": codec, "clevel": clevel}
     if filters == AUTO:
-        given["filters"] = AUTO
+        params["filters"] = AUTO
     elif filters is not None:
-        given["filters"] = tuple(part.strip() for part in filters.split(",") if part.strip() not in ("", "none"))
+        params["filters"] = tuple(part.strip() for part in filters.split(",") if part.strip() not in ("", "none"))
     bounds = {"absolute_error": absolute_error, "relative_error": relative_error, "keepbits": keepbits}
-    given = {name: value for name, value in (given | bounds).items() if value is not None}
-    if not given:
+    params = {name: value for name, value in (params | bounds).items() if value is not None}
+    if not params:
         return None
     try:
-        return CParams(**given)
+        return CParams(**params)
     except ValueError as error:
         hint = "--codec, --clevel, --filters or the error"
         raise typer.BadParameter(str(error), param_hint=hint) from None
@@ -295,9 +295,9 @@ def with_options(text: str) -> str:
     ('x exists; --overwrite replaces it', 'only --grace 0 is possible')
     """
 
-    def option(found: re.Match[str]) -> str:
-        name = "--" + found[1].removesuffix("_options").replace("_", "-")
-        return name if found.re is _NAMED or found[2] == "True" else f"{name} {found[2]}"
+    def option(match: re.Match[str]) -> str:
+        name = "--" + match[1].removesuffix("_options").replace("_", "-")
+        return name if match.re is _NAMED or match[2] == "True" else f"{name} {match[2]}"
 
     return _GIVEN.sub(option, _NAMED.sub(option, text))
 

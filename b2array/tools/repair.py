@@ -146,12 +146,12 @@ def repair(
     return change_each(
         url,
         storage_options,
-        lambda each: _repaired(each, dry_run, backup, trust_order, storage_options, progress),
+        lambda each: _repair(each, dry_run, backup, trust_order, storage_options, progress),
         dry_run=dry_run,
     )
 
 
-def _repaired(
+def _repair(
     url: str, dry_run: bool, backup: bool, trust_order: bool, storage_options: Storage, progress: bool
 ) -> Repair:
     store = open_store(url, storage_options=storage_options)
@@ -207,18 +207,18 @@ def _read(store: Store) -> tuple[Snapshot, Salvaged]:
 def _back_up(revision: Snapshot, url: str, storage_options: Storage) -> str:
     store = revision.store
     if revision.sparse:
-        name = _unused(lambda name: store.create(name, store.pieces(FRAME_NAME)), FRAME_NAME)
+        name = _free_name(lambda name: store.create(name, store.pieces(FRAME_NAME)), FRAME_NAME)
         return f"{store.url.rstrip('/')}/{name}"
     if isinstance(store, LocalStore):
         path = os.path.realpath(store.url)
         # A link is enough, because the repaired frame is a new file with the old name.
         with suppress(OSError):
-            return _unused(lambda name: os.link(path, name), path)
-    backup = _unused(lambda name: open_store(name, storage_options=storage_options).create("", store.pieces()), url)
+            return _free_name(lambda name: os.link(path, name), path)
+    backup = _free_name(lambda name: open_store(name, storage_options=storage_options).create("", store.pieces()), url)
     return redact_url(backup)
 
 
-def _unused(make: Callable[[str], Any], name: str) -> str:
+def _free_name(make: Callable[[str], Any], name: str) -> str:
     """Call `make` with the first backup name that is free, and return the name."""
     for attempt in range(1000):
         backup = f"{name}{BACKUP_SUFFIX}{attempt or ''}"

@@ -65,7 +65,7 @@ class Salvaged:
 def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
     """Return the frame as it was committed, or put it together, unless it is of an unsupported kind."""
     file = _File(store)
-    if (restored := _restored(file)) is not None:
+    if (restored := _restore(file)) is not None:
         return restored
     if isinstance(reason, UnsupportedError):
         raise reason
@@ -120,7 +120,7 @@ class _File:
             return None
 
 
-def _restored(file: _File) -> Salvaged | None:
+def _restore(file: _File) -> Salvaged | None:
     """Return the frame as it was committed; None if it had no fingerprint, or if index or trailer are damaged.
 
     It is not certain if other software had written a header since, because the shape may then be an older one.

@@ -36,7 +36,7 @@ from b2array.store.local import LocalStore
 from b2array.store.open import address_of, open_store
 from b2array.tools.members import change_each
 from b2array.tools.results import Result, Results, Shown, first_of
-from b2array.tools.verify import verified
+from b2array.tools.verify import verify_frame
 from b2array.workers import pending
 
 if TYPE_CHECKING:
@@ -124,13 +124,13 @@ def vacuum(
     return change_each(
         url,
         storage_options,
-        lambda each: _vacuumed(each, seconds, dry_run, storage_options),
+        lambda each: _vacuum_store(each, seconds, dry_run, storage_options),
         dry_run=dry_run,
         outside=lambda group: _outside(group, seconds, dry_run),
     )
 
 
-def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
+def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
     store = open_store(url, storage_options=storage_options)
     if not store.can.write and not dry_run:
         raise ReadOnlyError(f"{store.url} can only be read")
@@ -143,7 +143,7 @@ def _vacuumed(url: str, seconds: float, dry_run: bool, storage_options: Storage)
             revision, removable = _removable(store)
             old = _older(store, removable, seconds)
             if old:
-                old = {name: old[name] for name in old.keys() - _awaited(store, url, storage_options, old)}
+                old = {name: old[name] for name in old.keys() - _files_in_redo_log(store, url, storage_options, old)}
             if not dry_run:
                 try:
                     _retire_numbers(revision, old)
@@ -226,7 +226,7 @@ def _removable(store: Store) -> tuple[Snapshot | None, dict[str, Listed]]:
     return revision, pending.leftovers(store, files) | kept | pending.orphans(store, files, np.concatenate(numbers))
 
 
-def _awaited(store: Store, url: str, storage_options: Storage, names: Iterable[str]) -> set[str]:
+def _files_in_redo_log(store: Store, url: str, storage_options: Storage, names: Iterable[str]) -> set[str]:
     """Return which of these files the redo log of a group needs, because its writer was killed after the commit."""
     needed = set()
     urls = {url} | ({os.path.realpath(store.url)} if isinstance(store, LocalStore) else set())
@@ -259,7 +259,7 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
         # The writer that keeps the journal young may still need the other files, which it wrote long ago.
         unneeded_files |= pending.of_one_age({path: unneeded_files[path] for path in left if left[path] == frame})
     if not group.is_local:
-        unneeded_files |= _of_deleted(group, needed)
+        unneeded_files |= _leftovers_of_deleted(group, needed)
         if seconds < _SAFE:
             unneeded_files |= _marks(group, needed)
     old = _older(group.store, unneeded_files, seconds)
@@ -270,7 +270,7 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     removed, nbytes = [*old], sum(each.size for each in old.values())
     for path in arrays:
         with suppress(FileNotFoundError):
-            one = _vacuumed(group.address(path), seconds, dry_run, group.storage_options)
+            one = _vacuum_store(group.address(path), seconds, dry_run, group.storage_options)
             removed += [f"{path}/{name}" for name in one.removed]
             nbytes += one.nbytes
     return Cleanup(group.store.url, dry_run, tuple(sorted(removed)), nbytes) if removed else None
@@ -292,7 +292,7 @@ def _waiting(group: Directory, needed: set[str], members: set[str]) -> tuple[dic
     return left, arrays
 
 
-def _of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]:
+def _leftovers_of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]:
     """Find chunks and kept states in an object store of members that were deleted, or never committed."""
     chunks: dict[str, Listed] = {}
     parts = (path.rpartition("/") for path in group.store.walk())
@@ -389,7 +389,7 @@ def repack(
             return Cleanup(opened.url, dry_run)
         store = opened._handle.store
         if dry_run:
-            report = verified(opened.url, lambda: load(store), deep=False, progress=progress)
+            report = verify_frame(opened.url, lambda: load(store), deep=False, progress=progress)
             return Cleanup(opened.url, dry_run, (), report.dead_nbytes)
         before = store.stamp("").size
         opened.repack(progress=progress)

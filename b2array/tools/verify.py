@@ -53,14 +53,14 @@ from b2array.store.open import address_of, open_store
 from b2array.store.secrets import redact_url
 from b2array.store.spans import Span
 from b2array.tools.anatomy import context_of, frame_nbytes, listed, total_nbytes
-from b2array.tools.members import Members, collected, each_frame
+from b2array.tools.members import Members, collect, each_frame
 from b2array.tools.results import Result, Results, Shown, first_of
 from b2array.workers import pending
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Findings", "Problem", "Report", "inspect", "verified", "verify"]
+__all__ = ["Findings", "Problem", "Report", "inspect", "verify", "verify_frame"]
 
 _BATCH_NBYTES = 32 * 2**20
 _BATCH_CHUNKS = 256
@@ -265,7 +265,7 @@ def verify(
     def whole(address: str) -> Report:
         store = open_store(address, storage_options=storage_options)
         try:
-            return verified(store.url, partial(load, store), deep=deep, progress=progress)
+            return verify_frame(store.url, partial(load, store), deep=deep, progress=progress)
         except FileNotFoundError as error:
             if not any(chunk_number(name) is not None for name in listed(store) or ()):
                 raise
@@ -292,7 +292,7 @@ def _of_group(members: Members, whole: Callable[[str], Report], *, deep: bool, p
     def frame(path: str) -> Report:
         if not isinstance(home, Archive) and not is_embedded(path):
             return whole(home.address(path))
-        return verified(f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress)
+        return verify_frame(f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress)
 
     def each(path: str) -> Report | None:
         if path or isinstance(home, Archive):
@@ -302,7 +302,7 @@ def _of_group(members: Members, whole: Callable[[str], Report], *, deep: bool, p
     if list(paths) == [""]:
         return frame(paths[""])
     has_snapshots = error is None and not part and not isinstance(home, Archive)
-    return collected(home.url, home.url, {".": "", **paths} if has_snapshots else paths, each, error)
+    return collect(home.url, home.url, {".": "", **paths} if has_snapshots else paths, each, error)
 
 
 def _of_moments(home: Directory, *, deep: bool, progress: bool) -> Report | None:
@@ -334,7 +334,7 @@ def _of_moments(home: Directory, *, deep: bool, progress: bool) -> Report | None
                     problems.append(Problem("snapshot", None, path, text))
     for token in manifest.retired:
         store = home.store_of(retired_path(token))
-        problems_there = verified(store.url, partial(load, store), deep=deep, progress=progress).problems
+        problems_there = verify_frame(store.url, partial(load, store), deep=deep, progress=progress).problems
         problems += [problem._replace(kind="snapshot") for problem in problems_there]
     return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
 
@@ -344,25 +344,27 @@ def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) 
         home = source._home
 
         def member(path: str) -> Report:
-            return verified(f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress)
+            return verify_frame(
+                f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress
+            )
 
-        return collected(source.url, home.url, source._below(), member)
+        return collect(source.url, home.url, source._below(), member)
     revision = source._handle.snapshot
-    return verified(revision.url, lambda: _stored(revision), deep=deep, progress=progress)
+    return verify_frame(revision.url, lambda: _load_stored(revision), deep=deep, progress=progress)
 
 
-def _stored(seen: Snapshot) -> Snapshot:
+def _load_stored(seen: Snapshot) -> Snapshot:
     """Return what is stored now where a state was, or the snapshot that the state is."""
     revision = load(seen.store, start=seen.start)
     return revision if seen.at is None else kept_state(revision, seen.at.name, seen.at.generation)
 
 
-def verified(url: str, open_frame: Callable[[], Snapshot], *, deep: bool, progress: bool) -> Report:
+def verify_frame(url: str, open_frame: Callable[[], Snapshot], *, deep: bool, progress: bool) -> Report:
     """Check the frame that a function opens; see `b2array.verify`."""
-    return in_one_state(lambda: _verified(Report(url, deep), open_frame, progress=progress))
+    return in_one_state(lambda: _verify_frame(Report(url, deep), open_frame, progress=progress))
 
 
-def _verified(report: Report, open_frame: Callable[[], Snapshot], *, progress: bool) -> Report:
+def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progress: bool) -> Report:
     try:
         revision = open_frame()
     except (FormatError, UnsupportedError) as error:
@@ -513,7 +515,7 @@ class _Inspector:
         self.findings.problems.append(Problem(kind, n, self.place(n).name, text))
 
     def look(self, numbers: tuple[int, ...]) -> None:
-        fetched = list(self._fetched(numbers))
+        fetched = list(self._fetch(numbers))
         for (n, stored), error in zip(fetched, threads.spread(self._decoding_error, fetched), strict=True):
             if error is not None:
                 self.report(_kind(error), n, str(error))
@@ -527,7 +529,7 @@ class _Inspector:
                     self.findings.heads[n] = stored.head
                 self._check_extent(n, stored.head.header.cbytes)
 
-    def _fetched(self, numbers: tuple[int, ...]) -> Iterator[tuple[int, Stored]]:
+    def _fetch(self, numbers: tuple[int, ...]) -> Iterator[tuple[int, Stored]]:
         """Fetch chunks together; if that fails, one by one, to find those that cannot be read."""
         blocks = None if self.deep else (0,)
         try:
@@ -539,7 +541,7 @@ class _Inspector:
                 self.report(self._reading_kind(error, numbers[0]), numbers[0], str(error))
                 return
             for n in numbers:
-                yield from self._fetched((n,))
+                yield from self._fetch((n,))
 
     def _reading_kind(self, error: B2ArrayError, n: int) -> str:
         """Classify the error of a chunk that cannot be read: an unsupported chunk must at least have the right size."""
@@ -624,4 +626,4 @@ def _read(kind: Format, address: str, storage_options: Storage, *, progress: boo
 
         if tree.names == ("",):
             return one("")
-        return collected(url, url, {name: name for name in tree.names}, one, tree.error)
+        return collect(url, url, {name: name for name in tree.names}, one, tree.error)

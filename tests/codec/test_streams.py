@@ -55,7 +55,7 @@ def test_one_block_is_walked_as_many_are(parts, start, stop, nstreams, neblock):
 @pytest.mark.parametrize("nbytes", [1, 30, 127, 128, 270, 271, 5000, 2**17, 300_000])
 def test_what_stands_for_a_run_decodes_to_it(fmt: CodecFormat, nbytes: int) -> None:
     for value in (0, 1, 255):
-        stream = streams.encoded_run(fmt, nbytes, value)
+        stream = streams.encode_run(fmt, nbytes, value)
         out = np.empty(nbytes, np.uint8)
         params = Blosc1Params(fmt, 1, cblosc.NOSHUFFLE, split=False, block_nbytes=nbytes)
         cblosc.decode(params, memoryview(stream), [0], [len(stream)], out)

@@ -18,7 +18,7 @@ from servers import RangeServer
 
 import b2array
 from b2array import config
-from b2array.display.drawing import Box, draw, merged
+from b2array.display.drawing import Box, draw, merge
 from b2array.errors import FormatError
 from b2array.store.local import LocalStore, _File
 from b2array.tools.describing import describe, lines, plain
@@ -144,7 +144,7 @@ def test_more_dimensions_are_drawn_side_by_side() -> None:
 @settings(max_examples=examples(50))
 def test_merged_boxes_cover_the_same_items(cells: set[tuple[int, int]]) -> None:
     boxes: list[Box] = [((i, i + 1), (j, j + 1)) for i, j in cells]
-    found = [(i, j) for (a, b), (c, d) in merged(boxes) for i in range(a, b) for j in range(c, d)]
+    found = [(i, j) for (a, b), (c, d) in merge(boxes) for i in range(a, b) for j in range(c, d)]
     assert sorted(found) == sorted(cells)
 
 

@@ -22,7 +22,7 @@ from servers import directory_server
 
 import b2array
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
-from b2array.exchange.convert import converted
+from b2array.exchange.convert import convert_to
 from b2array.exchange.formats import Source, Tree
 from b2array.exchange.groups import B2D
 from b2array.exchange.places import find
@@ -144,7 +144,7 @@ def damage(source: Path) -> None:
 def test_a_damaged_member_costs_itself_and_no_other(target: str, source: Path, tmp_path: Path) -> None:
     damage(source)
     url = address(target, tmp_path / "out")
-    done = converted(source, url, verify=True)
+    done = convert_to(source, url, verify=True)
     assert (done.narrays, sorted(done.failed)) == (3, ["air/t", "roof"])
     assert all(isinstance(error, FormatError) for error in done.failed.values())
     with find(url, None, None, exists=True)[0].tree(url, None) as tree:
@@ -169,7 +169,7 @@ def test_damage_in_other_formats_is_a_format_error_of_its_member(what: str, tmp_
     file = tmp_path / "x.zarr/bad" / ("c/0" if what == "dataset" else "zarr.json")
     file.write_bytes(b"{" + file.read_bytes()[:-20])
     for name in ("x.h5", "x.zarr"):
-        done = converted(tmp_path / name, tmp_path / f"{name}.b2d")
+        done = convert_to(tmp_path / name, tmp_path / f"{name}.b2d")
         assert [*done.failed] == ["bad"]
         assert isinstance(done.failed["bad"], FormatError)
         assert b2array.open_group(tmp_path / f"{name}.b2d")["good"][...].tolist() == [0, 1, 2]
@@ -211,7 +211,7 @@ def test_what_zarr_leaves_out_of_a_hierarchy_is_damage(zarr_format: int, source:
     assert found.damaged
     assert {name: each.ok for name, each in found.members.items()} == {".": False, "air/deep/w": True, "air/t": True}
     assert "what is in roof" in str(found)
-    assert [*converted(path, tmp_path / "x.h5").failed] == [""]
+    assert [*convert_to(path, tmp_path / "x.h5").failed] == [""]
 
 
 def test_what_zarr_leaves_out_of_the_pages_of_a_web_server_is_told(source: Path, tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_attributes_of_a_group_inside_another_are_replaced_on_request(place: str
     new = b2array.open_group(tmp_path / "new.b2d", "w")
     new["in/z"] = [5]
     new.attrs["new"] = new["in"].attrs["new"] = 2
-    assert converted(tmp_path / "new.b2d", f"{url}#s").failed.keys() == {"/", "in/"}
+    assert convert_to(tmp_path / "new.b2d", f"{url}#s").failed.keys() == {"/", "in/"}
     assert dict(b2array.open_group(url)["s"].attrs) == {"old": 1}
     group.refresh()
     del group["s/in/z"]
@@ -467,7 +467,7 @@ def test_attributes_that_could_not_be_copied_are_not_counted_as_arrays(tmp_path:
     old.require_group("s/in").attrs["n"] = 1
     with pytest.raises(B2ArrayError, match=r"b2d: the attributes of 2 groups could not be copied: /: .* already"):
         b2array.convert(tmp_path / "new.b2d", f"{tmp_path}/old.b2d#s")
-    done = converted(tmp_path / "new.b2d", f"{tmp_path}/old.b2d#in")
+    done = convert_to(tmp_path / "new.b2d", f"{tmp_path}/old.b2d#in")
     assert done.failed.keys() == {"/"}
     assert done.summary().startswith("2 arrays")
 
@@ -585,7 +585,7 @@ def test_many_arrays_do_not_become_one_file(source: Path, tmp_path: Path) -> Non
 def test_a_damaged_manifest_or_embedding_frame_is_told_and_the_files_are_copied(source: Path, tmp_path: Path) -> None:
     for name in (".b2group", "embed.b2e"):
         (source / name).write_bytes(b"nothing at all")
-        done = converted(source, tmp_path / f"{name}.h5")
+        done = convert_to(source, tmp_path / f"{name}.h5")
         assert [type(error) for error in done.failed.values()] == [FormatError]
         with h5py.File(tmp_path / f"{name}.h5") as file:
             assert {"air", "roof"} <= {*file}

@@ -145,7 +145,7 @@ def test_a_file_of_before_the_mark_is_read(tmp_path, layout):
 
 @given(layer=st.binary(max_size=40) | st.just(msgpack.packb({"header": 1})) | st.just(msgpack.packb({"header": b"x"})))
 def test_what_is_noted_may_be_anything(layer):
-    assert fingerprint.noted_header(layer) is None
+    assert fingerprint.header_copy(layer) is None
 
 
 @given(st.binary(min_size=0x60, max_size=0x80))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from keys import Index, integer_arrays, keys, orthogonal_keys, slices
 from lengths import examples
 
-from b2array.grid.assignment import spread
+from b2array.grid.assignment import broadcast
 from b2array.grid.layout import grid_shape
 from b2array.grid.partition import parts, put, take
 from b2array.grid.selection import Selection, fields, orthogonal, select, vectorised
@@ -49,7 +49,7 @@ class Blocks:
         return result[()] if selection.kind == "scalar" else result
 
     def write(self, selection, value):
-        box = spread(value, selection)
+        box = broadcast(value, selection)
         assert box.shape == selection.box
         for block, inside, outside in self.pieces(selection):
             put(block, inside, take(box, outside), selection.axes)
@@ -213,7 +213,7 @@ def test_values_that_numpy_refuses_are_refused_with_its_words(key, shape):
     with pytest.raises((ValueError, TypeError)) as theirs:
         np.zeros((3, 4))[key] = np.zeros(shape)
     with pytest.raises(theirs.type) as ours:
-        spread(np.zeros(shape), select(key, (3, 4)))
+        broadcast(np.zeros(shape), select(key, (3, 4)))
     assert str(ours.value) == str(theirs.value)
 
 
@@ -258,11 +258,11 @@ def test_arrays_that_vary_along_a_common_dimension_are_points():
 def test_spread_does_not_copy_the_value_for_each_place(data):
     selection = select((np.zeros((3, 4), int), slice(None)), (5, 10**9))
     value = np.ones(data.draw(st.sampled_from([(), (1,), (4, 1), (3, 1, 1), (3, 4, 1), (1, 1, 1, 1)])))
-    laid = spread(value, selection)
+    laid = broadcast(value, selection)
     assert laid.shape == (12, 10**9)
     assert not laid.flags.writeable
     with pytest.raises(ValueError, match="could not be broadcast"):
-        spread(np.ones((2, 1)), selection)
+        broadcast(np.ones((2, 1)), selection)
 
 
 def test_view_refuses_what_it_cannot_view():

@@ -65,7 +65,7 @@ def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `bench` call each function once."""
-    monkeypatch.setattr(bench, "repeated", lambda calls: bench.timed(next(iter(calls))))
+    monkeypatch.setattr(bench, "repeat", lambda calls: bench.measure(next(iter(calls))))
 
 
 @pytest.mark.usefixtures("small_demo", "_measured_once")

@@ -71,10 +71,10 @@ def test_says_if_a_killed_writer_has_changed_anything(temporary: Path, monkeypat
 
 def test_the_picture_shows_high_and_low(capsys: pytest.CaptureFixture[str]) -> None:
     plane = np.linspace(0, 1, 100, dtype="f4")[:, None] + np.zeros((1, 100), "f4")
-    lines = list(demo._drawn(plane))
+    lines = list(demo._draw(plane))
     assert (lines[0].strip(), lines[-1].strip()) == ("", "@" * 76)
     assert len(set("".join(lines))) == 10
-    assert len(set("".join(demo._drawn(np.zeros((3, 3), "f4"))))) == 1
+    assert len(set("".join(demo._draw(np.zeros((3, 3), "f4"))))) == 1
 
 
 def test_the_pond_is_a_pond() -> None:
