@@ -110,7 +110,7 @@ class Chunks:
         return n < len(self)
 
     def _step(self) -> bool:
-        """Find the first chunk that is not known; False if there is none."""
+        """Find the first chunk that is not known; False if all are known."""
         header, size, n, start = self._header, self._size, len(self), self._known[-2]
         if n == header.nchunks or (header.nchunks < 0 and start == size):
             return False

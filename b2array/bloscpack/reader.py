@@ -88,7 +88,7 @@ class Reader:
         self.header: FileHeader = FileHeader.unpack(beginning.data)
         """What the file says about itself."""
         self.metadata: Any = None
-        """The metadata, None if there are none."""
+        """The metadata, or None."""
         self.meta_head: MetaHeader | None = None
         self.table_start = start = self.header.length
         """Where the table of offsets begins, if there is one."""
@@ -276,7 +276,7 @@ class Reader:
         nbytes, about = self.nbytes, self.description
         self._check_size(about, nbytes)
         for _ in self.decoded(map(self.place, range(0 if nbytes else self.nchunks))):
-            pass  # empty chunks may be damaged, too
+            pass  # even empty chunks may be damaged
         return self._content(self.read_bytes(0, nbytes), about)
 
     def read_intact(self) -> tuple[npt.NDArray[Any] | bytes, B2ArrayError | None]:

@@ -139,7 +139,7 @@ def _chunk_size(size: int | None, itemsize: int) -> int:
 
 
 def _metadata(about: Description | None, extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the metadata of a file: those of its array, and those that were given."""
+    """Return the metadata of a file: the description of its array, and the caller's metadata."""
     metadata = {} if about is None else head.describe(about)
     clash = sorted(metadata.keys() & set(extra or {}))
     if clash:
