@@ -2,7 +2,7 @@
 
 decode    chunk -> items: all, some blocks, or a few items of each block
 encode    items -> chunk
-chunk     the head of a chunk, and those of its bytes that are in memory
+chunk     the head of a chunk, and its bytes as far as they are in memory
 header    the chunk header as a table of fields; ids of codecs and filters
 cparams   `CParams`, how chunks are compressed
 interop   parameters with which the C library would read frames wrongly

@@ -1,10 +1,10 @@
 """Blosc1 chunks as the engine: one call into the C code of numcodecs for any set of blocks.
 
-The streams of a Blosc2 block are byte for byte those of a Blosc1 block. So a 16-byte header and new block starts in
+The streams of a Blosc2 block equal those in a Blosc1 block, byte for byte. So a 16-byte header and new block starts in
 front of the blocks make a chunk that C-Blosc 1 decodes, and the chunks that it makes have the blocks that we need. It
 does not know runs (streams stored as one repeated byte): reading replaces them by streams of the codec, writing puts
 them back. It splits blocks into at most 16 streams of at least 128 bytes. It makes a context for every zstd stream, so
-those of split blocks, and those of blocks that stay shuffled, are decoded here.
+streams of split blocks, and of blocks that stay shuffled, are decoded here.
 
 Source: "Blosc Chunk Format", sections Header and Blocks.
 """
@@ -410,7 +410,7 @@ def compress_blocks(
 ) -> Blosc1Chunk | None:
     """Compress `data` (contiguous) to a Blosc1 chunk for its blocks; None if it does not get smaller.
 
-    C-Blosc 1 may choose another block size than `blocksize`: see `Blosc1Chunk`. `clevel` is that of C-Blosc2.
+    C-Blosc 1 may choose another block size than `blocksize`: see `Blosc1Chunk`. `clevel` is a level of C-Blosc2.
     """
     level = clevel
     if codec == CodecId.ZLIB:

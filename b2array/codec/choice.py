@@ -35,8 +35,8 @@ _LEAST, _MOST, _MANY = 2, 8, 10
 _HOPELESS = 1.04
 """Candidates that take so many times what the best one takes in the first piece are not tried with the others."""
 _FEW, _UNEVEN = 16, 4
-"""Where some pieces repeat one item, those with so many times less changes than others are left out. Of the others at
-least so many are looked at, because they may differ much, too."""
+"""If some pieces repeat one item, pieces with so many times fewer changes than others are ignored. At least so many of
+the others are examined, because they may differ much as well."""
 _HIGH_RATIO = 64
 """Pieces that become this much smaller differ much from each other, and take next to no time."""
 _CANDIDATES = {("shuffle",): 1.0, (): 1.01, ("bitshuffle",): 0.98, ("shuffle", "bytedelta"): 0.8}

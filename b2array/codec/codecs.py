@@ -123,7 +123,7 @@ def is_writable(codec: int) -> bool:
 
 
 def register(codec_id: int, make: MakeCodec) -> None:
-    """Register a codec of your own under an id. It replaces an earlier one with the same id.
+    """Register a user-defined codec under an id. It replaces an earlier one with the same id.
 
     Parameters
     ----------
@@ -169,8 +169,8 @@ def decode(
 ) -> Buffer:
     """Decode the payload of one stream (without its length) to exactly `nbytes` bytes. Not for BloscLZ.
 
-    `meta`, `typesize` and `blockshape` are for registered codecs: see `register`. `dictionary` is that of the chunk;
-    only zstd and LZ4 use it, LZ4 through the package lz4.
+    `meta`, `typesize` and `blockshape` are for registered codecs: see `register`. `dictionary` is the chunk's; only
+    zstd and LZ4 use it, LZ4 through the package lz4.
     """
     built_in = _DECODERS.get(codec)
     ratio = max_ratio(codec)
@@ -202,8 +202,8 @@ def encode(
 ) -> bytes | None:
     r"""Encode one stream; None if the payload would not be smaller. Not for BloscLZ.
 
-    `clevel` is 1 to 9; registered codecs do not get it. The other parameters are those of `decode`. Without the package
-    lz4, LZ4 replaces LZ4HC: the format is the same, the payload larger.
+    `clevel` is 1 to 9; registered codecs do not get it. The other parameters are the same as in `decode`. Without the
+    package lz4, LZ4 replaces LZ4HC: the format is the same, the payload larger.
 
     Examples
     --------

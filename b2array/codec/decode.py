@@ -216,9 +216,9 @@ def decode_tile(
 ) -> Tile:
     """Decode blocks into `out`, without undoing the shuffle where that saves work.
 
-    The parameters are those of `decode_blocks`, but without a short last block; the caller has called
-    `accept`. `itemsize` is that of the items that are going to be picked. `narrow` says that few items of
-    each block are needed, so that the blocks may stay shuffled.
+    The parameters are the same as in `decode_blocks`, but without a short last block; the caller has called `accept`.
+    `itemsize` is the size of the items that will be picked. `narrow` says that few items of each block are needed, so
+    that the blocks may stay shuffled.
     """
     data, header = out.reshape(len(numbers), -1), stored.head.header
     if narrow and header.has_streams and not header.vl_blocks:
@@ -355,7 +355,7 @@ class Plan(NamedTuple):
     """How the blocks of one size in a chunk are decoded.
 
     `blosc1` is None on the road one by one, and treats each stream as a block if `streamwise`. `pipeline` has the
-    filters that are left to NumPy, None if there are none. With `in_planes`, only the shuffle is to be undone.
+    filters that are left to NumPy, or None. With `in_planes`, only the shuffle is to be undone.
     """
 
     codec: int

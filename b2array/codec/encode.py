@@ -83,7 +83,7 @@ class Task:
 
     @property
     def short(self) -> int:
-        """Size in bytes of a short last block, 0 if there is none."""
+        """Size in bytes of a short last block, or 0."""
         return len(self.data) % self.blocksize
 
     @property
@@ -156,7 +156,7 @@ def _task(
 def with_kept_bits(cparams: CParams, bits: int) -> CParams:
     """Return parameters without bounds, with a filter that notes how many bits of the mantissa are in use.
 
-    There is none if `bits` is 0, or if all slots are taken.
+    It is missing if `bits` is 0, or if all slots are taken.
     """
     exact = cparams.without_bounds()
     if not bits or len(exact.filters) == NFILTERS:
@@ -177,7 +177,7 @@ def compress(buf: Buffer | npt.NDArray[Any], *, typesize: int | None = None, cpa
     buf : bytes-like or ndarray
         Up to 2147483615 bytes; an array is read in C order.
     typesize : int, optional
-        Size of an item in bytes, for the filters and the split into streams; by default that of the buffer's items.
+        Size of an item in bytes, for the filters and the split into streams; by default the size of the buffer's items.
     cparams : CParams, str or mapping, optional
         How to compress; by default zstd, with filters that suit the data. Only arrays of floats can have errors.
 
@@ -309,7 +309,7 @@ def _assemble(task: Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes 
 
 
 def _encode_in_c(task: Task) -> bytes | None:
-    """Let one call of C-Blosc 1 shuffle and compress; None if it cannot make the blocks that we want."""
+    """Shuffle and compress with one call of C-Blosc 1; None if it cannot make the blocks that we want."""
     codec = task.cparams.codec_id
     if codec not in CODEC_FORMATS:
         return None

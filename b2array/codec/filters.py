@@ -99,12 +99,12 @@ def filter_name(fid: int) -> str:
 
 
 def register(filter_id: int, make: MakeFilter) -> None:
-    """Register a filter of your own under an id. It replaces an earlier one with the same id.
+    """Register a user-defined filter under an id. It replaces an earlier one with the same id.
 
     Parameters
     ----------
     filter_id : int
-        32 to 255, except those of built-in filters. The Blosc project assigns the ids below 160 to its plugins.
+        32 to 255, except the ids of built-in filters. The Blosc project assigns the ids below 160 to its plugins.
     make : callable
         ``make(meta, typesize, blockshape)`` returns a `numcodecs.abc.Codec`. Its ``encode`` filters one block, given
         as `bytes`, its ``decode`` undoes that; neither changes the length. `meta` is the parameter byte (0 to 255),
@@ -164,7 +164,7 @@ def check_dropped_bits(pipeline: Pipeline) -> None:
 def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None, first: bool = False) -> Bytes:
     """Return filtered blocks of one chunk, given as an array of shape (n, nbytes); the array itself if nothing changed.
 
-    A short last block needs a call of its own. With `first`, row 0 is block 0 of the chunk; otherwise DELTA needs the
+    A short last block needs a separate call. With `first`, row 0 is block 0 of the chunk; otherwise DELTA needs the
     data of block 0 as `reference`.
     """
     check(pipeline, encode=True)

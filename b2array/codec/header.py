@@ -186,7 +186,7 @@ class ChunkHeader:
     memcpyed: bool = field(init=False, repr=False, compare=False)  # the unfiltered data follow the header
     lazy: bool = field(init=False, repr=False, compare=False)  # a trailer replaces the blocks
     instrumented: bool = field(init=False, repr=False, compare=False)  # the streams hold measurements instead of data
-    vl_blocks: bool = field(init=False, repr=False, compare=False)  # each block has a length of its own
+    vl_blocks: bool = field(init=False, repr=False, compare=False)  # blocks have different lengths
     has_streams: bool = field(init=False, repr=False, compare=False)  # block starts and streams follow the header
     has_dict: bool = field(init=False, repr=False, compare=False)  # the C library also sets the flag without streams
     block_nbytes: int = field(init=False, repr=False, compare=False)  # uncompressed, of every block but the last

@@ -1,6 +1,6 @@
 """JPEG 2000: blocks that are images, read through the package imagecodecs.
 
-A block is one stream, in a file of the format JP2 or without one. Its samples are those of the block in C order: the
+A block is one stream, in a file of the format JP2 or without one. Its samples are the block's items in C order: the
 last dimension may hold the components of each pixel.
 
 Sources: ISO/IEC 15444-1, Annex A (marker segment SIZ), and the files that the plugins blosc2_j2k and blosc2_htj2k make.

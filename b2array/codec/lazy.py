@@ -20,7 +20,7 @@ _TRAILER = struct.Struct("<iq")
 def pack(head: Buffer, nchunk: int, offset: int) -> bytes:
     """Make a lazy chunk from the head of a chunk. A special chunk has no blocks and is returned as it is.
 
-    `offset` is where the chunk begins in the frame. In a sparse frame both numbers are that of the chunk's file.
+    `offset` is where the chunk begins in the frame. In a sparse frame both numbers are the number of the chunk's file.
     """
     parsed = chunk.unpack_head(head)
     header = parsed.header

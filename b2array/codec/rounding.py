@@ -47,7 +47,7 @@ def rounded(items: Array, cparams: CParams, fill: bytes | None = None) -> Array:
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
     if cparams.absolute_error is not None:
         bound = cparams.absolute_error
-        if items.dtype.kind == "c":  # its error is at most the square root of 2 times that of its parts
+        if items.dtype.kind == "c":  # its error is at most the square root of 2 times its parts' error
             bound = math.nextafter(bound / math.sqrt(2), 0)
         floats = _to_multiples(native, bound)
     else:

@@ -40,8 +40,8 @@ def splice(
     That is so if blocks depend on each other, as with a dictionary; if the chunk was encoded with other parameters
     (level and split may differ); and if only a chunk that becomes raw, or stops being raw, would be small. `old` has
     all bytes of the chunk, whose blocks all have the size of those in `data`. If the filters are chosen by the data,
-    they stay; a chunk without blocks gets those that suit it as it is now. `kept_bits` is that of `encode`, for the new
-    blocks.
+    they stay; a chunk without blocks gets those that suit it as it is now. `kept_bits` has the same meaning as in
+    `encode`, for the new blocks.
     """
     header = old.head.header
     params = _params(old, numbers, data, typesize, cparams, blockshape)

@@ -110,7 +110,7 @@ def check_ratio(
 ) -> None:
     """Raise FormatError if the streams are not valid, or if a byte of them stands for more than `ratio` bytes.
 
-    The other parameters are those of `many_stream_positions`.
+    The other parameters are the same as in `many_stream_positions`.
     """
     step = max(1, _STREAMS_AT_ONCE // nstreams)
     for first in range(0, len(starts), step):
@@ -194,7 +194,7 @@ def decode_zstd(
     """Decode the zstd streams of blocks, all compressed ones in one go.
 
     `outs` are buffers of equal sizes for all streams in order, `neblock` bytes each: one for all blocks, or one a
-    block. The other parameters and the errors are those of `many_stream_positions`.
+    block. The other parameters and the errors are the same as in `many_stream_positions`.
     """
     frames: list[Buffer] = []
     places: list[memoryview] = []
