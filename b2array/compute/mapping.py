@@ -43,7 +43,7 @@ _MOST_AROUND = 4
 
 
 class _Dimension(NamedTuple):
-    """A dimension of a selection: how far it goes along axes of the array. `step` is that of a digit, else 0."""
+    """A dimension of a selection: how far it goes along axes of the array. `step` is a digit's step, else 0."""
 
     length: int
     moves: dict[int, range | npt.NDArray[np.int64]]
@@ -218,7 +218,7 @@ class Mapping:
         covered, trims = zip(*map(self._widen, selection.positions, factors), strict=True) if factors else ((), ())
         each = [self._dimensions(*factor, starts) for factor in zip(covered, factors, strict=True)]
         dims = list(chain.from_iterable(each))
-        # Digits that count on along an axis of their own are a slice of it. All others become index arrays.
+        # A run of digits that has an axis to itself becomes a slice. All others become index arrays.
         key: list[Any] = []
         straight: list[int] = []
         for axis, start in enumerate(starts):
@@ -246,7 +246,7 @@ class Mapping:
             ordered: Array = box.transpose(np.argsort(selection.order or range(box.ndim)))
             return ordered.reshape(selection.shape)
 
-        return (*key, ...), arranged  # with an ellipsis, a single item is an array, too
+        return (*key, ...), arranged  # with an ellipsis, even a single item is an array
 
     def _widen(self, positions: Positions, axes: Sequence[int]) -> tuple[Positions, slice]:
         """Widen a part of joined axes to whole rows, and say where in them the part is; not if they are far longer.

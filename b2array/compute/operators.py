@@ -1,7 +1,7 @@
 """`Operators`: arithmetic, comparisons, conversions. They act on all items as NumPy's do, if the memory suffices.
 
 There is neither `__array_ufunc__` nor `__array_priority__`: with them, NumPy functions would fail or ``x += a`` would
-leave the NumPy array `x` as it was. So NumPy itself reads an array to the right of one of its own.
+leave the NumPy array `x` as it was. So NumPy itself reads an array to the right of a NumPy array.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _refuse_out(out: None) -> None:
 def _apply(verb: Binary, a: Any, other: Any) -> Any:
     if not isinstance(other, Operators | np.ndarray):
         if getattr(other, "__array_priority__", 0) > 0:
-            return NotImplemented  # let dask and xarray go chunk by chunk
+            return NotImplemented  # dask and xarray then go chunk by chunk
         other = np.asarray(other) if np.ndim(other) else other
     try:
         size = math.prod(np.broadcast_shapes(a.shape, np.shape(other)))

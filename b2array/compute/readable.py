@@ -61,7 +61,7 @@ class Indexer:
     def __setitem__(self, key: Any, value: Any) -> None:
         self._set(key, value)
 
-    if not TYPE_CHECKING:  # type checkers refuse calls, too
+    if not TYPE_CHECKING:  # so that type checkers refuse calls
 
         def __call__(self, *_: object, **__: object) -> NoReturn:
             """Say how to write it: in NumPy, `view` is a method."""

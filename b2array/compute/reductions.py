@@ -139,7 +139,7 @@ def _reduce(
     def attempt(source: Source) -> Any:
         layout = source.state.require_layout()
         mapping = a._mapping(layout.shape)
-        view_shape, dtype = mapping.lengths, layout.dtype  # those of `a` may change meanwhile
+        view_shape, dtype = mapping.lengths, layout.dtype  # `a` may change meanwhile
         if 0 in view_shape:
             return function(np.empty(view_shape, dtype), axis=axis, keepdims=keepdims, **arguments)
         options, valid = arguments, None
@@ -156,7 +156,7 @@ def _reduce(
             kind = np.asarray(function(one, axis=axis, keepdims=kept, **options)).dtype
         if dtype.kind in "biufc" and name in ("sum", "prod", "mean") and np.dtype(arguments.get("dtype")) == object:
             kind = np.dtype(object)  # NumPy's result may be a number of Python, which has no limits
-        # NumPy reduces an array without dimensions along axis 0, too.
+        # NumPy reduces even an array without dimensions along axis 0.
         everything = axis is None or not view_shape
         reduced = (
             range(len(view_shape)) if everything else np.lib.array_utils.normalize_axis_tuple(axis, len(view_shape))
@@ -266,7 +266,7 @@ def _pieces(
 def _boxes(
     source: Source, layout: Layout, mapping: Mapping, kept: Sequence[int], *, merge: bool
 ) -> Iterator[tuple[Box, bool]]:
-    """Cut digits in halves, those of `kept` first, until boxes are small; tell which have one value by the index."""
+    """Halve digits, the digits of `kept` first, until boxes are small; the index tells which boxes have one value."""
     digits, frame = mapping.digits, source.state.frame
     units = layout.blocks if layout.chunk_nbytes > _MOST_NBYTES else layout.chunks
     # A transaction must note which chunks are read, and its index does not tell which chunks it keeps open.
@@ -319,7 +319,7 @@ def _middle(i: slice, base: int, step: int, unit: int) -> int:
 
 
 def _by(ufunc: np.ufunc, converted: Callable[[Array], Array] = np.asarray) -> _Verb:
-    """Return the reduction that a ufunc makes of the items that count; the state has their number, too."""
+    """Return the reduction by a ufunc of the items that count; the state also has their number."""
 
     def piece(task: _Task, box: Box, items: Array) -> State:
         valid, number = task.where(box, items)
@@ -371,7 +371,7 @@ def _combine_moments(_: _Task, a: State, b: State) -> State:
 def _var(task: _Task, state: State) -> Any:
     number, mean, squares = state
     few = number <= task.ddof
-    if task.dtype.kind in "iu":  # NumPy takes the squares around the whole part of the mean, which are whole, too
+    if task.dtype.kind in "iu":  # NumPy takes the squares around the whole part of the mean, which are whole numbers
         mean = np.rint(mean * number) / np.maximum(number, 1)
         squares = np.rint(squares + number * np.square(mean - np.trunc(mean)))
     if np.any(few):
