@@ -113,7 +113,7 @@ def explained(source: Source, layout: Layout, selection: Selection, names: Seque
             source, [ChunkRequest(job.number, job.wanted) for job in window if len(job.wanted)]
         ):
             requests, nbytes = requests + count, nbytes + length
-    # Heads are read twice, and gaps between ranges are read, too.
+    # The count includes heads that are read twice, and gaps between ranges.
     share = min(1.0, nbytes / source.frame.cbytes) if source.frame.cbytes else 0.0
     drawn = touched if blocks <= _MOST_BLOCKS else around
     return Reading(
