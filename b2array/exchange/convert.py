@@ -88,13 +88,12 @@ def convert(
 ) -> None:
     """Copy an array, or a group of arrays, to another file format, a bounded number of bytes at a time.
 
-    It copies attributes, names of dimensions and the fill value, too, and keeps the chunks if both formats have them.
-    Arrays of Blosc2 keep their snapshots if the destination holds Blosc2 frames. A whole group of them keeps those of
-    the group if the destination is a directory or prefix; they replace snapshots of the same names there.
-    It copies groups, empty ones too, between directories and archives of Blosc2 frames, HDF5 files and Zarr
-    hierarchies. A group stays a group even if it has one array only; the array alone is named as a member, as in
-    ``results.h5/temperature``. A super-chunk becomes an array of its bytes, but stays one in a ``.b2frame`` or a group
-    of frames.
+    It also copies attributes, dimension names and the fill value, and keeps the chunks if both formats have them.
+    Arrays of Blosc2 keep their snapshots if the destination holds Blosc2 frames. A whole group of them keeps its
+    snapshots if the destination is a directory or prefix; they replace snapshots of the same names there. It copies
+    groups, empty ones too, between directories and archives of Blosc2 frames, HDF5 files and Zarr hierarchies. A group
+    stays a group even if it has one array only; the array alone is named as a member, as in ``results.h5/temperature``.
+    A super-chunk becomes an array of its bytes, but stays one in a ``.b2frame`` or a group of frames.
 
     Parameters
     ----------
@@ -128,7 +127,7 @@ def convert(
     at : str, optional
         The name of a snapshot of the source, whose state is copied instead of the latest one, without other snapshots.
     snapshots : bool, default True
-        Whether the copy has the snapshots of the source, too, where its format has a place for them.
+        Whether the copy also has the snapshots of the source, if its format supports them.
     src_options, dst_options : mapping, optional
         Storage options for fsspec.
     src_fs, dst_fs : fsspec.AbstractFileSystem, optional
@@ -204,7 +203,7 @@ def convert(
 class Conversion:
     """The result of a conversion: what opens the copy, number of arrays, seconds, and errors.
 
-    An error has the name of its array; with a slash behind it, that of the group whose attributes were not copied; and
+    An error has the name of its array; with a slash after it, the name of a group whose attributes were not copied; and
     the empty name if the list of arrays may be incomplete.
     """
 
@@ -370,7 +369,7 @@ def _convert_all(
     def compare(name: str, source: Source, settings: Settings) -> None:
         _compare(source, with_size(copies.open(name)), _regions(source, target, settings), f"{url}/{name}")
 
-    # A group needs no mark of its own if something is in it, or if it is the whole of the destination.
+    # A group needs no separate mark if it has members, or if it is the whole destination.
     inhabited = {
         outer
         for name in (*tree.names, *tree.attrs)

@@ -50,7 +50,7 @@ def names_of(h5py: ModuleType, data: Any) -> tuple[str | None, ...]:
 
 
 def _names_of_scale(h5py: ModuleType, data: Any) -> list[str | None]:
-    """Name the dimensions of a dataset that is the scale of its own first one. Of several, netCDF notes numbers."""
+    """Name the dimensions of a dataset that is the scale of its first one. netCDF numbers several dimensions."""
     names: list[str | None] = [_last(data.name), *[None] * (data.ndim - 1)]
     numbers = np.atleast_1d(data.attrs.get(_NUMBERS, ())).tolist()
     if len(numbers) != data.ndim or data.ndim == 1:
@@ -71,7 +71,7 @@ def _last(path: object) -> str:
 
 
 def attach(h5py: ModuleType, file: Any, written: Mapping[str, Sequence[str | None]]) -> None:
-    """Let new datasets have dimensions with these names, by scales that netCDF and xarray find.
+    """Give new datasets dimensions with these names, by scales that netCDF and xarray find.
 
     A dataset with the name of its only dimension becomes the scale of it. A dimension without such a dataset, in the
     same group or an outer one, gets a dataset without items that tells its length.

@@ -90,7 +90,7 @@ class Source:
     """An array to read box by box.
 
     `chunks` and `blocks` are None if the format has none. `stored` counts the stored bytes, and gives None if the
-    format does not tell. `handle` is that of a Blosc2 frame; the items of a super-chunk are its bytes.
+    format does not tell. `handle` belongs to a Blosc2 frame; the items of a super-chunk are its bytes.
     """
 
     shape: tuple[int, ...]
@@ -114,7 +114,7 @@ class Source:
 
     @property
     def is_filled(self) -> bool:
-        """Whether the fill value is not zero. The bytes do not tell that of an extended float: it has unused ones."""
+        """Whether the fill value is not zero. The bytes of an extended float do not tell, because some are unused."""
         item = np.asarray(self.fill)
         return bool(item != 0) if self.dtype.char in "gG" else any(item.tobytes())
 
@@ -148,7 +148,7 @@ class Tree:
     """Arrays by name, to open one at a time, and the attributes of groups.
 
     A single array has the name "", as has the outermost group. `error` says why the list may be incomplete. `snapshots`
-    open those of the whole group, by name.
+    open the snapshots of the whole group, by name.
     """
 
     names: tuple[str, ...]
@@ -171,7 +171,7 @@ class Settings(NamedTuple):
     """How to write an array. `given` are the chunks and blocks that the caller asks for, or what `access` they serve.
 
     With `snapshots`, a frame that becomes another frame keeps its own ones. `moments` are the snapshots of the whole
-    group, if the destination keeps these. With `progress`, who copies a frame shows how far that is.
+    group, if the destination keeps these. With `progress`, copying a frame shows how far it is.
     """
 
     chunks: tuple[int, ...]
@@ -275,7 +275,7 @@ def with_size(source: Source) -> Source:
 
 @contextmanager
 def local_copy(url: str, storage_options: Storage) -> Iterator[str]:
-    """Return the path of a local file, or that of a temporary copy of a remote one."""
+    """Return the path of a local file, or of a temporary copy of a remote one."""
     store = open_store(url, storage_options=storage_options)
     if store.temporary("") is not None:
         store.stamp("")

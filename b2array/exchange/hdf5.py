@@ -242,7 +242,7 @@ def _unpack_attr(value: Any, packs: bool = False) -> Any:
     """
     if isinstance(value, formats.require("h5py", "hdf5", "HDF5").Empty):  # as netCDF stores an empty text
         return "" if value.dtype.kind in "SO" else np.empty(0, value.dtype)
-    if isinstance(value, str):  # h5py takes other bytes for text, too
+    if isinstance(value, str):  # h5py also takes other bytes for text
         value = np.bytes_(value.encode("utf-8", "surrogateescape"))
     kind = value.dtype.kind if isinstance(value, np.ndarray | np.generic) else ""
     if kind == "S":  # as netCDF stores other text
@@ -372,7 +372,7 @@ def _closing(file: Any, path: str) -> Iterator[Any]:
 
 
 def _reserve(file: Any, nbytes: int = 0) -> None:
-    """Reserve room for so many more bytes, and for metadata; OSError if there is none.
+    """Reserve room for so many more bytes, and for metadata; OSError if the disk has too little.
 
     HDF5 cannot close a file that it could not write: it ends the process later.
     """

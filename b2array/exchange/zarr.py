@@ -94,7 +94,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
 
 
 def _left_out(url: str, storage_options: Storage, nodes: Mapping[str, Any]) -> FormatError | None:
-    """Return an error that names directories with files like those of Zarr that belong to no known node."""
+    """Return an error that names directories with files that look like Zarr's but belong to no known node."""
     groups = {name for name, node in nodes.items() if isinstance(node, _zarr().Group)}
     lost = set()
     for file in open_store(_parts(url), storage_options=storage_options).walk():
@@ -138,7 +138,7 @@ def _nodes_of(url: str, storage_options: Storage) -> dict[str, Any]:
 
 
 def _open_node(url: str, storage_options: Storage) -> Any:
-    """Open an array or group; None if there is none."""
+    """Open an array or group; None if nothing is there."""
     zarr = _zarr()
     address = _parts(url)
     if "://" not in address:
