@@ -1,8 +1,8 @@
 """What b2array adds to a frame, in a variable-length metalayer that other readers ignore.
 
-Fill value, names of the dimensions, sizes of chunks and blocks, chunks that are lost, attributes that have no
-metalayer of their own, and the commit that wrote the frame. Every entry may be absent. An entry that this version
-cannot read counts as absent.
+Fill value, names of the dimensions, sizes of chunks and blocks, chunks that are lost, attributes without a separate
+metalayer, and the commit that wrote the frame. Every entry may be absent. An entry that this version cannot read counts
+as absent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 Sizes = npt.NDArray[np.uint32]
 """One row a chunk: its compressed size, then the size of each block. 0 where a size is not known."""
 Records = npt.NDArray[np.uint32]
-"""The checksum of each chunk's record of checksums. 0 where there is none, or none that is known."""
+"""The checksum of each chunk's record of checksums. 0 where it is missing or unknown."""
 
 LAYER = "b2array"
 """Name of the variable-length metalayer."""
@@ -77,7 +77,8 @@ _FIELDS = {
 _MAPS = ("attrs", "cparams")
 """Fields that are maps in the metalayer."""
 _MERGED = ("fill", "dims", "dtype", "group_commit", "forks_of", "deleted", "unknown")
-"""Fields that writers change. `plan` makes those of the commit anew, and some others are merged in their own way."""
+"""Fields that writers change. `plan` sets the fields of the commit anew, and some others are merged in their own
+way."""
 _SIZES_CPARAMS = METADATA
 _RECORDS_CPARAMS = CParams("lz4", clevel=1, filters=())  # only the zeros among checksums can be compressed
 _MAX_CHUNK_SIZES_NBYTES = 16 * MAX_SIZES_NBYTES
@@ -106,7 +107,7 @@ class Annotations:
     next : int, optional
         First number of a chunk's file that was never used (sparse frames).
     attrs : tuple of (str, bytes)
-        Attributes that have no metalayer of their own; the values as `b2array.format.attributes` encodes them.
+        Attributes without a separate metalayer; the values as `b2array.format.attributes` encodes them.
     lost : tuple of int
         Chunks whose data could not be saved.
     sizes : bytes, optional
@@ -228,7 +229,7 @@ class Annotations:
         return replace(self, recent=recent.with_commit(self.recent, self.commit or b""))
 
     def lists(self, other: Self) -> bool:
-        """Whether a commit is listed: these annotations are its own, or those of a commit on top of it."""
+        """Whether a commit is listed: these annotations belong to it, or to a commit on top of it."""
         return recent.has_commit(self.recent, other.commit or b"")
 
 
@@ -335,7 +336,7 @@ def pack_sizes(rows: Sizes) -> bytes | None:
 
 
 def packed_sizes(sizes: Sizes) -> bytes | None:
-    """Pack sizes. Leave out those of blocks if they take too much room; return None if those of chunks do, too."""
+    """Pack sizes of chunks and blocks; only of chunks if all take too much room; None if even these do."""
     if not sizes.any():
         return None
     return pack_sizes(sizes) or pack_sizes(sizes[:, :1])
@@ -348,7 +349,7 @@ def unpack_sizes(buf: Buffer, nchunks: int, nblocks: int) -> Sizes | None:
 
 
 def pack_records(records: Records) -> bytes | None:
-    """Return the checksums of the chunks' records as one Blosc2 chunk, or None if there are none."""
+    """Return the checksums of the chunks' records as one Blosc2 chunk, or None if no chunk has a record."""
     if not records.any():
         return None
     return encode.encode(np.ascontiguousarray(records, "<u4").tobytes(), typesize=4, cparams=_RECORDS_CPARAMS)

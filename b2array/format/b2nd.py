@@ -52,7 +52,7 @@ _FIXARRAY, _INT32, _INT64, _STR32 = 0x90, 0xD2, 0xD3, 0xDB
 def layout_of(layers: Layers, *, chunksize: int, typesize: int) -> Layout:
     """Read the layout of the array that metalayers describe. An item that is an array stays one item.
 
-    `chunksize` and `typesize` are those of the frame's header. UnsupportedError says that the chunks do not hold the
+    `chunksize` and `typesize` come from the frame's header. UnsupportedError says that the chunks do not hold the
     array's values.
     """
     by_name = dict(layers)

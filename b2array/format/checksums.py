@@ -58,8 +58,8 @@ def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int
     A block ends at the next larger start. A chunk without streams counts as blocks of `blocksize` bytes behind its
     header. A chunk that only says what fills it has no blocks.
 
-    In a sparse frame, `number` is that of the chunk's file. The record's own checksum continues from this number plus 1
-    (from 0 without a number). So a reader notices files whose names were exchanged.
+    In a sparse frame, `number` is the number of the chunk's file. The record's own checksum continues from this number
+    plus 1 (from 0 without a number). So a reader notices files whose names were exchanged.
     """
     stored = chunk.Stored.whole(buf, head)
     bounds = zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)
@@ -77,7 +77,7 @@ def record_crc(record: Buffer) -> int:
 
 
 def unpack_record(buf: Buffer, *, number: int = -1) -> Record | None:
-    """Return the record at the start of `buf`, or None if it is missing, incomplete, or that of another file."""
+    """Return the record at the start of `buf`, or None if it is missing, incomplete, or belongs to another file."""
     if len(buf) < record_nbytes(0):
         return None
     magic, version, _, nblocks, head_crc = _RECORD_HEAD.unpack_from(buf)

@@ -65,7 +65,7 @@ def _parse_literal(text: str) -> np.dtype[Any]:
 
 
 def extension_dtype(name: str) -> np.dtype[Any] | None:
-    """Return the type of the package ml_dtypes called `name`, or None if there is none or the package is missing.
+    """Return the type of this name in the package ml_dtypes, or None if it does not exist or the package is missing.
 
     Examples
     --------

@@ -74,7 +74,7 @@ def with_frame_len(header: bytes, nbytes: int) -> bytes:
 
 
 def header_copy(layer: Buffer) -> bytes | None:
-    """Return the copy of the header in b2array's metalayer, or None if there is none."""
+    """Return the copy of the header in b2array's metalayer, or None."""
     try:
         header = msgpack.unpackb(layer, strict_map_key=False)["header"]
     except _UNREADABLE:

@@ -68,7 +68,7 @@ class Frame(Header):
     vlmetalayers : tuple of (str, bytes)
         Names and contents, each a Blosc2 chunk (see `unpack_vlmeta`).
     trailer_version, fingerprint_type : int
-        The fingerprint's type is 0 if there is none, and 3 if it is ours; 1 and 2 are kept but not checked.
+        The fingerprint's type is 0 if it is missing, and 3 if it is ours; 1 and 2 are kept but not checked.
     fingerprint : bytes
         16 bytes.
     packed_index : (numpy.ndarray, bytes), optional
@@ -217,7 +217,7 @@ def _verify(
         computed = fingerprint.fingerprint(now, tail)
         if computed == stored:
             return head, FINGERPRINT_128
-        # The C library may get fingerprints of its own of this type. Two damages at once are less likely.
+        # A later C library may use this type for its own fingerprints. Two damages at once are less likely.
         if metalayers.find(layers, "b2array") is None and head.nthreads_decompress != fingerprint.MARK:
             return head, _NO_FINGERPRINT
         before = noted_header(layers)

@@ -149,7 +149,7 @@ class Header:
 
     @property
     def variable_chunks(self) -> bool:
-        """Whether each chunk has a size of its own."""
+        """Whether chunks have different sizes."""
         return self.chunksize == 0
 
     @property

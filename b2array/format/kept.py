@@ -132,7 +132,7 @@ class Kept:
 
     @classmethod
     def unpack(cls, content: Any) -> Self:
-        """Read an entry; FormatError if it is none."""
+        """Read an entry; FormatError if the value is not an entry."""
         if not isinstance(content, list) or [*map(type, content[:5]), *map(type, content[6:12])] != _KINDS:
             raise FormatError("expected an entry of the ledger of kept states, found something else")
         name, time, message, attrs, generation, shape, place, nbytes, digest, suspect, group, packed = content[:12]
@@ -282,7 +282,7 @@ def pack_state(state: State, header: bytes) -> bytes:
 def unpack_state(buf: Buffer, entry: Kept) -> State:
     """Read what `pack_state` packed.
 
-    FormatError: the bytes are damaged, or those of another state. UnsupportedError: a later version wrote them.
+    FormatError: the bytes are damaged, or belong to another state. UnsupportedError: a later version wrote them.
     """
     content = _unpack_content(unsealed(buf, entry.digest, f"the state {entry.name!r}"))
     header = unpack_header(fingerprint.with_frame_len(content["header"], _NO_FRAME_LEN))

@@ -47,8 +47,8 @@ _SIZES_LIMIT = 2**22
 class State:
     """A frame with everything that it says.
 
-    `layout` is that of the array in the frame; items that are arrays add their dimensions, as in NumPy. It is None if
-    there is no array, or none that can be read; then `require_layout` raises the error.
+    `layout` describes the array in the frame; items that are arrays add their dimensions, as in NumPy. It is None if
+    the frame has no array, or an unreadable one; then `require_layout` raises the error.
     """
 
     frame: Frame
@@ -59,7 +59,7 @@ class State:
     _attrs: dict[str, bytes] = field(default_factory=dict)
 
     def require_layout(self) -> Layout:
-        """Return the layout of the array; FormatError or UnsupportedError say why there is none."""
+        """Return the layout of the array; FormatError or UnsupportedError say why it is missing."""
         return self.layout or _layout_of(self.frame, self.annotations)
 
     @property
@@ -111,7 +111,7 @@ class State:
 
     @property
     def attr_names(self) -> list[str]:
-        """The names of the attributes: those with metalayers of their own, then the others."""
+        """The names of the attributes: first those with separate metalayers, then the others."""
         own = [name for name, _ in self.frame.vlmetalayers if name != LAYER]
         return list(dict.fromkeys([*own, *[name for name, _ in self.annotations.attrs]]))
 
@@ -120,7 +120,7 @@ class State:
         return {name: self.attr(name) or b"" for name in self.attr_names}
 
     def with_attr(self, name: str, content: bytes | None) -> State:
-        """Set an attribute, or remove it: in a metalayer of its own if there is room, else in the annotations."""
+        """Set an attribute, or remove it: in a separate metalayer if there is room, else in the annotations."""
         layers = self.frame.vlmetalayers
         others = tuple(layer for layer in layers if layer[0] != name or name == LAYER)
         kept = tuple(entry for entry in self.annotations.attrs if entry[0] != name)
@@ -151,7 +151,7 @@ class State:
         return replace(self, frame=changed, layout=_readable_layout(changed, self._annotations))
 
     def with_tables(self, sizes: Sizes | None, records: Records | None) -> State:
-        """Return a state with other sizes and checksums of records; with None, those of its annotations."""
+        """Return a state with other sizes and checksums of records; None takes them from the annotations."""
         return replace(self, _sizes=sizes, _records=records)
 
     def without_index(self, limit: int) -> tuple[Frame, bytes]:
@@ -345,7 +345,7 @@ def changed_chunks(was: State, now: State, *, moved: bool) -> set[int] | None:
     before, after = was.frame.offsets, now.frame.offsets
     differ = was.records != now.records
     if moved:
-        # Chunks that are not stored have entries of their own in the index.
+        # Chunks that are not stored have special entries in the index.
         before, after = np.minimum(before, 0), np.minimum(after, 0)
         if ((before == 0) & (was.records == 0)).any() or ((after == 0) & (now.records == 0)).any():
             return None
@@ -365,7 +365,7 @@ def check_count(layout: Layout) -> None:
 def reshaped(state: State, shape: tuple[int, ...]) -> State:
     """Return a state whose metalayer and layout have another shape.
 
-    The index and the size of the data are still those of the old shape. Chunks and blocks stay, except where chunks
+    The index and the size of the data still describe the old shape. Chunks and blocks stay, except where chunks
     have no extent along some axis, as python-blosc2 writes them for arrays without items: then they are chosen again.
     The number of dimensions and the extents of the items cannot change.
     """

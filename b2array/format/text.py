@@ -10,7 +10,7 @@ import numpy.typing as npt
 __all__ = ["find_dtype", "is_unsized"]
 
 _MISSING = ("None", "nan", "NaT", "<NA>")
-"""How items that stand for missing ones are printed, those of pandas too."""
+"""How items that stand for missing ones are printed, also in pandas."""
 
 
 def is_unsized(dtype: np.dtype[Any]) -> bool:
