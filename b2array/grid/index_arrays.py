@@ -58,7 +58,7 @@ def broadcast(arrays: list[IndexArray], shape: Sequence[int]) -> list[Slot]:
         for axis, values in arrays:
             local = ((1,) * (len(whole) - values.ndim) + values.shape)[start:stop]
             if math.prod(local) != 1:
-                # NumPy, too, does not look at the values of arrays that select nothing.
+                # Like NumPy, do not check the values of arrays that select nothing.
                 inside = values if is_empty or axis is None else wrap(values, axis, shape[axis])
                 members.append(IndexArray(axis, np.broadcast_to(inside.reshape(local), dims).reshape(-1)))
         slots.append(_points(members, dims) if members else Slot((), None, dims))

@@ -34,7 +34,7 @@ class Layout:
     ----------
     shape, chunks, blocks : tuple of int
         Extents in items of the array, of a chunk, and of a block; at most 16 dimensions. An extent of `chunks` or
-        `blocks` may be 0 only where that of `shape` is.
+        `blocks` may be 0 only where the extent of `shape` is 0.
     dtype : numpy.dtype
         Type of the items. A void type if the file says no more than their size.
     dtype_text : str

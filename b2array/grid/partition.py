@@ -74,7 +74,7 @@ def parts(
     ------
     Part
         In C order of the grid where every factor has one axis, and no slice but the first has very many parts. Points
-        keep their order inside a part, so that of several writes to one item the last wins.
+        keep their order inside a part, so the last of several writes to one item wins.
 
     Examples
     --------
@@ -238,8 +238,8 @@ def _runs(positions: slice, extent: int, base: slice | None) -> list[Run]:
 def take(values: NDArray[Any], positions: tuple[Positions, ...], axes: Axes | None = None) -> NDArray[Any]:
     """Read the items of a product: one dimension for each factor, a view of `values` if all factors are slices.
 
-    `values` is a block, with a part's `inside` as positions, or a box, with its `outside`. `axes` are those of each
-    factor; by default one axis a factor, in order.
+    `values` is a block, with a part's `inside` as positions, or a box, with its `outside`. `axes` lists the axes of
+    each factor; by default each factor has one axis, in order.
 
     Examples
     --------

@@ -63,7 +63,7 @@ class Tiling(NamedTuple):
     """All blocks of a chunk that a selection touches, in order, and the steps to read them.
 
     Where a selection by slices takes only a small part of each block, always the same one, `within` says which part,
-    and `shape` and the copies are those of the parts instead of the blocks.
+    and `shape` and the copies describe the parts instead of the blocks.
     """
 
     numbers: list[int]
