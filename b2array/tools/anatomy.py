@@ -374,7 +374,7 @@ def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     length = ChunkHeader.unpack(buf).header_len
     yield from _rows("index", buf, base, (row for row in _with_positions(CHUNK_FIELDS) if row[1] < length))
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
-    # All offsets are one compressed chunk, so a single one has no bytes of its own in the file.
+    # All offsets are one compressed chunk, so a single offset has no bytes in the file.
     for n in range(head.nchunks):
         where = head.entry(n)
         value = where.name.lower() if isinstance(where, Special) else where

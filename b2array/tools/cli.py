@@ -143,7 +143,7 @@ def _command(verb: Callable[P, int | None]) -> Callable[P, None]:
             code = OK
         except _UsageError:
             raise
-        except Exception as error:  # noqa: BLE001 - clients of servers raise many kinds of errors of their own
+        except Exception as error:  # noqa: BLE001 - clients of servers raise many kinds of errors
             _complain(opts.error_text(error))
             code = CORRUPT if isinstance(error, FormatError) else ERROR
         if code:

@@ -135,7 +135,7 @@ a[:half] = 1 - a[:half]
 
 
 def _kill_a_writer(path: Path, field: Field) -> None:
-    """Let another process overwrite half of the array, kill it in its commit, and show that nothing is lost."""
+    """Start a process that overwrites half of the array, kill it in its commit, and show that nothing is lost."""
     before = path.stat().st_size
     command = [sys.executable, "-c", _WRITER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:  # noqa: S603 - our own

@@ -42,7 +42,7 @@ def change_each(
     dry_run: bool,
     outside: Callable[[Directory], Result | None] | None = None,
 ) -> R | Results:
-    """Change a frame, or every member of a group with files of its own. Errors do not stop the other members.
+    """Change a frame, or every member of a group that has its own files. Errors do not stop the other members.
 
     `outside` is a function for what belongs to no member of a whole group. Its result, if there is one, is named ".".
     """
@@ -87,7 +87,7 @@ def each_frame(
     """Call the function for what is at a URL: a frame, a group, or a file of another format."""
     text = os.fsdecode(url)
     if text.endswith(B2ND.suffixes) and os.path.lexists(text):
-        return frame(text)  # a member, too, without a look at the others
+        return frame(text)  # also a member, without a look at the others
     try:
         kind, address = find(text, None, storage_options, exists=True)
     except FileNotFoundError:

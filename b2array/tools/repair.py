@@ -100,7 +100,7 @@ def repair(
 
     The trailer that b2array writes holds a copy of the header and a fingerprint of header, index and trailer. So a
     damaged header is restored, and so is a fingerprint with one or two wrong bytes. If the fingerprint does not prove
-    the result, or if there is none because other software was killed while it changed the frame, the frame is put
+    the result, or if it is missing because other software was killed while it changed the frame, the frame is put
     together from its readable parts and the chunks that are found. Missing and damaged chunks become *lost*: reading
     one raises `ChunkLostError` here and an error in other software, and never gives zeros, until it is written again.
     The repaired frame replaces the old one in one step, and the old one is kept beside it. There must be no other

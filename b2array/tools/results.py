@@ -80,7 +80,7 @@ class Failure(Result):
 
 @dataclass(frozen=True, slots=True)
 class Results(Result):
-    """The results for the members of a group: ``results[name]`` is that of one, and a loop goes over the names.
+    """The results for the members of a group: ``results[name]`` is one member's result, and a loop yields the names.
 
     Parameters
     ----------

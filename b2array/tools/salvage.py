@@ -251,7 +251,7 @@ class _Wreck:
         return chunks, indices
 
     def _data_nbytes(self, at: int, header: ChunkHeader) -> int:
-        """Return the size of a chunk of data with its checksum record; 0 if it is none, or cannot be decoded."""
+        """Return the size of a chunk of data with its checksum record; 0 if it is not a chunk, or cannot be decoded."""
         chunksize, blocksize = self.header.chunksize, self.header.blocksize
         if chunksize > 0 and header.nbytes not in (chunksize, self.header.nbytes % chunksize or chunksize):
             return 0

@@ -218,7 +218,7 @@ def _removable(store: Store) -> tuple[Snapshot | None, dict[str, Listed]]:
         return None, unneeded
     numbers = [np.zeros(0, np.int64)]
     needed: set[str] = set()
-    if revision.name:  # otherwise the objects below a file's name are those of a directory that it has replaced
+    if revision.name:  # otherwise the objects below a file's name belong to a directory that it has replaced
         entries = ledger_in(revision).entries
         needed = {object_name(entry.place) for entry in entries}
         numbers += [state.frame.offsets for state in (revision, *kept_states(revision, entries))]

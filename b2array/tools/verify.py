@@ -101,7 +101,7 @@ class Findings:
     """The result of looking at every chunk.
 
     Of the chunks that are in order, `verdicts` has a `Verdict` each, 0 stands for all others. `records` has the CRC of
-    each checksum record that matches its chunk. `live` counts their bytes and those of their checksum records. `heads`
+    each checksum record that matches its chunk. `live` counts their bytes and their checksum records. `heads`
     has their heads, if these are asked for: they take more memory than all the rest.
     """
 
@@ -141,7 +141,7 @@ class Report(Result):
     lost : tuple of int
         Chunks that an earlier repair could not save.
     snapshots : int
-        Number of snapshots, whose chunks are looked at, too.
+        Number of snapshots; their chunks are checked as well.
     orphans, leftovers : tuple of str
         Chunk files that neither index nor snapshot names, and temporary files of writers that were killed.
     dead_nbytes : int
