@@ -157,7 +157,7 @@ class Appender:
             self._used = 0
 
     def commit(self) -> None:
-        """Let other handles see all steps so far.
+        """Make all steps so far visible to other handles.
 
         Raises ConflictError if another writer changed the array during a transaction; its steps are lost.
         """

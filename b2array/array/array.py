@@ -212,8 +212,8 @@ class NDArray(Viewable, Indexed):
     """An n-dimensional array in compressed chunks.
 
     Made by `b2array.open`, `b2array.create` and their relatives. Indexing reads and writes as NumPy does; every
-    assignment is one commit, unless it is part of a `transaction`. A handle shows one committed state. Commits of
-    others are seen after `refresh`, and after a commit of its own, which goes on top of them. Threads may share a
+    assignment is one commit, unless it is part of a `transaction`. A handle shows one committed state. It sees other
+    handles' commits after `refresh`, and after its own next commit, which goes on top of them. Threads may share a
     handle.
 
     Reading returns a copy: assign to the handle, not to what it returned. Operators act on all items, as on ``a[...]``,
@@ -295,7 +295,7 @@ class NDArray(Viewable, Indexed):
         forks.merge(self._handle, [worker._handle for worker in workers])
 
     def diff(self, at: str, then: str | None = None) -> list[tuple[slice, ...]]:
-        """Return where items may differ from those of a snapshot. Only indexes are read.
+        """Return where items may differ from a snapshot. Only indexes are read.
 
         Parameters
         ----------
@@ -315,8 +315,8 @@ class NDArray(Viewable, Indexed):
         KeyError
             There is no such snapshot.
         ConflictError
-            Other software has taken data of a snapshot. To see that, after it has changed the frame, beginnings of
-            chunks are read, too.
+            Other software has taken data of a snapshot. After it has changed the frame, this check also reads the
+            beginnings of chunks.
 
         Examples
         --------
@@ -353,8 +353,8 @@ class NDArray(Viewable, Indexed):
         committed. Nothing is visible before that, and a task that fails or is repeated does no harm. Inside a
         `transaction` they become part of its commit.
 
-        ``dask.array.store(x, a)`` works as well, but makes every task a commit of its own; with threads, inside a
-        `transaction`, it makes one.
+        ``dask.array.store(x, a)`` works as well, but makes every task a separate commit; with threads, inside a
+        `transaction`, it makes one commit.
 
         Parameters
         ----------
@@ -568,8 +568,8 @@ class NDArray(Viewable, Indexed):
     def to_xarray(self, **options: Any) -> xr.DataArray:
         """Return an array of xarray, which is read when its values are needed.
 
-        Its name is that of the file, its dimensions are `dims`, and values are decoded by the CF conventions. The
-        coordinates of a dataset are arrays beside this one: `Group.to_xarray` returns them, too.
+        It has the name of the file, its dimensions are `dims`, and values are decoded by the CF conventions. The
+        coordinates of a dataset are arrays beside this one: `Group.to_xarray` also returns them.
 
         Parameters
         ----------

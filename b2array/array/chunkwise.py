@@ -30,7 +30,7 @@ Factors = SupportsIndex | Sequence[SupportsIndex] | Mapping[Any, SupportsIndex]
 """How many items along each axis become one: for all axes, one entry an axis, or by axis or name of the dimension."""
 
 _SMALL_NBYTES = 2**16
-"""Results in chunks of fewer bytes get chunks of their own."""
+"""If a result would have smaller chunks than this, its chunks are chosen anew."""
 
 
 @takes(NewKeywords)
@@ -51,7 +51,7 @@ def map(
 
     The pieces consist of whole chunks of the result, and a few are in memory at a time: arrays and result may be larger
     than memory. Threads call the function, so it runs in parallel where it releases the interpreter's lock, as most of
-    NumPy does. The words for axes are those of `dask.array.map_blocks`.
+    NumPy does. The parameters for axes have the same names as in `dask.array.map_blocks`.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def map(
     drop_axis : int or sequence of int
         Axes of the arrays that the result of the function does not have. Pieces are not cut along them.
     new_axis : int or sequence of int
-        Axes of the result that the arrays do not have. Their lengths are those of the function's results.
+        Axes of the result that the arrays do not have. The function's results set their lengths.
     factors : int, sequence or mapping, default 1
         How many items of the arrays, along each axis, become one of the result: one number for all axes, one entry an
         axis, or a mapping of axes or names of dimensions to numbers. Pieces begin at multiples of these; the last ones
@@ -76,7 +76,7 @@ def map(
     progress : bool, default False
         Show on stderr how many items are done.
     chunks, ..., fs
-        As for `create`. Chunks and dims are those of the first array, by default, where they fit.
+        As for `create`. By default, the result has the chunks and dims of the first array, where they fit.
 
     Raises
     ------
@@ -204,7 +204,7 @@ class Work:
         return tuple(slice(0, min(n, max(1, c // factor))) for n, c, factor in extents)
 
     def result_of(self, extents: Sequence[Any], lengths: Sequence[Any]) -> tuple[Any, ...]:
-        """Return what belongs to the axes of the result, of what belongs to those of the arrays and to the new ones."""
+        """Return one value for each axis of the result, given values for the axes of the arrays and for new axes."""
         found = [extents[axis] for axis in self.kept]
         for axis, length in zip(self.added, lengths, strict=True):
             found.insert(axis, length)

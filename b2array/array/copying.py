@@ -79,7 +79,7 @@ def copy_array(
     """Return the transaction of a copy of the array that a handle shows, attributes and metalayers included.
 
     Chunks are copied as they are where that is possible; else they are encoded again, a few at a time. With
-    `snapshots`, the copy has those of the array, too, and of its `group` if that is copied as a whole.
+    `snapshots`, the copy also has the snapshots of the array, and of its `group` if that is copied as a whole.
     """
 
     def attempt(source: Source) -> Draft:
@@ -173,7 +173,7 @@ def _recode(
 def _follow(
     draft: Draft, before: State | None, source: Source, own_names: Collection[str], bar: Progress, *, exact: bool
 ) -> None:
-    """Give a copy the items and attributes of a state, if it has those of the state `before`; None for a new copy."""
+    """Bring a copy from the state `before` (None: the copy is new) to the items and attributes of the next one."""
     old = source.state.require_layout()
     attrs = source.state.attrs()
     for name in {*draft.state.attr_names} - attrs.keys() - {*own_names}:
@@ -232,7 +232,7 @@ def _fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
 
 
 def convert_fill(item: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a fill value as an item of another type; 0 if there is none like it."""
+    """Return a fill value as an item of another type; 0 if that type has no such value."""
     with np.errstate(invalid="ignore"), suppress(ValueError):  # text that is no number
         return np.asarray(item)[None].astype(dtype)[0]
     return 0

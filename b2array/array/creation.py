@@ -60,7 +60,7 @@ __all__ = [
 
 
 def _shape_first(function: Callable[..., NDArray]) -> Callable[..., NDArray]:
-    """Let a function that takes URL and shape take the shape first, and the URL by name."""
+    """Accept the shape first, and the URL by name, in a function that takes URL and shape."""
 
     @functools.wraps(function)
     def ordered(*args: Any, **options: Any) -> NDArray:
@@ -425,7 +425,7 @@ def copy(
     progress : bool, default False
         Show on stderr how many chunks are done.
     snapshots : bool, default True
-        Whether the copy has the snapshots of `src`, too. Those of views are left out.
+        Whether the copy also has the snapshots of `src`. Those of views are left out.
 
     Raises
     ------
@@ -542,7 +542,7 @@ def from_dask(
     scheduler : str, callable or distributed.Client, optional
         For dask; its default otherwise.
     chunks, ..., fs
-        As for `create`. If no chunks are given, those of `x` are multiples of the stored ones where that is possible.
+        As for `create`. By default, the chunks of `x` become multiples of the stored ones where that is possible.
 
     Returns
     -------

@@ -462,7 +462,7 @@ def _as_declared(values: Any, declared: np.dtype[Any], owner: str = "") -> Any:
 
 
 def gathered(put: Sequence[Sequence[npt.NDArray[Any]]]) -> list[list[ChangeSet]]:
-    """Return the changes to commit of each write, given those of its tasks."""
+    """Return the changes to commit of each write, from the changes of its tasks."""
     return [[change for item in items for change in item.flat] for items in put]
 
 

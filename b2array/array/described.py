@@ -106,8 +106,8 @@ class Opened:
     def lock(self) -> Iterator[Self]:
         """Refresh, and make all other writers wait while the ``with`` block reads, computes and writes.
 
-        Each change in the block is a commit, unless a `transaction` joins them. Threads that share the handle wait,
-        too. It works where commits rely on a lock: on local files and in memory. Elsewhere a change raises
+        Each change in the block is a commit, unless a `transaction` joins them. Threads that share the handle also
+        wait. It works where commits rely on a lock: on local files and in memory. Elsewhere a change raises
         ConflictError if another writer came first.
 
         Raises

@@ -207,7 +207,7 @@ def _sum(items: Array, blocks: tuple[int, ...]) -> Array:
 
 
 def _mean(dtype: np.dtype[Any] | None, items: Array, blocks: tuple[int, ...]) -> Array:
-    """Return means of blocks; those of integers are rounded unless the result is to have a type of floats."""
+    """Return means of blocks; means of integers are rounded, unless the result should be of a float type."""
     _require_numbers(items.dtype, "mean")
     count = math.prod(blocks)
     kind = items.dtype if dtype is None else dtype

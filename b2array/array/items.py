@@ -198,7 +198,7 @@ def _arrange(key: Any, value: Any, rule: Select, layout: Layout) -> _Arranged:
 def _note_write(handle: Handle, layout: Layout, selection: Selection) -> None:
     """Count successive writes of small parts of the same chunks. When there are many, warn, once for each handle.
 
-    Each of them commits whole chunks. A transaction would commit them once; smaller chunks would help, too.
+    Each of them commits whole chunks. A transaction would commit them once; smaller chunks would also help.
     """
     coords, part, share = [], [], 1.0
     for positions, c, n in zip(selection.positions, layout.chunks, layout.shape, strict=False):

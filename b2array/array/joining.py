@@ -196,7 +196,7 @@ class _Part:
     def rows(self, layout: Layout) -> range:
         """Return the rows of chunks of the result that have items of this array only, from their first to their last.
 
-        They are rows of chunks of the array, too, if one begins where the array begins.
+        They are also rows of chunks of the array, if one begins where the array begins.
         """
         length = layout.chunks[self.axis]
         if not length or self.start % length:

@@ -56,8 +56,8 @@ Data = Buffer | npt.NDArray[Any]
 class SChunk(Opened):
     """Numbered chunks of bytes.
 
-    Made by `open_schunk` and `create_schunk`. A handle shows one committed state; its own commits move it on, those of
-    others are seen after `refresh`.
+    Made by `open_schunk` and `create_schunk`. A handle shows one committed state; its own commits move it on, and it
+    sees other handles' commits after `refresh`.
     """
 
     __slots__ = ()
@@ -189,7 +189,7 @@ class SChunk(Opened):
         return bytes(view)
 
     def repack(self, *, progress: bool = False) -> None:
-        """Write a contiguous frame again, without dead space. There is none in sparse frames."""
+        """Write a contiguous frame again, without dead space. Sparse frames have no dead space."""
         if self.frame.frame_type == FrameType.CONTIGUOUS:
             with track(self.nchunks, "chunks copied", progress, unit="items") as bar:
                 for attempt in self._handle.attempts(anywhere=True):
@@ -270,7 +270,7 @@ class SChunk(Opened):
         return self._edit(lambda new: edits.insert(new, _number(new, n, end=True), content, header))
 
     def update_chunk(self, n: int, buf: Buffer) -> int:
-        """Let a chunk take the place of chunk `n`; returns the number of chunks. Raises what `append_chunk` raises."""
+        """Replace chunk `n`; return the number of chunks. Raises the errors of `append_chunk`."""
         header, content = edits.check_chunk(buf), bytes(buf)
         return self._edit(lambda new: edits.update(new, _number(new, n), content, header))
 

@@ -33,7 +33,7 @@ def arange(
 ) -> NDArray:
     """Make an array of numbers or dates at equal distances, as `numpy.arange`.
 
-    It is at `url`, or in memory if that is left out. The other options are those of `b2array.create`.
+    It is at `url`, or by default in memory. The other options are the same as in `b2array.create`.
 
     Examples
     --------
@@ -43,12 +43,12 @@ def arange(
     wanted = ArrayOptions(**options)
     ends = np.empty(0, dtype), *map(np.asarray, (start, stop, step))
     if not {"m", "M"}.isdisjoint(each.dtype.kind for each in ends):
-        # In one piece: NumPy has rules of its own for units.
+        # In one piece, because NumPy has special rules for units.
         dates: Any = np.arange
         return NDArray._commit_draft(copying.holding(dates(start, stop, step, dtype), url, None, wanted))
     start, stop = (0, start) if stop is None else (start, stop)
     step = 1 if step is None else step
-    # NumPy, too, goes on from the first two.
+    # As in NumPy, the first two items determine the others.
     length = max(0, math.ceil((stop - start) / step))
     kind = np.dtype(np.result_type(np.intp, start, stop, step) if dtype is None else dtype)  # at least, as in NumPy
     first, second = np.asarray([start, start + step], kind).astype("f4" if kind == "f2" else kind)

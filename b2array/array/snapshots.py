@@ -64,7 +64,7 @@ class SnapshotInfo:
         Bytes that only this snapshot holds. They are free when it was dropped, and the frame was packed again or
         vacuumed.
     error : str
-        Why it cannot be read; "" if its index is intact. `b2array.verify` looks at its chunks, too.
+        Why it cannot be read; "" if its index is intact. `b2array.verify` also checks its chunks.
     """
 
     name: str
@@ -166,7 +166,7 @@ def _give_checksums(draft: Draft) -> None:
 
 
 def drop(handle: Handle, name: str, *, group: bytes = b"") -> None:
-    """Let a snapshot go."""
+    """Drop a snapshot."""
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
             draft.refuse_names_in_fork()
