@@ -30,7 +30,7 @@ def scratch(use: str, nbytes: int, most: int, check: Callable[[], object] | None
     """Return memory with undefined contents. It is yours for as long as you hold it or a view of it.
 
     When nothing refers to the memory any more, this thread uses it again for the next call with the same `use`. A call
-    that interrupts its own thread, say from a signal handler, gets memory of its own.
+    that interrupts its own thread, say from a signal handler, gets other memory.
 
     Parameters
     ----------

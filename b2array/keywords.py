@@ -172,6 +172,6 @@ _PACKAGES: dict[str, str] = {}
 
 
 def refuse_calls(package: str, hint: str) -> None:
-    """Let calls of a package that is imported say what to call instead."""
+    """Make calls of an imported package raise an error that says what to call instead."""
     _PACKAGES[package] = hint
     sys.modules[package].__class__ = _Package

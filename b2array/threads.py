@@ -1,11 +1,11 @@
 """The threads that decode and encode.
 
 A call from the main thread of a program uses `config.threads` threads. Any other call does its work in the thread that
-made it, because its caller already runs several at a time: in threads that the program started, such as those of dask's
-threaded scheduler and of distributed's workers, and in processes that multiprocessing started, such as those of dask's
-process scheduler.
+made it, because its caller already runs several at a time: in threads that the program started, such as the threads of
+dask's threaded scheduler and of distributed's workers, and in processes that multiprocessing started, such as the
+workers of dask's process scheduler.
 
-C-Blosc must not start threads of its own: `alone` is the only way to call it.
+C-Blosc must not start threads: `alone` is the only way to call it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def alone(call: Callable[..., R], /, *args: object) -> R:
     """Call a function of `numcodecs.blosc` so that C-Blosc works in this thread, with the given arguments.
 
     On the main thread, and everywhere if the program has set `use_threads` to True, numcodecs lets C-Blosc spread the
-    blocks over threads of its own, a second pool. If one of these threads cannot start, later calls count them wrong:
-    C-Blosc returns wrong bytes or waits for ever. There, environment variables also override the arguments.
+    blocks over a second pool of threads. If one of these threads cannot start, later calls count them wrong: C-Blosc
+    returns wrong bytes or waits for ever. There, environment variables also override the arguments.
     """
     wish = blosc.use_threads
     if wish is None and threading.current_thread() is threading.main_thread():
@@ -141,11 +141,11 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
 
 
 def ahead(task: Callable[[T], R], items: Iterable[T], count: int, *, apart: bool = False) -> Iterator[R]:
-    """Yield ``task(item)`` for each item, in order, with `count` calls running in threads of their own.
+    """Yield ``task(item)`` for each item, in order, with `count` calls running in separate threads.
 
     For calls that wait rather than compute, such as requests. The threads end with the last result, or when the
-    iterator is closed. Items are consumed as the work proceeds, always in the calling thread. With `apart`, a single
-    call has a thread of its own, too: Ctrl-C does not interrupt it, and the iterator ends after it.
+    iterator is closed. Items are consumed as the work proceeds, always in the calling thread. With `apart`, even a
+    single call has a separate thread: Ctrl-C does not interrupt it, and the iterator ends after it.
     """
     source = iter(items)
     first = list(islice(source, 2))
@@ -207,7 +207,7 @@ class _Calls(Generic[T, R]):
         self._news: SimpleQueue[None] = SimpleQueue()
 
     def begin(self, item: T) -> Answer[R]:
-        """Let the pool call the task with an item, and return what gets the answer."""
+        """Ask the pool to call the task with an item, and return the object that receives the answer."""
         answer: Answer[R] = SimpleQueue()
         self._pool.calls.put(partial(self._call, answer, item))
         return answer
@@ -226,7 +226,7 @@ class _Calls(Generic[T, R]):
                 self._news.put(None)
 
     def end(self) -> None:
-        """Let no more calls begin, and wait for the others, even if that is interrupted (once)."""
+        """Begin no more calls, and wait for the running ones, even if that is interrupted (once)."""
         self._ended = True
         interrupted = None
         while len(self._over) < len(self._begun):
@@ -257,7 +257,7 @@ class _Pool:
             thread.start()
 
     def end(self) -> None:
-        """Let the threads end, once they have made the calls in the queue."""
+        """End the threads once they have made the calls in the queue."""
         for _ in range(self.size):
             self.calls.put(None)
 
