@@ -129,7 +129,8 @@ class Draft(Target):
         self.old = frame_in(store) if overwrite and base is None else None
         beside = store.beside(directory=self.sparse) if overwrite and base is None else None
         self.store = beside or store
-        self._makes_directory = base is None and not is_same and self.sparse and _is_vacant(self.store)
+        self.makes_directory = base is None and not is_same and self.sparse and _is_vacant(self.store)
+        """Whether the first file makes the directory that a new frame is in."""
         self.is_unknown = False
         """Whether a commit may have happened although it failed."""
         self.progress: Progress | None = None
@@ -656,7 +657,7 @@ class Draft(Target):
                 discard(self.store)
             elif not self.is_unknown:
                 withdraw(self.store, self.staging.made)
-                if self._makes_directory:
+                if self.makes_directory:
                     self.store.drop_directory()
         finally:
             self.at_end.close()

@@ -64,7 +64,8 @@ class Origin:
     """A transaction as its forks see it; it can be pickled.
 
     `change` is everything that the transaction had changed. Its forks put chunks into files from `first` on, or into
-    the directory `place`. In the process of the transaction, `made` are its files.
+    the directory `place`. In the process of the transaction, `made` are its files, and `makes_directory` says whether
+    the directory of a new frame goes with them.
     """
 
     store: Store
@@ -77,6 +78,7 @@ class Origin:
     process: int = field(default_factory=os.getpid)
     since: float = field(default_factory=time.time)
     made: Made = field(default_factory=Made)
+    makes_directory: bool = False
 
     @property
     def state(self) -> State:
@@ -156,6 +158,8 @@ class Origin:
                 store.delete([*store.listing(), ""])
             elif store is not None and not self._needs_journal(store):
                 store.delete([self.journal_name])
+                if self.makes_directory:
+                    store.drop_directory()
 
     def _needs_journal(self, store: Store) -> bool:
         """Whether only the journal tells that chunks are those of a new array that was never committed."""
@@ -229,8 +233,16 @@ def origin_of(draft: Draft, *, lasts: bool = False) -> Origin:
         draft.bases[draft.base.generation] = draft.base
     first, place = draft.shared
     origin = Origin(
-        draft.store, draft.base, draft.fork_id, draft.epoch, draft.freeze_whole(), first, place, made=draft.staging.made
-    )  # fmt: skip
+        draft.store,
+        draft.base,
+        draft.fork_id,
+        draft.epoch,
+        draft.freeze_whole(),
+        first,
+        place,
+        made=draft.staging.made,
+        makes_directory=draft.makes_directory,
+    )
     if is_first and draft.fork is None:
         with draft.told_if_replaced():
             _write_journal(origin)
@@ -397,6 +409,7 @@ def write_part(origin: Origin, part: Part, values: npt.NDArray[Any], region: Par
         raise
     if origin.made.ended:  # another task has failed, and this one ran on
         draft.abort()
+        origin.tidy()
         raise ConflictError(f"{draft.url}: expected a write under way, found that it has failed")
     return portable(draft.freeze())
 

@@ -577,6 +577,7 @@ def test_a_failing_write_leaves_nothing_behind(tmp_path: Path, layout: str, new:
             write()
     after = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".b2lock")
     assert [path for path in after if path.name != ".b2lock"] == [path for path in before if ".b2lock" not in path.name]
+    assert target.exists() is not new
 
 
 def test_changes_elsewhere_are_merged(stored: b2array.NDArray) -> None:
