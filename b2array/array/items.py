@@ -77,7 +77,7 @@ class Indexed(Described):
         return self._indexer("chunk_view", lambda key, shape: _of_chunks(key, shape, self.chunks))
 
     def explain(self, key: Any) -> Reading:
-        """Say what ``a[key]`` would read now: chunks, blocks, requests and bytes.
+        """Say what ``a[key]`` would read now: chunks, blocks, requests and bytes; and what would make it cheaper.
 
         In a notebook it draws the blocks. It does not count blocks that are in the cache. It reads no items, only heads
         of chunks if neither the frame nor an earlier read tells how large their blocks are.

@@ -19,6 +19,7 @@ from b2array.engine.read import ChunkRead, Reader, prepare
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import ChunkRequest, Source
 from b2array.errors import B2ArrayError
+from b2array.grid.advice import advice
 from b2array.grid.layout import Layout
 from b2array.grid.selection import Selection
 from b2array.grid.tiling import parts_of_chunks
@@ -50,6 +51,10 @@ class Reading:
         Bytes of the selected items.
     share : float
         `nbytes` over the compressed size of the array; 1.0 at most, though heads of chunks may be read twice.
+    advice : str
+        Which kind of access the array should have been made for, if the blocks of another one would make this read much
+        cheaper; see `b2array.create`. For a read of the whole array: which usual keys its blocks serve badly. Otherwise
+        empty.
     """
 
     chunks: int
@@ -59,6 +64,7 @@ class Reading:
     nbytes: int
     result_nbytes: int
     share: float
+    advice: str
     _url: str
     _layout: Layout
     _names: Sequence[str | None] | None
@@ -71,13 +77,14 @@ class Reading:
         extents = list(zip(layout.shape, layout.chunks, layout.blocks, strict=True))
         nblocks = math.prod(n // c * -(-c // b) + -(-(n % c) // b) for n, c, b in extents if c)
         whole = math.prod(layout.shape) * layout.itemsize
-        return {
+        rows = {
             "chunks": f"{self.chunks} of {layout.nchunks}",
             "blocks": f"{self.blocks} of {nblocks}{cached}",
             "requests": str(self.requests),
             "bytes read": f"{size(self.nbytes)}, {self.share:.2%} of the array as it is stored",
             "result": f"{size(self.result_nbytes)}, {self.result_nbytes / max(1, whole):.2%} of the items",
         }
+        return rows | {"advice": self.advice} if self.advice else rows
 
     def __repr__(self) -> str:
         return repr(Info(self._rows()))
@@ -116,8 +123,11 @@ def explained(source: Source, layout: Layout, selection: Selection, names: Seque
     # The count includes heads that are read twice, and gaps between ranges.
     share = min(1.0, nbytes / source.frame.cbytes) if source.frame.cbytes else 0.0
     drawn = touched if blocks <= _MOST_BLOCKS else around
+    slices = [each for each in positions if isinstance(each, slice)]
+    # Blocks that index arrays touch are not counted by other shapes; nor do chunks without data need any.
+    told = advice(layout, slices) if axes is None and len(slices) == layout.ndim and requests + cached else ""
     return Reading(
-        chunks, blocks, cached, requests, nbytes, box.nbytes, share, source.url, layout, names, drawn, around
+        chunks, blocks, cached, requests, nbytes, box.nbytes, share, told, source.url, layout, names, drawn, around
     )
 
 

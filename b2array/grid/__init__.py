@@ -8,4 +8,5 @@ tiling        what the engine asks for: the chunks of a selection, the steps to 
 assignment    the value of an assignment, checked and broadcast as NumPy does it
 layout        shape, chunks and blocks of one array, and what follows from them
 chunking      chunks and blocks chosen where the user names none
+advice        which keys chunks and blocks serve badly, and what would serve them
 """

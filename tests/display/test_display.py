@@ -227,6 +227,26 @@ def test_a_plan_counts_chunks_and_blocks_and_draws_them(a: b2array.NDArray) -> N
     assert len(areas(draw_of(plan), "#f28e2b")) == 2
 
 
+def test_a_plan_says_which_access_would_serve_the_key_better() -> None:
+    values = np.random.default_rng(0).integers(0, 9, (400, 100, 100), "i2").astype("f4")
+    thin = b2array.asarray(values, access="planes")
+    assert thin.explain(np.s_[0]).advice == ""
+    plan = thin.explain(np.s_[:, 5, 5])
+    assert re.fullmatch('access="series" would decode [0-9]+ times less', plan.advice)
+    assert repr(plan).endswith(f"advice     : {plan.advice}")
+    assert b2array.asarray(values, access="series").explain(np.s_[:, 5, 5]).advice == ""
+    assert thin.explain(np.s_[[0, 7], 5, 5]).advice == ""
+
+
+def test_a_plan_of_the_whole_array_lists_the_keys_that_are_served_badly() -> None:
+    values = np.random.default_rng(0).integers(0, 9, (400, 100, 100), "i2").astype("f4")
+    told = b2array.asarray(values, chunks=(10, -1, -1), blocks=(1, -1, -1)).explain(...).advice
+    assert told.startswith('access="balanced" would decode less for a[:, ')
+    assert "a[:, i, i] (" in told
+    assert "a[i, :, :]" not in told
+    assert b2array.asarray(values).explain(...).advice == ""
+
+
 def draw_of(plan: Any) -> str:
     (svg,) = parsed(plan._repr_html_()).iter("svg")
     return ET.tostring(svg, encoding="unicode")

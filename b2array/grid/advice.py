@@ -1,0 +1,102 @@
+"""Which keys the chunks and blocks of an array serve badly, and what would serve them: pure geometry.
+
+A read decodes whole blocks, and that is most of what it costs. So a key is served badly if other automatic shapes would
+decode much less for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+from b2array.grid.chunking import Access, automatic
+from b2array.grid.layout import Layout
+
+__all__ = ["advice", "decoded_nbytes"]
+
+_MUCH = 8
+"""A key is served badly if another kind of access would decode so many times less for it."""
+_UNBALANCED = 4
+"""The same for the usual keys of an array, compared with balanced shapes."""
+_LEAST_NBYTES = 2 * 2**20
+"""What decodes less takes a few milliseconds, and no advice."""
+
+
+def decoded_nbytes(layout: Layout, positions: Sequence[slice]) -> int:
+    """Return the bytes of the blocks that slices with positive steps touch."""
+    nblocks = 1
+    for along in zip(layout.shape, layout.chunks, layout.blocks, positions, strict=True):
+        nblocks *= _touched(*along)
+    return nblocks * layout.block_nbytes
+
+
+def _touched(extent: int, chunk: int, block: int, position: slice) -> int:
+    """Count the blocks along an axis that a slice touches."""
+    part = range(*position.indices(extent))
+    if not part:
+        return 0
+    of_chunk = -(-chunk // block)
+
+    def number(item: int) -> int:
+        return item // chunk * of_chunk + item % chunk // block
+
+    return min(len(part), number(part[-1]) - number(part[0]) + 1)
+
+
+def advice(layout: Layout, positions: Sequence[slice]) -> str:
+    """Say what would serve a key better; for the whole array, which keys it serves badly. Return "" if all is well.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> layout = Layout((1000, 500, 500), (10, 500, 500), (1, 100, 500), np.dtype("f4"), "<f4")
+    >>> advice(layout, (slice(0, 1000), slice(7, 8), slice(7, 8)))
+    'access="series" would decode 1389 times less'
+    >>> advice(layout, (slice(0, 1), slice(0, 500), slice(0, 500)))
+    ''
+    """
+    if not math.prod(layout.shape):
+        return ""
+    if all(len(range(*p.indices(n))) == n for p, n in zip(positions, layout.shape, strict=True)):
+        return _of_array(layout)
+    own = decoded_nbytes(layout, positions)
+    if own < _LEAST_NBYTES:
+        return ""
+    others = {word: decoded_nbytes(_other(layout, word), positions) for word in get_args(Access)}
+    best = min(others, key=others.__getitem__)
+    ratio = own / others[best]
+    return f'access="{best}" would decode {ratio:.0f} times less' if ratio >= _MUCH else ""
+
+
+def _other(layout: Layout, access: Access) -> Layout:
+    """Return the layout that the array would have for a kind of access."""
+    chunks, blocks = automatic(layout.shape, layout.itemsize, access=access)
+    return Layout(layout.shape, chunks, blocks, layout.dtype, layout.dtype_text)
+
+
+def _of_array(layout: Layout) -> str:
+    balanced = _other(layout, "balanced")
+    listed = []
+    for name, positions in _usual_keys(layout.shape):
+        own = decoded_nbytes(layout, positions)
+        ratio = own / decoded_nbytes(balanced, positions)
+        if own >= _LEAST_NBYTES and ratio >= _UNBALANCED:
+            listed.append(f"{name} ({ratio:.0f} times)")
+    return f'access="balanced" would decode less for {", ".join(listed)}' if listed else ""
+
+
+def _usual_keys(shape: Sequence[int]) -> Iterator[tuple[str, list[slice]]]:
+    """Yield a plane and a series along each axis, as text and as slices."""
+    middle = [slice(n // 2, n // 2 + 1) for n in shape]
+    whole = [slice(0, n) for n in shape]
+    for axis in range(len(shape)):
+        plane = [middle[k] if k == axis else whole[k] for k in range(len(shape))]
+        yield _text("i" if k == axis else ":" for k in range(len(shape))), plane
+    for axis in range(len(shape)) if len(shape) > 2 else ():
+        series = [whole[k] if k == axis else middle[k] for k in range(len(shape))]
+        yield _text(":" if k == axis else "i" for k in range(len(shape))), series
+
+
+def _text(parts: Iterator[str]) -> str:
+    return f"a[{', '.join(parts)}]"
