@@ -373,7 +373,7 @@ class Writer(Worker):
         if length > 3 * MOST_ROWS:
             self.change_dataset()
         else:
-            to_b2array(dataset(self.value), group=DATASET, append_dim="time", **self.target())
+            to_b2array(dataset(self.value), group=DATASET, append_dim="time", check_index="off", **self.target())
 
     def change_dataset(self) -> None:
         at = self.random.randrange(self.group[DATASET]["time"].shape[0])

@@ -22,7 +22,7 @@ from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader, Special
 from b2array.config import HEADER_LEN
 from b2array.engine.changes import LOWEST_CODE, ChangeSet, Keep, changeable, is_spooled
-from b2array.engine.draft import Draft, discard
+from b2array.engine.draft import Draft, discard, removed
 from b2array.engine.fetch import each_chunk
 from b2array.engine.kept import KeptState, require_intact
 from b2array.engine.plan import Facts, Plan, Step, plan, unnoted
@@ -276,7 +276,7 @@ def _require_files(made: Plan, draft: Draft) -> None:
     """Raise ConflictError if `vacuum` has removed files that the new state refers to."""
     gone = [] if made.state is None else draft.staging.missing(made.state.frame.offsets)
     if gone:
-        raise ConflictError(f"{draft.url}: somebody removed {', '.join(gone)} before the commit that needs them")
+        raise removed(draft.url, gone)
 
 
 def _make_objects(made: Plan, draft: Draft) -> None:

@@ -52,7 +52,7 @@ from b2array.store.base import MISSING, Store, Version, join_views_at
 from b2array.store.spans import Span
 from b2array.store.spool import Spool
 
-__all__ = ["Draft", "ForkOf", "abandoned", "discard", "is_part", "warn_of_forgotten", "withdraw"]
+__all__ = ["Draft", "ForkOf", "abandoned", "discard", "is_part", "removed", "warn_of_forgotten", "withdraw"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -135,6 +135,7 @@ class Draft(Target):
         """Whether a commit may have happened although it failed."""
         self.progress: Progress | None = None
         self._before = start.annotations
+        self._floor = start.annotations.floor or 0
         self._compacts = False
         self._own_tables = False
         self._touched: Mask = np.zeros(start.frame.nchunks, bool)
@@ -333,9 +334,27 @@ class Draft(Target):
         self.annotate(lost=tuple(sorted(numbers)))
 
     def reserve_up_to(self, number: int) -> None:
-        """Let the commit say that no new file may have this number or a lower one."""
+        """Let the commit say that no new file may have this number or a lower one, not even of a draft under way."""
         self._restructure(np.arange(self.frame.nchunks), self.frame)
         self.staging.reserve_up_to(number)
+        self.annotate(floor=self.staging.next)
+
+    def _renumber(self) -> None:
+        """Put new chunks into other files whose numbers are those of files that were deleted meanwhile.
+
+        A request to delete such a file may still be carried out, or be repeated.
+        """
+        floor = self.state.annotations.floor or 0
+        if self.base is None or floor <= self._floor:
+            return
+        codes = self.state.frame.offsets
+        for n in np.flatnonzero(self._touched & (codes >= 0) & (codes < floor)).tolist():
+            name = index.chunk_name(int(codes[n]))
+            try:
+                stored = b"".join(self.store.pieces(name))
+            except FileNotFoundError:
+                raise removed(self.url, [name]) from None
+            self.set_chunk(n, self.store_stored(n, stored[: ChunkHeader.unpack(stored).cbytes]))
 
     # Open chunks.
 
@@ -609,6 +628,7 @@ class Draft(Target):
 
         They do not collide with a state that `is_equal` to the base, and has the chunks in the same places.
         """
+        self._renumber()
         change = self.freeze()
         if self.base is None or current.generation == self.base.generation:
             return change
@@ -618,6 +638,7 @@ class Draft(Target):
         if self._touched.size != self.state.frame.nchunks:  # a change of metadata alone goes onto any number of chunks
             self._forget_chunks()
         self.staging.next = change.next
+        self._renumber()
         return self.freeze()
 
     def catch_up(self) -> bool:
@@ -721,6 +742,11 @@ def discard(store: Store) -> None:
     """Remove a frame that is in a place of its own, as far as possible."""
     with suppress(OSError, B2ArrayError):
         store.delete([*filter(is_part, store.listing()), ""])
+
+
+def removed(url: str, names: Sequence[str]) -> ConflictError:
+    """Return the error of a writer whose files `vacuum` has removed."""
+    return ConflictError(f"{url}: somebody removed {', '.join(names)} before the commit that needs them")
 
 
 def abandoned(url: str) -> ConflictError:

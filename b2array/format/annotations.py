@@ -72,11 +72,12 @@ _FIELDS = {
     "job": "forks_of",
     "deleted": "deleted",
     "kept": "kept",
+    "floor": "floor",
 }
 """The fields by their keys in the metalayer."""
 _MAPS = ("attrs", "cparams")
 """Fields that are maps in the metalayer."""
-_MERGED = ("fill", "dims", "dtype", "group_commit", "forks_of", "deleted", "unknown")
+_MERGED = ("fill", "dims", "dtype", "group_commit", "forks_of", "deleted", "floor", "unknown")
 """Fields that writers change. `plan` sets the fields of the commit anew, and some others are merged in their own
 way."""
 _SIZES_CPARAMS = METADATA
@@ -135,6 +136,8 @@ class Annotations:
         Names the frame, from its making on: one that is deleted and made again has another. Every commit keeps it.
     kept : bytes, optional
         The ledger of kept states, as `b2array.format.kept` packs it.
+    floor : int, optional
+        Files of chunks with lower numbers may have been deleted since their numbers were used (in object stores).
     foreign : bool
         The metalayer has a later major version: nothing was read from it, and the frame must not be written.
 
@@ -164,6 +167,7 @@ class Annotations:
     foreign: bool = False
     identity: bytes | None = None
     kept: bytes | None = None
+    floor: int | None = None
 
     def is_member(self, group: str, path: str) -> bool:
         """Whether the frame notes that it is at a path in the group of an identity."""
@@ -206,6 +210,7 @@ class Annotations:
             unknown=tuple([(key, value) for key, value in layer.items() if key != "v" and key not in _FIELDS]),
             identity=_bytes(layer.get("id")) or None,
             kept=_bytes(layer.get("kept")) or None,
+            floor=layer["floor"] if _is_number(layer.get("floor"), 0) else None,
         )
 
     def pack(self) -> bytes:

@@ -41,6 +41,7 @@ all_annotations = st.builds(
     dims=st.none() | st.tuples(st.none() | st.text(), st.none() | st.text()),
     dtype=st.none() | st.text(),
     next=st.none() | st.integers(0, 2**32),
+    floor=st.none() | st.integers(0, 2**32),
     attrs=st.dictionaries(st.text(), st.binary()).map(lambda attrs: tuple(attrs.items())),
     lost=st.lists(st.integers(0, 9), unique=True).map(tuple),
     sizes=st.none() | st.binary(),

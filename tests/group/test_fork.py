@@ -303,6 +303,25 @@ def test_a_member_that_the_transaction_deleted_after_the_fork_is_a_conflict(grou
     assert again(group)["level"][:].tolist() == [1]
 
 
+@pytest.mark.filterwarnings("ignore:.*were never merged:UserWarning")
+@pytest.mark.parametrize("opens", ["nothing", "reads", "writes"])
+def test_a_fork_after_another_writer_has_deleted_a_member_is_a_conflict(group: b2array.Group, opens: str) -> None:
+    def work() -> None:
+        with group.transaction() as changes:
+            if opens == "reads":
+                assert changes["level"].shape
+            if opens == "writes":
+                changes["level"][0] = 1
+            del b2array.open_group(group.url, "r+")["level"]
+            fork = changes.fork()
+            fork["level"][1] = 1
+            changes.merge(fork)
+
+    with pytest.raises(ConflictError):
+        work()
+    assert "level" not in again(group)
+
+
 @pytest.mark.parametrize("group", PLACES[:2], ids="-".join, indirect=True)
 @pytest.mark.parametrize("theirs", ["written", "read", "made"])
 def test_commits_of_others_are_a_conflict_as_in_any_transaction(group: b2array.Group, theirs: str) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 
 import blosc2
+import dask.array
 import numpy as np
 import pytest
 from damage import noise, write
@@ -160,6 +161,27 @@ def test_numbers_of_removed_objects_are_never_used_again(bucket, s3_options):
     assert not {*removed} & chunks()
     store.delete(removed)  # a second time
     assert b2array.open(url, **place)[:, 0].tolist() == [7, 8, 1, 1]
+
+
+@pytest.mark.parametrize("way", ["transaction", "group", "dask"])
+def test_a_transaction_takes_other_numbers_than_those_of_objects_that_were_removed_meanwhile(bucket, s3_options, way):
+    place = {"storage_options": s3_options}
+    group = b2array.open_group(f"s3://{bucket}/g.b2d", "w", **place)
+    a = group.create("a", data=np.zeros((4, 100)) + 1, chunks=(1, 100), layout="sparse")
+    store, orphan = open_store(a.url, **place), "00000004.chunk"
+    store.create(orphan, b"of a killed writer")
+    with (group if way == "group" else a).transaction() as changes:
+        target = changes["a"] if way == "group" else changes
+        assert orphan in b2array.vacuum(a.url, grace=0, **place).removed
+        if way == "dask":
+            target.store(dask.array.full((1, 100), 5.0), (slice(0, 1),), scheduler="sync")
+        else:
+            target[0] = 5
+            target.get_chunk(0)
+        assert orphan in store.listing()  # the transaction does not know yet that the number was used
+    store.delete([orphan])  # the request of vacuum is carried out a second time
+    shown = b2array.open(a.url, **place)
+    assert shown[:, 0].tolist() == [5, 1, 1, 1]
 
 
 def test_a_writer_of_objects_that_slept_looks_again_for_its_chunks(bucket, s3_options, monkeypatch):
