@@ -134,7 +134,10 @@ def test_bounds_of_times_that_were_not_decoded_are_appended_as_they_are(url: Pat
     files = [netcdf(day(n), tmp_path / f"{n}.nc") for n in range(2)]
     b2array.convert(files[0], url)
     with xr.open_dataset(files[1], engine="h5netcdf", decode_times=False, mask_and_scale=False) as raw:
-        to_b2array(raw, url, append_dim="time")
+        to_b2array(raw, url, append_dim="time", check_index="error")
+        with pytest.raises(ValueError, match="the stored index 'time' has"):
+            to_b2array(raw, url, append_dim="time", check_index="error")
+        to_b2array(raw.drop_vars("lat_bnds"), url, region={"time": "auto"})
     assert reopened(url).time_bnds.values[1].tolist() == day(1).time_bnds.values[0].tolist()
 
 
@@ -224,6 +227,41 @@ def test_units_are_free_where_no_time_is_stored_yet(url: Path, stored: list[floa
     found = reopened(url).when
     assert found.values.tolist() == [*[None] * len(stored), *later.when.values.tolist()]
     assert found.attrs == {"long_name": "when"}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # xarray encodes missing times with NumPy
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("values", [["NaT", "NaT"], ["NaT", "2000-01-02"]])
+def test_missing_times_are_refused_where_a_small_type_has_no_mark_for_them(
+    url: Path, values: list[str], chunked: bool
+) -> None:
+    ds = xr.Dataset({"a": ("t", np.array(values, "M8[ns]"))})
+    ds = ds.chunk(t=1) if chunked else ds
+    coding = {"units": "days since 2000-01-01", "dtype": "i4", "calendar": "proleptic_gregorian"}
+    with pytest.raises(ValueError, match="variable 'a' is stored as int32, which cannot hold"):
+        to_b2array(ds, url, encoding={"a": coding})
+    to_b2array(ds, url, encoding={"a": {**coding, "_FillValue": -1}})
+    xr.testing.assert_equal(reopened(url).load(), ds.load())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # xarray encodes missing times with NumPy
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("dtype", ["i4", "u4", "i2"])
+def test_times_beyond_the_range_of_their_type_are_refused(url: Path, dtype: str, chunked: bool) -> None:
+    coding = {"units": "seconds since 1970-01-01", "dtype": dtype, "calendar": "proleptic_gregorian"}
+    early, late = (
+        xr.Dataset({"a": ("t", np.array([when, "NaT" if dtype == "i4" else when], "M8[ns]"))})
+        for when in ("1970-01-01T00:00:05", "2200-01-01")
+    )
+    late = late.chunk(t=1) if chunked else late
+    with pytest.raises((ValueError, OverflowError), match="'a'"):
+        to_b2array(late, url, encoding={"a": coding})
+    to_b2array(early, url, encoding={"a": {**coding, "_FillValue": 0}})
+    with pytest.raises((ValueError, OverflowError), match="'a'"):
+        to_b2array(late, url, append_dim="t")
+    xr.testing.assert_equal(reopened(url).load(), early)
+    to_b2array(late, url, append_dim="t", encoding={"a": {"units": coding["units"], "dtype": "i8"}})
+    xr.testing.assert_equal(reopened(url).load(), xr.concat([early, late.load()], "t"))
 
 
 def test_lengths_of_time_get_finer_units(url: Path) -> None:

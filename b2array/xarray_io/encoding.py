@@ -113,7 +113,9 @@ def encoded(
     ready = {name: _named(name, partial(fitted, name, each)) for name, each in plain.items()}
     coded = _by_conventions(ready)
     return {
-        name: _stored(name, _checked_codes(name, plain[name], each), widths[name], given=name in encoding)
+        name: _stored(
+            name, _checked_codes(name, plain[name], each, ready[name].encoding), widths[name], given=name in encoding
+        )
         for name, each in coded.items()
     }
 
@@ -154,12 +156,31 @@ def _named(name: str, function: Callable[[], xr.Variable]) -> xr.Variable:
         raise plain(f"variable {name!r} cannot be encoded: {error}") from error
 
 
-def _checked_codes(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.Variable:
+def _checked_codes(
+    name: str, variable: xr.Variable, coded: xr.Variable, encoding: Mapping[Any, Any] = MappingProxyType({})
+) -> xr.Variable:
     """Return an encoded variable that cannot be read as other items than the plain ones."""
-    if is_dask(coded) and coded.dtype.kind in "iu" and is_time(variable):
+    is_whole_time = coded.dtype.kind in "iu" and is_time(variable)
+    if is_whole_time and is_dask(coded):
         # xarray declares the type that was asked for, but encodes pieces of times as int64.
         coded = mapped(coded, partial(_converted, name=name, dtype=coded.dtype, exact=True), coded.dtype)
-    return _unmarked(name, variable, coded)
+    coded = _unmarked(name, variable, coded)
+    if is_whole_time and not is_dask(coded) and coded.dtype.itemsize < 8:
+        # Bounds have no units themselves: xarray has noted the units of their coordinate in the encoding.
+        shared = {key: encoding[key] for key in ("units", "calendar") if key in encoding}
+        _require_same_times(name, variable, xr.Variable(coded.dims, coded.data, {**shared, **coded.attrs}))
+    return coded
+
+
+def _require_same_times(name: str, times: xr.Variable, coded: xr.Variable) -> None:
+    """Refuse times that xarray has wrapped to fit them into a small type."""
+    back = conventions.decode_cf_variable(name, coded, decode_timedelta=True)
+    both_are_missing = back.isnull().values & times.isnull().values
+    wrong = np.asarray(back.values != times.values) & ~both_are_missing
+    if wrong.any():
+        time = np.asarray(times.values)[wrong][0]
+        hint = ": give it a _FillValue" if np.asarray(times.isnull().values)[wrong][0] else ""
+        raise _not_held(name, coded.dtype, f"{time}{hint}")
 
 
 # Arrays of other libraries.

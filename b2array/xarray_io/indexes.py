@@ -12,7 +12,7 @@ from xarray import conventions
 from b2array.array.array import NDArray
 from b2array.errors import warn
 from b2array.xarray_io.backend import attributes_of, dims_of
-from b2array.xarray_io.encoding import as_stored
+from b2array.xarray_io.encoding import as_stored, is_time
 
 __all__ = ["CheckIndex", "Region", "check_indexes", "check_new_part", "detected", "place"]
 
@@ -65,7 +65,7 @@ def _detected(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> s
     array = arrays.get(str(dim))
     if array is None:
         raise KeyError(f"there is no stored coordinate {dim!r} in which to find the region")
-    index = _stored_index(str(dim), array)
+    index = _stored_index(ds, dim, array)
     if not index.is_unique:
         raise ValueError(
             f"the stored coordinate {dim!r} must have different values to find a region in, found repeated ones"
@@ -121,7 +121,7 @@ def check_indexes(ds: xr.Dataset, arrays: Mapping[str, NDArray], region: Region,
         if not np.array_equal(stored, new.astype(stored.dtype), equal_nan=not exact):
             raise ValueError(
                 f"the index {dim!r} of the dataset differs from the stored one, so that values would get other labels:"
-                f" expected {_brief(_stored_index(str(dim), array)[part])}, found {_brief(ds.indexes[dim])}; select or"
+                f" expected {_brief(_stored_index(ds, dim, array)[part])}, found {_brief(ds.indexes[dim])}; select or"
                 f" sort with reindex() or sel(), or leave the stored index alone with drop_vars({dim!r})"
             )
 
@@ -131,7 +131,7 @@ def check_new_part(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray],
     array = arrays.get(str(dim))
     if check == "off" or dim not in ds.indexes or array is None or dims_of(str(dim), array) != (dim,):
         return
-    stored, new = _stored_index(str(dim), array), ds.indexes[dim]
+    stored, new = _stored_index(ds, dim, array), ds.indexes[dim]
     repeated = new[new.isin(stored) | new.duplicated()].dropna()
     if len(repeated):
         problem = f"has {_brief(repeated)} already"
@@ -154,9 +154,13 @@ def _overlap(stored: Any, new: Any) -> bool:
         return False
 
 
-def _stored_index(dim: str, array: NDArray) -> Any:
-    raw = xr.Variable(dims_of(dim, array), array[...], attributes_of(array.attrs))
-    return conventions.decode_cf_variable(dim, raw).to_index_variable().to_index()
+def _stored_index(ds: xr.Dataset, dim: Hashable, array: NDArray) -> Any:
+    """Return a stored index, decoded unless the dataset's is the raw one, as with ``decode_times=False``."""
+    stored = xr.Variable(dims_of(str(dim), array), array[...], attributes_of(array.attrs))
+    new = ds.variables[dim]
+    if is_time(new) or " since " not in str(new.attrs.get("units")):
+        stored = conventions.decode_cf_variable(dim, stored)
+    return stored.to_index_variable().to_index()
 
 
 def _brief(index: Any) -> str:
