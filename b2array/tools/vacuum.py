@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
 from pathlib import Path
@@ -126,7 +126,7 @@ def vacuum(
         storage_options,
         lambda each: _vacuum_store(each, seconds, dry_run, storage_options),
         dry_run=dry_run,
-        outside=lambda group: _outside(group, seconds, dry_run),
+        outside=lambda group: _outside_locked(group, seconds, dry_run),
     )
 
 
@@ -244,6 +244,15 @@ def _files_in_redo_log(store: Store, url: str, storage_options: Storage, names: 
     return needed
 
 
+def _outside_locked(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
+    """Do what `_outside` does, while no writer is between a look at its files and the commit that needs them."""
+    if dry_run or not group.is_local:
+        return _outside(group, seconds, dry_run)
+    with group.store.lock(MANIFEST):
+        group.refresh()
+        return _outside(group, seconds, dry_run)
+
+
 def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     """Remove what killed writers left in a group outside of its members; return None if there is nothing.
 
@@ -254,16 +263,20 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     manifest, members = group.manifest, {*group.members().values()}
     needed = members | {entry.aside(path) for path, entry in manifest.redo.items() if entry.token}
     left, arrays = _waiting(group, needed, members)
+    uncommitted: dict[str, Listed] = {}
     unneeded_files = {path: _whole(group, path) for path in (*left, *unneeded(group, manifest))}
     for frame in {left[path] for path in left if path.endswith(JOURNAL)}:
         # The writer that keeps the journal young may still need the other files, which it wrote long ago.
         unneeded_files |= pending.of_one_age({path: unneeded_files[path] for path in left if left[path] == frame})
     if not group.is_local:
-        unneeded_files |= _leftovers_of_deleted(group, needed)
+        unneeded_files |= (uncommitted := _leftovers_of_deleted(group, needed))
         if seconds < _SAFE:
             unneeded_files |= _marks(group, needed)
     old = _older(group.store, unneeded_files, seconds)
     if not dry_run:
+        if old.keys() & uncommitted.keys() and group.store.can.compare:
+            # A writer that has made sure of its chunks meanwhile must do so again.
+            group.update(lambda now: replace(now, number=now.number + 1).with_commit(os.urandom(8).hex()))
         for path in old:
             remove = remove_frame if path.startswith(f"{RETIRED}/") else discard
             remove(group.store_of(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -107,6 +108,18 @@ def test_unused_files_are_those_made_here():
     for n in range(3):
         shelf.put(0, packed(n), 5)
     assert [*shelf.made.unused(np.array([2, -1, 9]))] == ["00000000.chunk", "00000003.chunk"]
+
+
+def test_a_shelf_looks_for_its_files_after_an_hour_of_either_clock(monkeypatch):
+    store, shelf = in_files()
+    code = shelf.put(0, packed(0), 5).code
+    store.delete([index.chunk_name(code)])
+    assert shelf.missing(np.array([code])) == []
+    for clock in ("time", "monotonic"):  # a computer that sleeps stops the second one
+        with monkeypatch.context() as patched:
+            now = getattr(time, clock)()
+            patched.setattr(time, clock, lambda now=now: now + 3601)
+            assert shelf.missing(np.array([code])) == [index.chunk_name(code)]
 
 
 def test_a_closed_shelf_takes_nothing():

@@ -203,6 +203,28 @@ def test_a_writer_of_objects_that_slept_looks_again_for_its_chunks(bucket, s3_op
     assert (b2array.open(url, **place)[...] == 1).all()
 
 
+def test_a_writer_of_a_new_member_that_slept_looks_again_for_its_chunks(bucket, s3_options, monkeypatch):
+    group = b2array.open_group(f"s3://{bucket}/g.b2d", "w", storage_options=s3_options)
+    group["other"] = [1]
+    monkeypatch.setattr(staging, "CHECKED_AFTER", 0.0)
+    looked, slept = staging.Staging.missing, []
+
+    def missing(self, offsets):
+        gone = looked(self, offsets)
+        if not slept and self._numbers:
+            slept.append(b2array.vacuum(group.url, grace=0, storage_options=s3_options))
+        return gone
+
+    monkeypatch.setattr(staging.Staging, "missing", missing)
+    with pytest.raises(ConflictError, match="somebody removed"), group.transaction() as changes:
+        changes.create("new", data=np.ones((4, 100)), chunks=(1, 100), layout="sparse")
+    assert slept
+    shown = b2array.open_group(group.url, "r+", storage_options=s3_options)
+    assert [*shown] == ["other"]
+    shown.create("new", data=np.ones((4, 100)), chunks=(1, 100), layout="sparse")
+    assert (shown["new"][...] == 1).all()
+
+
 @pytest.mark.parametrize("delayed", [False, True])
 def test_a_slow_transaction_of_a_group_notices_that_its_files_are_gone(tmp_path, monkeypatch, delayed):
     group = b2array.open_group(tmp_path / "g.b2d", "w")
