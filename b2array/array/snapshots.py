@@ -206,6 +206,7 @@ def listed(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
 
 def _readable(revision: Snapshot, entries: Sequence[Kept]) -> tuple[dict[Kept, State], dict[Kept, str]]:
     """Return the kept states, and of those that cannot be read the errors."""
+    # All at once is faster; if one is damaged, they are read one by one below.
     with suppress(FormatError, UnsupportedError):
         return {entry: each.state for entry, each in zip(entries, kept_states(revision, entries), strict=True)}, {}
     states, errors = {}, {}

@@ -164,9 +164,11 @@ def _apply(verb: Binary, a: Any, other: Any) -> Any:
 
 def free_nbytes() -> int:
     """Return how many bytes of memory are free; a very large number if that is unknown."""
+    # Only Linux has this file.
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
+    # Windows has no sysconf, and macOS does not know these names.
     with suppress(OSError, ValueError, AttributeError):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return sys.maxsize

@@ -152,6 +152,7 @@ def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[i
         wave = []
         try:
             for steps, view in running:
+                # A read that needs nothing more ends here.
                 with suppress(StopIteration):
                     wave.append((steps, steps.send(view)))
             leading = [(steps, ask) for steps, ask in wave if ask.leads]

@@ -133,6 +133,7 @@ class Source:
         """Whether the frame has snapshots that are not part of its group's, as far as its list of them can be read."""
         if self.handle is None:
             return False
+        # A list that cannot be read has no snapshots to copy.
         with suppress(FormatError, UnsupportedError):
             return any(not entry.group for entry in ledger_of(self.handle.snapshot.state).entries)
         return False

@@ -85,6 +85,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     home, paths, error = members_of(url, storage_options)
     snapshots = {}
     if isinstance(home, Directory) and not split_member(url)[1]:
+        # A damaged list of snapshots must not keep the members from being copied.
         with suppress(FormatError, UnsupportedError):
             snapshots = {name: partial(moment, home, name) for name in group_ledger(home.url, home.stored()).names}
     yield replace(tree_of(home, paths, error), snapshots=snapshots)

@@ -246,6 +246,7 @@ def _unpack_attr(value: Any, packs: bool = False) -> Any:
         value = np.bytes_(value.encode("utf-8", "surrogateescape"))
     kind = value.dtype.kind if isinstance(value, np.ndarray | np.generic) else ""
     if kind == "S":  # as netCDF stores other text
+        # Other software stores other bytes as text: they stay bytes.
         with suppress(UnicodeDecodeError):
             return np.strings.decode(value, "utf-8").tolist()
     if kind == "O" and all(isinstance(each, str) for each in value.flat):

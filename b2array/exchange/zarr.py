@@ -113,6 +113,7 @@ def _require_list(url: str, storage_options: Storage, empty: Iterable[str]) -> N
     for name in empty:
         where = f"{url}/{name}".rstrip("/")
         files: Collection[str] = ()
+        # Without a list of files the error below tells what helps.
         with suppress(UnsupportedError):
             files = open_store(where, storage_options=storage_options).listing()
         if not {"zarr.json", ".zgroup"} & {*files}:
@@ -131,6 +132,7 @@ def _nodes_of(url: str, storage_options: Storage) -> dict[str, Any]:
     nodes = {}
     for name in sorted(names - {""}):
         node = None
+        # Zarr and its codecs raise many kinds of errors; the caller reports a damaged member by its name.
         with suppress(Exception):
             node = _open_node(f"{_parts(url)}/{name}", storage_options)
         nodes[name] = node
@@ -308,6 +310,7 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
                 out[box] = values
         except BaseException:
             if name:
+                # The failure may have come before the array was created.
                 with suppress(KeyError):
                     del group("", {})[name]
             raise
@@ -324,6 +327,7 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
             zarr.open_group(around, mode="a", zarr_format=number, storage_options=options)
     except BaseException:
         if beside is None and not there:
+            # The first error is the one to report, not that cleaning up failed as well.
             with suppress(OSError, UnsupportedError):
                 store.delete(store.walk())
         raise
@@ -334,6 +338,7 @@ def _outer_groups(container: str, member: str, storage_options: Storage) -> list
     missing = []
     for outer in accumulate(member.split("/")[:-1], "{}/{}".format, initial=container.rstrip("/")):
         node = None
+        # A missing group is created.
         with suppress(FileNotFoundError):
             node = _open_node(outer, storage_options)
         if node is None:
@@ -365,6 +370,7 @@ def _is_there(url: str, store: Store, settings: Settings, kind: str) -> bool:
         return False
     node = None
     zarr = _zarr()
+    # What Zarr cannot open is not a Zarr array: see below.
     with suppress(OSError, ValueError):
         node = _open_node(url, settings.storage_options)
     if not isinstance(node, zarr.Array if kind == "array" else (zarr.Array, zarr.Group)):

@@ -320,6 +320,7 @@ def _digest(packed: bytes) -> bytes:
 def _unpack_content(packed: bytes) -> dict[str, Any]:
     """Return the parts of a packed state, each of its type. The digest tells damage, but not who wrote the bytes."""
     content: Any = None
+    # Other bytes leave None, which is refused below.
     with suppress(*UNREADABLE):
         content = msgpack.unpackb(packed, unicode_errors="surrogateescape")
     if not isinstance(content, dict):

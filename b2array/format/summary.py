@@ -100,6 +100,7 @@ def pack_all(records: Mapping[str, Record | None]) -> bytes:
 
 def unpack_all(buf: bytes) -> dict[str, Any]:
     """Return what `pack_all` was given; nothing if it is damaged."""
+    # Summaries only save requests: without them, members are read.
     with suppress(ValueError, TypeError, AttributeError, FormatError, UnsupportedError, msgpack.UnpackException):
         if buf and zlib.crc32(buf[4:]).to_bytes(4, "big") == buf[:4]:
             by_name = msgpack.unpackb(frame.unpack_vlmeta(buf[4:]))

@@ -236,6 +236,7 @@ def context_of(described: Header) -> Context:
     """Return what the chunks of a frame need to be decoded, as far as the header tells it."""
     raw, blocks = described.metalayer("b2nd"), None
     if raw is not None:
+        # Damaged metadata are reported elsewhere, and only some codecs need the blocks.
         with suppress(B2ArrayError):
             blocks = b2nd.unpack(raw, chunksize=described.chunksize).blocks
     return Context(described.codec, described.codec_meta, blocks)

@@ -211,7 +211,8 @@ def _back_up(revision: Snapshot, url: str, storage_options: Storage) -> str:
         return f"{store.url.rstrip('/')}/{name}"
     if isinstance(store, LocalStore):
         path = os.path.realpath(store.url)
-        # A link is enough, because the repaired frame is a new file with the old name.
+        # A link is enough, because the repaired frame is a new file with the old name. If the file system has no links,
+        # the file is copied below.
         with suppress(OSError):
             return _free_name(lambda name: os.link(path, name), path)
     backup = _free_name(lambda name: open_store(name, storage_options=storage_options).create("", store.pieces()), url)
@@ -232,6 +233,7 @@ def _free_name(make: Callable[[str], Any], name: str) -> str:
 
 def _readable(revision: Snapshot, entry: Kept) -> Iterator[Snapshot]:
     """Yield a kept state if all of it can be read."""
+    # A damaged snapshot is dropped: nothing of it can be saved.
     with suppress(FormatError, UnsupportedError):
         (state,) = kept_states(revision, [entry])
         if not inspect(state, deep=True).problems:

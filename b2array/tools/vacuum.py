@@ -235,6 +235,7 @@ def _files_in_redo_log(store: Store, url: str, storage_options: Storage, names: 
         manifest, _ = group.read()
         for path, entry in manifest.redo.items():
             if path.rpartition(".")[0] == place.name:
+                # A member that is gone needs no files.
                 with suppress(FileNotFoundError):
                     numbers = set(read_member(group.store_of, manifest, path).frame.offsets.tolist())
                     staged = f".{entry.token}{TEMPORARY}"
@@ -282,6 +283,7 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
             remove(group.store_of(path))
     removed, nbytes = [*old], sum(each.size for each in old.values())
     for path in arrays:
+        # Another process may delete the member meanwhile, with all its files.
         with suppress(FileNotFoundError):
             one = _vacuum_store(group.address(path), seconds, dry_run, group.storage_options)
             removed += [f"{path}/{name}" for name in one.removed]
@@ -312,6 +314,7 @@ def _leftovers_of_deleted(group: Directory, members: Collection[str]) -> dict[st
     prefixes = {prefix for prefix, _, name in parts if prefix.endswith(SUFFIXES) and _is_of_member(name)}
     for prefix in prefixes - {*members}:
         store = group.store_of(prefix)
+        # What cannot be read may be needed, so it stays.
         with suppress(OSError, B2ArrayError):
             there = look(store)
             if there.name is None or there.is_mark:
@@ -334,6 +337,7 @@ def _marks(group: Directory, members: Collection[str]) -> dict[str, Listed]:
     """
     marks: dict[str, Listed] = {}
     for path in {*members_among(group.store.walk()).values()} - {*members}:
+        # What cannot be read may not be a mark, so it stays.
         with suppress(OSError, B2ArrayError):
             there = look(group.store_of(path))
             if there.is_mark:
@@ -345,6 +349,7 @@ def _marks(group: Directory, members: Collection[str]) -> dict[str, Listed]:
 def _whole(group: Directory, path: str) -> Listed:
     """Return the size of a file or of all files in a directory, and when the youngest of them was written."""
     files: Mapping[str, Listed] = {}
+    # Another process may have removed it: it then has no files.
     with suppress(*MISSING):
         files = group.store_of(path).listing()
     if not files:  # an empty directory is as young as the manifest, at most

@@ -325,6 +325,7 @@ def _of_moments(home: Directory, *, deep: bool, progress: bool) -> Report | None
     for path, states in needed.items():
         with suppress(B2ArrayError):  # the member's own result tells of its damage
             there: set[tuple[str, bytes]] = set()
+            # A missing member keeps no states: each is reported below.
             with suppress(*MISSING):
                 revision = redo.read_member(home.store_of, manifest, path)
                 there = {(each.name, each.generation) for each in ledger_of(revision.state).entries}
