@@ -18,12 +18,12 @@ Buffer = bytes | bytearray | memoryview
 Bytes = npt.NDArray[np.uint8]
 
 
-class _Kept(threading.local):
+class _Released(threading.local):
     def __init__(self) -> None:
         self.buffers: dict[str, Bytes] = {}
 
 
-_kept = _Kept()
+_kept = _Released()
 
 
 def scratch(use: str, nbytes: int, most: int, check: Callable[[], object] | None = None) -> Bytes:

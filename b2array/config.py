@@ -117,7 +117,7 @@ def when_assigned(name: str, tell: Callable[[], None]) -> None:
     _told.setdefault(name, []).append(tell)
 
 
-class _Settings(ModuleType):
+class _Config(ModuleType):
     """A module that checks values before they become settings, and tells who depends on them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -131,7 +131,7 @@ class _Settings(ModuleType):
         return f"<b2array.config {', '.join(f'{name}={globals()[name]!r}' for name in _SETTINGS)}>"
 
 
-sys.modules[__name__].__class__ = _Settings
+sys.modules[__name__].__class__ = _Config
 
 
 @contextmanager

@@ -33,12 +33,12 @@ _END: Any = object()
 _turn = threading.RLock()
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     taking = False
     """Whether this thread may hold the lock that others wait for in `each`."""
 
 
-_here = _Here()
+_here = _ThreadState()
 
 
 def width() -> int:

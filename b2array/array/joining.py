@@ -175,7 +175,7 @@ def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Operand:
     """An array, and the positions of its items along the axis of the result; `is_new` if it does not have that axis."""
 
     array: Any
@@ -249,7 +249,7 @@ def _join(
     ends = list(accumulate(1 if is_new else each.shape[axis] for each in sources))
     starts = [0, *ends[:-1]]
     places = zip(sources, starts, ends, strict=True)
-    parts = [_Part(each, axis, start, stop, is_new) for each, start, stop in places]
+    parts = [_Operand(each, axis, start, stop, is_new) for each, start, stop in places]
     outer = sources[0].shape if is_new else _without(sources[0].shape, axis)
     shape = _insert_extent(tuple(outer), axis, ends[-1])
     model = next((each for each in sources if isinstance(each, NDArray)), None)
@@ -301,7 +301,7 @@ def _as_model(wanted: ArrayOptions, model: NDArray, dtype: np.dtype[Any], axis: 
     )
 
 
-def _copy_chunks(draft: Draft, part: _Part, places: npt.NDArray[np.int64], bar: Progress) -> bool:
+def _copy_chunks(draft: Draft, part: _Operand, places: npt.NDArray[np.int64], bar: Progress) -> bool:
     """Copy the chunks of an array to these places, if the bytes fit, and say whether they do."""
     array: NDArray = part.array
     shape = array.shape

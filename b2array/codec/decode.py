@@ -1,10 +1,10 @@
 """A chunk -> its data: all of it, some blocks, or the same items of some blocks.
 
-Source: "Blosc Chunk Format". A `Plan` says by which road the blocks of a chunk are decoded. *Fused*: C-Blosc 1 undoes
-codec and shuffle of many blocks in one call. *Streamwise*: C-Blosc 1 undoes the codec, with each stream as a block, and
-NumPy the filters. *One by one*: each stream by itself, for dictionaries and for codecs that C-Blosc 1 does not have.
-Where few items of each block are wanted, blocks of the fused road stay shuffled: each has one plane for each byte of an
-item, from which the items are picked.
+Source: "Blosc Chunk Format". A `DecodePlan` says by which road the blocks of a chunk are decoded. *Fused*: C-Blosc 1
+undoes codec and shuffle of many blocks in one call. *Streamwise*: C-Blosc 1 undoes the codec, with each stream as a
+block, and NumPy the filters. *One by one*: each stream by itself, for dictionaries and for codecs that C-Blosc 1 does
+not have. Where few items of each block are wanted, blocks of the fused road stay shuffled: each has one plane for each
+byte of an item, from which the items are picked.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def check_plausible_size(stored: Stored, numbers: Numbers, *, context: Context =
         _check_streams(_plan_of(stored.head, context, short=False), stored, numbers)
 
 
-def _check_streams(plan: Plan, stored: Stored, numbers: Numbers) -> None:
+def _check_streams(plan: DecodePlan, stored: Stored, numbers: Numbers) -> None:
     ratio = codecs.max_ratio(plan.codec)
     if ratio is not None:
         pick = _as_index(numbers)
@@ -293,7 +293,7 @@ def vl_blocks(stored: Stored, *, context: Context = NO_CONTEXT) -> Iterator[byte
 
 
 def _decode_rows(
-    plan: Plan,
+    plan: DecodePlan,
     stored: Stored,
     starts: Int64Array,
     stops: Int64Array,
@@ -322,7 +322,7 @@ def _decode_rows(
         target[:] = filters.backward(plan.pipeline, target, reference=reference, first=first)
 
 
-def _decode_one_by_one(plan: Plan, stored: Stored, starts: Int64Array, stops: Int64Array, rows: Bytes) -> None:
+def _decode_one_by_one(plan: DecodePlan, stored: Stored, starts: Int64Array, stops: Int64Array, rows: Bytes) -> None:
     positions, csizes = many_stream_positions(stored.region, starts, stops, plan.nstreams, plan.neblock)
     streams = rows.reshape(-1, plan.neblock)
     for position, csize, out in zip(positions.ravel().tolist(), csizes.ravel().tolist(), streams, strict=True):
@@ -332,7 +332,7 @@ def _decode_one_by_one(plan: Plan, stored: Stored, starts: Int64Array, stops: In
             out[:] = _decode_payload(plan, stored, stored.region[position + 4 : position + 4 + csize], plan.neblock)
 
 
-def _decode_payload(plan: Plan, stored: Stored, payload: memoryview, nbytes: int) -> Bytes:
+def _decode_payload(plan: DecodePlan, stored: Stored, payload: memoryview, nbytes: int) -> Bytes:
     if len(payload) == nbytes:
         return np.frombuffer(payload, np.uint8)
     if plan.codec == CodecId.BLOSCLZ:
@@ -351,7 +351,7 @@ def _decode_payload(plan: Plan, stored: Stored, payload: memoryview, nbytes: int
     return np.frombuffer(data, np.uint8)
 
 
-class Plan(NamedTuple):
+class DecodePlan(NamedTuple):
     """How the blocks of one size in a chunk are decoded.
 
     `blosc1` is None on the road one by one, and treats each stream as a block if `streamwise`. `pipeline` has the
@@ -369,20 +369,20 @@ class Plan(NamedTuple):
     in_planes: bool = False
 
 
-def _plan_of(head: ChunkHead, context: Context, *, short: bool) -> Plan:
-    plan: Plan | None = head.plans.get((context, short))
+def _plan_of(head: ChunkHead, context: Context, *, short: bool) -> DecodePlan:
+    plan: DecodePlan | None = head.plans.get((context, short))
     if plan is None:
         plan = head.plans[context, short] = _plan(head.header, context, short=short)
     return plan
 
 
-def _plan_of_vl_block(header: ChunkHeader, context: Context, nbytes: int) -> Plan:
+def _plan_of_vl_block(header: ChunkHeader, context: Context, nbytes: int) -> DecodePlan:
     plan = _plan(replace(header, flags2=0, nbytes=nbytes, blocksize=nbytes), context, short=False)
     pipeline = filters.Pipeline(header.filters, header.filters_meta, header.typesize)
     return plan._replace(pipeline=_unless_identity(pipeline))
 
 
-def _plan(header: ChunkHeader, context: Context, *, short: bool) -> Plan:
+def _plan(header: ChunkHeader, context: Context, *, short: bool) -> DecodePlan:
     codec = header.codec_id(context.codec)
     return _plan_for(
         int(codec),
@@ -410,7 +410,7 @@ def _plan_for(
     version: int,
     has_dict: bool,
     blockshape: tuple[int, ...] | None,
-) -> Plan:
+) -> DecodePlan:
     neblock = block_nbytes // nstreams
     if neblock == 0:
         raise FormatError(f"expected blocks of at least {nstreams} bytes for {nstreams} streams, found {block_nbytes}")
@@ -418,7 +418,7 @@ def _plan_for(
     filters.check(pipeline)
     fmt = CODEC_FORMATS.get(codec)
     if fmt is None or has_dict:
-        return Plan(codec, codec_meta, nstreams, neblock, None, False, _unless_identity(pipeline), blockshape)
+        return DecodePlan(codec, codec_meta, nstreams, neblock, None, False, _unless_identity(pipeline), blockshape)
     last = max((i for i, fid in enumerate(ids) if fid not in _IDENTITY_ON_READ), default=None)
     shuffle, width = cblosc.NOSHUFFLE, typesize
     if last is not None and ids[last] == FilterId.SHUFFLE:
@@ -429,13 +429,13 @@ def _plan_for(
     can_split = width == nstreams <= cblosc.MAX_SPLIT and neblock >= MIN_STREAM and block_nbytes % nstreams == 0
     if split and not can_split:
         params = cblosc.Blosc1Params(fmt, 1, cblosc.NOSHUFFLE, split=False, block_nbytes=neblock)
-        return Plan(codec, codec_meta, nstreams, neblock, params, True, _unless_identity(pipeline), blockshape)
+        return DecodePlan(codec, codec_meta, nstreams, neblock, params, True, _unless_identity(pipeline), blockshape)
     params = cblosc.Blosc1Params(fmt, width, shuffle, split=split, block_nbytes=block_nbytes)
     if shuffle != cblosc.NOSHUFFLE and last is not None:
         pipeline = replace(pipeline, filters=(*ids[:last], *NO_FILTERS[last:]))
     rest = _unless_identity(pipeline)
     in_planes = shuffle == cblosc.SHUFFLE and rest is None and block_nbytes % width == 0
-    return Plan(codec, codec_meta, nstreams, neblock, params, False, rest, blockshape, in_planes)
+    return DecodePlan(codec, codec_meta, nstreams, neblock, params, False, rest, blockshape, in_planes)
 
 
 def _unless_identity(pipeline: filters.Pipeline) -> filters.Pipeline | None:

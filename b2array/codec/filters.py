@@ -63,7 +63,7 @@ class Pipeline:
             raise ValueError(f"typesize must be at least 1, not {self.typesize}")
 
 
-class _Slot(NamedTuple):
+class _FilterSlot(NamedTuple):
     """A filter in its pipeline; `reference` is None in block 0 of the chunk."""
 
     filter: int
@@ -201,14 +201,14 @@ def backward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = Non
     return _apply(pipeline, blocks, reference, undo=True)
 
 
-_Filter = Callable[[_Slot, Bytes], Bytes]
+_Filter = Callable[[_FilterSlot, Bytes], Bytes]
 
 
-def _slots(pipeline: Pipeline, reference: Bytes | None) -> Iterator[_Slot]:
+def _slots(pipeline: Pipeline, reference: Bytes | None) -> Iterator[_FilterSlot]:
     blosc1 = pipeline.version == VERSION_BLOSC1
     for number, meta in zip(pipeline.filters, pipeline.metas, strict=True):
         if number != FilterId.NOFILTER:
-            yield _Slot(number, meta, pipeline.typesize, blosc1, pipeline.blockshape, reference)
+            yield _FilterSlot(number, meta, pipeline.typesize, blosc1, pipeline.blockshape, reference)
 
 
 def _apply(pipeline: Pipeline, blocks: Bytes, reference: Bytes | None, *, undo: bool = False) -> Bytes:
@@ -234,7 +234,7 @@ def _copy_planes(target: Bytes, source: Bytes) -> None:
         target[:, j] = source[:, j]
 
 
-def _shuffle(slot: _Slot, blocks: Bytes) -> Bytes:
+def _shuffle(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     width = slot.meta or slot.typesize
     n = blocks.shape[1] // width
     if width == 1 or n <= 1:
@@ -245,7 +245,7 @@ def _shuffle(slot: _Slot, blocks: Bytes) -> Bytes:
     return out
 
 
-def _unshuffle(slot: _Slot, blocks: Bytes) -> Bytes:
+def _unshuffle(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     width = slot.meta or slot.typesize
     n = blocks.shape[1] // width
     if width == 1 or n <= 1:
@@ -256,7 +256,7 @@ def _unshuffle(slot: _Slot, blocks: Bytes) -> Bytes:
     return out
 
 
-def _bitshuffle_items(slot: _Slot, nbytes: int) -> int:
+def _bitshuffle_items(slot: _FilterSlot, nbytes: int) -> int:
     """Return how many items at the start of a block bitshuffle changes."""
     n = nbytes // slot.typesize
     if slot.blosc1:
@@ -264,7 +264,7 @@ def _bitshuffle_items(slot: _Slot, nbytes: int) -> int:
     return n - n % 8
 
 
-def _bitshuffle(slot: _Slot, blocks: Bytes) -> Bytes:
+def _bitshuffle(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     m, typesize = _bitshuffle_items(slot, blocks.shape[1]), slot.typesize
     if m == 0:
         return blocks
@@ -277,7 +277,7 @@ def _bitshuffle(slot: _Slot, blocks: Bytes) -> Bytes:
     return out
 
 
-def _unbitshuffle(slot: _Slot, blocks: Bytes) -> Bytes:
+def _unbitshuffle(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     m, typesize = _bitshuffle_items(slot, blocks.shape[1]), slot.typesize
     if m == 0:
         return blocks
@@ -318,7 +318,7 @@ def _delta_words(typesize: int, nbytes: int) -> tuple[int, int]:
     return width, nbytes - nbytes % width
 
 
-def _delta(slot: _Slot, blocks: Bytes) -> Bytes:
+def _delta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     width, length = _delta_words(slot.typesize, blocks.shape[1])
     out = _with_tail(blocks, length)
     words = blocks[:, :length].view(_WORDS[width])
@@ -331,7 +331,7 @@ def _delta(slot: _Slot, blocks: Bytes) -> Bytes:
     return out
 
 
-def _undelta(slot: _Slot, blocks: Bytes) -> Bytes:
+def _undelta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     if slot.reference is not None:
         return _delta(slot, blocks)
     width, length = _delta_words(slot.typesize, blocks.shape[1])
@@ -341,7 +341,7 @@ def _undelta(slot: _Slot, blocks: Bytes) -> Bytes:
     return out
 
 
-def _bits_to_clear(slot: _Slot) -> int:
+def _bits_to_clear(slot: _FilterSlot) -> int:
     """Return how many low bits TRUNC_PREC clears in the mantissa of a float, or INT_TRUNC in an integer."""
     if slot.filter == FilterId.TRUNC_PREC:
         bits, kind, of_floats = (
@@ -359,7 +359,7 @@ def _bits_to_clear(slot: _Slot) -> int:
     return bits - meta if meta > 0 else -meta
 
 
-def _truncate(slot: _Slot, blocks: Bytes) -> Bytes:
+def _truncate(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     drop = _bits_to_clear(slot)
     length = blocks.shape[1] - blocks.shape[1] % slot.typesize
     if drop == 0 or length == 0:
@@ -371,7 +371,7 @@ def _truncate(slot: _Slot, blocks: Bytes) -> Bytes:
     return out
 
 
-def _bytedelta_streams(slot: _Slot, nbytes: int) -> tuple[int, list[slice]]:
+def _bytedelta_streams(slot: _FilterSlot, nbytes: int) -> tuple[int, list[slice]]:
     """Return the number of byte streams in a block, and the parts of each in which differences start again."""
     width = slot.meta or slot.typesize
     n = nbytes // width
@@ -381,7 +381,7 @@ def _bytedelta_streams(slot: _Slot, nbytes: int) -> tuple[int, list[slice]]:
     return width, [slice(0, n - n % 16), slice(n - n % 16, n)]
 
 
-def _bytedelta(slot: _Slot, blocks: Bytes) -> Bytes:
+def _bytedelta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     width, parts = _bytedelta_streams(slot, blocks.shape[1])
     length = parts[-1].stop * width
     out = blocks.copy()
@@ -392,7 +392,7 @@ def _bytedelta(slot: _Slot, blocks: Bytes) -> Bytes:
     return out
 
 
-def _unbytedelta(slot: _Slot, blocks: Bytes) -> Bytes:
+def _unbytedelta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     width, parts = _bytedelta_streams(slot, blocks.shape[1])
     length = parts[-1].stop * width
     out = _with_tail(blocks, length)
@@ -436,7 +436,7 @@ def _running_sums(streams: Bytes) -> Bytes:
     return sums
 
 
-def _check_cells(slot: _Slot, *, encode: bool) -> None:
+def _check_cells(slot: _FilterSlot, *, encode: bool) -> None:
     name, shape = filter_name(slot.filter), slot.blockshape
     if shape is None:
         raise UnsupportedError(f"{name} needs the shape of a block, and the chunk is not in an array")
@@ -449,13 +449,13 @@ def _check_cells(slot: _Slot, *, encode: bool) -> None:
         raise UnsupportedError(f"cells of {name} with edge {slot.meta} are larger than blocks of shape {shape}")
 
 
-def _cell(slot: _Slot, blocks: Bytes) -> Bytes:
+def _cell(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     """Store blocks cell after cell."""
     items = blocks.reshape(len(blocks), -1, slot.typesize)
     return np.ascontiguousarray(items[:, _cell_order(slot, blocks.shape[1])]).reshape(blocks.shape)
 
 
-def _uncell(slot: _Slot, blocks: Bytes) -> Bytes:
+def _uncell(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     """Undo NDCELL and NDMEAN, which store a block cell after cell."""
     out = np.empty_like(blocks)
     items = out.reshape(len(blocks), -1, slot.typesize)
@@ -463,7 +463,7 @@ def _uncell(slot: _Slot, blocks: Bytes) -> Bytes:
     return out
 
 
-def _cell_order(slot: _Slot, nbytes: int) -> npt.NDArray[np.int64]:
+def _cell_order(slot: _FilterSlot, nbytes: int) -> npt.NDArray[np.int64]:
     """Return the positions of a block's items, cell after cell; cells at its edges are smaller."""
     shape, edge = slot.blockshape or (), slot.meta
     expected = math.prod(shape) * slot.typesize
@@ -476,7 +476,7 @@ def _cell_order(slot: _Slot, nbytes: int) -> npt.NDArray[np.int64]:
     return np.argsort(cell_numbers, axis=None, kind="stable")
 
 
-def _user_forward(slot: _Slot, blocks: Bytes) -> Bytes:
+def _user_forward(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     codec = _registry[slot.filter](slot.meta, slot.typesize, slot.blockshape)
     rows = [ensure_bytes(codec.encode(row.tobytes())) for row in blocks]
     for row in rows:
@@ -485,7 +485,7 @@ def _user_forward(slot: _Slot, blocks: Bytes) -> Bytes:
     return np.frombuffer(bytearray().join(rows), np.uint8).reshape(blocks.shape)
 
 
-def _user_backward(slot: _Slot, blocks: Bytes) -> Bytes:
+def _user_backward(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     try:
         codec = _registry[slot.filter](slot.meta, slot.typesize, slot.blockshape)
         rows = [ensure_bytes(codec.decode(row.tobytes())) for row in blocks]

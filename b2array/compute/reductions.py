@@ -57,7 +57,7 @@ _AFAR = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _Reduction:
     """The arguments of a reduction; axes are digits (see `b2array.compute.mapping`).
 
     `dtype` is the type of the result, and `wide` the type of sums. `valid` marks the items that count, None marks all.
@@ -87,9 +87,9 @@ class _Task:
 class _Verb:
     """A reduction: a state of the items in a box, one state of two, and the result."""
 
-    piece: Callable[[_Task, Box, Array], State]
-    combine: Callable[[_Task, State, State], State]
-    finish: Callable[[_Task, State], Any] = lambda _, state: state[0]
+    piece: Callable[[_Reduction, Box, Array], State]
+    combine: Callable[[_Reduction, State, State], State]
+    finish: Callable[[_Reduction, State], Any] = lambda _, state: state[0]
 
 
 _DOC = """Reduce the items as `numpy.{name}` does and with its arguments, chunk by chunk in bounded memory.
@@ -170,7 +170,7 @@ def _reduce(
         # Splitting dimensions of a broadcast array does not copy it.
         counted = None if valid is None else valid.reshape(lengths)
         ignores = skipna and dtype.kind in ("fcmM" if name in ("min", "max") else "fc")
-        task = _Task(lengths, axes, kind, wide, counted, initial, arguments.get("ddof", 0), ignores)
+        task = _Reduction(lengths, axes, kind, wide, counted, initial, arguments.get("ddof", 0), ignores)
         result = _reduce_chunks(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
         shape = [1 if k in reduced else n for k, n in enumerate(view_shape) if keepdims or k not in reduced]
         return result.reshape(shape)[() if not shape else ...]
@@ -178,7 +178,9 @@ def _reduce(
     return a._handle.reading(attempt)
 
 
-def _reduce_chunks(source: Source, layout: Layout, mapping: Mapping, task: _Task, verb: _Verb, *, show: str) -> Array:
+def _reduce_chunks(
+    source: Source, layout: Layout, mapping: Mapping, task: _Reduction, verb: _Verb, *, show: str
+) -> Array:
     """Return the result with an extent of 1 along the digits that are reduced."""
     kept = [axis for axis in range(len(task.lengths)) if axis not in task.axes]
     error = np.geterr()  # each thread has its own settings
@@ -204,7 +206,7 @@ def _reduce_chunks(source: Source, layout: Layout, mapping: Mapping, task: _Task
     return result
 
 
-def _fold(task: _Task, verb: _Verb, states: Iterable[State]) -> State:
+def _fold(task: _Reduction, verb: _Verb, states: Iterable[State]) -> State:
     """Combine states pair by pair, pairs of pairs, and so on, with few of them in memory."""
     stack: list[State] = []
     for number, state in enumerate(states, 1):
@@ -216,7 +218,7 @@ def _fold(task: _Task, verb: _Verb, states: Iterable[State]) -> State:
     return stack[0]
 
 
-def _repeat(task: _Task, verb: _Verb, state: State, n: int) -> State:
+def _repeat(task: _Reduction, verb: _Verb, state: State, n: int) -> State:
     """Combine a state with itself until it stands for `n` boxes with the same items."""
     if n == 1:
         return state
@@ -321,12 +323,12 @@ def _middle(i: slice, base: int, step: int, unit: int) -> int:
 def _by(ufunc: np.ufunc, converted: Callable[[Array], Array] = np.asarray) -> _Verb:
     """Return the reduction by a ufunc of the items that count; the state also has their number."""
 
-    def piece(task: _Task, box: Box, items: Array) -> State:
+    def piece(task: _Reduction, box: Box, items: Array) -> State:
         valid, number = task.where(box, items)
         first = {"initial": ufunc.identity} if task.dtype == object else {}  # which NumPy does not know for objects
         return ufunc.reduce(converted(items), task.axes, task.wide, keepdims=True, where=valid, **first), number
 
-    def finish(task: _Task, state: State) -> Any:
+    def finish(task: _Reduction, state: State) -> Any:
         return ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.initial)
 
     return _Verb(piece, lambda _, a, b: (ufunc(a[0], b[0]), a[1] + b[1]), finish)
@@ -340,7 +342,7 @@ def _nonzero(items: Array) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def _mean(_: _Task, state: State) -> Any:
+def _mean(_: _Reduction, state: State) -> Any:
     total, number = state
     if not np.all(number):
         warnings.warn("Mean of empty slice", RuntimeWarning, stacklevel=2)
@@ -350,7 +352,7 @@ def _mean(_: _Task, state: State) -> Any:
 # Variance: the number of items, their mean, and the sum of squares around it.
 
 
-def _moments(task: _Task, box: Box, items: Array) -> State:
+def _moments(task: _Reduction, box: Box, items: Array) -> State:
     valid, number = task.where(box, items)
     wide = np.result_type(task.wide, items.dtype if items.dtype.kind == "c" else np.float64)
     mean = np.add.reduce(items, task.axes, wide, keepdims=True, where=valid) / np.maximum(number, 1)
@@ -361,14 +363,14 @@ def _square(x: Any) -> Any:
     return (x * np.conjugate(x)).real if x.dtype.kind in "cO" else np.square(x)
 
 
-def _combine_moments(_: _Task, a: State, b: State) -> State:
+def _combine_moments(_: _Reduction, a: State, b: State) -> State:
     # Source: Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances".
     number, apart = a[0] + b[0], b[1] - a[1]
     share = b[0] / np.maximum(number, 1)
     return number, a[1] + apart * share, a[2] + b[2] + _square(apart) * (a[0] * share)
 
 
-def _var(task: _Task, state: State) -> Any:
+def _var(task: _Reduction, state: State) -> Any:
     number, mean, squares = state
     few = number <= task.ddof
     if task.dtype.kind in "iu":  # NumPy takes the squares around the whole part of the mean, which are whole numbers
@@ -386,12 +388,12 @@ def _var(task: _Task, state: State) -> Any:
 def _extreme(ufunc: np.ufunc, of_known: np.ufunc) -> _Verb:
     """Return the minimum or the maximum; the second function ignores NaN."""
 
-    def piece(task: _Task, box: Box, items: Array) -> State:
+    def piece(task: _Reduction, box: Box, items: Array) -> State:
         valid: Any = True if task.valid is None else task.valid[box]
         chosen = of_known if task.skipna else ufunc
         return (chosen.reduce(items, task.axes, keepdims=True, where=valid, **task.initial),)
 
-    def finish(task: _Task, state: State) -> Any:
+    def finish(task: _Reduction, state: State) -> Any:
         if task.skipna and np.isnan(state[0]).any():
             warnings.warn("All-NaN slice encountered", RuntimeWarning, stacklevel=2)
         return state[0]
@@ -405,7 +407,7 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
     A state has the item, its position among all that are reduced, and whether not all are NaN.
     """
 
-    def piece(task: _Task, box: Box, items: Array) -> State:
+    def piece(task: _Reduction, box: Box, items: Array) -> State:
         valid: Any = np.True_
         if task.skipna:
             isnan = np.isnan(items)
@@ -421,12 +423,12 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
             position = position * task.lengths[axis] + box[axis].start + along
         return np.expand_dims(value, task.axes), np.expand_dims(position, task.axes), valid
 
-    def combine(_: _Task, a: State, b: State) -> State:
+    def combine(_: _Reduction, a: State, b: State) -> State:
         items = np.where(a[1] < b[1], [a[0], b[0]], [b[0], a[0]])
         later = function(items, axis=0)
         return np.choose(later, items), np.choose(later, np.sort([a[1], b[1]], axis=0)), a[2] | b[2]
 
-    def finish(_: _Task, state: State) -> Any:
+    def finish(_: _Reduction, state: State) -> Any:
         if not np.all(state[2]):
             raise ValueError("All-NaN slice encountered")
         return state[1]

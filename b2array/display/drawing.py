@@ -31,7 +31,7 @@ _SHADE = "#4e79a7"
 Point = tuple[float, float]
 
 
-class _Frame(NamedTuple):
+class _Viewport(NamedTuple):
     """Where the items of up to three dimensions are in the drawing, which is `width` by `height`."""
 
     shape: tuple[int, int, int]
@@ -132,7 +132,7 @@ def _group(
     missing = 3 - len(shape)
     longest = max([*shape, 1])
     sides = [_SIZE * max(n / longest, _THIN) for n in shape]
-    full = _Frame((*[1] * missing, *shape), (*[_STRIP] * missing, *sides), deep=missing == 0)  # type: ignore[arg-type]
+    full = _Viewport((*[1] * missing, *shape), (*[_STRIP] * missing, *sides), deep=missing == 0)  # type: ignore[arg-type]
     cuts = [*[1] * missing, *cut]
     whole: Box = tuple((0, n) for n in full.shape)
 
@@ -152,7 +152,7 @@ def _group(
     return inside, full.width + 18 + min(right, 120), full.height + 12 + (18 if labels else 0)
 
 
-def _lines(full: _Frame, cuts: Sequence[int]) -> Iterable[tuple[Point, Point]]:
+def _lines(full: _Viewport, cuts: Sequence[int]) -> Iterable[tuple[Point, Point]]:
     """Yield the lines along which the faces are cut; of many, every other or third or ... one."""
     a, b, c = (_borders(n, step) for n, step in zip(full.shape, cuts, strict=True))
     far, low, right = full.shape
@@ -170,7 +170,7 @@ def _borders(n: int, step: int) -> list[int]:
     return list(borders[:: max(1, math.ceil(len(borders) / _LINES))])
 
 
-def _labels(full: _Frame, labels: Sequence[str]) -> Iterator[str]:
+def _labels(full: _Viewport, labels: Sequence[str]) -> Iterator[str]:
     far, low, right = full.shape
     below, beside, behind = (0, low, right / 2), (far, low / 2, right), (far / 2, low, right)
     places = ((below, 0, 14, "middle"), (beside, 5, 4, "start"), (behind, 5, 10, "start"))

@@ -21,7 +21,18 @@ from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, warn
-from b2array.exchange.formats import BYTES, Box, Build, Format, Piece, Settings, Source, Storage, Tree, with_size
+from b2array.exchange.formats import (
+    BYTES,
+    ArraySource,
+    Box,
+    Build,
+    Format,
+    Hierarchy,
+    Options,
+    Piece,
+    Storage,
+    with_size,
+)
 from b2array.exchange.hdf5 import FOLLOWING, HDF5
 from b2array.exchange.places import find
 from b2array.grid.chunking import Access, automatic, checked_access
@@ -207,7 +218,7 @@ class Conversion:
     the empty name if the list of arrays may be incomplete.
     """
 
-    made: Callable[[], AbstractContextManager[Tree]]
+    made: Callable[[], AbstractContextManager[Hierarchy]]
     narrays: int
     seconds: float
     failed: Mapping[str, Exception]
@@ -275,7 +286,7 @@ def convert_to(
     }
     if unknown := sorted(options.keys() - allowed.get(to_format.name, set())):
         raise TypeError(f"a destination of format {to_format.name} takes no {', '.join(unknown)}")
-    wanted = Settings(
+    wanted = Options(
         (),
         None,
         None if cparams is None else given_or_default(cparams),
@@ -328,7 +339,9 @@ def _refuse_the_source(src: str, src_options: Storage, dst: str, dst_options: St
         )
 
 
-def _convert_one(source: Source, target: Format, url: str, wanted: Settings, *, verify: bool, progress: bool) -> None:
+def _convert_one(
+    source: ArraySource, target: Format, url: str, wanted: Options, *, verify: bool, progress: bool
+) -> None:
     source = with_size(source)
     settings = _settings(source, wanted)
     target.check(source, settings)
@@ -344,14 +357,14 @@ def _convert_one(source: Source, target: Format, url: str, wanted: Settings, *, 
 
 
 def _convert_all(
-    tree: Tree, target: Format, build: Build, url: str, wanted: Settings, *, verify: bool, progress: bool
+    tree: Hierarchy, target: Format, build: Build, url: str, wanted: Options, *, verify: bool, progress: bool
 ) -> dict[str, Exception]:
     """Convert all arrays of a tree; return the errors by name. If all fail, raise the first error."""
     if tree.error is not None and not tree.names:
         raise tree.error
     failed: dict[str, Exception] = {} if tree.error is None else {"": tree.error}
 
-    def each(verb: Callable[[str, Source, Settings], None], names: Iterable[str], label: str) -> None:
+    def each(verb: Callable[[str, ArraySource, Options], None], names: Iterable[str], label: str) -> None:
         with track(len(tree.names), label, progress, unit="items") as bar:
             for name in names:
                 try:
@@ -361,12 +374,12 @@ def _convert_all(
                     failed[name] = error
                 bar.advance()
 
-    def copy(name: str, source: Source, settings: Settings) -> None:
+    def copy(name: str, source: ArraySource, settings: Options) -> None:
         target.check(source, settings)
         _warn_of_loss(source, target, f"{url}/{name}", snapshots=settings.snapshots)
         building.put(name, source, _pieces(source, _regions(source, target, settings)), settings)
 
-    def compare(name: str, source: Source, settings: Settings) -> None:
+    def compare(name: str, source: ArraySource, settings: Options) -> None:
         _compare(source, with_size(copies.open(name)), _regions(source, target, settings), f"{url}/{name}")
 
     # A group needs no separate mark if it has members, or if it is the whole destination.
@@ -392,7 +405,7 @@ def _convert_all(
     return failed
 
 
-def _settings(source: Source, wanted: Settings) -> Settings:
+def _settings(source: ArraySource, wanted: Options) -> Options:
     chunks, inner = wanted.given
     if chunks is None and source.chunks is not None and wanted.access is None:
         nbytes = math.prod(source.chunks) * source.dtype.itemsize
@@ -403,7 +416,7 @@ def _settings(source: Source, wanted: Settings) -> Settings:
     return wanted._replace(chunks=cut, blocks=within)
 
 
-def _warn_of_loss(source: Source, target: Format, url: str, *, snapshots: bool) -> None:
+def _warn_of_loss(source: ArraySource, target: Format, url: str, *, snapshots: bool) -> None:
     has = {
         "attrs": bool(source.attrs),
         "dims": source.dims is not None and any(source.dims),
@@ -415,7 +428,7 @@ def _warn_of_loss(source: Source, target: Format, url: str, *, snapshots: bool) 
         warn(f"{redact_url(url)}: a .{target.name} file has no place for {' and '.join(lost)}")
 
 
-def _warn_of_lost_attributes(tree: Tree, target: Format, url: str) -> None:
+def _warn_of_lost_attributes(tree: Hierarchy, target: Format, url: str) -> None:
     """Warn of the attributes of groups, if the destination holds the only array of a tree."""
     if tree.names == ("",) or len(tree.names) != 1:
         return
@@ -425,7 +438,7 @@ def _warn_of_lost_attributes(tree: Tree, target: Format, url: str) -> None:
         warn(f"{redact_url(url)}: a .{target.name} file has no place for the attributes of groups: {listed}")
 
 
-def _regions(source: Source, target: Format, settings: Settings) -> list[Box]:
+def _regions(source: ArraySource, target: Format, settings: Options) -> list[Box]:
     """Cut the array into boxes to read and write at once: whole chunks, if possible of the destination."""
     most = _BUDGET // max(1, source.dtype.itemsize)
     if target.sequential:
@@ -434,14 +447,16 @@ def _regions(source: Source, target: Format, settings: Settings) -> list[Box]:
     return list(boxes(source.shape, most, source.chunks if target.name == "npy" and source.chunks else settings.chunks))
 
 
-def _pieces(source: Source, regions: list[Box], advance: Callable[[int], object] = id) -> Iterator[Piece]:
+def _pieces(source: ArraySource, regions: list[Box], advance: Callable[[int], object] = id) -> Iterator[Piece]:
     for box in regions:
         values = np.asarray(source.read(box), source.dtype)
         yield box, values
         advance(values.nbytes)
 
 
-def _compare(source: Source, copy: Source, regions: list[Box], url: str, advance: Callable[[int], object] = id) -> None:
+def _compare(
+    source: ArraySource, copy: ArraySource, regions: list[Box], url: str, advance: Callable[[int], object] = id
+) -> None:
     # In Zarr 3 the byte order belongs to the storage, not to the type. HDF5 stores text of any length.
     is_text = {source.dtype.kind, copy.dtype.kind} == {"U"}
     same_type = is_text or source.dtype.newbyteorder("=") == copy.dtype.newbyteorder("=")

@@ -54,16 +54,16 @@ __all__ = [
     "BYTES",
     "KEPT_BY_FRAMES",
     "NPY",
+    "ArraySource",
     "Box",
     "Build",
     "Building",
     "Format",
+    "Hierarchy",
+    "Options",
     "Piece",
     "Put",
-    "Settings",
-    "Source",
     "Storage",
-    "Tree",
     "array_options",
     "dims_of",
     "first_bytes",
@@ -86,7 +86,7 @@ Storage = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
-class Source:
+class ArraySource:
     """An array to read box by box.
 
     `chunks` and `blocks` are None if the format has none. `stored` counts the stored bytes, and gives None if the
@@ -145,7 +145,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Tree:
+class Hierarchy:
     """Arrays by name, to open one at a time, and the attributes of groups.
 
     A single array has the name "", as has the outermost group. `error` says why the list may be incomplete. `snapshots`
@@ -153,12 +153,12 @@ class Tree:
     """
 
     names: tuple[str, ...]
-    open: Callable[[str], Source]
+    open: Callable[[str], ArraySource]
     attrs: Mapping[str, Callable[[], Mapping[str, Any]]] = field(default_factory=dict)
     error: Exception | None = None
     snapshots: Mapping[str, Callable[[], Moment]] = field(default_factory=dict)
 
-    def only(self, url: str) -> Source:
+    def only(self, url: str) -> ArraySource:
         """Open the only array; raise ValueError if there are several, or none."""
         if self.error is not None:
             raise self.error
@@ -168,7 +168,7 @@ class Tree:
         return self.open(self.names[0])
 
 
-class Settings(NamedTuple):
+class Options(NamedTuple):
     """How to write an array. `given` are the chunks and blocks that the caller asks for, or what `access` they serve.
 
     With `snapshots`, a frame that becomes another frame keeps its own ones. `moments` are the snapshots of the whole
@@ -189,7 +189,7 @@ class Settings(NamedTuple):
     access: Access | None = None
 
 
-Put = Callable[[str, Source, Iterable[Piece], Settings], None]
+Put = Callable[[str, ArraySource, Iterable[Piece], Options], None]
 
 
 class Building(NamedTuple):
@@ -199,13 +199,13 @@ class Building(NamedTuple):
     group: Callable[[str, Mapping[str, Any]], None]
 
 
-Build = Callable[[str, Settings], AbstractContextManager[Building]]
+Build = Callable[[str, Options], AbstractContextManager[Building]]
 
 
 def lone(build: Build) -> Put:
     """Turn a function that builds many arrays into one that writes one, called ``data`` if the URL gives no name."""
 
-    def write(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    def write(url: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
         with build(url, settings) as building:
             building.put("" if split_member(url)[1] else "data", source, pieces, settings)
 
@@ -223,8 +223,8 @@ class Format(NamedTuple):
 
     name: str
     suffixes: tuple[str, ...]
-    tree: Callable[[str, Storage], AbstractContextManager[Tree]]
-    check: Callable[[Source, Settings], None]
+    tree: Callable[[str, Storage], AbstractContextManager[Hierarchy]]
+    check: Callable[[ArraySource, Options], None]
     write: Put
     sequential: bool = False
     keeps: frozenset[str] = frozenset({"attrs", "dims", "fill value"})
@@ -233,7 +233,7 @@ class Format(NamedTuple):
     verb: str = "converting"
 
     @contextmanager
-    def open(self, url: str, storage_options: Storage) -> Iterator[Source]:
+    def open(self, url: str, storage_options: Storage) -> Iterator[ArraySource]:
         """Open a source of one array; ValueError if it has several, or none."""
         with self.tree(url, storage_options) as tree:
             yield tree.only(url)
@@ -247,13 +247,13 @@ def require(module: str, extra: str, what: str) -> ModuleType:
         raise UnsupportedError(f"{what} needs the package {module}: pip install 'b2array[{extra}]'") from None
 
 
-def refuse_objects(source: Source, _: Settings) -> None:
+def refuse_objects(source: ArraySource, _: Options) -> None:
     """Raise UnsupportedError for items that are Python objects."""
     if source.dtype.hasobject:
         raise UnsupportedError(f"items of type {source.dtype} are Python objects, which have no bytes of their own")
 
 
-def with_size(source: Source) -> Source:
+def with_size(source: ArraySource) -> ArraySource:
     """Give text of any length a type that holds its longest item. This reads all of it."""
     if not is_unsized(source.dtype):
         return source
@@ -326,7 +326,7 @@ def holds_array(frame: Frame) -> bool:
     return any(frame.metalayer(name) is not None for name in GEOMETRIES)
 
 
-def source_of(handle: Handle) -> Source:
+def source_of(handle: Handle) -> ArraySource:
     """Return the array of a frame, or the bytes of a super-chunk."""
     if not holds_array(handle.frame):
         schunk = SChunk(handle)
@@ -339,9 +339,9 @@ def source_of(handle: Handle) -> Source:
             return np.frombuffer(schunk.get_slice(start, max(start, stop)), np.uint8)
 
         shape, attrs = (schunk.nbytes,), dict(schunk.vlmeta)
-        return Source(shape, np.dtype("u1"), read, attrs=attrs, stored=lambda: schunk.cbytes, handle=handle)
+        return ArraySource(shape, np.dtype("u1"), read, attrs=attrs, stored=lambda: schunk.cbytes, handle=handle)
     a = NDArray(handle)
-    return Source(
+    return ArraySource(
         a.shape,
         a.dtype,
         a.__getitem__,
@@ -356,13 +356,13 @@ def source_of(handle: Handle) -> Source:
 
 
 @contextmanager
-def _tree_b2nd(url: str, storage_options: Storage) -> Iterator[Tree]:
+def _tree_b2nd(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     with face(Handle(load(open_store(url, storage_options=storage_options)), "r")) as opened:
         source = source_of(opened._handle)
-        yield Tree(("",), lambda _: source)
+        yield Hierarchy(("",), lambda _: source)
 
 
-def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+def _write_b2nd(url: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
     if source.handle is not None and source.is_bytes and url.endswith(".b2frame"):
         new = copy_of(source.handle, settings.storage_options or {}, snapshots=settings.snapshots)
         commit(new(url, overwrite=settings.overwrite, layout=settings.layout))
@@ -383,11 +383,11 @@ def _write_b2nd(url: str, source: Source, pieces: Iterable[Piece], settings: Set
     commit(drafts.filled(url, source.shape, source.dtype, array_options(source, settings), pieces))
 
 
-def _chunks(settings: Settings) -> tuple[int, ...] | None:
+def _chunks(settings: Options) -> tuple[int, ...] | None:
     return None if 0 in settings.chunks else settings.chunks
 
 
-def array_options(source: Source, settings: Settings) -> ArrayOptions:
+def array_options(source: ArraySource, settings: Options) -> ArrayOptions:
     """Return the options for a new array with everything that belongs to the source."""
     return ArrayOptions(
         chunks=_chunks(settings),
@@ -413,11 +413,13 @@ _NPY_MAGIC = b"\x93NUMPY"
 
 
 @contextmanager
-def _map_tree(mapped: Callable[[str, str], npt.NDArray[Any]], url: str, storage_options: Storage) -> Iterator[Tree]:
+def _map_tree(
+    mapped: Callable[[str, str], npt.NDArray[Any]], url: str, storage_options: Storage
+) -> Iterator[Hierarchy]:
     with local_copy(url, storage_options) as path:
         data = mapped(path, redact_url(url))
-        source = Source(data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes)
-        yield Tree(("",), lambda _: source)
+        source = ArraySource(data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes)
+        yield Hierarchy(("",), lambda _: source)
 
 
 def _map_npy(path: str, url: str) -> npt.NDArray[Any]:
@@ -432,7 +434,7 @@ def _map_npy(path: str, url: str) -> npt.NDArray[Any]:
     return data
 
 
-def _write_npy(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+def _write_npy(url: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
     store = open_store(url, storage_options=settings.storage_options)
     require_free(store, {"": _NPY_MAGIC}, "a .npy file", overwrite=settings.overwrite)
     with AtomicFile(store, overwrite=settings.overwrite) as path:
@@ -462,7 +464,7 @@ def _map_bytes(path: str, _: str) -> npt.NDArray[Any]:
     return np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0, np.uint8)
 
 
-def _write_bytes(url: str, _: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+def _write_bytes(url: str, _: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
     store = open_store(url, storage_options=settings.storage_options)
     require_free(store, {"": b""}, "a file", overwrite=settings.overwrite)
     write = store.replace if settings.overwrite else store.create
@@ -485,13 +487,13 @@ BYTES = Format(
 
 
 @contextmanager
-def _tree_blp(url: str, storage_options: Storage) -> Iterator[Tree]:
+def _tree_blp(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     with bloscpack.open(url, storage_options=storage_options) as f:
         source = _source_of_blp(f)
-        yield Tree(("",), lambda _: source)
+        yield Hierarchy(("",), lambda _: source)
 
 
-def _source_of_blp(f: bloscpack.Reader) -> Source:
+def _source_of_blp(f: bloscpack.Reader) -> ArraySource:
     meta = f.metadata if isinstance(f.metadata, dict) else {}
     about = f.description
     fill, attrs = meta.get("fill_value"), meta.get("attrs")
@@ -504,7 +506,7 @@ def _source_of_blp(f: bloscpack.Reader) -> Source:
         items = f[box]
         return np.frombuffer(items, np.uint8) if isinstance(items, bytes) else np.asarray(items)
 
-    return Source(
+    return ArraySource(
         about.shape,
         about.dtype,
         read,
@@ -515,13 +517,13 @@ def _source_of_blp(f: bloscpack.Reader) -> Source:
     )
 
 
-def _check_blp(source: Source, settings: Settings) -> None:
+def _check_blp(source: ArraySource, settings: Options) -> None:
     refuse_objects(source, settings)
     describe(Description(source.dtype, source.shape, "C"))
     json_attrs(source.attrs)
 
 
-def _write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+def _write_blp(url: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
     metadata: dict[str, Any] = {}
     if source.attrs:
         metadata["attrs"] = json_attrs(source.attrs)
@@ -533,7 +535,7 @@ def _write_blp(url: str, source: Source, pieces: Iterable[Piece], settings: Sett
     _pack(url, pieces, settings, shape=source.shape, dtype=source.dtype, metadata=metadata)
 
 
-def _pack(url: str, pieces: Iterable[Piece], settings: Settings, **array: Any) -> None:
+def _pack(url: str, pieces: Iterable[Piece], settings: Options, **array: Any) -> None:
     """Write a Bloscpack file: of bytes, or of an array with this shape, dtype and metadata."""
     with bloscpack.create(
         url,

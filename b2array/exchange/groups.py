@@ -26,7 +26,7 @@ from b2array.engine.kept import CopiedGroup
 from b2array.engine.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, is_attrs, members_among
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
-from b2array.exchange.formats import Build, Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.exchange.formats import ArraySource, Build, Building, Format, Hierarchy, Options, Piece, Storage
 from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import MAGIC, Archive
@@ -43,7 +43,7 @@ from b2array.store.secrets import redact_url
 __all__ = ["B2D", "B2Z", "members_of", "tree_of"]
 
 
-class Home(Protocol):
+class Container(Protocol):
     """Where the members of a group are."""
 
     def open(self, path: str, mode: Mode, /) -> Handle:
@@ -81,7 +81,7 @@ def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive,
 
 
 @contextmanager
-def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
+def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     home, paths, error = members_of(url, storage_options)
     snapshots = {}
     if isinstance(home, Directory) and not split_member(url)[1]:
@@ -91,17 +91,17 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
     yield replace(tree_of(home, paths, error), snapshots=snapshots)
 
 
-def tree_of(home: Home, paths: Mapping[str, str], error: Exception | None = None) -> Tree:
+def tree_of(home: Container, paths: Mapping[str, str], error: Exception | None = None) -> Hierarchy:
     """Return members of a group, with the attributes of groups, as a source."""
 
-    def opened(name: str) -> Source:
+    def opened(name: str) -> ArraySource:
         return formats.source_of(home.open(paths[name], "r"))
 
     def attrs(path: str) -> dict[str, Any]:
         return dict(Attributes(home.open(path, "r")))
 
     groups = {name: path for name, path in paths.items() if is_attrs(name)}
-    return Tree(
+    return Hierarchy(
         tuple(name for name in paths if name not in groups),
         opened,
         {name.removesuffix(ATTRS).rstrip("/"): partial(attrs, path) for name, path in groups.items()},
@@ -110,7 +110,7 @@ def tree_of(home: Home, paths: Mapping[str, str], error: Exception | None = None
 
 
 def _frame(
-    source: Source, pieces: Iterable[Piece], settings: Settings, group: CopiedGroup | None = None
+    source: ArraySource, pieces: Iterable[Piece], settings: Options, group: CopiedGroup | None = None
 ) -> tuple[str, NewFrame]:
     """Return the suffix of a member, and a function that makes its frame, if possible with the chunks as they are.
 
@@ -156,7 +156,7 @@ def _path(prefix: str, name: str) -> str:
 
 
 @contextmanager
-def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
+def _building_b2d(url: str, settings: Options) -> Iterator[Building]:
     """Write members in one commit. A name behind ``#`` is where in the group."""
     address, prefix = split_member(url.removesuffix(ARRAY))
     storage = settings.storage_options or {}
@@ -181,7 +181,7 @@ def _building_b2d(url: str, settings: Settings) -> Iterator[Building]:
 
 
 @contextmanager
-def _building_in(home: Directory, prefix: str, settings: Settings) -> Iterator[Building]:
+def _building_in(home: Directory, prefix: str, settings: Options) -> Iterator[Building]:
     """Write members into a group in one commit; in place of all others, if there is no prefix."""
     storage = settings.storage_options or {}
     changes = Transaction(home, None if prefix else "")
@@ -202,7 +202,7 @@ def _building_in(home: Directory, prefix: str, settings: Settings) -> Iterator[B
                 changes.restore(old)  # one that cannot be read must not cost an old one
                 raise
 
-        def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+        def put(name: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
             full = _path(prefix, name)
             what = f" holds {full!r} already; overwrite=True replaces it"
             add(full, *_frame(source, pieces, settings, copied_group), what, overwrite=settings.overwrite)
@@ -223,7 +223,7 @@ def _building_in(home: Directory, prefix: str, settings: Settings) -> Iterator[B
 
 
 @contextmanager
-def _building_b2z(url: str, settings: Settings) -> Iterator[Building]:
+def _building_b2z(url: str, settings: Options) -> Iterator[Building]:
     """Write an archive. The frame of one member at a time is in a file beside it."""
     address, prefix = split_member(url.removesuffix(ARRAY))
     store = open_store(address, storage_options=settings.storage_options)
@@ -243,7 +243,7 @@ def _building_b2z(url: str, settings: Settings) -> Iterator[Building]:
                 commit(new(frame, overwrite=False, layout="contiguous"))
                 archive.write(frame, member)
 
-        def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+        def put(name: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
             suffix, new = _frame(source, pieces, settings._replace(storage_options=None))
             add(_path(prefix, name) + suffix, new)
 
@@ -254,7 +254,7 @@ def _building_b2z(url: str, settings: Settings) -> Iterator[Building]:
 
 
 @contextmanager
-def _building_into_b2z(address: str, prefix: str, settings: Settings) -> Iterator[Building]:
+def _building_into_b2z(address: str, prefix: str, settings: Options) -> Iterator[Building]:
     """Add members to an archive that is there."""
     storage = settings.storage_options or {}
     if not is_place(address, storage):

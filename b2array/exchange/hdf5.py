@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, warn
 from b2array.exchange import dimension_scales, formats, hdf5_chunks, hdf5_links
-from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.exchange.formats import ArraySource, Box, Building, Format, Hierarchy, Options, Piece, Storage
 from b2array.format import foreign
 from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member
@@ -42,7 +42,7 @@ _PACKING = frozenset(
 
 
 @contextmanager
-def _tree(url: str, storage_options: Storage, *, follow_external: bool = False) -> Iterator[Tree]:
+def _tree(url: str, storage_options: Storage, *, follow_external: bool = False) -> Iterator[Hierarchy]:
     """Open a file, or one dataset or group of it. What is in other files can be followed, or is an error."""
     h5py = formats.require("h5py", "hdf5", "HDF5")
     address, name = split_member(url)
@@ -59,7 +59,7 @@ def _tree(url: str, storage_options: Storage, *, follow_external: bool = False) 
         top = len(name) + 1 if name else 0
         paths = {_name_of(at[top:]): at for at, is_group in nodes.items() if not is_group}
 
-        def opened(inner: str) -> Source:
+        def opened(inner: str) -> ArraySource:
             at = paths.get(inner, f"{name}/{inner}".strip("/"))
             where = f"{place}#{at}"
             with _reading(where):
@@ -74,7 +74,7 @@ def _tree(url: str, storage_options: Storage, *, follow_external: bool = False) 
             return _attrs(node_at(at), f"{place}#{at}")
 
         groups = {at[top:]: partial(attrs, at) for at, is_group in nodes.items() if is_group}
-        yield Tree(tuple(paths), opened, groups)
+        yield Hierarchy(tuple(paths), opened, groups)
 
 
 def _is_there(node_at: Callable[[str], Any], name: str) -> bool:
@@ -185,7 +185,7 @@ def _is_portable(value: Any) -> bool:
     return not isinstance(value, formats.require("h5py", "hdf5", "HDF5").Reference)
 
 
-def _source(node: Any, where: str) -> Source:
+def _source(node: Any, where: str) -> ArraySource:
     data = node
 
     def stored() -> int:
@@ -210,7 +210,7 @@ def _source(node: Any, where: str) -> Source:
         data, dtype = data.asstr("utf-8"), np.dtypes.StringDType()
         fill = fill.decode("utf-8", "replace") if isinstance(fill, bytes) else 0
     dims = dimension_scales.names_of(h5py, node)
-    return Source(
+    return ArraySource(
         node.shape,
         dtype,
         read,
@@ -264,7 +264,7 @@ def _type_to_store(dtype: np.dtype[Any]) -> Any:
     return h5py.opaque_dtype(dtype) if dtype.kind in "mM" else dtype
 
 
-def _check(source: Source, settings: Settings) -> None:
+def _check(source: ArraySource, settings: Options) -> None:
     formats.refuse_objects(source, settings)
     h5py = formats.require("h5py", "hdf5", "HDF5")
     try:
@@ -281,7 +281,7 @@ def _check(source: Source, settings: Settings) -> None:
         _set_attrs(probe, _attrs_to_store(source))
 
 
-def _attrs_to_store(source: Source) -> dict[str, Any]:
+def _attrs_to_store(source: ArraySource) -> dict[str, Any]:
     """Return the attributes of an array. netCDF expects the value that marks missing items in the items' type."""
     attrs = dict(source.attrs)
     missing = np.asarray(attrs.get("_FillValue"))
@@ -302,7 +302,7 @@ def _set_attrs(node: Any, attrs: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterator[Building]:
+def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterator[Building]:
     """Write datasets.
 
     If the URL names a group, the other contents of the file stay. Without a name, the file is replaced, unless it has
@@ -332,7 +332,7 @@ def _building(url: str, settings: Settings, *, most: float = math.inf) -> Iterat
                 hdf5_links.require_inside(h5py, file, where, redact_url(address))
                 return where
 
-            def put(inner: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+            def put(inner: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
                 where = full(inner)
                 kept = f"{where}.{os.urandom(8).hex()}"
                 if where in file:
@@ -381,7 +381,7 @@ def _reserve(file: Any, nbytes: int = 0) -> None:
     disk.reserve(file.filename, file.id.get_filesize() + nbytes + nbytes // 8 + _METADATA_NBYTES)
 
 
-def _put(file: Any, name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+def _put(file: Any, name: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
     dtype = _type_to_store(source.dtype)
     options: dict[str, Any] = {}
     if source.shape and 0 not in source.shape:

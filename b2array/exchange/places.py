@@ -12,7 +12,7 @@ from pathlib import Path
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import UnsupportedError
-from b2array.exchange.formats import B2ND, BLP, NPY, Format, Storage, Tree, source_of
+from b2array.exchange.formats import B2ND, BLP, NPY, Format, Hierarchy, Storage, source_of
 from b2array.exchange.groups import B2D, B2Z, tree_of
 from b2array.exchange.hdf5 import HDF5
 from b2array.exchange.zarr import ZARR
@@ -88,13 +88,13 @@ def require_frames(kind: Format, url: str) -> None:
 
 
 @contextmanager
-def _tree_at(at: str, url: str, storage_options: Storage) -> Iterator[Tree]:
+def _tree_at(at: str, url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     with addressing.open(url, at=at, storage_options=storage_options) as opened:
         if isinstance(opened, Group):
             yield tree_of(opened._home, opened._below())
         else:
             source = source_of(opened._handle)
-            yield Tree(("",), lambda _: source)
+            yield Hierarchy(("",), lambda _: source)
 
 
 def by_ending(url: str) -> tuple[Format | None, str]:

@@ -28,7 +28,7 @@ from b2array.codec.cparams import CParams
 from b2array.codec.header import FilterId
 from b2array.errors import FormatError, UnsupportedError, warn
 from b2array.exchange import formats
-from b2array.exchange.formats import Box, Building, Format, Piece, Settings, Source, Storage, Tree
+from b2array.exchange.formats import ArraySource, Box, Building, Format, Hierarchy, Options, Piece, Storage
 from b2array.format import foreign
 from b2array.group.addressing import split_member
 from b2array.store.atomic import require_free
@@ -50,7 +50,7 @@ def _zarr() -> ModuleType:
 
 
 @contextmanager
-def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
+def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     root = _open_node(url, storage_options)
     if root is None:
         if Path(_parts(url)).is_file():
@@ -58,7 +58,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
             raise FormatError(f"{redact_url(url)}: expected a directory of Zarr, found {described}")
         raise FileNotFoundError(f"{redact_url(url)} does not exist, or is not a Zarr array")
     if not isinstance(root, _zarr().Group):
-        yield Tree(("",), lambda _: _source(root, redact_url(url)))
+        yield Hierarchy(("",), lambda _: _source(root, redact_url(url)))
         return
     groups: dict[str, Callable[[], Mapping[str, Any]]] = {"": lambda: dict(root.attrs)}
     with warnings.catch_warnings(record=True) as unknown:  # zarr only warns of what it leaves out
@@ -85,12 +85,12 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Tree]:
         else:
             arrays.append(name)
 
-    def opened(name: str) -> Source:
+    def opened(name: str) -> ArraySource:
         where = f"{redact_url(url)}/{name}"
         with _reading(where):
             return _source(members[name] or root[name], where)
 
-    yield Tree(tuple(arrays), opened, groups, error)
+    yield Hierarchy(tuple(arrays), opened, groups, error)
 
 
 def _left_out(url: str, storage_options: Storage, nodes: Mapping[str, Any]) -> FormatError | None:
@@ -178,7 +178,7 @@ def _reading(where: str) -> Iterator[None]:
         raise FormatError(f"{where}: {error}") from None
 
 
-def _source(node: Any, where: str) -> Source:
+def _source(node: Any, where: str) -> ArraySource:
     def read(box: Box) -> npt.NDArray[Any]:
         with _reading(where):
             return np.asarray(node[box])
@@ -197,7 +197,7 @@ def _source(node: Any, where: str) -> Source:
         if node.fill_value and node.dtype.kind in "iuf":  # zero is the default, and marks nothing
             attrs.setdefault(_MISSING, node.fill_value.item())
     chunks, blocks = (node.shards, node.chunks) if node.shards else (node.chunks, None)
-    return Source(
+    return ArraySource(
         tuple(node.shape),
         np.dtype(node.dtype),
         read,
@@ -210,7 +210,7 @@ def _source(node: Any, where: str) -> Source:
     )
 
 
-def _create(url: Any, source: Source, settings: Settings, storage_options: Storage, **more: Any) -> Any:
+def _create(url: Any, source: ArraySource, settings: Options, storage_options: Storage, **more: Any) -> Any:
     zarr = _zarr()
     number = settings.options.get("zarr_format", 3)
     attrs = formats.json_attrs(source.attrs)
@@ -256,11 +256,11 @@ def _codec(cparams: CParams, number: int, itemsize: int) -> Any:
     return codecs.BloscCodec(cname=name, clevel=cparams.clevel, shuffle=kind, typesize=min(itemsize, 255))
 
 
-def _check(source: Source, settings: Settings) -> None:
+def _check(source: ArraySource, settings: Options) -> None:
     formats.refuse_objects(source, settings)
     zarr = _zarr()
     formats.json_attrs(source.attrs)
-    small = Source((1,), source.dtype, source.read, fill_value=source.fill_value)
+    small = ArraySource((1,), source.dtype, source.read, fill_value=source.fill_value)
     try:
         memory = zarr.storage.MemoryStore()
         probe = _create(memory, small, settings._replace(chunks=(1,)), None)
@@ -277,13 +277,13 @@ def _check(source: Source, settings: Settings) -> None:
         raise UnsupportedError(f"Zarr would not give items of type {source.dtype} back as they are")
 
 
-def _write(url: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+def _write(url: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
     with _building(url, settings, "array") as building:
         building.put("", source, pieces, settings)
 
 
 @contextmanager
-def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] = "hierarchy") -> Iterator[Building]:
+def _building(url: str, settings: Options, kind: Literal["array", "hierarchy"] = "hierarchy") -> Iterator[Building]:
     """Write one array or a hierarchy.
 
     In a local directory it is made beside what it replaces, elsewhere in place.
@@ -302,7 +302,7 @@ def _building(url: str, settings: Settings, kind: Literal["array", "hierarchy"] 
         node = zarr.open_group(place, path=name, mode="a", zarr_format=number, storage_options=options)
         return node.update_attributes(formats.json_attrs(attrs)) if attrs else node
 
-    def put(name: str, source: Source, pieces: Iterable[Piece], settings: Settings) -> None:
+    def put(name: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
         try:
             more = {"overwrite": settings.overwrite} if beside is None else {}
             out = _create(place, source, settings, options, name=name or None, **more)
@@ -362,7 +362,7 @@ def _replacing(target: Path, path: Path) -> Iterator[None]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_there(url: str, store: Store, settings: Settings, kind: str) -> bool:
+def _is_there(url: str, store: Store, settings: Options, kind: str) -> bool:
     """Say whether something is to be replaced; raise FileExistsError if it must not be, or is something else."""
     kinds = {"zarr.json": b"", ".zarray": b""} | ({".zgroup": b""} if kind == "hierarchy" else {})
     present = require_free(store, kinds, "a Zarr array", overwrite=settings.overwrite, name="zarr.json", alone=True)

@@ -191,7 +191,7 @@ _NARROW = 8
 """If at most one in this many items of each block is needed, only those are put together."""
 
 
-class _Piece(NamedTuple):
+class _CutPiece(NamedTuple):
     """Neighbouring blocks along one axis: which of those that are read, what is taken of each, and where it goes."""
 
     start: int
@@ -202,7 +202,7 @@ class _Piece(NamedTuple):
     whole: bool
 
 
-class _Axis(NamedTuple):
+class _AxisGrid(NamedTuple):
     """The blocks along one axis that a slice touches.
 
     `common` is what it takes of each of them: the same `nitems` items, or else everything. `narrowed` has the pieces
@@ -212,12 +212,12 @@ class _Axis(NamedTuple):
     coords: list[int]
     common: slice
     nitems: int
-    pieces: list[_Piece]
-    narrowed: list[_Piece]
+    pieces: list[_CutPiece]
+    narrowed: list[_CutPiece]
 
 
 @lru_cache(maxsize=1024)
-def _along(extent: int, start: int, stop: int, step: int) -> _Axis:
+def _along(extent: int, start: int, stop: int, step: int) -> _AxisGrid:
     (of_axis,) = runs((slice(start, stop, step),), (extent,))
     coords: list[int] = []
     pieces = []
@@ -225,12 +225,12 @@ def _along(extent: int, start: int, stop: int, step: int) -> _Axis:
         inside, first = run.inside, len(coords)
         coords += run.coords
         nitems, whole = len(range(inside.start, inside.stop, inside.step)), inside == slice(0, extent, 1)
-        pieces.append(_Piece(first, len(coords), inside, run.outside.start, nitems, whole))
+        pieces.append(_CutPiece(first, len(coords), inside, run.outside.start, nitems, whole))
     common, nitems = pieces[0].inside, pieces[0].nitems
     if nitems == extent or any(piece.inside != common for piece in pieces):
-        return _Axis(coords, slice(0, extent, 1), extent, pieces, pieces)
+        return _AxisGrid(coords, slice(0, extent, 1), extent, pieces, pieces)
     part = slice(0, nitems, 1)
-    return _Axis(coords, common, nitems, pieces, [piece._replace(inside=part, whole=True) for piece in pieces])
+    return _AxisGrid(coords, common, nitems, pieces, [piece._replace(inside=part, whole=True) for piece in pieces])
 
 
 def _windows(counts: tuple[int, ...], length: int) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -249,7 +249,7 @@ def _windows(counts: tuple[int, ...], length: int) -> Iterator[tuple[tuple[int, 
             yield (*((coord, coord + 1) for coord in outer), middle, *rest)
 
 
-def _within(pieces: list[_Piece], window: tuple[int, int]) -> list[_Piece]:
+def _within(pieces: list[_CutPiece], window: tuple[int, int]) -> list[_CutPiece]:
     """Cut pieces to the blocks of a window, and count these from its start."""
     low, high = window
     if low == 0 and high == pieces[-1].stop:
@@ -265,7 +265,7 @@ def _within(pieces: list[_Piece], window: tuple[int, int]) -> list[_Piece]:
     ]
 
 
-def _copy(axes: tuple[_Piece, ...]) -> Copy:
+def _copy(axes: tuple[_CutPiece, ...]) -> Copy:
     grid, items, target, is_whole = [], [], [], True
     split: tuple[int, ...] = ()
     for start, stop, inside, at, nitems, whole in axes:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from b2array.exchange.formats import Source, Storage
+from b2array.exchange.formats import ArraySource, Storage
 from b2array.exchange.places import find
 from b2array.grid.partition import boxes
 from b2array.tools.describing import plain
@@ -50,7 +50,7 @@ def differences(first: str, second: str, options: Storage, others: Storage) -> I
             yield from _of_attrs(name, *of_each)
 
 
-def _of_arrays(name: str, a: Source, b: Source) -> Iterator[Difference]:
+def _of_arrays(name: str, a: ArraySource, b: ArraySource) -> Iterator[Difference]:
     for what, one, other in (
         ("shape", a.shape, b.shape),
         ("dtype", a.dtype, b.dtype),
@@ -64,7 +64,7 @@ def _of_arrays(name: str, a: Source, b: Source) -> Iterator[Difference]:
         yield from _of_items(name, a, b)
 
 
-def _of_items(name: str, a: Source, b: Source) -> Iterator[Difference]:
+def _of_items(name: str, a: ArraySource, b: ArraySource) -> Iterator[Difference]:
     """Compare the items, a piece at a time."""
     most = max(1, _PIECE_NBYTES // max(1, a.dtype.itemsize, b.dtype.itemsize))
     total, first = 0, None

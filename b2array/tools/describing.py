@@ -21,7 +21,7 @@ from b2array.engine import snapshot
 from b2array.engine.handle import Handle
 from b2array.engine.snapshot import Snapshot, ledger_in
 from b2array.errors import FormatError, UnsupportedError
-from b2array.exchange.formats import B2ND, Box, Source, Storage, Tree, holds_array
+from b2array.exchange.formats import B2ND, ArraySource, Box, Hierarchy, Storage, holds_array
 from b2array.exchange.places import find
 from b2array.group.addressing import split_member
 from b2array.group.snapshots import GroupDiff
@@ -32,7 +32,7 @@ from b2array.tools.results import table
 
 __all__ = [
     "FIELDS",
-    "Description",
+    "Overview",
     "describe",
     "difference",
     "difference_lines",
@@ -50,7 +50,7 @@ Members = dict[str, dict[str, Any]]
 """Descriptions of arrays and groups by name."""
 
 
-class Description(NamedTuple):
+class Overview(NamedTuple):
     """What is at a URL: as rows to print, for programs, and the errors of members."""
 
     rows: dict[str, Any]
@@ -58,25 +58,25 @@ class Description(NamedTuple):
     failed: dict[str, Exception]
 
 
-def describe(url: str, storage_options: Storage, at: str | None = None) -> Description:
+def describe(url: str, storage_options: Storage, at: str | None = None) -> Overview:
     """Describe an array, a super-chunk, a Bloscpack file or a group, now or at a snapshot."""
     kind, address = find(url, None, storage_options, exists=True, at=at)
     if kind.name == "blp":
         with bloscpack.open(address, storage_options=storage_options) as f:
             about = _bloscpack(f)
-            return Description(about, typed(url, about, None), {})
+            return Overview(about, typed(url, about, None), {})
     with kind.tree(address, storage_options) as tree:
         if tree.names == ("",) or (len(tree.names) == 1 and kind.name not in ("b2d", "b2z")):
             source = tree.only(url)
             frame = None if source.handle is None else source.handle.snapshot
             about = {"format": kind.name} | _source(source) if frame is None else _frame(frame)
-            return Description(about, typed(url, about, frame), {})
+            return Overview(about, typed(url, about, frame), {})
         members, failed = _describe_members(tree, tree.names)
         names = [*tree.snapshots] if at is None else []
     about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact_url(url)} | _group(members)
     fields = typed(url, about | {"snapshot": at, "snapshots": names}, None)
     about |= {"snapshots": ", ".join(names) or None} if at is None else {"snapshot": at}
-    return Description(about, fields, failed)
+    return Overview(about, fields, failed)
 
 
 FIELDS = (
@@ -161,7 +161,7 @@ def list_members(
     return {name: each for name, each in members.items() if deep or "/" not in name}, failed
 
 
-def _describe_members(tree: Tree, names: Iterable[str]) -> tuple[Members, dict[str, Exception]]:
+def _describe_members(tree: Hierarchy, names: Iterable[str]) -> tuple[Members, dict[str, Exception]]:
     members: Members = {}
     failed: dict[str, Exception] = {} if tree.error is None else {"/": tree.error}
     for name in (*tree.attrs, *tree.names):
@@ -182,7 +182,7 @@ def _describe_members(tree: Tree, names: Iterable[str]) -> tuple[Members, dict[s
     return dict(sorted(members.items())), failed
 
 
-def _brief(source: Source) -> dict[str, Any]:
+def _brief(source: ArraySource) -> dict[str, Any]:
     sizes = {"nbytes": source.nbytes, "cbytes": source.stored()}
     if source.is_bytes:
         return {"kind": "chunks", **sizes}
@@ -268,7 +268,7 @@ def _bloscpack(f: bloscpack.Reader) -> dict[str, Any]:
     }
 
 
-def _source(source: Source) -> dict[str, Any]:
+def _source(source: ArraySource) -> dict[str, Any]:
     return {
         "shape": source.shape,
         "dtype": str(source.dtype),

@@ -17,12 +17,12 @@ from b2array.group.directory import Directory
 from b2array.store.secrets import redact_url
 from b2array.tools.results import Failure, Result, Results
 
-__all__ = ["Members", "change_each", "collect", "each_frame"]
+__all__ = ["Listing", "change_each", "collect", "each_frame"]
 
 R = TypeVar("R", bound=Result)
 
 
-class Members(NamedTuple):
+class Listing(NamedTuple):
     """Members of a group: where they are, and their paths by name.
 
     `error` says why some may be missing, and `part` which group inside of the home was asked for.
@@ -54,7 +54,7 @@ def change_each(
             " copies it to a group"
         )
 
-    def each(members: Members) -> R | Results:
+    def each(members: Listing) -> R | Results:
         home, paths, error, part = members
         if isinstance(home, Archive):
             return refuse(B2Z)
@@ -81,7 +81,7 @@ def each_frame(
     url: str | os.PathLike[str],
     storage_options: Storage,
     frame: Callable[[str], R],
-    group: Callable[[Members], R | Results],
+    group: Callable[[Listing], R | Results],
     other: Callable[[Format, str], R | Results],
 ) -> R | Results:
     """Call the function for what is at a URL: a frame, a group, or a file of another format."""
@@ -98,7 +98,7 @@ def each_frame(
         return other(kind, address)
     outer, part = split_member(address)
     try:
-        listed = Members(*members_of(address, storage_options), part)
+        listed = Listing(*members_of(address, storage_options), part)
     except FileNotFoundError as missing:
         try:
             return frame(text)  # a directory whose index is missing does not show that it is a frame

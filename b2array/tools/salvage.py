@@ -64,7 +64,7 @@ class Salvaged:
 
 def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
     """Return the frame as it was committed, or put it together, unless it is of an unsupported kind."""
-    file = _File(store)
+    file = _DamagedFile(store)
     if (restored := _restore(file)) is not None:
         return restored
     if isinstance(reason, UnsupportedError):
@@ -80,7 +80,7 @@ class _Trailer(NamedTuple):
     nbytes: int
 
 
-class _File:
+class _DamagedFile:
     """The file that holds the header, index and trailer."""
 
     def __init__(self, store: Store) -> None:
@@ -120,7 +120,7 @@ class _File:
             return None
 
 
-def _restore(file: _File) -> Salvaged | None:
+def _restore(file: _DamagedFile) -> Salvaged | None:
     """Return the frame as it was committed; None if it had no fingerprint, or if index or trailer are damaged.
 
     It is not certain if other software had written a header since, because the shape may then be an older one.
@@ -138,7 +138,7 @@ def _restore(file: _File) -> Salvaged | None:
     return None
 
 
-def _candidates(file: _File) -> Iterator[tuple[bytes, bytes, str]]:
+def _candidates(file: _DamagedFile) -> Iterator[tuple[bytes, bytes, str]]:
     """Yield possible headers, each with its index and trailer, and how they were found.
 
     The frame ends where its header says or with the file. There are two headers, the first one and the copy in the
@@ -175,7 +175,7 @@ def _candidates(file: _File) -> Iterator[tuple[bytes, bytes, str]]:
 class _Wreck:
     """A damaged frame, and what is known about it so far."""
 
-    def __init__(self, file: _File) -> None:
+    def __init__(self, file: _DamagedFile) -> None:
         self.file = file
         length = header_nbytes(file.read(0, HEADER_LEN))
         data = file.read(0, length)

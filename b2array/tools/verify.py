@@ -53,7 +53,7 @@ from b2array.store.open import address_of, open_store
 from b2array.store.secrets import redact_url
 from b2array.store.spans import Span
 from b2array.tools.anatomy import context_of, frame_nbytes, listed, total_nbytes
-from b2array.tools.members import Members, collect, each_frame
+from b2array.tools.members import Listing, collect, each_frame
 from b2array.tools.results import Result, Results, Shown, first_of
 from b2array.workers import pending
 
@@ -271,7 +271,7 @@ def verify(
                 raise
             return Report(store.url, deep, problems=(Problem("frame", None, FRAME_NAME, str(error)),))
 
-    def group(members: Members) -> Report | Results:
+    def group(members: Listing) -> Report | Results:
         return _of_group(members, whole, deep=deep, progress=progress)
 
     def other(kind: Format, address: str) -> Report | Results:
@@ -286,7 +286,7 @@ def _at_snapshot(url: str, at: str, storage_options: Storage, *, deep: bool, pro
         return _of_handle(source, deep=deep, progress=progress)
 
 
-def _of_group(members: Members, whole: Callable[[str], Report], *, deep: bool, progress: bool) -> Report | Results:
+def _of_group(members: Listing, whole: Callable[[str], Report], *, deep: bool, progress: bool) -> Report | Results:
     home, paths, error, part = members
 
     def frame(path: str) -> Report:

@@ -23,7 +23,7 @@ from servers import directory_server
 import b2array
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange.convert import convert_to
-from b2array.exchange.formats import Source, Tree
+from b2array.exchange.formats import ArraySource, Hierarchy
 from b2array.exchange.groups import B2D
 from b2array.exchange.places import find
 from b2array.tools.describing import describe
@@ -604,14 +604,14 @@ def test_another_writer_who_came_first_is_told_from_damage(
         def opened() -> Any:
             with B2D.tree(url, storage_options) as tree:
 
-                def member(name: str) -> Source:
+                def member(name: str) -> ArraySource:
                     if name == "roof":
                         raise found("the chunk was replaced")
                     if name == "air/t" and found is FormatError:
                         raise ConflictError("the chunk was replaced")
                     return tree.open(name)
 
-                yield Tree(tree.names, member, tree.attrs)
+                yield Hierarchy(tree.names, member, tree.attrs)
 
         return opened()
 
