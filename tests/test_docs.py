@@ -119,7 +119,8 @@ PUBLIC = [*b2array.__all__, "map", "open"]
 def test_every_public_name_is_shown_at_work(name: str) -> None:
     shown = "".join(example.source for page in PAGES for example in examples(page))
     # Functions and methods return these, and they show themselves.
-    assert name in ("Appender", "Group", "GroupDiff", "NDArray", "SChunk", "SnapshotInfo") or f"b2array.{name}" in shown
+    returned = ("Appender", "Group", "GroupDiff", "Items", "NDArray", "SChunk", "SnapshotInfo", "Table")
+    assert name in returned or f"b2array.{name}" in shown
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
