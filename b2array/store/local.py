@@ -495,7 +495,8 @@ class LocalStore(Store):
             forces.force_directory(self.url)
             return
         path = self._own_path("")
-        forces.force_file(path)
+        if os.path.lexists(path):  # at the end of a block a directory may be here
+            forces.force_file(path)
         with suppress(FileNotFoundError):
             forces.force_directory(os.path.dirname(path))
 

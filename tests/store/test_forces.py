@@ -133,3 +133,13 @@ def test_a_commit_of_many_members_forces_each_file_once_and_directories_together
                 changes[f"m{n}"][0] = n
         assert len(forced) <= changing * count + 10
     assert [b2array.open_group(tmp_path / "g.b2d")[f"m{n}"][0] for n in range(count)] == [*range(count)]
+
+
+@pytest.mark.parametrize("durable", ["ordered", "full"])
+def test_a_member_in_a_directory_without_chunks_is_made(tmp_path, durable):
+    group = b2array.open_group(tmp_path / "g.b2d", "w")
+    with config.using(durable=durable):
+        group.create("empty", (4, 100), chunks=(1, 100), layout="sparse")
+        with group.transaction() as changes:
+            changes.create("later", (4, 100), chunks=(1, 100), layout="sparse")
+    assert [*b2array.open_group(group.url)] == ["empty", "later"]
