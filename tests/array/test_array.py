@@ -435,7 +435,7 @@ def test_an_empty_selection_is_read_without_the_file(tmp_path):
         (tmp_path / "a.b2nd").unlink()
         assert array[0:0].shape == (0,)
         assert array[[]].shape == (0,)
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(ConflictError, match="was deleted or moved since it was opened"):
             array[0:1]
 
 
