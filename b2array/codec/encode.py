@@ -206,6 +206,9 @@ def compress(buf: Buffer | npt.NDArray[Any], *, typesize: int | None = None, cpa
     return encode(buf, typesize=typesize, cparams=params)
 
 
+_COMPARED_AT_ONCE = 2**22
+
+
 def constant(data: Bytes, itemsize: int) -> bytes | None:
     """Return the one item that `data` (uint8, contiguous) repeats byte for byte, or None."""
     if not len(data) or len(data) % itemsize:  # the C library reads no chunk of zeros that ends within an item
@@ -214,8 +217,10 @@ def constant(data: Bytes, itemsize: int) -> bytes | None:
     probe = data[: max(_PROBE // itemsize, 2) * itemsize]
     if not (probe.reshape(-1, itemsize) == item).all():
         return None
-    if len(probe) < len(data) and not np.array_equal(data[itemsize:], data[:-itemsize]):
-        return None
+    for start in range(0, len(data) - itemsize, _COMPARED_AT_ONCE) if len(probe) < len(data) else ():
+        stop = min(start + _COMPARED_AT_ONCE, len(data) - itemsize)
+        if not np.array_equal(data[start + itemsize : stop + itemsize], data[start:stop]):
+            return None
     return item.tobytes()
 
 
@@ -346,6 +351,9 @@ def _c_shuffle(task: Task) -> int:
     return cblosc.NOSHUFFLE
 
 
+_FILTERED_AT_ONCE = 2**24
+
+
 def run_pipeline(task: Task) -> Bytes:
     """Run the pipeline over all blocks."""
     if not any(task.pipeline.filters):
@@ -425,13 +433,26 @@ def _run_token(value: int) -> bytes:
 
 
 def _encode_streams(task: Task) -> bytes:
-    """Filter with NumPy, then compress the streams."""
-    filtered = run_pipeline(task)
-    border = task.nfull * task.blocksize
-    blocks = _full_blocks(task, filtered[:border])
+    """Filter with NumPy, then compress the streams: many blocks at a time, which saves memory in large chunks."""
+    blocks: list[list[Buffer]] = []
+    reference = task.data[: task.blocksize]
+    step = max(1, _FILTERED_AT_ONCE // task.blocksize)
+    for first in range(0, task.nfull, step):
+        group = task.data[first * task.blocksize : min(first + step, task.nfull) * task.blocksize]
+        rows = group.reshape(-1, task.blocksize)
+        filtered = _filter(task, rows, reference, first=first == 0)
+        blocks += _full_blocks(replace(task, data=group), filtered)
     if task.short:
-        blocks.append(_stream_pieces(task, filtered[border:]))
+        tail = task.data[task.nfull * task.blocksize :].reshape(1, -1)
+        blocks.append(_stream_pieces(task, _filter(task, tail, reference, first=task.nfull == 0)))
     return _assemble(task, blocks)
+
+
+def _filter(task: Task, rows: Bytes, reference: Bytes, *, first: bool) -> Bytes:
+    """Run the pipeline over blocks, one a row; `first` says that the first of them is that of the chunk."""
+    if not any(task.pipeline.filters):
+        return rows.reshape(-1)
+    return filters.forward(task.pipeline, rows, reference=reference, first=first).reshape(-1)
 
 
 def _full_blocks(task: Task, filtered: Bytes) -> list[list[Buffer]]:

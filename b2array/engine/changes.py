@@ -27,7 +27,7 @@ from b2array.format import index
 from b2array.format.annotations import Annotations, Records, Sizes
 from b2array.format.frame import Frame
 from b2array.format.kept import Kept, ledger_of
-from b2array.format.state import State, changed_chunks, sized_blocks, with_index
+from b2array.format.state import State, changed_chunks, copy_table, sized_blocks, with_index
 from b2array.store.base import Version
 from b2array.store.spool import Part, Segment
 
@@ -211,8 +211,8 @@ class ChangeSet:
 
 def changeable(state: State) -> State:
     """Return a state whose index and tables can be changed in place."""
-    copied = replace(state.frame, offsets=np.array(state.frame.offsets, np.int64))
-    return replace(state, frame=copied).with_tables(state.sizes.copy(), state.records.copy())
+    described = replace(state.frame, offsets=np.array(state.frame.offsets, np.int64))
+    return replace(state, frame=described).with_tables(copy_table(state.sizes), copy_table(state.records))
 
 
 def reindexed(state: State, order: Int64Array, geometry: Frame) -> State:

@@ -662,7 +662,8 @@ class Draft(Target):
         self.at_end.close()
         with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
             kept = [keep.state.frame.offsets for keep in self.keeps if keep.state is not None]
-            self.store.withdraw(self.staging.made.unused(np.concatenate([committed.offsets, *kept])))
+            offsets = np.concatenate([committed.offsets, *kept]) if kept else committed.offsets
+            self.store.withdraw(self.staging.made.unused(offsets))
 
     def warn_of_forgotten(self) -> None:
         """After the commit, warn of forks that were never merged."""

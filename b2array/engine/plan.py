@@ -172,7 +172,8 @@ def _fits(current: Snapshot, made: Plan) -> bool:
 
 def _is_mostly_dead(state: State) -> bool:
     dead = _dead_nbytes(state, ledger_of(state))
-    return dead is not None and dead > max(state.frame.frame_len // 2, _DEAD_LIMIT)
+    # A rewrite also takes time for each chunk, stored or not: so an index of very many may stay behind several times.
+    return dead is not None and dead > max(state.frame.frame_len // 2, _DEAD_LIMIT, state.frame.nchunks)
 
 
 def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
@@ -203,7 +204,7 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Ste
         placed = _in_spool(change)
     else:
         placed = _placed(change, state.frame.offsets, 0)
-    offsets = placed.resolved(state.frame.offsets)
+    offsets = placed.resolve(state.frame.offsets, change)
     cbytes = index.sparse_cbytes(_stored_nbytes(change, current, facts), offsets) if is_sparse else placed.end
     kept = _keep(change, current, facts, state.with_frame(offsets=offsets, cbytes=cbytes), placed)
     cbytes += len(kept.inside)
@@ -260,12 +261,21 @@ class _Placed(NamedTuple):
         offsets[spooled] = self.starts[-1 - offsets[spooled]]
         return offsets
 
+    def resolve(self, codes: Int64Array, change: ChangeSet) -> Int64Array:
+        """Do the same for the index that a change has just made: only the chunks that it puts have codes."""
+        if not (self.starts.size and change.numbers.size) or change.new is not None:
+            return self.resolved(codes)
+        spooled = is_spooled(change.codes)
+        codes[change.numbers[spooled]] = self.starts[-1 - change.codes[spooled]]
+        return codes
+
 
 def _placed(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
     """Place the chunks that the indexes refer to one behind the other, in the order in which they were spooled."""
     if not change.extents.size:
         return _Placed(index.NO_OFFSETS, change.extents[:, ::2], data_start)
-    indexes = [codes, *(keep.state.frame.offsets for keep in change.keeps if keep.state is not None)]
+    new = codes if change.new is not None else change.codes  # those of a large index are not searched
+    indexes = [new, *(keep.state.frame.offsets for keep in change.keeps if keep.state is not None)]
     kept = np.unique(np.concatenate([-1 - each[is_spooled(each)] for each in indexes]))
     pieces = change.extents[kept][:, ::2]
     stops = data_start + np.cumsum(pieces[:, 1] - pieces[:, 0])

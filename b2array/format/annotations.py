@@ -336,7 +336,7 @@ def pack_sizes(rows: Sizes) -> bytes | None:
     """
     if rows.nbytes > 64 * MAX_SIZES_NBYTES:
         return None
-    packed = encode.encode(np.ascontiguousarray(rows, "<u4").tobytes(), typesize=4, cparams=_SIZES_CPARAMS)
+    packed = encode.encode(np.ascontiguousarray(rows, "<u4"), typesize=4, cparams=_SIZES_CPARAMS)
     return packed if len(packed) <= (MAX_SIZES_NBYTES if rows.shape[1] > 1 else _MAX_CHUNK_SIZES_NBYTES) else None
 
 
@@ -357,7 +357,7 @@ def pack_records(records: Records) -> bytes | None:
     """Return the checksums of the chunks' records as one Blosc2 chunk, or None if no chunk has a record."""
     if not records.any():
         return None
-    return encode.encode(np.ascontiguousarray(records, "<u4").tobytes(), typesize=4, cparams=_RECORDS_CPARAMS)
+    return encode.encode(np.ascontiguousarray(records, "<u4"), typesize=4, cparams=_RECORDS_CPARAMS)
 
 
 def unpack_records(buf: Buffer, nchunks: int) -> Records | None:

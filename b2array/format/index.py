@@ -39,6 +39,8 @@ SPECIALS = {offset: special for special, offset in SPECIAL_OFFSETS.items()}
 
 NO_OFFSETS = np.frombuffer(b"", np.int64)
 _BLOCKSIZE = 16384
+_CHECKED_AT_ONCE = 2**18
+"""Entries that are compared in one step: copies of a part of a large index stay small."""
 _CPARAMS = CParams("blosclz", filters=("shuffle",), splitmode="never")
 
 
@@ -88,9 +90,10 @@ def check(offsets: NDArray[np.int64], cbytes: int | None) -> None:
     `cbytes` is the distance from the end of the header to the index; None in a sparse frame.
     """
     distinct = offsets[:1] if offsets.strides == (0,) else offsets
-    below = distinct[distinct < 0]
-    if below.size:
-        wrong = below[~np.isin(below, list(SPECIALS))]
+    for start in range(0, len(distinct), _CHECKED_AT_ONCE):
+        below = distinct[start : start + _CHECKED_AT_ONCE]
+        below = below[below < 0]
+        wrong = below[~np.isin(below, list(SPECIALS))] if below.size else below
         if wrong.size:
             raise FormatError(f"expected places or special values in the index, found {wrong[:1].view(np.uint64)}")
     highest = 2**32 - 1 if cbytes is None else cbytes - HEADER_LEN
@@ -108,7 +111,7 @@ def pack(offsets: NDArray[np.int64]) -> bytes:
     blocksize = min(nbytes, _BLOCKSIZE)
     if data[0] < 0 and (data == data[0]).all():
         return encode.special_chunk(data[:1].tobytes(), nbytes, typesize=8, blocksize=blocksize)
-    return encode.encode(data.tobytes(), typesize=8, blocksize=blocksize, cparams=_CPARAMS)
+    return encode.encode(data, typesize=8, blocksize=blocksize, cparams=_CPARAMS)
 
 
 def special_offset(special: Special) -> int:

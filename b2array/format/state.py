@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from b2array import config
 from b2array.codec import decode, encode
@@ -30,6 +31,7 @@ __all__ = [
     "State",
     "changed_chunks",
     "check_count",
+    "copy_table",
     "cparams_to_note",
     "future_part",
     "layers_with",
@@ -39,6 +41,11 @@ __all__ = [
     "with_index",
 ]
 
+_LARGE = 2**22
+"""Bytes from which on copies of tables leave stretches of zeros out."""
+_STRETCH = 2**15
+"""Rows of such a stretch."""
+_N = TypeVar("_N", bound=np.generic)
 _SIZES_LIMIT = 2**22
 """With more entries, a record of all block sizes would exceed its limit anyway."""
 
@@ -310,7 +317,7 @@ def _unpacked_sizes(described: Frame, annotations: Annotations) -> Sizes:
         for width in {sizes.shape[1], 1}:
             noted = unpack_sizes(annotations.sizes, described.nchunks, width - 1)
             if noted is not None:
-                sizes[:, :width] = noted
+                copy_into(sizes[:, :width], noted)
     return sizes
 
 
@@ -319,8 +326,25 @@ def _unpacked_records(described: Frame, annotations: Annotations) -> Records:
     if annotations.records is not None and described.is_ours:
         noted = unpack_records(annotations.records, described.nchunks)
         if noted is not None:
-            return noted
+            return copy_table(noted)
     return np.zeros(described.nchunks, np.uint32)
+
+
+def copy_table(table: npt.NDArray[_N]) -> npt.NDArray[_N]:
+    """Return a copy of a table with one row a chunk. Long stretches of zeros take no memory in it."""
+    if table.nbytes < _LARGE:
+        return table.copy()
+    copy = np.zeros(table.shape, table.dtype)
+    copy_into(copy, table)
+    return copy
+
+
+def copy_into(copy: npt.NDArray[_N], table: npt.NDArray[_N]) -> None:
+    """Copy the rows of a table into one of zeros, but for long stretches of zeros: nobody touches their memory."""
+    for start in range(0, len(table), _STRETCH):
+        rows = table[start : start + _STRETCH]
+        if rows.any():
+            copy[start : start + _STRETCH] = rows
 
 
 def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
