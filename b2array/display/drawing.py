@@ -47,16 +47,24 @@ class _Viewport(NamedTuple):
         return self.sides[1] + _DEEP[1] * self.sides[0] * self.deep
 
     def point(self, items: Sequence[float]) -> Point:
-        a, b, c = (side * i / n if n else 0.0 for side, i, n in zip(self.sides, items, self.shape, strict=True))
-        return c + _DEEP[0] * a * self.deep, b + _DEEP[1] * (self.sides[0] - a) * self.deep
+        scaled = zip(self.sides, items, self.shape, strict=True)
+        depth, y, x = (side * i / n if n else 0.0 for side, i, n in scaled)
+        if not self.deep:
+            return x, y
+        # The first dimension goes to the right and up.
+        behind = self.sides[0] - depth
+        return x + _DEEP[0] * depth, y + _DEEP[1] * behind
 
     def faces(self, box: Box) -> list[list[Point]]:
         """Return the corners of the sides of a box that can be seen: in front, above, to the right."""
-        (a, far), (b, low), (c, right) = box
-        corners = [[(a, b, c), (a, b, right), (a, low, right), (a, low, c)]]
+        (near, far), (top, low), (left, right) = box
+        above_left, above_right = (near, top, left), (near, top, right)
+        below_left, below_right = (near, low, left), (near, low, right)
+        corners = [[above_left, above_right, below_right, below_left]]
         if self.deep:
-            corners += [[(a, b, c), (a, b, right), (far, b, right), (far, b, c)]]
-            corners += [[(a, b, right), (far, b, right), (far, low, right), (a, low, right)]]
+            far_left, far_right = (far, top, left), (far, top, right)
+            corners.append([above_left, above_right, far_right, far_left])
+            corners.append([above_right, far_right, (far, low, right), below_right])
         return [[self.point(corner) for corner in face] for face in corners]
 
 
@@ -86,13 +94,17 @@ def draw(
     """
     ndim, solid, shaded = len(shape), list(solid), list(shaded)
     labels = [f"{name or ''} {n}".strip() for name, n in zip(names or [None] * ndim, shape, strict=True)]
-    starts = range(ndim, 0, -3)
-    groups = [slice(max(0, stop - 3), stop) for stop in starts][::-1] or [slice(0, 0)]
+    # Up to three dimensions are one drawing; the last group has three, the first one the rest.
+    groups = [slice(max(0, stop - 3), stop) for stop in range(ndim, 0, -3)]
+    groups.reverse()
     pieces, x, height = [], 0.0, 0.0
-    for axes in groups:
-        drawn, width, high = _group(shape[axes], cut[axes], _project(solid, axes), _project(shaded, axes), labels[axes])
+    for axes in groups or [slice(0, 0)]:
+        tinted = _project(shaded, axes)
+        coloured = _project(solid, axes)
+        drawn, width, high = _group(shape[axes], cut[axes], coloured, tinted, labels[axes])
         pieces.append(f'<g transform="translate({x:.0f},0)">{drawn}</g>')
-        x, height = x + width, max(height, high)
+        x += width
+        height = max(height, high)
     style = "color: inherit; font: 11px sans-serif; overflow: visible"
     return f'<svg width="{x:.0f}" height="{height:.0f}" style="{style}" role="img">{"".join(pieces)}</svg>'
 
@@ -110,19 +122,29 @@ def merge(boxes: Iterable[Box]) -> list[Box]:
     [((0, 4), (0, 4))]
     """
     pieces = list(boxes)
-    for axis in reversed(range(len(pieces[0]) if pieces else 0)):
-        joined: list[Box] = []
-        for box in sorted(pieces, key=lambda each: (each[:axis], each[axis + 1 :], each[axis])):
-            last = joined[-1] if joined else None
-            alike = last is not None and last[:axis] == box[:axis] and last[axis + 1 :] == box[axis + 1 :]
-            if last is not None and alike and last[axis][1] >= box[axis][0]:
-                joined[-1] = (*box[:axis], (last[axis][0], max(last[axis][1], box[axis][1])), *box[axis + 1 :])
-            else:
-                joined.append(box)
-        pieces = joined
+    ndim = len(pieces[0]) if pieces else 0
+    for axis in reversed(range(ndim)):
+        pieces = _merge_along(axis, pieces)
     if len(pieces) > _SOLIDS:  # too many to tell apart
-        pieces = [tuple((min(i for i, _ in ends), max(j for _, j in ends)) for ends in zip(*pieces, strict=True))]
+        pieces = [tuple(map(_hull, zip(*pieces, strict=True)))]
     return pieces
+
+
+def _merge_along(axis: int, boxes: list[Box]) -> list[Box]:
+    """Join boxes that touch each other along an axis and are alike in the others."""
+    rows: dict[tuple[Box, Box], list[tuple[int, int]]] = {}
+    for box in sorted(boxes, key=lambda each: (each[:axis], each[axis + 1 :], each[axis])):
+        before, (start, stop), after = box[:axis], box[axis], box[axis + 1 :]
+        ranges = rows.setdefault((before, after), [])
+        if ranges and ranges[-1][1] >= start:
+            ranges[-1] = _hull([ranges[-1], (start, stop)])
+        else:
+            ranges.append((start, stop))
+    return [(*before, each, *after) for (before, after), ranges in rows.items() for each in ranges]
+
+
+def _hull(ranges: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return min(start for start, _ in ranges), max(stop for _, stop in ranges)
 
 
 def _group(
@@ -132,7 +154,9 @@ def _group(
     missing = 3 - len(shape)
     longest = max([*shape, 1])
     sides = [_SIZE * max(n / longest, _THIN) for n in shape]
-    full = _Viewport((*[1] * missing, *shape), (*[_STRIP] * missing, *sides), deep=missing == 0)  # type: ignore[arg-type]
+    extents = (*[1] * missing, *shape)
+    lengths = (*[_STRIP] * missing, *sides)
+    full = _Viewport(extents, lengths, deep=missing == 0)  # type: ignore[arg-type]
     cuts = [*[1] * missing, *cut]
     whole: Box = tuple((0, n) for n in full.shape)
 
@@ -141,28 +165,39 @@ def _group(
 
     parts = [_polygon(face, _SHADE, 0.12) for face in full.faces(whole)]
     parts += [_polygon(face, _SHADE, 0.45) for box in padded(shaded) for face in full.faces(box)]
+
+    def distance(box: Box) -> tuple[int, int, int]:
+        (near, _), (top, _), (left, _) = box
+        return -near, -top, left
+
     # Draw nearer parts later.
-    for box in sorted(padded(solid), key=lambda each: (-each[0][0], -each[1][0], each[2][0])):
-        parts += [_polygon(face, colour, 1) for face, colour in zip(full.faces(box), _FACES, strict=False)]
+    for box in sorted(padded(solid), key=distance):
+        faces = zip(full.faces(box), _FACES, strict=False)
+        parts += [_polygon(face, colour, 1) for face, colour in faces]
     parts += [_line(start, stop, 0.45) for start, stop in _lines(full, cuts)]
     parts += [_polygon(face, "none", 1, outline=True) for face in full.faces(whole)]
     parts += _labels(full, labels)
     inside = f'<g transform="translate(6,6)">{"".join(parts)}</g>'
-    right = 8 + 7 * max([len(label) for label in labels[-3:-1]], default=0) if len(labels) > 1 else 0
-    return inside, full.width + 18 + min(right, 120), full.height + 12 + (18 if labels else 0)
+    # The labels of all dimensions but the last are to the right, the last one is below.
+    longest_label = max(map(len, labels[-3:-1]), default=0)
+    right = 8 + 7 * longest_label if len(labels) > 1 else 0
+    below = 18 if labels else 0
+    return inside, full.width + 18 + min(right, 120), full.height + 12 + below
 
 
 def _lines(full: _Viewport, cuts: Sequence[int]) -> Iterable[tuple[Point, Point]]:
     """Yield the lines along which the faces are cut; of many, every other or third or ... one."""
-    a, b, c = (_borders(n, step) for n, step in zip(full.shape, cuts, strict=True))
+    layers, rows, columns = (_borders(n, step) for n, step in zip(full.shape, cuts, strict=True))
     far, low, right = full.shape
-    yield from ((full.point((0, i, 0)), full.point((0, i, right))) for i in b)
-    yield from ((full.point((0, 0, i)), full.point((0, low, i))) for i in c)
+    ends = [((0, i, 0), (0, i, right)) for i in rows]
+    ends += [((0, 0, i), (0, low, i)) for i in columns]
     if full.deep:
-        yield from ((full.point((i, 0, 0)), full.point((i, 0, right))) for i in a)
-        yield from ((full.point((0, 0, i)), full.point((far, 0, i))) for i in c)
-        yield from ((full.point((i, 0, right)), full.point((i, low, right))) for i in a)
-        yield from ((full.point((0, i, right)), full.point((far, i, right))) for i in b)
+        ends += [((i, 0, 0), (i, 0, right)) for i in layers]
+        ends += [((0, 0, i), (far, 0, i)) for i in columns]
+        ends += [((i, 0, right), (i, low, right)) for i in layers]
+        ends += [((0, i, right), (far, i, right)) for i in rows]
+    for start, stop in ends:
+        yield full.point(start), full.point(stop)
 
 
 def _borders(n: int, step: int) -> list[int]:

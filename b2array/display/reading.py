@@ -75,7 +75,7 @@ class Reading:
         cached = f", {self.cached} of them in the cache" if self.cached else ""
         layout = self._layout
         extents = list(zip(layout.shape, layout.chunks, layout.blocks, strict=True))
-        nblocks = math.prod(n // c * -(-c // b) + -(-(n % c) // b) for n, c, b in extents if c)
+        nblocks = math.prod(_nblocks_along(n, c, b) for n, c, b in extents if c)
         whole = math.prod(layout.shape) * layout.itemsize
         rows = {
             "chunks": f"{self.chunks} of {layout.nchunks}",
@@ -131,8 +131,16 @@ def explained(source: Source, layout: Layout, selection: Selection, names: Seque
     )
 
 
+def _nblocks_along(n: int, chunk: int, block: int) -> int:
+    """Return how many blocks cover `n` items along an axis; blocks that are padding alone do not count."""
+    nchunks, rest = divmod(n, chunk)
+    of_chunk, of_rest = -(-chunk // block), -(-rest // block)
+    return nchunks * of_chunk + of_rest
+
+
 def _box(start: Sequence[int], extents: Sequence[int], layout: Layout) -> Box:
-    return tuple((min(i, n), min(i + e, n)) for i, e, n in zip(start, extents, layout.shape, strict=True))
+    ranges = zip(start, extents, layout.shape, strict=True)
+    return tuple((min(i, n), min(i + extent, n)) for i, extent, n in ranges)
 
 
 def _windows(reader: Reader, positions: Any, axes: Any) -> Iterator[list[ChunkRead]]:

@@ -201,7 +201,7 @@ def corners(shape: Sequence[int], itemsize: int, read: Callable[[tuple[Any, ...]
      [3900 3901 3902 ... 3997 3998 3999]]
     """
     # One more than NumPy shows at both ends, so that it leaves out the one in the middle.
-    ends = [[*range(n)] if n <= 2 * _EDGE else [*range(_EDGE + 1), *range(n - _EDGE, n)] for n in shape]
+    ends = [_ends(n) for n in shape]
     if math.prod(map(len, ends)) * itemsize > _PRINTED_NBYTES:
         return ""
     threshold = 0 if any(n > 2 * _EDGE for n in shape) else sys.maxsize
@@ -210,6 +210,12 @@ def corners(shape: Sequence[int], itemsize: int, read: Callable[[tuple[Any, ...]
         return np.array2string(items, threshold=threshold, edgeitems=_EDGE)
     except ValueError:  # times without a unit
         return ""
+
+
+def _ends(n: int) -> list[int]:
+    if n <= 2 * _EDGE:
+        return [*range(n)]
+    return [*range(_EDGE + 1), *range(n - _EDGE, n)]
 
 
 def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any], values: str = "") -> str:
@@ -227,7 +233,8 @@ def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any]
         main["errors"] = rows["errors"]
     if rows["dims"]:
         main["dims"] = ", ".join(str(name) for name in rows["dims"])
-    first = tuple((0, min(c, n)) for c, n in zip(layout.chunks, layout.shape, strict=True))
+    extents_of_first = map(min, layout.chunks, layout.shape)
+    first = tuple((0, extent) for extent in extents_of_first)
     parts = [
         beside(
             table(main, ("", "array", "chunk", "block")),
