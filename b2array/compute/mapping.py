@@ -155,8 +155,9 @@ class Mapping:
             )
         starts = list(self.starts)
         flips = selection.flips or (slice(None),) * len(self.axes)
-        parts = zip(map(range, self.lengths), cast(tuple[slice, ...], selection.positions), flips, strict=True)
-        axes = tuple(self._take(axis, along[part][flip], starts) for axis, (along, part, flip) in enumerate(parts))
+        slices = cast(tuple[slice, ...], selection.positions)
+        positions = [range(n)[part][flip] for n, part, flip in zip(self.lengths, slices, flips, strict=True)]
+        axes = tuple(self._take(axis, along, starts) for axis, along in enumerate(positions))
         # Integers have left axes of length 1.
         taken = Mapping(self.shape, tuple(starts), axes, (None,) * len(axes)).reshaped(selection.shape)
         return replace(taken, numbers=self._numbers_after(key))
@@ -200,10 +201,12 @@ class Mapping:
 
     def covering(self, extents: Sequence[int]) -> tuple[int, ...]:
         """Return extents of the view that cover about one part of the array with these extents."""
-        return tuple(
-            math.prod([*(digit.covering(extents) for digit in digits[:1]), *(digit.length for digit in digits[1:])])
-            for digits in self.axes
-        )
+        covered = []
+        for digits in self.axes:
+            outer = [digit.covering(extents) for digit in digits[:1]]
+            inner = [digit.length for digit in digits[1:]]
+            covered.append(math.prod([*outer, *inner]))
+        return tuple(covered)
 
     def located(self, selection: Selection) -> tuple[tuple[Any, ...], Callable[[Array], Array]]:
         """Return where the items of a selection of the view are, and a function that arranges them.
@@ -222,8 +225,10 @@ class Mapping:
         key: list[Any] = []
         straight: list[int] = []
         for axis, start in enumerate(starts):
-            along = sorted((n for n, dim in enumerate(dims) if axis in dim.moves), key=lambda n: -abs(dims[n].step))
-            digits = _merge(Digit(axis, dims[n].length, dims[n].step) for n in along) or (Digit(axis, 1, 1),)
+            along = [n for n, dim in enumerate(dims) if axis in dim.moves]
+            along.sort(key=lambda n: -abs(dims[n].step))
+            moving = (Digit(axis, dims[n].length, dims[n].step) for n in along)
+            digits = _merge(moving) or (Digit(axis, 1, 1),)
             if len(digits) == 1 and all(dims[n].step for n in along):
                 straight += along
                 ((_, count, step),) = digits
@@ -234,11 +239,13 @@ class Mapping:
         joint = [n for n in range(len(dims)) if n not in straight]
         for axis, start in enumerate(starts):
             if key[axis] is None:
-                key[axis] = sum(np.ix_(*(dims[n].moves.get(axis, (0,)) for n in joint)), start)
+                moves = [dims[n].moves.get(axis, (0,)) for n in joint]
+                key[axis] = sum(np.ix_(*moves), start)
 
         def arranged(items: Array) -> Array:
             order = [*joint, *straight]
-            box = items.reshape([dims[n].length if dims[n].moves else 1 for n in order]).transpose(np.argsort(order))
+            lengths = [dims[n].length if dims[n].moves else 1 for n in order]
+            box = items.reshape(lengths).transpose(np.argsort(order))
             for n, dim in enumerate(dims):
                 box = box if dim.moves else box.repeat(dim.length, n)
             box = box.reshape([math.prod(dim.length for dim in of_factor) for of_factor in each])[(*trims, ...)]

@@ -24,7 +24,14 @@ Binary = Callable[[Any, Any], Any]
 
 def _methods(verb: Binary) -> tuple[Binary, Binary, Binary]:
     """Return the methods of an operator with the array on the left, on the right, and in place."""
-    return lambda a, b: _apply(verb, a, b), lambda a, b: _apply(lambda x, y: verb(y, x), a, b), _refuse
+
+    def on_the_left(a: Any, b: Any) -> Any:
+        return _apply(verb, a, b)
+
+    def on_the_right(a: Any, b: Any) -> Any:
+        return _apply(lambda x, y: verb(y, x), a, b)
+
+    return on_the_left, on_the_right, _refuse
 
 
 def _unary(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -32,8 +39,13 @@ def _unary(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _convert(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    # What does not have one item fails to convert without being read.
-    return lambda a: verb(a[...] if a.size == 1 else np.broadcast_to(np.zeros((), a.dtype), a.shape))
+    def convert(a: Any) -> Any:
+        if a.size == 1:
+            return verb(a[...])
+        # This raises NumPy's error without reading the array.
+        return verb(np.broadcast_to(np.zeros((), a.dtype), a.shape))
+
+    return convert
 
 
 def _refuse(a: Any, _: object) -> NoReturn:
@@ -96,7 +108,11 @@ class Operators:
             return self[...].item()
         # NumPy checks the arguments without an array of that size in memory.
         np.broadcast_to(np.int8(0), shape).item(*args)
-        index = args if len(args) == len(shape) else np.unravel_index(operator.index(args[0]) % math.prod(shape), shape)
+        if len(args) == len(shape):
+            index = args
+        else:
+            place = operator.index(args[0]) % math.prod(shape)
+            index = np.unravel_index(place, shape)
         return self[tuple(map(operator.index, index))].item()
 
     def tolist(self) -> Any:

@@ -281,12 +281,15 @@ def _boxes(
         for (axis, _, step), i in zip(digits, box, strict=True):
             first, last = sorted((step * i.start, step * (i.stop - 1)))
             low[axis], high[axis] = low[axis] + first, high[axis] + last
-        touched = (slice(a // c, b // c + 1) for a, b, c in zip(low, high, layout.chunks, strict=True))
-        touched_cells = np.asarray(codes)[tuple(touched)]
-        return touched_cells.flat[0] in SPECIALS and bool((touched_cells == touched_cells.flat[0]).all())
+        ranges = zip(low, high, layout.chunks, strict=True)
+        touched = tuple(slice(first // chunk, last // chunk + 1) for first, last, chunk in ranges)
+        values = np.asarray(codes)[touched]
+        value = values.flat[0]
+        return value in SPECIALS and bool((values == value).all())
 
     most = _LEAST_NBYTES if source.is_local else _LEAST_NBYTES_AFAR
-    order, cells = sorted(range(len(digits)), key=lambda n: n not in kept), [digit.covering(units) for digit in digits]
+    order = sorted(range(len(digits)), key=lambda n: n not in kept)
+    cells = [digit.covering(units) for digit in digits]
     stack = [tuple(slice(0, digit.length) for digit in digits)]
     while stack:
         box = stack.pop()
@@ -331,7 +334,11 @@ def _by(ufunc: np.ufunc, converted: Callable[[Array], Array] = np.asarray) -> _V
     def finish(task: _Reduction, state: State) -> Any:
         return ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.initial)
 
-    return _Verb(piece, lambda _, a, b: (ufunc(a[0], b[0]), a[1] + b[1]), finish)
+    def combine(_: _Reduction, a: State, b: State) -> State:
+        (items, number), (other_items, other_number) = a, b
+        return ufunc(items, other_items), number + other_number
+
+    return _Verb(piece, combine, finish)
 
 
 def _nonzero(items: Array) -> npt.NDArray[np.bool_]:
@@ -365,9 +372,12 @@ def _square(x: Any) -> Any:
 
 def _combine_moments(_: _Reduction, a: State, b: State) -> State:
     # Source: Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances".
-    number, apart = a[0] + b[0], b[1] - a[1]
-    share = b[0] / np.maximum(number, 1)
-    return number, a[1] + apart * share, a[2] + b[2] + _square(apart) * (a[0] * share)
+    (number_a, mean_a, squares_a), (number_b, mean_b, squares_b) = a, b
+    number = number_a + number_b
+    apart = mean_b - mean_a
+    share = number_b / np.maximum(number, 1)
+    squares = squares_a + squares_b + _square(apart) * (number_a * share)
+    return number, mean_a + apart * share, squares
 
 
 def _var(task: _Reduction, state: State) -> Any:
@@ -398,7 +408,11 @@ def _extreme(ufunc: np.ufunc, of_known: np.ufunc) -> _Verb:
             warnings.warn("All-NaN slice encountered", RuntimeWarning, stacklevel=2)
         return state[0]
 
-    return _Verb(piece, lambda task, a, b: ((of_known if task.skipna else ufunc)(a[0], b[0]),), finish)
+    def combine(task: _Reduction, a: State, b: State) -> State:
+        chosen = of_known if task.skipna else ufunc
+        return (chosen(a[0], b[0]),)
+
+    return _Verb(piece, combine, finish)
 
 
 def _position(function: Callable[..., Any], last: float) -> _Verb:
@@ -411,8 +425,10 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
         valid: Any = np.True_
         if task.skipna:
             isnan = np.isnan(items)
-            items, valid = np.where(isnan, items.dtype.type(last), items), ~isnan.all(task.axes, keepdims=True)
-        rows = items.transpose([*(axis for axis in range(items.ndim) if axis not in task.axes), *task.axes])
+            items = np.where(isnan, items.dtype.type(last), items)
+            valid = ~isnan.all(task.axes, keepdims=True)
+        others = [axis for axis in range(items.ndim) if axis not in task.axes]
+        rows = items.transpose([*others, *task.axes])
         rows = rows.reshape(*rows.shape[: items.ndim - len(task.axes)], -1)
         best = function(rows, axis=-1)
         value = np.take_along_axis(rows, best[..., None], -1)[..., 0]
@@ -424,9 +440,12 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
         return np.expand_dims(value, task.axes), np.expand_dims(position, task.axes), valid
 
     def combine(_: _Reduction, a: State, b: State) -> State:
-        items = np.where(a[1] < b[1], [a[0], b[0]], [b[0], a[0]])
+        (item_a, position_a, valid_a), (item_b, position_b, valid_b) = a, b
+        # In the order of their positions, so that the first of equal items wins.
+        items = np.where(position_a < position_b, [item_a, item_b], [item_b, item_a])
+        positions = np.sort([position_a, position_b], axis=0)
         later = function(items, axis=0)
-        return np.choose(later, items), np.choose(later, np.sort([a[1], b[1]], axis=0)), a[2] | b[2]
+        return np.choose(later, items), np.choose(later, positions), valid_a | valid_b
 
     def finish(_: _Reduction, state: State) -> Any:
         if not np.all(state[2]):
