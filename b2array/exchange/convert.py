@@ -67,6 +67,7 @@ class FormatKeywords(TypedDict, total=False):
 
     zarr_format: Literal[2, 3]
     compression: Literal["gzip", "blosc", "blosc2"]
+    other_attrs: Literal["json", "skip"]
     checksum: str | None
     offsets: bool
     chunk_size: int | None
@@ -148,6 +149,8 @@ def convert(
     compression : {"gzip", "blosc", "blosc2"}, optional
         For HDF5: gzip, which every program reads, or the filter of Blosc 1 or Blosc2, which is faster, and which others
         read with hdf5plugin or PyTables. Text of any length is compressed by gzip.
+    other_attrs : {"json", "skip"}, optional
+        For HDF5: whether attributes that it cannot hold, such as lists of dicts, become JSON text or are left out.
     checksum, offsets, chunk_size, max_app_chunks
         For ``.blp``; see `b2array.bloscpack.create`.
 
@@ -281,7 +284,7 @@ def convert_to(
         _refuse_the_source(src_url, src_options, dst_url, dst_options)
     allowed = {
         "zarr": {"zarr_format"},
-        "hdf5": {"compression"},
+        "hdf5": {"compression", "other_attrs"},
         "blp": {"checksum", "offsets", "chunk_size", "max_app_chunks"},
     }
     if unknown := sorted(options.keys() - allowed.get(to_format.name, set())):

@@ -54,6 +54,7 @@ __all__ = [
     "BYTES",
     "KEPT_BY_FRAMES",
     "NPY",
+    "UNLIMITED",
     "ArraySource",
     "Box",
     "Build",
@@ -77,6 +78,8 @@ __all__ = [
     "with_size",
 ]
 
+UNLIMITED = "_unlimited"
+"""The attribute in which an array notes the axes along which it could grow as a dataset of HDF5."""
 _TEXTS = 2**18
 """Texts of any length that are read together."""
 
@@ -89,8 +92,10 @@ Storage = Mapping[str, Any] | None
 class ArraySource:
     """An array to read box by box.
 
-    `chunks` and `blocks` are None if the format has none. `stored` counts the stored bytes, and gives None if the
-    format does not tell. `handle` belongs to a Blosc2 frame; the items of a super-chunk are its bytes.
+    `chunks` and `blocks` are None if the format has none. With `is_sharded`, blocks are to be chunks of shards.
+    `unlimited` lists the axes along which the array can grow, if the format has others, too. `stored` counts the stored
+    bytes, and gives None if the format does not tell. `handle` belongs to a Blosc2 frame; the items of a super-chunk
+    are its bytes.
     """
 
     shape: tuple[int, ...]
@@ -103,6 +108,8 @@ class ArraySource:
     fill_value: Any = 0
     stored: Callable[[], int | None] = lambda: None
     handle: Handle | None = None
+    is_sharded: bool = False
+    unlimited: tuple[int, ...] = ()
 
     @property
     def fill(self) -> Any:
@@ -341,17 +348,20 @@ def source_of(handle: Handle) -> ArraySource:
         shape, attrs = (schunk.nbytes,), dict(schunk.vlmeta)
         return ArraySource(shape, np.dtype("u1"), read, attrs=attrs, stored=lambda: schunk.cbytes, handle=handle)
     a = NDArray(handle)
+    attrs = dict(a.attrs)
+    noted = attrs.pop(UNLIMITED, ())
     return ArraySource(
         a.shape,
         a.dtype,
         a.__getitem__,
         a.chunks,
         a.blocks,
-        dict(a.attrs),
+        attrs,
         a.dims,
         a.fill_value,
         lambda: a.cbytes,
         handle,
+        unlimited=tuple(noted) if isinstance(noted, list) else (),
     )
 
 
@@ -394,7 +404,7 @@ def array_options(source: ArraySource, settings: Options) -> ArrayOptions:
         blocks=settings.blocks,
         fill_value=source.fill,
         dims=source.dims,
-        attrs=source.attrs,
+        attrs={**source.attrs, UNLIMITED: list(source.unlimited)} if source.unlimited else source.attrs,
         cparams=settings.cparams,
         layout=settings.layout,
         overwrite=settings.overwrite,

@@ -5,6 +5,7 @@ Sources: the HDF5 data model, and the conventions of HDF5 dimension scales.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -33,6 +34,8 @@ __all__ = ["FOLLOWING", "HDF5"]
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
 _OF_NETCDF = "_NCProperties"
+_AS_JSON = "json"
+_OTHER_ATTRS = (_AS_JSON, "skip")
 _TEXTS = 2**18
 """As many items of any length are read at once."""
 _PACKING = frozenset(
@@ -192,13 +195,14 @@ def _source(node: Any, where: str) -> ArraySource:
         with _reading(where):
             return int(node.id.get_storage_size())
 
-    if node.shape is None:
-        raise UnsupportedError(f"{where}: expected a dataset with a shape, found an empty one without a dataspace")
     h5py = formats.require("h5py", "hdf5", "HDF5")
+    if node.shape is None:  # a dataset of no items, whose type is all that it has
+        kind = np.dtype("U1") if node.dtype.hasobject else np.lib.format.drop_metadata(node.dtype)
+        return ArraySource((0,), kind, lambda _: np.empty(0, kind), attrs=_attrs(node, where), stored=stored)
     with _reading(where):
         stages = hdf5_chunks.stages_of(h5py, node, where)
 
-    def read(box: Box) -> npt.NDArray[Any]:
+    def read_stored(box: Box) -> npt.NDArray[Any]:
         with _reading(where):
             if stages is not None:
                 return hdf5_chunks.read_box(h5py, node, stages, where, box)
@@ -209,17 +213,70 @@ def _source(node: Any, where: str) -> ArraySource:
     if text is not None and text.length is None and not (text.encoding == "ascii" and _has_other_bytes(data, where)):
         data, dtype = data.asstr("utf-8"), np.dtypes.StringDType()
         fill = fill.decode("utf-8", "replace") if isinstance(fill, bytes) else 0
+    read: Callable[[Box], npt.NDArray[Any]] = read_stored
+    if dtype.names is not None and dtype.hasobject:
+        dtype, read = _with_sized_fields(h5py, data, read_stored, where)
     dims = dimension_scales.names_of(h5py, node)
     return ArraySource(
         node.shape,
         dtype,
         read,
         node.chunks,
-        attrs=_attrs(node, where),
+        attrs=_attrs(node, where) | _names_of_values(h5py, data.dtype, node.attrs),
         dims=dims if any(dims) else None,
         fill_value=fill,
         stored=stored,
+        unlimited=tuple(axis for axis, n in enumerate(node.maxshape) if n is None),
     )
+
+
+def _names_of_values(h5py: ModuleType, dtype: np.dtype[Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of an enumeration's values as the attributes that the CF conventions have for them."""
+    names = h5py.check_enum_dtype(dtype)
+    if not names or dtype.kind not in "iu" or "flag_values" in attrs:
+        return {}
+    values = np.array([*names.values()], np.lib.format.drop_metadata(dtype))
+    return {"flag_values": values, "flag_meanings": " ".join(name.replace(" ", "_") for name in names)}
+
+
+def _with_sized_fields(
+    h5py: ModuleType, data: Any, read: Callable[[Box], npt.NDArray[Any]], where: str
+) -> tuple[np.dtype[Any], Callable[[Box], npt.NDArray[Any]]]:
+    """Give text of any length in the fields of records the size of its longest item. This reads all of it."""
+    longest: dict[str, int] = {}
+    for name in data.dtype.names:
+        field = data.dtype[name]
+        if field.hasobject and h5py.check_string_dtype(field) is None:
+            raise UnsupportedError(
+                f"{where}: the field {name!r} holds {field}, which is not text and has no fixed size"
+            )
+        longest |= {name: 1} if field.hasobject else {}
+
+    def decoded(box: Box) -> dict[str, list[str]]:
+        records = read(box)
+        try:
+            return {name: [item.decode("utf-8") for item in records[name].reshape(-1)] for name in longest}
+        except UnicodeDecodeError as error:
+            raise UnsupportedError(f"{where}: a field of text holds {error.object[:20]!r}, which is no UTF-8") from None
+
+    for box in boxes(data.shape, _TEXTS, data.chunks):
+        for name, texts in decoded(box).items():
+            longest[name] = max(longest[name], *map(len, texts))
+    fields = [
+        (name, f"U{longest[name]}" if name in longest else np.lib.format.drop_metadata(data.dtype[name]))
+        for name in data.dtype.names
+    ]
+    dtype = np.dtype(fields)
+
+    def sized(box: Box) -> npt.NDArray[Any]:
+        records = read(box)
+        new = np.zeros(records.shape, dtype)
+        texts = decoded(box)
+        for name in data.dtype.names:
+            new[name] = np.reshape(texts[name], records.shape) if name in texts else records[name]
+        return new
+
+    return dtype, sized
 
 
 def _has_other_bytes(data: Any, where: str) -> bool:
@@ -278,7 +335,7 @@ def _check(source: ArraySource, settings: Options) -> None:
         raise UnsupportedError(f"HDF5 would change items of type {source.dtype}")
     # Try to store the attributes in a file in memory: only h5py knows what it can store.
     with h5py.File("probe", "w", driver="core", backing_store=False) as probe:
-        _set_attrs(probe, _attrs_to_store(source))
+        _set_attrs(probe, _attrs_to_store(source), settings)
 
 
 def _attrs_to_store(source: ArraySource) -> dict[str, Any]:
@@ -293,12 +350,26 @@ def _attrs_to_store(source: ArraySource) -> dict[str, Any]:
     return attrs
 
 
-def _set_attrs(node: Any, attrs: Mapping[str, Any]) -> None:
+def _set_attrs(node: Any, attrs: Mapping[str, Any], settings: Options) -> None:
+    """Set attributes. Those that HDF5 cannot hold become JSON text, or are left out if the caller wishes."""
     for name, value in attrs.items():
         try:
             node.attrs[name] = value
         except (TypeError, ValueError, OSError) as error:
-            raise TypeError(f"HDF5 cannot hold the attribute {name!r}: {error}") from None
+            if settings.options.get("other_attrs", _AS_JSON) == _AS_JSON:
+                try:
+                    node.attrs[name] = json.dumps(formats.json_attrs({name: value})[name])
+                except (TypeError, ValueError, OSError):
+                    raise TypeError(
+                        f"HDF5 cannot hold the attribute {name!r}, and JSON cannot, either: {error}; "
+                        "other_attrs='skip' leaves it out"
+                    ) from None
+
+
+def _check_other_attrs(settings: Options) -> None:
+    what = settings.options.get("other_attrs", _AS_JSON)
+    if what not in _OTHER_ATTRS:
+        raise ValueError(f"other_attrs must be one of {', '.join(_OTHER_ATTRS)}, not {what!r}")
 
 
 @contextmanager
@@ -310,6 +381,7 @@ def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterato
     """
     h5py = formats.require("h5py", "hdf5", "HDF5")
     hdf5_chunks.check_compression(settings.options.get("compression", "gzip"), settings.cparams)
+    _check_other_attrs(settings)
     address, name = split_member(url)
     store = open_store(address, storage_options=settings.storage_options)
     overwrite = settings.overwrite or bool(name)
@@ -353,7 +425,9 @@ def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterato
                     del file[kept]
                 written[where] = source.dims or ()
 
-            yield Building(put, lambda inner, attrs: _set_attrs(file.require_group(full(inner) or "/"), attrs))
+            yield Building(
+                put, lambda inner, attrs: _set_attrs(file.require_group(full(inner) or "/"), attrs, settings)
+            )
             _reserve(file)
             dimension_scales.attach(h5py, file, {path: names for path, names in written.items() if any(names)})
 
@@ -389,6 +463,8 @@ def _put(file: Any, name: str, source: ArraySource, pieces: Iterable[Piece], set
         options |= {"shuffle": True, "compression": "gzip", "compression_opts": 5}
         if settings.cparams is not None:
             options["compression_opts"] = settings.cparams.clevel
+    if "chunks" in options and source.unlimited:
+        options["maxshape"] = tuple(None if axis in source.unlimited else n for axis, n in enumerate(source.shape))
     is_text = source.dtype.kind == "U"
     compression = settings.options.get("compression", "gzip")
     # The chunks of text hold places in the file, which HDF5 alone knows.
@@ -402,7 +478,7 @@ def _put(file: Any, name: str, source: ArraySource, pieces: Iterable[Piece], set
         options["fillvalue"] = np.asarray(source.fill).view(dtype) if source.dtype.kind in "mM" else source.fill
     _reserve(file)
     data = file.create_dataset(name, source.shape, dtype, **options)
-    _set_attrs(data, _attrs_to_store(source))
+    _set_attrs(data, _attrs_to_store(source), settings)
     pieces = _with_room(file, pieces)
     if is_direct:
         hdf5_chunks.write(data, pieces, source.fill, compression, settings.cparams, settings.blocks)

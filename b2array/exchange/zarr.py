@@ -207,6 +207,7 @@ def _source(node: Any, where: str) -> ArraySource:
         None if dims is None else tuple(dims),
         0 if node.fill_value is None else node.fill_value,
         stored,
+        is_sharded=blocks is not None,
     )
 
 
@@ -228,6 +229,8 @@ def _create(url: Any, source: ArraySource, settings: Options, storage_options: S
     if settings.cparams is not None:
         dims["compressors"] = _codec(settings.cparams, number, source.dtype.itemsize)
     chunks = tuple(max(1, c) for c in settings.chunks)
+    if number == 3 and settings.blocks is not None and (source.is_sharded or settings.given[1] is not None):
+        dims["shards"], chunks = _shards(chunks, settings.blocks)
     with warnings.catch_warnings():
         # Zarr warns about types without a specification, but reads them back correctly.
         warnings.simplefilter("ignore")
@@ -245,6 +248,12 @@ def _create(url: Any, source: ArraySource, settings: Options, storage_options: S
         )
 
 
+def _shards(chunks: tuple[int, ...], blocks: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shards and the chunks in them: Zarr has whole chunks in each shard."""
+    inner = tuple(max(1, min(block, chunk)) for block, chunk in zip(blocks, chunks, strict=True))
+    return tuple(-(-chunk // n) * n for chunk, n in zip(chunks, inner, strict=True)), inner
+
+
 def _codec(cparams: CParams, number: int, itemsize: int) -> Any:
     name, shuffles = str(cparams.codec), [fid for fid in cparams.filter_slots if fid]
     if shuffles not in ([], [FilterId.SHUFFLE], [FilterId.BITSHUFFLE]):
@@ -260,10 +269,11 @@ def _check(source: ArraySource, settings: Options) -> None:
     formats.refuse_objects(source, settings)
     zarr = _zarr()
     formats.json_attrs(source.attrs)
+    settings = settings._replace(chunks=(1,), blocks=(1,))
     small = ArraySource((1,), source.dtype, source.read, fill_value=source.fill_value)
     try:
         memory = zarr.storage.MemoryStore()
-        probe = _create(memory, small, settings._replace(chunks=(1,)), None)
+        probe = _create(memory, small, settings, None)
         one = np.ones(1, source.dtype)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -36,7 +36,11 @@ __all__ = [
 
 CACHE = "proxy-source"
 """The metalayer of a frame in which python-blosc2 caches the chunks of another array."""
-NOT_DATA = ("b2o", "LazyArray", CACHE)
+NOT_DATA = {
+    "b2o": "an expression, or a reference to other data, to be resolved when it is read",
+    "LazyArray": "an expression to be computed when it is read",
+    CACHE: "copies of chunks of another array",
+}
 """Metalayers with which python-blosc2 says that the chunks do not hold the array's values."""
 
 GEOMETRIES = ("b2nd", "caterva")
@@ -56,9 +60,12 @@ def layout_of(layers: Layers, *, chunksize: int, typesize: int) -> Layout:
     array's values.
     """
     by_name = dict(layers)
-    for name in NOT_DATA:
+    for name, what in NOT_DATA.items():
         if name in by_name:
-            raise UnsupportedError(f"the metalayer {name!r} says that the stored values are not the array's data")
+            raise UnsupportedError(
+                f"the metalayer {name!r} says that the stored values are not the array's data, but {what}; let "
+                "python-blosc2 open it, and store what it computes or fetches"
+            )
     if "b2nd" in by_name:
         return unpack(by_name["b2nd"], chunksize=chunksize)
     if "caterva" not in by_name:

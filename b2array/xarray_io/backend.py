@@ -37,6 +37,8 @@ GROUPS = (".b2d", ".b2z")
 _IN_GROUP = re.compile(r"\.b2[dz](?:[/#?]|$)", re.IGNORECASE)
 """Matches the name of a group, with or without a member in it."""
 _FRAMES = (".b2frame", ".b2f")
+_UNLIMITED = "_unlimited"
+"""What `b2array.convert` notes of dimensions that were unlimited in an HDF5 file."""
 _INDEX = "chunks.b2frame"
 
 
@@ -119,7 +121,9 @@ def dims_of(name: str, array: NDArray) -> tuple[str, ...]:
 def attributes_of(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes as the user gave them: times are stored as arrays without dimensions."""
     return {
-        name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value for name, value in attrs.items()
+        name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value
+        for name, value in attrs.items()
+        if name != _UNLIMITED
     }
 
 

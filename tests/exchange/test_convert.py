@@ -436,7 +436,7 @@ def test_what_gets_lost_is_said(tmp_path: Path) -> None:
 
 
 def test_attributes_that_the_format_cannot_hold_are_refused_first(tmp_path: Path) -> None:
-    b2array.zeros(3, url=tmp_path / "x.b2nd", attrs={"raw": b"\xff", "deep": {"a": [1]}})
+    b2array.zeros(3, url=tmp_path / "x.b2nd", attrs={"raw": b"\xff", "deep": {"a": {1, 2}}})
     for name in ("x.blp", "x.zarr", "x.h5"):
         with pytest.raises(TypeError, match="attribute"):
             b2array.convert(tmp_path / "x.b2nd", tmp_path / name)

@@ -246,6 +246,21 @@ def test_a_cache_that_lacks_chunks_says_so(source: Any, tmp_path: Path) -> None:
         b2array.open(tmp_path / "none.b2nd")
 
 
+@pytest.mark.parametrize("kind", ["expression", "function"])
+def test_saved_computations_are_refused_with_the_reason(kind: str, source: Any, tmp_path: Path) -> None:
+    if kind == "expression":
+        (source * 2 + 1).save(str(tmp_path / "lazy.b2nd"))
+    else:
+        b2array.create_schunk(
+            tmp_path / "lazy.b2nd",
+            chunksize=24,
+            typesize=8,
+            meta={"b2nd": dict(b2array.zeros(3)._handle.frame.metalayers)["b2nd"], "LazyArray": 1},
+        ).append_data(bytes(24))
+    with pytest.raises(UnsupportedError, match=r"lazy\.b2nd: .* an expression.*let python-blosc2 open it, and store"):
+        b2array.open(tmp_path / "lazy.b2nd")
+
+
 # Sequences of objects.
 
 OBJECTS = [{"a": 1, "b": [1, "x", None]}, "text", 7, b"raw", [1, [2]], None, 2.5, 1 + 2j, (1, 2)]
