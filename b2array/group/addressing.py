@@ -16,6 +16,7 @@ from b2array.array.drafts import MemberKeywords, Shape, Url, takes
 from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.array.tensors import face
+from b2array.array.times import At, name_of
 from b2array.engine import kept, snapshot
 from b2array.engine.handle import Follower, Handle, Mode
 from b2array.engine.manifest import ARRAY, SUFFIXES
@@ -48,7 +49,7 @@ def open(
     *,
     offset: int = 0,
     follow: bool = False,
-    at: str | None = None,
+    at: At = None,
     shape: Shape,
     dtype: npt.DTypeLike = float,
     storage_options: Storage = None,
@@ -64,7 +65,7 @@ def open(
     *,
     offset: int = 0,
     follow: bool = False,
-    at: str | None = None,
+    at: At = None,
     shape: Shape | None = None,
     dtype: npt.DTypeLike = float,
     storage_options: Storage = None,
@@ -80,7 +81,7 @@ def open(
     *,
     offset: int = 0,
     follow: bool = False,
-    at: str | None = None,
+    at: At = None,
     shape: Shape | None = None,
     dtype: npt.DTypeLike = float,
     storage_options: Storage = None,
@@ -105,8 +106,10 @@ def open(
     follow : bool, default False
         Whether the array or group shows what others commit, without `refresh`. Then each use of it looks at the store
         first.
-    at : str, optional
-        The name of a snapshot, which can only be read; see `NDArray.snapshot` and `Group.snapshot`.
+    at : str, datetime.datetime or datetime.date, optional
+        The name of a snapshot, which can only be read; see `NDArray.snapshot` and `Group.snapshot`. A moment stands for
+        the latest snapshot until then, also as text (``at="2026-11-26"``), if no snapshot has that name. A date alone
+        is the end of the day; without a time zone, it is in UTC.
     shape, dtype, chunks, ..., meta
         Of a new array; see `create`.
     storage_options : mapping, optional
@@ -141,23 +144,26 @@ def open(
     (3,)
     """
     check_mode(mode, at, follow=follow)
+    name = name_of(at, lambda: open(url, offset=offset, storage_options=storage_options, fs=fs))
     if options and shape is None:
         raise TypeError(f"open() takes {', '.join(sorted(options))} for new arrays only, which have a shape")
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
     if is_open_file(url):
         store = open_store(url, storage_options=storage_options, fs=fs)
-        return _in_file(url, mode, offset, store, follow=follow, at=at)
+        return _in_file(url, mode, offset, store, follow=follow, at=name)
     url, storage_options = address_of(cast(Url, url), storage_options, fs)
     if mode in ("w", "w-", "x"):
         return _made(url, mode, shape, dtype, storage_options, options)
     existing: Mode = "r" if mode == "r" else "r+"
     try:
-        held = snapshot.load(open_store(url, storage_options=storage_options), start=offset, bare=at is not None)
+        held = snapshot.load(open_store(url, storage_options=storage_options), start=offset, bare=name is not None)
     except (FileNotFoundError, FormatError) as error:
         foreign = isinstance(error, FormatError)
         try:
-            found = None if offset else _in_group(url, existing, storage_options, foreign=foreign, follow=follow, at=at)
+            if offset:
+                raise
+            found = _in_group(url, existing, storage_options, foreign=foreign, follow=follow, at=name)
         except FileNotFoundError:
             if mode != "a":
                 raise
@@ -167,10 +173,10 @@ def open(
         if found is None:
             raise
         return _as_table(found)
-    if at is None and not offset and embedded.holds_members(held.frame):
+    if name is None and not offset and embedded.holds_members(held.frame):
         return in_embed_file(os.fspath(url), mode, follow=follow, storage_options=storage_options or {})
-    found = None if at is None or offset else _of_group(url, held, storage_options, at)
-    return _shown(held, existing, follow=follow, at=at) if found is None else found
+    found = None if name is None or offset else _of_group(url, held, storage_options, name)
+    return _shown(held, existing, follow=follow, at=name) if found is None else found
 
 
 def _in_file(
@@ -201,7 +207,7 @@ def open_array(
     *,
     offset: int = 0,
     follow: bool = False,
-    at: str | None = None,
+    at: At = None,
     shape: Shape | None = None,
     dtype: npt.DTypeLike = float,
     storage_options: Storage = None,

@@ -20,6 +20,7 @@ from b2array.array.many import read_many
 from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import SnapshotInfo, checked_entry
+from b2array.array.times import At, name_of
 from b2array.display.tables import Block, counted
 from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
@@ -80,7 +81,7 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
     mode: AnyMode = "r",
     *,
     follow: bool = False,
-    at: str | None = None,
+    at: At = None,
     resume: bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
@@ -104,8 +105,8 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
     follow : bool, default False
         Whether the group, and arrays taken from it, show what others commit, without `refresh`. Then each use of them
         looks at the store first.
-    at : str, optional
-        The name of a snapshot, which can only be read; see `Group.snapshot`.
+    at : str, datetime.datetime or datetime.date, optional
+        The name of a snapshot, which can only be read, or a moment, as for `open`; see `Group.snapshot`.
     resume : bool, optional
         For ``.b2z`` files: whether to continue with what a writer has left that was killed or failed, or to remove it.
         Without it, finding something is an error; mode "w" removes it.
@@ -139,13 +140,14 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
     ([20.5, 21.0], ['air'], False)
     """
     check_mode(mode, at, follow=follow)
+    name = name_of(at, lambda: open_group(url, storage_options=storage_options, fs=fs))
     if is_open_file(url):
         open_store(url, storage_options=storage_options, fs=fs)  # refuses options
-        return _in_file(url, mode, follow=follow, at=at)
+        return _in_file(url, mode, follow=follow, at=name)
     url, storage_options = address_of(cast(str | os.PathLike[str], url), storage_options, fs)
     address, options = os.fspath(url), storage_options or {}
-    if at is not None:
-        return _at_snapshot(address, options, at)
+    if name is not None:
+        return _at_snapshot(address, options, name)
     if mode != "r" and unpacked.is_place(address, options):
         return Group(unpacked.unpacked(address, options, mode, resume=resume), "", "r+", follow=follow)
     if address.endswith(EMBED_SUFFIX) and embedded.is_store(address, options):
@@ -160,8 +162,8 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
         return Group(home, "", mode, follow=follow)
     found = None if mode == "r" else whole.around(home)
     if found is not None:
-        outer, name = found
-        return _prepared_part(Group(outer, f"{name}/", "r+", follow=follow), mode)
+        outer, part = found
+        return _prepared_part(Group(outer, f"{part}/", "r+", follow=follow), mode)
     _prepare(home, mode, required=required)
     return Group(home, "", "r" if mode == "r" else "r+", follow=follow)
 
@@ -176,7 +178,7 @@ def in_embed_file(address: str, mode: AnyMode, *, follow: bool, storage_options:
     return Group(home, "", mode, follow=follow)
 
 
-def check_mode(mode: str, at: str | None, *, follow: bool) -> None:
+def check_mode(mode: str, at: object, *, follow: bool) -> None:
     """Raise ValueError for a mode that there is not, or that does not go with a snapshot."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")

@@ -1,0 +1,60 @@
+"""Snapshots by time: which name a moment stands for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime, time
+from typing import Any
+
+from b2array.array.snapshots import SnapshotInfo
+
+__all__ = ["At", "name_of"]
+
+At = str | date | None
+"""What names a snapshot: its name, or a moment, for the latest one until then."""
+
+
+def name_of(at: At, open_now: Callable[[], Any]) -> str | None:
+    """Return the name of the snapshot that `at` stands for, among those of what a function opens.
+
+    A moment without a time zone is in UTC, and a date alone is its end. A text is a name, if a snapshot has that name;
+    else it is a moment, if it has the form of one in ISO 8601. KeyError: there was no snapshot yet.
+    """
+    if at is None or (isinstance(at, str) and _moment(at) is None):
+        return at
+    try:
+        opened = open_now()  # not closed: it may be the caller's open file
+    except FileNotFoundError:
+        if isinstance(at, str):  # what is not there now may be in a snapshot of this name
+            return at
+        raise
+    snapshots = opened.snapshots
+    if isinstance(at, str) and any(each.name == at for each in snapshots):
+        return at
+    return _latest(snapshots, _moment(at), opened.url)
+
+
+def _latest(snapshots: Sequence[SnapshotInfo], moment: datetime | None, url: str) -> str:
+    earlier = [each for each in snapshots if moment is not None and each.time <= moment]
+    if not earlier:
+        oldest = min(snapshots, key=lambda each: each.time, default=None)
+        others = "it has none" if oldest is None else f"the oldest is {oldest.name!r} of {oldest.time.isoformat()}"
+        raise KeyError(f"{url} has no snapshot from before {moment}; {others}")
+    return max(reversed(earlier), key=lambda each: each.time).name  # of several at one moment the last one
+
+
+def _moment(at: Any) -> datetime | None:
+    """Return a moment in UTC; None for a text that is none."""
+    value = at
+    if isinstance(at, str):
+        value = None
+        with contextlib.suppress(ValueError):  # it is a name
+            value = date.fromisoformat(at) if len(at) <= len("2026-11-26") else datetime.fromisoformat(at)
+    if value is None:
+        return None
+    if not isinstance(value, date):
+        raise TypeError(f"at must be the name of a snapshot, a datetime or a date, not {type(at).__name__}")
+    if not isinstance(value, datetime):
+        value = datetime.combine(value, time.max)
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value
