@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import dask
 import dask.array as da
@@ -20,6 +21,7 @@ import xarray as xr
 
 import b2array
 from b2array.errors import ConflictError
+from b2array.grid.chunking import automatic
 from b2array.xarray_io import Backend, to_b2array
 
 pytestmark = pytest.mark.crossed
@@ -463,6 +465,22 @@ def test_labels_on_either_side_of_the_stored_ones_give_no_warning(url: Path) -> 
 
 
 # Encodings and attributes.
+
+
+@pytest.mark.parametrize("asked", [{"access": "series"}, {"encoding": {"a": {"access": "series"}}}])
+@pytest.mark.parametrize("pieces", [None, {"t": 10}])
+def test_shapes_are_those_for_the_access_that_is_asked_for(url: Path, asked: Any, pieces: Any) -> None:
+    steps = xr.Dataset({"a": (("t", "y", "x"), np.ones((100, 40, 50), "f4"))})
+    to_b2array(steps, url.parent / "thin.b2d", access="planes")
+    source = reopened(url.parent / "thin.b2d")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", da.PerformanceWarning)
+        to_b2array(source if pieces is None else source.chunk(pieces), url, **asked)
+    stored = b2array.open_group(url)["a"]
+    assert stored.blocks[0] == stored.chunks[0]
+    if pieces is None:
+        assert (stored.chunks, stored.blocks) == automatic((100, 40, 50), 4, access="series")
+    xr.testing.assert_identical(reopened(url).load(), steps)
 
 
 @pytest.mark.parametrize(

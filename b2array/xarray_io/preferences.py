@@ -47,6 +47,9 @@ def preferences(
         chosen = {key: value for key, value in inherited.items() if key not in options}
         if "chunks" in options:
             chosen.pop("blocks", None)
+        if "access" in options:
+            for key in ("chunks", "blocks", "chunksizes"):
+                chosen.pop(key, None)
         _choose_fill_value(variable, chosen)
     else:
         if not isinstance(asked, Mapping):
@@ -56,7 +59,8 @@ def preferences(
         if isinstance(chosen.get("chunks"), Mapping):
             chosen["chunks"] = _by_axis(name, variable, chosen["chunks"])
     sizes = chosen.pop("chunksizes", None)  # the word of netCDF's libraries
-    if "chunks" in options or (asked is not None and chosen.get("chunks") is not None):
+    in_call = chosen if asked is not None else {}
+    if any(word in options or in_call.get(word) is not None for word in ("chunks", "access")):
         return chosen
     stored = inherited.get("chunks") or inherited.get("chunksizes")
     if stored is not None and _is_cut_anew(variable, stored):

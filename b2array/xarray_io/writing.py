@@ -116,9 +116,9 @@ def to_b2array(
         indexes: an append overwrites the indexes of other dimensions, as with zarr.
     encoding : mapping, optional
         For each new variable, a replacement of its ``encoding``: entries of the CF conventions, and ``chunks``,
-        ``blocks``, ``cparams``, ``layout`` and ``fill_value`` as `b2array.create` takes them; ``chunks`` may be a
-        mapping of dimensions. For times that are stored already, ``units`` and ``dtype``: what is stored gets them
-        in the same commit, bounds too. For a tree, such a mapping for each path of a node.
+        ``blocks``, ``access``, ``cparams``, ``layout`` and ``fill_value`` as `b2array.create` takes them; ``chunks``
+        may be a mapping of dimensions. For times that are stored already, ``units`` and ``dtype``: what is
+        stored gets them in the same commit, bounds too. For a tree, such a mapping for each path of a node.
     snapshot : str, optional
         A name for the state that this call commits, as `Group.snapshot` gives one, in the same commit.
     write_inherited_coords : bool, default False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import blosc2
+import dask.array as da
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from b2array.codec import encode
 from b2array.codec.header import Special
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError
 from b2array.format import index
+from b2array.grid.chunking import automatic
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 
@@ -410,6 +412,50 @@ def test_the_shape_may_come_first(tmp_path):
         b2array.create(tmp_path / "c.b2nd")
     with pytest.raises(TypeError, match="positional arguments"):
         b2array.create((3, 4), "i2", 7)
+
+
+WORDS = pytest.mark.parametrize("access", ["balanced", "planes", "series", "boxes"])
+
+
+@WORDS
+def test_a_word_for_the_access_chooses_shapes_for_all_that_makes_arrays(access):
+    shape = (120, 100, 90)
+    chosen = automatic(shape, 4, access=access)
+    x = np.ones(shape, "f4")
+    thin = b2array.asarray(x, access="planes")
+    arrays = [
+        b2array.create(shape=shape, dtype="f4", access=access), b2array.zeros(shape, "f4", access=access),
+        b2array.asarray(x, access=access), b2array.zeros_like(thin, access=access), b2array.copy(thin, access=access),
+        thin.copy(access=access), thin.view[:].copy(access=access),
+        b2array.from_dask(da.ones(shape, dtype="f4", chunks=-1), access=access, scheduler="synchronous"),
+    ]  # fmt: skip
+    for a in arrays[:-1]:
+        assert (a.chunks, a.blocks) == chosen
+    assert arrays[-1].chunks == chosen[0]
+
+
+def test_arrays_are_balanced_but_those_that_grow_are_thin():
+    assert b2array.zeros((365, 180, 360), "f4").chunks == automatic((365, 180, 360), 4, access="balanced")[0]
+    grows = b2array.zeros((0, 180, 360), "f4")
+    assert (grows.chunks, grows.blocks) == automatic((0, 180, 360), 4, access="planes")
+    assert grows.blocks[0] == 1
+    grows.append(np.ones((3, 180, 360), "f4"))
+    assert grows.blocks[0] == 1
+    steps = b2array.from_blocks(np.ones((1, 180, 360), "f4") for _ in range(3))
+    assert steps.blocks[0] == 1
+    assert b2array.zeros((0, 180, 360), "f4", access="series").blocks[0] > 100
+
+
+def test_given_chunks_go_before_the_word():
+    a = b2array.zeros((120, 100, 90), "f4", chunks=(7, 100, 90), access="series")
+    assert a.chunks == (7, 100, 90)
+
+
+def test_an_unknown_word_for_the_access_is_refused(tmp_path):
+    for make in (b2array.zeros, b2array.asarray):
+        with pytest.raises(ValueError, match=r"access must be one of 'balanced', 'planes', .* not 'rows'"):
+            make((3, 4), url=tmp_path / "a.b2nd", access="rows")
+    assert not (tmp_path / "a.b2nd").exists()
 
 
 def test_a_copy_names_the_options_of_both_sides(tmp_path):

@@ -23,6 +23,7 @@ import pytest
 import b2array
 from b2array import __main__, bloscpack
 from b2array.engine import snapshot
+from b2array.grid.chunking import automatic
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 from b2array.tools import anatomy, bench, cli, demo, describing, options
@@ -217,6 +218,7 @@ WRONG = [
     (["convert", "waves.b2nd", "x.npy", "--filters", "coffee"], "--filters"),
     (["convert", "waves.b2nd", "x.npy", "--zarr-format", "7"], "--zarr-format"),
     (["copy", "waves.b2nd", "x.npy", "--layout", "round"], "--layout"),
+    (["copy", "waves.b2nd", "x.b2nd", "--access", "rows"], "--access"),
     (["pack", "waves.b2nd", "x.npy", "--checksum", "crc64"], "--checksum"),
     (["pack", "waves.b2nd", "x.npy", "--chunk-size", "0"], "--chunk-size"),
     (["vacuum", "waves.b2nd", "--grace", "soon"], "--grace"),
@@ -809,3 +811,14 @@ def test_members_are_described_measured_and_copied_by_their_path(run: Run) -> No
     assert run("ls", "flat.b2d")[1].startswith("waves  float64  (30, 40)")
     assert run("convert", "g.b2z/a/waves", "w.h5")[0] == 0
     assert run("info", "w.h5", "--chunks")[0] == 1
+
+
+@pytest.mark.usefixtures("waves")
+@pytest.mark.parametrize("command", ["copy", "convert"])
+def test_shapes_are_chosen_anew_for_an_access(command: str, run: Run, tmp_path: Path) -> None:
+    x = np.ones((200, 90, 80), "f4")
+    b2array.asarray(x, url=tmp_path / "steps.b2nd", chunks=(1, 90, 80)).close()
+    assert run(command, "steps.b2nd", "series.b2nd", "--access", "series")[0] == 0
+    a = b2array.open(tmp_path / "series.b2nd")
+    assert (a.chunks, a.blocks) == automatic(x.shape, 4, access="series")
+    assert np.array_equal(a[...], x)
