@@ -95,8 +95,8 @@ class Layout:
         derive(self, "nchunks", prod(self.grid_shape))
         derive(self, "block_grid", grid_shape(self.chunks, self.blocks))
         derive(self, "nblocks", prod(self.block_grid))
-        for name, grid in (("grid_strides", self.grid_shape), ("block_strides", self.block_grid)):
-            derive(self, name, tuple(accumulate(grid[:0:-1], operator.mul, initial=1))[: self.ndim][::-1])
+        derive(self, "grid_strides", _strides(self.grid_shape))
+        derive(self, "block_strides", _strides(self.block_grid))
         derive(self, "extended_chunks", tuple(map(operator.mul, self.block_grid, self.blocks)))
         derive(self, "block_nbytes", prod(self.blocks) * self.itemsize)
         derive(self, "chunk_nbytes", self.nblocks * self.block_nbytes)
@@ -133,6 +133,12 @@ class Layout:
         for name, nbytes, low, high in bounds:
             if not low <= nbytes <= high:
                 raise ValueError(f"expected {low} to {high} bytes in {name}, found {nbytes}")
+
+
+def _strides(grid: Sequence[int]) -> tuple[int, ...]:
+    """Return how far the numbers of neighbours along each axis of a grid are apart, in C order."""
+    from_the_last = accumulate(grid[:0:-1], operator.mul, initial=1)
+    return tuple(from_the_last)[: len(grid)][::-1]
 
 
 def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:

@@ -172,11 +172,14 @@ def _cut_points(points: NDArray[np.int64], extents: tuple[int, ...], base: Posit
         # In the smallest type that holds the numbers: for 16 bits NumPy's stable sort is a radix sort.
         order = np.argsort(number.astype(np.min_scalar_type(number.max())), kind="stable")
         number, coords, inside = number[order], coords[:, order], inside[:, order]
-    cuts = [0, *(np.flatnonzero(number[1:] != number[:-1]) + 1).tolist(), number.size]
-    where = [coord[0] if len(extents) == 1 else tuple(coord) for coord in coords[:, cuts[:-1]].T.tolist()]
+    changes = np.flatnonzero(number[1:] != number[:-1]) + 1
+    starts = [0, *changes.tolist()]
+    stops = [*starts[1:], number.size]
+    firsts = coords[:, starts].T.tolist()
+    where = [coord[0] if len(extents) == 1 else tuple(coord) for coord in firsts]
     return [
         (coord, inside[:, start:stop], _positions(order, start, stop, base))
-        for coord, start, stop in zip(where, cuts[:-1], cuts[1:], strict=True)
+        for coord, start, stop in zip(where, starts, stops, strict=True)
     ]
 
 
@@ -225,10 +228,12 @@ def _runs(positions: slice, extent: int, base: slice | None) -> list[Run]:
         return [Run(range(coord, coord + 1), inside, where) for coord, inside, where in cut]  # type: ignore[arg-type]
     offset = (base.start if base is not None else 0) - start
     low, high = first * extent, last * extent
-    runs = [Run(range(first, last), slice(0, extent, 1), slice(low + offset, high + offset, 1))]
+    where = slice(low + offset, high + offset, 1)
+    runs = [Run(range(first, last), slice(0, extent, 1), where)]
     if start < low:
+        inside = slice(start - low + extent, extent, 1)
         where = slice(start + offset, low + offset, 1)
-        runs.insert(0, Run(range(first - 1, first), slice(start - low + extent, extent, 1), where))
+        runs.insert(0, Run(range(first - 1, first), inside, where))
     if high < stop:
         where = slice(high + offset, stop + offset, 1)
         runs.append(Run(range(last, last + 1), slice(0, stop - high, 1), where))

@@ -368,6 +368,13 @@ def _select_advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Sele
     return _assemble(slots, "mask" if key.is_mask else "advanced")
 
 
+def _npositions(positions: Positions) -> int:
+    if isinstance(positions, slice):
+        return len(range(positions.start, positions.stop, positions.step))
+    length: int = positions.shape[1]
+    return length
+
+
 def _assemble(slots: list[Slot], kind: Kind) -> Selection:
     shape: list[int] = []
     factors: list[tuple[Slot, Positions]] = []
@@ -379,7 +386,7 @@ def _assemble(slots: list[Slot], kind: Kind) -> Selection:
         shape.extend(slot.dims)
     if len(shape) > MAX_RESULT_NDIM:
         raise _too_many(len(shape))
-    merged = tuple(len(range(i.start, i.stop, i.step)) if isinstance(i, slice) else i.shape[1] for _, i in factors)
+    merged = tuple(_npositions(positions) for _, positions in factors)
     order = tuple(sorted(range(len(factors)), key=lambda n: factors[n][0].axes))
     axes = tuple(factors[n][0].axes for n in order)
     flipped = [factors[n][0].flipped for n in order]

@@ -115,9 +115,10 @@ class Patch(NamedTuple):
 def patch_of(layout: Layout, of_chunk: Part) -> Patch:
     """Return what a selection by slices writes of a chunk."""
     inside, outside = cast(Slices, of_chunk.inside), cast(Slices, of_chunk.outside)
-    extents = [min(c, n - coord * c) for coord, n, c in zip(of_chunk.coords, layout.shape, layout.chunks, strict=True)]
+    grid = zip(of_chunk.coords, layout.shape, layout.chunks, strict=True)
+    extents = [min(chunk, n - coord * chunk) for coord, n, chunk in grid]
     along = runs(inside, layout.blocks, outside)
-    if all(i.start <= 0 and i.step == 1 and i.stop >= extent for i, extent in zip(inside, extents, strict=True)):
+    if all(map(_covers, inside, extents)):
         return Patch(list(range(layout.nblocks)), [True] * layout.nblocks, layout.block_grid, along, True)
     numbers: Int64Array = np.zeros((), np.int64)
     filled: npt.NDArray[np.bool_] = np.ones((), bool)
@@ -127,24 +128,29 @@ def patch_of(layout: Layout, of_chunk: Part) -> Patch:
         whole: list[bool] = []
         compact.append([])
         for run in of_axis:
-            compact[-1].append(run._replace(coords=range(len(coords), len(coords) + len(run.coords))))
+            first = len(coords)
             coords += run.coords
-            i = run.inside
-            whole += [i.start <= 0 and i.step == 1 and i.stop >= min(b, extent - coord * b) for coord in run.coords]
+            compact[-1].append(run._replace(coords=range(first, len(coords))))
+            whole += [_covers(run.inside, min(b, extent - coord * b)) for coord in run.coords]
         numbers = np.add.outer(numbers, np.array(coords, np.int64) * stride)
         filled = np.logical_and.outer(filled, np.array(whole, bool))
     return Patch(numbers.reshape(-1).tolist(), filled.reshape(-1).tolist(), numbers.shape, compact, False)
 
 
+def _covers(inside: slice, extent: int) -> bool:
+    return inside.start <= 0 and inside.step == 1 and bool(inside.stop >= extent)
+
+
 def tiling_of_points(layout: Layout, of_chunk: Part, axes: Axes | None, length: int) -> Tiling:
     """Return how to read what index arrays select of a chunk, in steps of at most `length` blocks."""
     pairs = parts_of_blocks(layout, of_chunk, axes)
-    numbers = [number for number, _ in pairs]
-    steps = [
-        Step(numbers[first : first + length], (), [], [part for _, part in pairs[first : first + length]])
-        for first in range(0, len(pairs), length)
-    ]
-    return Tiling(numbers, None, layout.blocks, steps)
+    steps = []
+    for first in range(0, len(pairs), length):
+        of_step = pairs[first : first + length]
+        numbers = [number for number, _ in of_step]
+        parts = [part for _, part in of_step]
+        steps.append(Step(numbers, (), [], parts))
+    return Tiling([number for number, _ in pairs], None, layout.blocks, steps)
 
 
 def tiling_of(layout: Layout, inside: Slices, length: int) -> Tiling:
