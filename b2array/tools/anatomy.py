@@ -253,10 +253,14 @@ def listed(store: Store) -> Mapping[str, Listed] | None:
 def chunk_map(chunks: Sequence[ChunkSizes], grid: Sequence[int]) -> Iterator[str]:
     """Draw the grid of chunks, with one character per chunk that shows its compressed share of its size.
 
-    Each line runs along the last dimension. Empty lines separate planes.
+    Each line runs along the last dimension that has more than one chunk. Empty lines separate planes. A grid along one
+    dimension alone is a text that goes on in the next line.
     """
-    columns = grid[-1] if grid else 1
-    plane = grid[-2] if len(grid) > 1 else 1
+    grid = [n for n in grid if n != 1]
+    if len(grid) < 2:
+        yield from _wrapped(chunks)
+        return
+    columns, plane = grid[-1], grid[-2]
     rows = prod(grid) // columns if columns else 0
     for row in range(min(rows, _MAP_ROWS)):
         if row and row % plane == 0:
@@ -265,6 +269,15 @@ def chunk_map(chunks: Sequence[ChunkSizes], grid: Sequence[int]) -> Iterator[str
         yield line + f" and {columns - _MAP_COLUMNS} more" * (columns > _MAP_COLUMNS)
     if rows > _MAP_ROWS:
         yield f"and {rows - _MAP_ROWS} more rows"
+
+
+def _wrapped(chunks: Sequence[ChunkSizes]) -> Iterator[str]:
+    most = _MAP_ROWS * _MAP_COLUMNS
+    symbols = "".join(map(_symbol, chunks[:most]))
+    for first in range(0, len(symbols), _MAP_COLUMNS):
+        yield symbols[first : first + _MAP_COLUMNS]
+    if len(chunks) > most:
+        yield f"and {len(chunks) - most} more"
 
 
 def _symbol(sizes: ChunkSizes) -> str:

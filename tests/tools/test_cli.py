@@ -439,7 +439,13 @@ def test_missing_chunks_are_damage_and_lost_ones_are_counted(run: Run) -> None:
 def test_the_map_of_chunks_has_a_line_a_row_and_says_what_it_leaves_out() -> None:
     sizes = [anatomy.ChunkSizes(n, n, "", 100, cbytes, 1, "") for n, cbytes in enumerate([10, 30, 60, 90, 110, 0])]
     assert list(anatomy.chunk_map(sizes, (2, 3))) == ["░▒▓", "██·"]
-    assert list(anatomy.chunk_map(sizes, (2, 1, 3))) == ["░▒▓", "", "██·"]
+    assert list(anatomy.chunk_map(sizes[:4] * 2, (2, 2, 2))) == ["░▒", "▓█", "", "░▒", "▓█"]
+    # Dimensions with one chunk need no lines, and a row that is too long goes on in the next line.
+    assert list(anatomy.chunk_map(sizes, (2, 1, 3))) == ["░▒▓", "██·"]
+    for grid in ((6,), (6, 1, 1), (1, 6, 1), (1, 1, 6)):
+        assert list(anatomy.chunk_map(sizes, grid)) == ["░▒▓██·"]
+    assert list(anatomy.chunk_map(sizes[:1] * 100, (100, 1))) == ["░" * 64, "░" * 36]
+    assert list(anatomy.chunk_map(sizes[:1] * 3000, (3000, 1)))[-1] == "and 440 more"
     assert list(anatomy.chunk_map(sizes[:1], ())) == ["░"]
     many = sizes[:1] * 10000
     lines = list(anatomy.chunk_map(many, (100, 100)))
