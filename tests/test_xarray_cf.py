@@ -44,7 +44,7 @@ def day(number: int, calendar: str = "standard", *, units: str = "days since 200
     edges = np.array(start if use_cftime else start.values)
     ds = xr.Dataset(
         {
-            "t2m": (("time", "lat"), [[280.0 + number, np.nan]], {"units": "K", "cell_methods": "time: mean"}),
+            "t2m": (("time", "lat"), [[280.0 + number / 10, np.nan]], {"units": "K", "cell_methods": "time: mean"}),
             "time_bnds": (("time", "nv"), edges[None, :]),
             "lat_bnds": (("lat", "nv"), [[-90.0, 0.0], [0.0, 90.0]]),
         },
@@ -418,3 +418,26 @@ def test_dates_of_a_day_in_pandas_are_the_labels_of_an_archive(url: Path) -> Non
     assert reopened(url).a.sel(time="2026-01-02").values.tolist() == [1] * 4
     with pytest.warns(UserWarning, match="the stored index 'time' has"):
         to_b2array(ds, url, append_dim="time")
+
+
+@pytest.mark.slow
+def test_a_year_grows_day_by_day_with_a_named_state_for_each(url: Path, tmp_path: Path) -> None:
+    """The whole job of an archive: 365 files of a day, one bad one, and a restore."""
+    days = 365
+    for n in range(days):
+        ds = day(n, "noleap")
+        if n == 200:
+            to_b2array(ds.assign(t2m=ds.t2m - 100), url, append_dim="time", snapshot="bad")
+            b2array.open_group(url, "r+").restore("day 199")
+        options = (
+            {"append_dim": "time", "check_index": "error"}
+            if n
+            else {"encoding": {"t2m": {**PACKING, "chunks": (365, 2)}}}
+        )
+        to_b2array(ds, url, snapshot=f"day {n}", **options)
+    expected = xr.concat([day(n, "noleap") for n in range(days)], "time", data_vars="minimal")
+    xr.testing.assert_allclose(reopened(url).load(), expected)
+    for n in (0, 199, 200, 300):
+        assert reopened(url, at=f"day {n}").sizes["time"] == n + 1
+    assert reopened(url, at="bad").t2m.values[200, 0] == pytest.approx(200)
+    assert b2array.verify(url, deep=True).ok

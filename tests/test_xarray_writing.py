@@ -412,6 +412,20 @@ def test_an_append_is_refused_where_the_index_of_another_dimension_differs(url: 
     assert reopened(url).a.sel(x=10).values.tolist() == [1, 3]
 
 
+@pytest.mark.parametrize("mode", ["a", "r+"])
+def test_stored_variables_that_a_write_leaves_keep_their_labels(url: Path, mode: str) -> None:
+    first = labelled([0], [10, 20], [[1.0, 2.0]]).assign(b=("x", [3.0, 4.0]))
+    to_b2array(first, url)
+    turned = first.isel(x=[1, 0])
+    with pytest.raises(ValueError, match="the index 'x' of the dataset differs from the stored one"):
+        to_b2array(turned.drop_vars("b"), url, mode=mode)
+    with pytest.raises(ValueError, match="the index 'x' of the dataset differs from the stored one"):
+        to_b2array(turned.drop_vars(["a", "b"]).assign(c=("x", [5.0, 6.0])), url, mode="a")
+    xr.testing.assert_identical(reopened(url), first)
+    to_b2array(turned, url, mode=mode)
+    xr.testing.assert_identical(reopened(url), turned)
+
+
 def test_indexes_are_compared_as_they_are_stored(url: Path) -> None:
     thirds = [1 / 3, 2 / 3]
     to_b2array(labelled([0], thirds), url, encoding={"x": {"dtype": "f4"}})

@@ -123,8 +123,8 @@ def _checked_region(
     if dim is not None and dim not in (sizes := _sizes(arrays)):
         raise ValueError(f"append_dim={dim!r} does not match any existing dataset dimensions: {[*sizes]}")
     region = {} if task.region is None else detected(task.region, node.ds, node.whole, {**outer, **arrays})
-    if task.check_index != "off" and (dim is not None or task.region is not None):
-        check_indexes(node.ds, arrays, region, dim)
+    if task.check_index != "off":
+        check_indexes(node.ds, arrays, region if task.region is not None else None, dim)
     if dim is not None:
         check_new_part(dim, node.ds, arrays, task.check_index)
     return region

@@ -103,16 +103,23 @@ def place(
 # Whether indexes agree.
 
 
-def check_indexes(ds: xr.Dataset, arrays: Mapping[str, NDArray], region: Region, append_dim: Hashable | None) -> None:
+def check_indexes(
+    ds: xr.Dataset, arrays: Mapping[str, NDArray], region: Region | None, append_dim: Hashable | None
+) -> None:
     """Refuse a dataset whose indexes differ from the stored ones, where it goes; but not along `append_dim`.
 
-    Its values would get the labels that are stored.
+    Its values would get the labels that are stored. Without a region the dataset may bring other labels along a
+    dimension, unless a stored variable that it does not overwrite would get these.
     """
-    for dim in ds.indexes:
+    checked = {*ds.indexes} - {append_dim}
+    if region is None and append_dim is None:
+        kept = {name: array for name, array in arrays.items() if name not in ds.variables}
+        checked &= {dim for name, array in kept.items() for dim in dims_of(name, array)}
+    for dim in checked:
         array = arrays.get(str(dim))
-        if dim == append_dim or array is None or dims_of(str(dim), array) != (dim,):
+        if array is None or dims_of(str(dim), array) != (dim,):
             continue
-        part = region.get(dim, slice(None))
+        part = (region or {}).get(dim, slice(None))
         stored = array[part]
         new = as_stored(str(dim), ds.variables[dim].to_base_variable(), array).values
         if stored.shape != new.shape:

@@ -112,8 +112,8 @@ def to_b2array(
         chunks at the same time, values in memory are written again on top of that; for dask arrays it is a conflict.
     check_index : {"warn", "error", "off"}, default "warn"
         What to do if the index along `append_dim` has values that are stored already, or that lie between stored ones.
-        Indexes of other dimensions, and of a region, must be equal to the stored ones. With "off", nobody compares
-        indexes: an append overwrites the indexes of other dimensions, as with zarr.
+        Indexes of other dimensions, and of a region, must be equal to the stored ones, and so must indexes along which
+        other stored variables stay. With "off", nobody compares indexes: they are overwritten, as with zarr.
     encoding : mapping, optional
         For each new variable, a replacement of its ``encoding``: entries of the CF conventions, and ``chunks``,
         ``blocks``, ``access``, ``cparams``, ``layout`` and ``fill_value`` as `b2array.create` takes them; ``chunks``
