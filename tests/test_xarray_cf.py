@@ -421,7 +421,7 @@ def test_dates_of_a_day_in_pandas_are_the_labels_of_an_archive(url: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_year_grows_day_by_day_with_a_named_state_for_each(url: Path, tmp_path: Path) -> None:
+def test_a_year_grows_day_by_day_with_a_named_state_now_and_then(url: Path, tmp_path: Path) -> None:
     """The whole job of an archive: 365 files of a day, one bad one, and a restore."""
     days = 365
     for n in range(days):
@@ -434,10 +434,10 @@ def test_a_year_grows_day_by_day_with_a_named_state_for_each(url: Path, tmp_path
             if n
             else {"encoding": {"t2m": {**PACKING, "chunks": (365, 2)}}}
         )
-        to_b2array(ds, url, snapshot=f"day {n}", **options)
+        to_b2array(ds, url, snapshot=f"day {n}" if n % 50 == 49 else None, **options)
     expected = xr.concat([day(n, "noleap") for n in range(days)], "time", data_vars="minimal")
     xr.testing.assert_allclose(reopened(url).load(), expected)
-    for n in (0, 199, 200, 300):
+    for n in (49, 199, 349):
         assert reopened(url, at=f"day {n}").sizes["time"] == n + 1
     assert reopened(url, at="bad").t2m.values[200, 0] == pytest.approx(200)
     assert b2array.verify(url, deep=True).ok
