@@ -77,9 +77,14 @@ class Table:
 
     def __init__(self, home: Home, prefix: str = "") -> None:
         self._home, self._prefix = home, prefix
-        self.url = f"{home.url}/{prefix.rstrip('/')}".rstrip("/")
+        self._url = f"{home.url}/{prefix.rstrip('/')}".rstrip("/")
         self._schema = self._located(self._read_schema)
         self._rows: npt.NDArray[np.int64] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the table is."""
+        return self._url
 
     @property
     def columns(self) -> tuple[str, ...]:
