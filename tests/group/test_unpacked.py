@@ -156,7 +156,7 @@ def test_after_close_the_group_shows_the_file_for_reading(url: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(ReadOnlyError):
             change()  # type: ignore[no-untyped-call]
-    with pytest.raises(OSError, match=r"k\.b2z\.b2work"):
+    with pytest.raises(ConflictError, match=r"k\.b2z\.b2work"):
         array[0] = 1
     assert names(url) == ["k.b2z"]
 
