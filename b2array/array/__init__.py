@@ -9,9 +9,12 @@ drafts       `ArrayOptions` -> the transaction of a new array, in a place where 
 copying      the transaction of a copy: of an array, an array-like that may be larger than memory, blocks
 creation     `create`, `zeros`, `asarray`, `copy`, ...
 chunkwise    `map`: a function of pieces of arrays -> an array
+downsampling `downsample`: one item for each block of items
+joining      `concatenate`, `stack`: chunks are copied where the grids fit
 many         `read_many`: selections of several arrays in common waves of requests
 sequences    `arange`, `linspace`, `eye`, `fromiter`
 snapshots    states under names, as users see them; which boxes of two states differ
+times        which snapshot a moment stands for
 appender     `append`; `Appender`: takes a simulation's steps, writes whole chunks
 dask         graphs that read and write one array
 dask_chunks  cuts that respect chunks

@@ -2,6 +2,8 @@
 
 cli, options             the program `b2array`
 anatomy, describing      `info`, `ls`, `tree`: the bytes of a frame; what is at a path
+comparing, output        `diff` of two places; what `cat` writes: .npy and .csv
+changing                 `rm`, `mv`, `attrs`
 verify                   `verify`: is a frame in order?
 repair, salvage          `repair`: restore a proven state, or put a frame together from its readable parts
 vacuum                   `vacuum` and `repack`: free space
