@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, warn
-from b2array.exchange import dimension_scales, formats, hdf5_chunks, hdf5_links
+from b2array.exchange import dimension_scales, formats, hdf5_chunks, hdf5_links, hdf5_ragged
 from b2array.exchange.formats import ArraySource, Box, Building, Format, Hierarchy, Options, Piece, Storage
 from b2array.format import foreign
 from b2array.grid.partition import boxes
@@ -61,9 +62,14 @@ def _tree(url: str, storage_options: Storage, *, follow_external: bool = False) 
             nodes = dict(_nodes(h5py, node_at, name, place))
         top = len(name) + 1 if name else 0
         paths = {_name_of(at[top:]): at for at, is_group in nodes.items() if not is_group}
+        ragged: dict[str, tuple[str, str]] = {}
+        for inner, at in [*paths.items()]:
+            if _is_ragged(h5py, node_at, at):
+                del paths[inner]
+                ragged |= {f"{inner}/{part}".strip("/"): (at, part) for part in hdf5_ragged.PARTS}
 
         def opened(inner: str) -> ArraySource:
-            at = paths.get(inner, f"{name}/{inner}".strip("/"))
+            at, part = ragged.get(inner, (paths.get(inner, f"{name}/{inner}".strip("/")), ""))
             where = f"{place}#{at}"
             with _reading(where):
                 node = node_at(at)
@@ -71,13 +77,32 @@ def _tree(url: str, storage_options: Storage, *, follow_external: bool = False) 
                     raise FormatError(f"{where}: the members of this group cannot be read")
                 if not follow_external:
                     hdf5_links.check_items(h5py, node, where)
+                if part:
+                    return _part(h5py, node, part, where)
                 return _source(node, where)
 
         def attrs(at: str) -> dict[str, Any]:
             return _attrs(node_at(at), f"{place}#{at}")
 
         groups = {at[top:]: partial(attrs, at) for at, is_group in nodes.items() if is_group}
-        yield Hierarchy(tuple(paths), opened, groups)
+        yield Hierarchy((*paths, *ragged), opened, groups)
+
+
+def _part(h5py: ModuleType, node: Any, part: str, where: str) -> ArraySource:
+    source = hdf5_ragged.part_of(h5py, node, part, _attrs(node, where))
+
+    def read(box: Box) -> npt.NDArray[Any]:
+        with _reading(where):
+            return source.read(box)
+
+    return replace(source, read=read)
+
+
+def _is_ragged(h5py: ModuleType, node_at: Callable[[str], Any], at: str) -> bool:
+    try:
+        return hdf5_ragged.is_ragged(h5py, node_at(at))
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError):  # damage is told where it is read
+        return False
 
 
 def _is_there(node_at: Callable[[str], Any], name: str) -> bool:

@@ -113,3 +113,22 @@ def test_a_sharded_array_of_zarr_comes_back_sharded(tmp_path: Path) -> None:
     b2array.convert(tmp_path / "large.zarr", tmp_path / "same.zarr", verify=True)
     array = zarr.open_array(tmp_path / "same.zarr", mode="r")
     assert (array.shards, array.chunks) == ((100, 300), (50, 100))
+
+
+def test_rows_of_any_length_become_values_and_offsets(tmp_path: Path) -> None:
+    rows = [np.arange(n % 5, dtype="i4") + n for n in range(30)]
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        data = file.create_dataset("g/rows", (30,), h5py.vlen_dtype("i4"))
+        data[:] = np.array([*rows, None], object)[:30]
+        data.attrs["unit"] = "m"
+        file.create_dataset("none", (0,), h5py.vlen_dtype("f8"))
+    b2array.convert(tmp_path / "x.h5", tmp_path / "x.b2d", verify=True)
+    group = b2array.open(tmp_path / "x.b2d")
+    values, offsets = group["g/rows/values"], group["g/rows/offsets"]
+    assert (values.dtype, dict(values.attrs)) == ("i4", {"unit": "m"})
+    np.testing.assert_array_equal(values[...], np.concatenate(rows))
+    for n, row in enumerate(rows):
+        np.testing.assert_array_equal(values[offsets[n] : offsets[n + 1]], row)
+    assert (group["none/values"].shape, group["none/offsets"][...].tolist()) == ((0,), [0])
+    b2array.convert(tmp_path / "x.h5#g/rows", tmp_path / "y.b2d", verify=True)
+    assert sorted(b2array.open(tmp_path / "y.b2d")) == ["offsets", "values"]
