@@ -661,7 +661,7 @@ def test_pickled_objects_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"found a \.npz file"):
         b2array.convert(tmp_path / "z.npz", tmp_path / "y.b2nd", src_format="npy")
     with h5py.File(tmp_path / "x.h5", "w") as file:
-        file.create_dataset("x", (3,), h5py.vlen_dtype("i4"))
+        file.create_dataset("x", (3, 1), h5py.vlen_dtype("i4"))
     with pytest.raises(UnsupportedError, match="can only be text or bytes"):
         b2array.convert(tmp_path / "x.h5", tmp_path / "y.b2nd")
 

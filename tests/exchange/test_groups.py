@@ -504,7 +504,7 @@ def test_members_of_a_group_inside_another_are_replaced_on_request_but_not_by_da
 def test_a_group_into_which_nothing_could_be_copied_is_not_left_behind(place: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         for name in ARRAYS:
-            file.create_dataset(name, (1,), h5py.vlen_dtype("i4"))
+            file.create_dataset(name, (1, 1), h5py.vlen_dtype("i4"))
     url = address(place, tmp_path / "new")
     with pytest.raises(UnsupportedError):
         b2array.convert(tmp_path / "x.h5", url)
