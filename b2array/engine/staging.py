@@ -15,6 +15,7 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from itertools import count
 
@@ -27,8 +28,9 @@ from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import Special
 from b2array.config import HEADER_LEN
 from b2array.engine.changes import DIGEST_NBYTES, LOWEST_CODE, SEGMENT
+from b2array.engine.fetch import chunk_number
 from b2array.engine.source import Staged
-from b2array.errors import ConflictError
+from b2array.errors import B2ArrayError, ConflictError
 from b2array.format import index
 from b2array.format.annotations import sizes_row
 from b2array.format.checksums import pack_record, record_crc
@@ -44,7 +46,7 @@ CHECKED_AFTER = 3600.0
 
 _TOMBSTONE = b"\xff" * HEADER_LEN
 _ONE_BY_ONE = 8
-"""How many numbers a writer tries in turn before it leaps over those of another writer."""
+"""How many numbers a writer tries in turn before it looks for those of other writers."""
 _WINDOW = 256
 """From how many numbers a fork first chooses one at random."""
 _MUTEX_OF = "new chunks that wait for a commit"
@@ -245,8 +247,10 @@ class Staging:
         if self._slots is not None:
             yield self._first + self._slots(n)
         if not self._is_shared:
-            for attempt in count():
-                yield self.reserve(1 << max(0, attempt - _ONE_BY_ONE))
+            for attempt in count(1):
+                yield self.reserve(1)
+                if attempt % _ONE_BY_ONE == 0:
+                    self._pass_others()
         if self._has_leapt:
             yield self.reserve(1)
         while True:
@@ -255,6 +259,12 @@ class Staging:
                 self.next, self._has_leapt = number + 1, True
             yield number
             self._window *= 2  # this one is taken as well: there are many other writers
+
+    def _pass_others(self) -> None:
+        """Go on behind the files of other writers. Where they cannot be listed, each number is tried."""
+        with suppress(OSError, B2ArrayError):
+            numbers = [chunk_number(name) for name in self._store.listing()]
+            self.reserve_up_to(max((number for number in numbers if number is not None), default=-1))
 
     # Segments of forks.
 

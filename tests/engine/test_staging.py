@@ -122,6 +122,16 @@ def test_a_shelf_looks_for_its_files_after_an_hour_of_either_clock(monkeypatch):
             assert shelf.missing(np.array([code])) == [index.chunk_name(code)]
 
 
+def test_numbers_stay_low_where_many_files_are_left():
+    others = {f"{number:08X}.chunk": b"theirs" for number in range(0, 1000, 2)}
+    for _ in range(40):  # each begins at 0, as a new frame does
+        store, shelf = in_files(others)
+        others = dict.fromkeys([*store.listing(), index.chunk_name(shelf.put(0, packed(0), 5).code)], b"theirs")
+        for n in range(3):
+            shelf.put(0, packed(n), 5)
+    assert shelf.next < 1200
+
+
 def test_a_closed_shelf_takes_nothing():
     store, shelf = in_files()
     shelf.close()
