@@ -132,11 +132,20 @@ class Snapshot(Source):
             return error
         except FormatError:
             # A disk may have damaged a local file; elsewhere, somebody has put something else in its place.
-            return None if self.store.can.local else stale_reader(self.url)
+            return stale_reader(self.url) if not self.store.can.local and self._is_replaced() else None
         except (OSError, B2ArrayError):
             return None
         same = (current.generation, current.at) == (self.generation, self.at)
         return None if same else stale_reader(self.url)
+
+    def _is_replaced(self) -> bool:
+        """Whether the store is known to hold another header, or nothing that can be read."""
+        if not self.header:
+            return False
+        try:
+            return unchanged(self.store, self.frame, self.header, self.start) is None
+        except (OSError, B2ArrayError):
+            return True
 
     def alike(self, other: Snapshot) -> bool:
         """Whether a chunk's number means the same in another state: metalayers and sizes are equal."""
