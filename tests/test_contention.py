@@ -14,9 +14,9 @@ from clouds import Cloud
 
 import b2array
 from b2array import config
-from b2array.engine import commit as committing
+from b2array.engine import prepare
+from b2array.engine.catalog import Catalog
 from b2array.errors import ConflictError
-from b2array.group.directory import Directory
 from b2array.store.cloud import CloudStore
 
 pytestmark = pytest.mark.crossed
@@ -151,7 +151,7 @@ def test_group_transactions_on_different_chunks_that_commit_at_once_are_merged(g
 
     with one.transaction() as changes:
         changes["a"][:16] = 2
-        once(other, monkeypatch, Directory, "write")
+        once(other, monkeypatch, Catalog, "write")
     assert np.array_equal(group()["a"][:, 0], np.repeat([2, 3], 16))
 
 
@@ -160,7 +160,7 @@ def test_a_group_transaction_copies_again_what_was_replaced_while_it_was_copied(
     other = group()["a"]
     with group().transaction() as changes:
         changes["a"][:16] = 2
-        once(lambda: other.__setitem__(slice(16, 32), 3), monkeypatch, committing, "copied")
+        once(lambda: other.__setitem__(slice(16, 32), 3), monkeypatch, prepare, "copied")
     assert np.array_equal(group()["a"][:, 0], np.repeat([2, 3], 16))
 
 

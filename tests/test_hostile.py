@@ -41,7 +41,7 @@ from b2array.codec.decode import decode
 from b2array.codec.header import CODEC_FORMATS, CodecId
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
-from b2array.engine.manifest import Entry, Manifest
+from b2array.engine.manifest import Entry, Manifest, Row
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange import hdf5_chunks
 from b2array.exchange.hdf5_chunks import Stage
@@ -50,7 +50,7 @@ from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, pack_state, unpack_
 from b2array.format.state import State
 from b2array.format.summary import Record
 from b2array.grid import layout
-from b2array.group import kept as group_kept
+from b2array.group import listing
 from b2array.store.memory import MemoryStore
 from b2array.workers import pending
 
@@ -293,12 +293,17 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     ),
     "state of a snapshot": (kept_states(), unpack_kept_state),
     "members of a snapshot": (
-        [group_kept.pack_members({"a/b": group_kept.State("a/b.b2nd", bytes(16), sparse=True)})[:-DIGEST_NBYTES]],
-        lambda data: group_kept.unpack_members(data + digest_of(data), digest_of(data)),
+        [listing.pack_members({"a/b": listing.State("a/b.b2nd", bytes(16), sparse=True)})[:-DIGEST_NBYTES]],
+        lambda data: listing.unpack_members(data + digest_of(data), digest_of(data)),
     ),
     "manifest of a group": (
         [
-            Manifest({"a/b": "a/b.b2nd", "c": "c.b2f"}, "0123456789abcdef", 3).pack(),
+            Manifest(
+                {"a/b": Row("a/b.b2nd", "0f" * 16, number=3, next=7), "c": Row("c.b2f", sparse=False)},
+                "0123456789abcdef",
+                3,
+                gone={"d.b2nd": 4},
+            ).pack(),
             Manifest(
                 None, "0123", 7,
                 {

@@ -618,8 +618,11 @@ def test_a_handle_from_before_shows_no_mixture(place: dict[str, object]) -> None
     assert "mask" in group
     to_b2array(new, **place, mode="w")
     for name in ("rain", "mask", "time"):
-        with pytest.raises(ConflictError, match="refresh"):
-            group[name]
+        if "://" in str(place["url"]):  # the revisions that the handle has listed stay there
+            assert group[name].shape == old[name].shape
+        else:
+            with pytest.raises(ConflictError, match="refresh"):
+                group[name]
     with suppress(ConflictError):
         assert np.array_equal(lazy.rain.values, old.rain.values)
     group.refresh()

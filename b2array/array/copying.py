@@ -18,10 +18,10 @@ import numpy.typing as npt
 from b2array.array.described import Described
 from b2array.array.drafts import (
     UNSET,
+    AnyPlace,
     ArrayOptions,
     Casting,
     Shape,
-    Url,
     aborting,
     new_draft,
     place_new,
@@ -33,11 +33,11 @@ from b2array.codec import codecs
 from b2array.codec.cparams import CParams, given_or_default
 from b2array.codec.interop import readable
 from b2array.codec.rounding import check_dtype
-from b2array.engine import commit, kept, resize
+from b2array.engine import kept, prepare, resize
 from b2array.engine.changes import Keep, changeable
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle
-from b2array.engine.kept import CopiedGroup, KeptState
+from b2array.engine.kept import KeptState
 from b2array.engine.source import Source
 from b2array.engine.write import rewrite
 from b2array.format import text
@@ -67,31 +67,39 @@ __all__ = [
 
 def copy_array(
     handle: Handle,
-    url: Url | None,
+    url: AnyPlace,
     new: ArrayOptions,
     dtype: npt.DTypeLike | None = None,
     casting: Casting = "unsafe",
     *,
     progress: bool = False,
     snapshots: bool = False,
-    group: CopiedGroup | None = None,
+    earlier: Sequence[KeptState] = (),
 ) -> Draft:
     """Return the transaction of a copy of the array that a handle shows, attributes and metalayers included.
 
     Chunks are copied as they are where that is possible; else they are encoded again, a few at a time. With
-    `snapshots`, the copy also has the snapshots of the array, and of its `group` if that is copied as a whole.
+    `snapshots`, the copy also has the snapshots of the array, and `earlier` states that snapshots of its group name.
     """
 
     def attempt(source: Source) -> Draft:
         old = source.state.require_layout()
         kind = old.dtype if dtype is None else target_dtype(old.dtype, require_dtype(dtype), casting)
         # A snapshot of a group belongs to the group, and not to a copy of one of its members.
-        states = kept.copied(source, group) if snapshots else []
+        states = sorted([*kept.copied(source), *earlier], key=lambda each: each.entry.time) if snapshots else []
         if kind != old.dtype or not _keeps_chunks(source, old, new):
             return _recode(source, states, kind, url, new, progress=progress)
-        store, frame_type = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)
+        place = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)
         with track(old.nchunks, "chunks copied", progress, unit="items") as bar:
-            return commit.copied(source, store, frame_type, overwrite=new.overwrite, progress=bar, kept=states)
+            return prepare.copied(
+                source,
+                place.store,
+                place.kind,
+                overwrite=new.overwrite,
+                progress=bar,
+                kept=states,
+                first=place.first,
+            )
 
     return handle.reading(attempt)
 
@@ -124,7 +132,7 @@ def _recode(
     source: Source,
     states: Sequence[KeptState],
     dtype: np.dtype[Any],
-    url: Url | None,
+    url: AnyPlace,
     new: ArrayOptions,
     *,
     progress: bool,
@@ -238,7 +246,7 @@ def convert_fill(item: Any, dtype: np.dtype[Any]) -> Any:
     return 0
 
 
-def holding(x: Any, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Draft:
+def holding(x: Any, url: AnyPlace, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Draft:
     """Return the transaction of an array with the items of an array-like.
 
     Arrays of b2array are copied with everything that belongs to them. Arrays that are not in memory are read a part at
@@ -269,7 +277,7 @@ def from_computed(
     shape: Shape,
     dtype: npt.DTypeLike,
     compute: Callable[[tuple[slice, ...]], Any],
-    url: Url | None,
+    url: AnyPlace,
     options: ArrayOptions,
 ) -> Draft:
     """Return the transaction of an array whose items a function computes box by box; None stands for the fill value."""
@@ -284,7 +292,7 @@ def from_computed(
 
 
 def join_blocks(
-    blocks: Iterable[Any], url: Url | None, axis: int, dtype: npt.DTypeLike | None, options: ArrayOptions
+    blocks: Iterable[Any], url: AnyPlace, axis: int, dtype: npt.DTypeLike | None, options: ArrayOptions
 ) -> Draft:
     """Return the transaction of an array of blocks that come one after the other; see `b2array.from_blocks`."""
     remaining = iter(blocks)

@@ -157,7 +157,6 @@ def store(
             raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
         join([(a, x, inside)], progress, scheduler)
         return None
-    a._handle.announce_commit()
     write = Write(x, origin_of(a._handle.new_draft(), lasts=True), a._layout, inside)
     if return_stored and not compute:
         return write.reading(type(a))

@@ -16,8 +16,9 @@ from b2array.codec.cparams import CParams
 from b2array.compute.operators import free_nbytes
 from b2array.compute.readable import Readable
 from b2array.display import tables
-from b2array.engine.commit import commit, copied
+from b2array.engine.commit import commit
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.prepare import copied
 from b2array.engine.single import writers_lock
 from b2array.engine.snapshot import ledger_in
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located_error

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, SupportsIndex, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array.codec import codecs, filters, zfp
-from b2array.codec.cparams import AUTO, METADATA, AnyCParams, CParams, given_or_default
+from b2array.codec.cparams import AUTO, AnyCParams, CParams, given_or_default
 from b2array.codec.header import Special
 from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
@@ -36,7 +36,7 @@ from b2array.grid.layout import Layout, extents
 from b2array.grid.selection import select
 from b2array.keywords import F, spelled_out
 from b2array.store.atomic import require_free
-from b2array.store.base import Store, Version
+from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
 from b2array.store.open import cut, open_store
 
@@ -45,21 +45,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNSET",
+    "AnyPlace",
     "ArrayOptions",
     "Casting",
     "CopyKeywords",
     "Extents",
     "FilledKeywords",
+    "FreePlace",
     "Kind",
     "MemberKeywords",
     "NewKeywords",
+    "NewPlace",
     "SavedKeywords",
     "Shape",
     "Url",
     "VariableKeywords",
     "aborting",
     "check_dims",
-    "empty_frame",
     "encoded_metalayers",
     "filled",
     "name_pairs",
@@ -77,6 +79,29 @@ Extents = SupportsIndex | str | Sequence[Any] | Mapping[int, Any] | None
 """Extents of chunks or blocks, in the forms that `b2array.grid.chunking.automatic` takes."""
 
 Url = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FreePlace:
+    """A place for a new frame that is known to be free, so that nobody looks.
+
+    `first` is the first number that the file of a chunk may have there.
+    """
+
+    store: Store
+    first: int = 0
+
+
+AnyPlace = Url | FreePlace | None
+"""Where a new frame goes; None: in memory."""
+
+
+class NewPlace(NamedTuple):
+    """The store for a new frame, its kind, and the first number for the file of a chunk."""
+
+    store: Store
+    kind: FrameType
+    first: int = 0
 
 
 class _Unset:
@@ -192,7 +217,7 @@ def takes(kind: type) -> Callable[[F], F]:
 # The draft.
 
 
-def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Draft:
+def new_draft(url: AnyPlace, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Draft:
     """Begin the draft of an array of zeros. Check everything that can be wrong before looking at the place."""
     layout = _layout(shape, dtype, options)
     params = given_or_default(options.cparams)
@@ -206,12 +231,10 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
     if wrong := [name for name, _ in metalayers if name in b2nd.NOT_DATA]:
         raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
     attrs = [(name, encode_attr(value, name)) for name, value in name_pairs(options.attrs)]
-    store, frame_type = place_new(
-        url, options.layout, options.storage_options, fs=options.fs, overwrite=options.overwrite
-    )
+    place = place_new(url, options.layout, options.storage_options, fs=options.fs, overwrite=options.overwrite)
     new = frame.create(
         params,
-        frame_type=frame_type,
+        frame_type=place.kind,
         typesize=layout.itemsize,
         chunksize=layout.chunk_nbytes,
         blocksize=layout.block_nbytes,
@@ -223,21 +246,14 @@ def new_draft(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: Arra
         fill=fill if any(fill) else None, dims=names, dtype=extension, cparams=cparams_to_note(params)
     )
     state = parse(replace(new, nbytes=layout.nbytes, offsets=zeros), annotations)
-    draft = Draft(store, None, state, overwrite=options.overwrite)
+    draft = Draft(place.store, None, state, overwrite=options.overwrite, first=place.first)
     for name, content in attrs:
         draft.set_attr(name, content)
     return draft
 
 
-def empty_frame(store: Store, *, sparse: bool, replaces: Version | None) -> Draft:
-    """Begin the draft of a super-chunk without chunks, in the place of the frame that has this version."""
-    kind = FrameType.SPARSE if sparse else FrameType.CONTIGUOUS
-    state = parse(frame.create(METADATA, frame_type=kind, typesize=1, chunksize=2**13))
-    return Draft(store, None, state, overwrite=True, replaces=replaces)
-
-
 def filled(
-    url: Url | None,
+    url: AnyPlace,
     shape: Shape,
     dtype: npt.DTypeLike,
     options: ArrayOptions,
@@ -364,18 +380,21 @@ def name_pairs(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
 
 
 def place_new(
-    url: str | os.PathLike[str] | None,
+    url: AnyPlace,
     layout: str,
     storage_options: Mapping[str, Any] | None,
     *,
     fs: AbstractFileSystem | None = None,
     overwrite: bool,
-) -> tuple[Store, FrameType]:
+) -> NewPlace:
     """Find the store for a new frame, and choose its kind. A new frame replaces only a frame or an empty file."""
     if layout not in ("auto", "contiguous", "sparse"):
         raise ValueError(f"layout must be 'auto', 'contiguous' or 'sparse', not {layout!r}")
     if url is None:
-        return MemoryStore(), FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS
+        return NewPlace(MemoryStore(), FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS)
+    if isinstance(url, FreePlace):
+        check_ending(cut(url.store.url)[1], url.store.url)
+        return NewPlace(url.store, FrameType.CONTIGUOUS if layout == "contiguous" else FrameType.SPARSE, url.first)
     store = open_store(url, storage_options=storage_options, fs=fs)
     check_ending(cut(store.url)[1], store.url)
     if layout == "auto":
@@ -384,7 +403,7 @@ def place_new(
         raise ValueError(f"a contiguous frame is one file, but {store.url} ends with a slash")
     frame_type = FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS
     _make_room(store, frame_type, overwrite=overwrite)
-    return store, frame_type
+    return NewPlace(store, frame_type)
 
 
 def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:

@@ -25,10 +25,11 @@ from b2array.codec.rounding import check_dtype
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.display.tables import counted
 from b2array.engine import edits, kept
-from b2array.engine.commit import commit, copied
+from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import each_chunk, fetch
 from b2array.engine.handle import Handle, Mode
+from b2array.engine.prepare import copied
 from b2array.engine.snapshot import load
 from b2array.engine.source import ChunkRequest, Source
 from b2array.errors import FormatError, LimitError, UnsupportedError, located_error
@@ -404,12 +405,12 @@ def create_schunk(
     if interop:
         require_readable(params, typesize, delta=False)
     layers = encoded_metalayers(meta)
-    store, frame_type = place_new(url, layout, storage_options, fs=fs, overwrite=overwrite)
+    place = place_new(url, layout, storage_options, fs=fs, overwrite=overwrite)
     new = frame.create(
-        params, frame_type=frame_type, typesize=typesize, chunksize=chunksize, blocksize=blocksize, metalayers=layers
+        params, frame_type=place.kind, typesize=typesize, chunksize=chunksize, blocksize=blocksize, metalayers=layers
     )
     state = parse(new, Annotations(cparams=cparams_to_note(params)))
-    return SChunk(Handle(commit(Draft(store, None, state, overwrite=overwrite)), "r+"))
+    return SChunk(Handle(commit(Draft(place.store, None, state, overwrite=overwrite, first=place.first)), "r+"))
 
 
 def _number(source: Source, n: int, *, end: bool = False) -> int:

@@ -36,6 +36,7 @@ __all__ = [
     "drop",
     "keep",
     "listed",
+    "own_nbytes",
     "restore",
     "snapshot_info",
 ]
@@ -194,7 +195,7 @@ def listed(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
         revision = handle.snapshot
         entries = ledger_in(revision).entries
         states, errors = _readable(revision, entries)
-        own = _own_nbytes([*states.values()] if alone else [*states.values(), revision.state])
+        own = own_nbytes([*states.values()] if alone else [*states.values(), revision.state])
         alone_nbytes = dict(zip(states, own, strict=False))
         return tuple(
             replace(snapshot_info(entry, alone_nbytes.get(entry, 0) + entry.nbytes), error=errors.get(entry, ""))
@@ -227,7 +228,7 @@ def snapshot_info(entry: Kept, nbytes: int) -> SnapshotInfo:
     return SnapshotInfo(entry.name, when, entry.message, attrs, entry.generation.hex(), entry.shape, nbytes)
 
 
-def _own_nbytes(states: Sequence[State]) -> list[int]:
+def own_nbytes(states: Sequence[State]) -> list[int]:
     """Return for each state how many bytes of its chunks no other one has."""
     if not states:
         return []

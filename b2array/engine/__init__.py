@@ -15,9 +15,12 @@ the frame gets its next state: it packs header, index and trailer, and does no I
 out. If another writer was faster, `commit` does all of this again; if that writer changed the same chunks,
 `Handle.attempts` yields another draft.
 
-A transaction of a group calls `commit.stage` for each member: the same, up to the last write. The group then writes its
-manifest once, with an entry for each member in its redo log. `redo.carry_out` takes the last step of each member, now
-or, if the writer was killed, when the next one comes.
+A transaction of a local group calls `commit.stage` for each member: the same, up to the last write. The group then
+writes its manifest once, with an entry for each member in its redo log. `redo.carry_out` takes the last step of each
+member, now or, if the writer was killed, when the next one comes.
+
+In an object store nothing can be renamed. There `many.commit_rows` writes a revision of each member that changed, and
+the manifest once: its rows name the revisions that count. A member that is changed by its own URL takes the same road.
 
 For a parallel write, `b2array.workers.fork.fork` makes handles whose drafts begin with everything that the transaction
 has changed. `Draft.of_fork` makes such a draft. What comes back is again a `ChangeSet`. `changes.merged` joins those of
@@ -38,9 +41,14 @@ changes      `ChangeSet`: the same as a value; `applied`, `rebased`, `merged` (n
 plan         `plan`: every decision of a commit (no I/O)
 commit       `commit`, `publish`, `stage`: the only code that writes a commit
 manifest     `Manifest`, `Entry`: what a group's manifest says (no I/O)
-redo         reads members of a group through the redo log in its manifest, and carries it out
 tables       refuses changes of columns of python-blosc2's tables
-single       how writers of one member keep to the order of its group's commits: `writers_lock`, `may_replace`
+catalog      reads and writes manifests; `Catalog`, what this process last saw of one
+redo         local groups: reads members through the redo log in the manifest, and carries it out
+single       local groups: how writers of one member keep to the order of the group's commits: `writers_lock`
+prepare      what a commit makes before its last step: the plan, objects, copies of chunks
+many         groups in object stores: `commit_rows`, one write of the manifest
+census       lists the members of a group in an object store by its files
+localize     makes a local group of one that was copied from an object store
 handle       `Handle`: shows a state, begins transactions, tries again after conflicts
 edits        insert, update, delete and reorder chunks
 resize       resize, append, insert, delete along an axis

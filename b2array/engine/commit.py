@@ -8,51 +8,27 @@ the answer of a server is lost; then nothing is cleaned up, because the store ma
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 
-import numpy as np
-import numpy.typing as npt
-
 from b2array.buffers import Buffer
-from b2array.codec.header import ChunkHeader, Special
-from b2array.config import HEADER_LEN
-from b2array.engine.changes import LOWEST_CODE, ChangeSet, Keep, changeable, is_spooled
-from b2array.engine.draft import Draft, discard, removed
-from b2array.engine.fetch import each_chunk
-from b2array.engine.kept import KeptState, require_intact
-from b2array.engine.plan import Facts, Plan, Step, plan, unnoted
-from b2array.engine.single import makers_lock, may_replace
-from b2array.engine.snapshot import Snapshot, kept_states, load, reload
-from b2array.engine.source import Location, Source
-from b2array.engine.tables import refuse_columns
-from b2array.errors import B2ArrayError, ConflictError, FormatError, located, located_error, warn
+from b2array.engine.draft import Draft, discard
+from b2array.engine.many import commit_member
+from b2array.engine.plan import Plan, Step
+from b2array.engine.prepare import make_objects, pieces, planned, require_files, whole
+from b2array.engine.single import makers_lock
+from b2array.engine.snapshot import Snapshot, load_published, reload
+from b2array.errors import B2ArrayError, ConflictError, FormatError, warn
 from b2array.format import index
-from b2array.format.annotations import LAYER, Annotations, GroupCommit
-from b2array.format.foreign_indexes import with_stale_indexes
+from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
-from b2array.format.header import FrameType
-from b2array.format.kept import ledger_of
-from b2array.format.state import State
-from b2array.progress import Progress
-from b2array.store.base import (
-    Store,
-    Version,
-    attempts,
-    create_under_own_name,
-    durability,
-    may_still_happen,
-    too_many_conflicts,
-)
+from b2array.store.base import Version, attempts, durability, may_still_happen, too_many_conflicts
 from b2array.store.spans import Span
 
-__all__ = ["commit", "copied", "renew", "stage"]
+__all__ = ["commit", "stage"]
 
-_SALT_NBYTES = 16
 _COPIED_AT_ONCE = 2**24
 
 
@@ -67,12 +43,18 @@ def commit(draft: Draft) -> Snapshot:
             snapshot = draft.base
         else:
             draft.staging.require_open()
-            snapshot = _make(draft) if draft.base is None else _change(draft)
+            snapshot = _committed(draft)
     except BaseException:
         draft.abort()
         raise
     draft.settle(snapshot.frame)
     return snapshot
+
+
+def _committed(draft: Draft) -> Snapshot:
+    if draft.base is None:
+        return _make(draft) if draft.old is None or draft.old.member is None else commit_member(draft)
+    return _change(draft) if draft.base.member is None else commit_member(draft)
 
 
 def _make(draft: Draft) -> Snapshot:
@@ -81,7 +63,7 @@ def _make(draft: Draft) -> Snapshot:
         # A writer of the frame that goes must not come in between: it would write into the new one.
         name = draft.name if draft.old is None else draft.old.name
         with draft.place.lock(name) if _has_other_writers(draft, name) else nullcontext():
-            made = publish(_planned(draft, None), draft, None)
+            made = publish(planned(draft, None), draft, None)
             if not draft.aside:
                 _remove_old(draft, made)
                 return made
@@ -118,9 +100,9 @@ def _change(draft: Draft) -> Snapshot:
     for _ in attempts(draft.store):
         with draft.lock():
             current = _newest(draft)
-            made = _planned(draft, current)
-            if not may_replace(current):
-                continue
+            if current.member is not None:  # a group has adopted the frame since it was opened
+                return commit_member(draft)
+            made = planned(draft, current)
             if made.step == Step.COMPACT and not draft.store.can.append:
                 warn(f"{draft.url}: one file in this store is rewritten with every change")
             try:
@@ -133,27 +115,6 @@ def _change(draft: Draft) -> Snapshot:
 
 def _carry_out(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
     return _compact(made, draft, current) if made.step == Step.COMPACT else publish(made, draft, current)
-
-
-def renew(held: Snapshot, group_commit: GroupCommit) -> Snapshot | None:
-    """Replace a state by an equal one, which notes a commit of a group: nobody can replace the old one then.
-
-    The caller holds the member in the manifest since he has read the state. All chunks stay in their places, because
-    the caller's draft may know these. None: there is another state now.
-    """
-    draft = Draft(held.store, held)
-    try:
-        draft.annotate(group_commit=group_commit)
-        change = draft.freeze()
-        made = plan(change, held, replace(observe(change, held, draft), appendable=True))
-        renewed = _carry_out(made.otherwise or made, draft, held)
-    except BaseException as error:
-        draft.abort()
-        if isinstance(error, ConflictError):
-            return None
-        raise
-    draft.settle(renewed.frame)
-    return renewed
 
 
 def stage(
@@ -170,16 +131,16 @@ def stage(
         current = None if draft.base is None else _newest(draft)
         if group_commit is not None:
             draft.annotate(group_commit=group_commit)
-        made = _planned(draft, current)
-        _require_files(made, draft)
+        made = planned(draft, current)
+        require_files(made, draft)
         try:
             if made.step == Step.COMPACT and current is not None:
                 return _stage_compacted(draft, current, put)
-            _make_objects(made, draft)
+            make_objects(made, draft)
             if made.step == Step.APPEND and current is not None:
                 _append(made, draft, current)
                 return made.require_state().frame, made.header
-            put(_pieces(made, draft))
+            put(pieces(made, draft))
             return made.require_state().frame, b""
         except ConflictError:
             if current is None or reload(current).generation == current.generation:
@@ -199,46 +160,6 @@ def _newest(draft: Draft) -> Snapshot:
     return current
 
 
-def _planned(draft: Draft, current: Snapshot | None) -> Plan:
-    change = draft.freeze()
-    if change.changes_values:
-        refuse_columns(draft.place)
-    return plan(change, current, observe(change, current, draft))
-
-
-def observe(change: ChangeSet, current: Snapshot | None, draft: Draft) -> Facts:
-    """Find out what only the store and the staging area know."""
-    store = draft.store
-    return Facts(
-        url=draft.url, appendable=store.can.append, locks=store.can.lock, aside=draft.aside,
-        header_room=draft.staging.header_room, unnoted=_file_sizes(store, unnoted(change, current)),
-        kept=_staying(change, current), salt=os.urandom(_SALT_NBYTES),
-    )  # fmt: skip
-
-
-def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...] | None:
-    """Return the kept states of a contiguous frame that stay when a change lets others go; None if one is lost."""
-    if current is None or current.sparse or not change.drops:
-        return ()
-    stay = ledger_of(current.state).without(change.drops).entries
-    try:
-        return tuple(each.state for each in kept_states(current, stay))
-    except FormatError:
-        return None
-
-
-def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
-    """Read the sizes of chunks in files; missing files are left out."""
-    sizes = {}
-    names = [index.chunk_name(number) for number in numbers]
-    for number, name, head in zip(numbers, names, store.head(names, HEADER_LEN) if names else (), strict=True):
-        if not isinstance(head, Exception):
-            sizes[number] = located(f"{store.url}: {name}", partial(ChunkHeader.unpack, head.data)).cbytes
-        elif not isinstance(head, FileNotFoundError):
-            raise head
-    return sizes
-
-
 # Carrying them out.
 
 
@@ -248,9 +169,9 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
     An error is ignored if the new state is there all the same, as when an answer was lost.
     """
     state = made.require_state()
-    _require_files(made, draft)
+    require_files(made, draft)
     generation = state.frame.fingerprint.hex()
-    _make_objects(made, draft)
+    make_objects(made, draft)
     if draft.sparse:
         draft.store.force()
     try:
@@ -265,24 +186,11 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
         if exclusive or (durability() == "full" and draft.store.can.local):
             raise
         with suppress(OSError, B2ArrayError):
-            found = load(draft.store, marks=True)
+            found = load_published(draft.store)
             if found.generation == generation or found.state.annotations.lists(state.annotations):
                 return found
         raise
     return Snapshot(draft.store, state, 0, version, generation, header=made.header)
-
-
-def _require_files(made: Plan, draft: Draft) -> None:
-    """Raise ConflictError if `vacuum` has removed files that the new state refers to."""
-    gone = [] if made.state is None else draft.staging.missing(made.state.frame.offsets)
-    if gone:
-        raise removed(draft.url, gone)
-
-
-def _make_objects(made: Plan, draft: Draft) -> None:
-    """Make the objects that the new state refers to. If the commit fails, `vacuum` removes them."""
-    for name, content in made.objects.items():
-        create_under_own_name(draft.store, name, content)
 
 
 def _write(made: Plan, draft: Draft, current: Snapshot | None) -> Version | None:
@@ -294,21 +202,16 @@ def _write(made: Plan, draft: Draft, current: Snapshot | None) -> Version | None
         path = draft.staging.finish(made.header, made.tail, durable=durability() != "off")
         return store.adopt(path, "", exclusive=exclusive, expected=expected).version
     if exclusive:
-        return store.create(name, _pieces(made, draft)).version
-    return store.replace(name, _pieces(made, draft), expected=expected).version
-
-
-def _pieces(made: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buffer]:
-    """Return the bytes of a file; `old` ones between the header and the new chunks stay."""
-    return chain((made.header,), old, draft.staging.pieces(made.pieces), (made.tail,))
+        return store.create(name, pieces(made, draft)).version
+    return store.replace(name, pieces(made, draft), expected=expected).version
 
 
 def _extend(made: Plan, draft: Draft, current: Snapshot) -> Version | None:
     """Append to the file, and let its header refer to the new index."""
     store = draft.store
     if not store.can.append:
-        whole = _pieces(made, draft, _behind_header(current))
-        return store.replace("", whole, expected=current.version).version
+        content = pieces(made, draft, _behind_header(current))
+        return store.replace("", content, expected=current.version).version
     _append(made, draft, current)
     try:
         return store.patch("", 0, made.header).version
@@ -336,117 +239,24 @@ def _append(made: Plan, draft: Draft, current: Snapshot) -> None:
 def _compact(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
     """Replace the old file by one with every chunk, and without dead space."""
     try:
-        whole = _whole(draft, current)
+        copy = whole(draft, current)
     except FormatError:
         if made.otherwise is None:
             raise
         # A chunk that cannot be read is no reason to refuse the others.
         return publish(made.otherwise, draft, current)
     try:
-        return publish(_planned(whole, None), whole, None)
+        return publish(planned(copy, None), copy, None)
     finally:
-        draft.is_unknown |= whole.is_unknown
-        whole.abort()
+        draft.is_unknown |= copy.is_unknown
+        copy.abort()
 
 
 def _stage_compacted(draft: Draft, current: Snapshot, put: Callable[[Iterable[Buffer]], object]) -> tuple[Frame, bytes]:
-    whole = _whole(draft, current)
+    copy = whole(draft, current)
     try:
-        made = _planned(whole, None)
-        put(_pieces(made, whole))
+        made = planned(copy, None)
+        put(pieces(made, copy))
         return made.require_state().frame, b""
     finally:
-        whole.abort()
-
-
-def _whole(draft: Draft, current: Snapshot) -> Draft:
-    """Copy all chunks for a new file in the place of the old one; it is the same frame."""
-    stay = ledger_of(current.state).without(draft.drops).entries
-    whole = copied(
-        draft.as_source(), draft.store, FrameType.CONTIGUOUS, progress=draft.progress, replaces=current.version,
-        is_same=True, kept=[KeptState(*each) for each in zip(stay, kept_states(current, stay), strict=True)],
-    )  # fmt: skip
-    for keep in draft.keeps:
-        whole.keep(keep)
-    return whole
-
-
-def copied(
-    source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False,
-    progress: Progress | None = None, lost: Collection[int] = (),
-    locked: bool = False, replaces: Version | None = None, is_same: bool = False, kept: Sequence[KeptState] = (),
-) -> Draft:  # fmt: skip
-    """Return a draft of a new frame with the chunks of `source`, as they are stored, but for the `lost` ones.
-
-    With `is_same`, it is the same frame in another file. It keeps the `kept` states of the old one.
-    """
-    old = source.state
-    if isinstance(source, Draft):
-        source.flush()  # an open chunk would keep the code of its earlier content until then
-        old = changeable(source.state)  # the source goes on changing its own tables
-    annotations = (
-        Annotations()
-        if old.annotations.foreign
-        else replace(old.annotations, next=None, sizes=None, records=None, kept=None)
-    )
-    layers = tuple(layer for layer in old.frame.vlmetalayers if layer[0] != LAYER)
-    state = (
-        old.with_frame(frame_type=frame_type, vlmetalayers=layers).with_annotations(annotations).with_tables(None, None)
-    )
-    if isinstance(source, Draft) and source.freeze().changes_values:
-        state = with_stale_indexes(state)
-    new = Draft(store, None, state, overwrite=overwrite, locked=locked, replaces=replaces, is_same=is_same)
-    lost = {*lost, *annotations.lost}
-    try:
-        # A draft notes all that is read; elsewhere only chunks that the index refers to are looked at.
-        present = (
-            range(old.frame.nchunks) if source.buffer else np.flatnonzero(old.frame.offsets >= LOWEST_CODE).tolist()
-        )
-        stored = [n for n in present if n not in lost and isinstance(source.locate(n), Location)]
-        shown = progress or Progress(None)
-        shown.advance(old.frame.nchunks - len(stored))
-        for n, each in zip(stored, each_chunk(source, stored), strict=True):
-            new.put(n, bytes(each.region))
-            shown.advance()
-        for n in lost:
-            new.mark_lost(n)
-        _copy_kept(new, old.frame, kept)
-    except BaseException:
-        new.abort()
-        raise
-    return new
-
-
-def _copy_kept(new: Draft, old: Frame, kept: Sequence[KeptState]) -> None:
-    """Let a copy of a frame keep states, too. Chunks that are in several states are copied once.
-
-    Where other software may have written over a chunk of a state, it is compared with the checksums that the state has.
-    """
-    old_index, index_now, records_now = old.offsets, new.state.frame.offsets, new.state.records
-    stored = np.flatnonzero(_is_stored(old_index)).tolist()
-    copies = {int(old_index[n]): (int(index_now[n]), int(records_now[n])) for n in stored}
-    for entry, held in kept:
-        if held is None:
-            new.keep(Keep(entry))
-            continue
-        offsets, records = np.array(held.frame.offsets, np.int64), held.state.records.copy()
-        lost = held.state.annotations.lost
-        offsets[list(lost)] = index.special_offset(Special.ZEROS)  # nobody reads them
-        wanted = np.flatnonzero(_is_stored(offsets)).tolist()
-        if entry.suspect or not old.is_ours:
-            try:
-                require_intact(held, deep=True)
-            except FormatError as error:
-                raise located_error(f"{held.url}: the snapshot {entry.name!r} is damaged; drop it", error) from error
-        missing = [n for n in wanted if int(offsets[n]) not in copies]
-        for n, each in zip(missing, each_chunk(held, missing), strict=True):
-            staged = new.store_stored(n, bytes(each.region))
-            copies[int(offsets[n])] = staged.code, staged.record
-        for n in wanted:
-            offsets[n], records[n] = copies[int(offsets[n])]
-        state = held.state.with_frame(offsets=offsets, frame_type=new.state.frame.frame_type)
-        new.keep(Keep(entry, state.with_tables(held.state.sizes, records)))
-
-
-def _is_stored(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    return (codes >= 0) | is_spooled(codes)
+        copy.abort()

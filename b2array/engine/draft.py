@@ -95,6 +95,8 @@ class Draft(Target):
         The version of the frame that the new one replaces: no other one is overwritten.
     is_same : bool, default False
         Whether the new frame is the same as an old one, in another file: it keeps the identity.
+    first : int, default 0
+        The first number for the file of a chunk in a new sparse frame.
     """
 
     keeps: tuple[Keep, ...] = ()
@@ -105,6 +107,7 @@ class Draft(Target):
     def __init__(
         self, store: Store, base: Snapshot | None, new: State | None = None, *,
         overwrite: bool = False, locked: bool = False, replaces: Version | None = None, is_same: bool = False,
+        first: int = 0,
     ) -> None:  # fmt: skip
         start = base.state if base is not None else new
         if start is None:
@@ -119,7 +122,7 @@ class Draft(Target):
             raise UnsupportedError(f"{store.url} has {part}, so it can be read, but not written")
         if base is None and not is_same:
             start = start.with_annotations(start.annotations.with_new_identity())
-        self.base = base
+        self.base, self._first = base, first
         self.new = New(start, overwrite or is_same, replaces, is_same) if base is None else None
         self.state = self._seen = start
         self.sparse = start.frame.frame_type == FrameType.SPARSE
@@ -127,8 +130,7 @@ class Draft(Target):
         self.place = store
         # A new frame that replaces one of the other layout is made in another place first.
         self.old = frame_in(store) if overwrite and base is None else None
-        beside = store.beside(directory=self.sparse) if overwrite and base is None else None
-        self.store = beside or store
+        self.store = (self._place_beside() if overwrite and base is None else None) or store
         self.makes_directory = base is None and not is_same and self.sparse and _is_vacant(self.store)
         """Whether the first file makes the directory that a new frame is in."""
         self.is_unknown = False
@@ -159,6 +161,12 @@ class Draft(Target):
         """Calls for the end of this draft."""
         self._digests: dict[int, bytes] = {}
         self.staging = self._new_staging()
+
+    def _place_beside(self) -> Store | None:
+        """Return a new place for a frame that replaces one of the other layout; None if the group lists revisions."""
+        if self.old is not None and self.old.member is not None:
+            return None
+        return self.place.beside(directory=self.sparse)
 
     @classmethod
     def of_fork(cls, store: Store, base: Snapshot | None, fork: ForkOf, staging: Staging) -> Self:
@@ -196,7 +204,7 @@ class Draft(Target):
         state = self.state
         if self.base is None:
             if self.old is None or not self.old.sparse:
-                return 0
+                return self._first
             state = self.old.state
         return max(state.annotations.next or 0, int(state.frame.offsets.max(initial=-1)) + 1)
 

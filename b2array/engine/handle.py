@@ -17,7 +17,7 @@ from b2array import config
 from b2array.engine.commit import commit
 from b2array.engine.draft import Draft, abandoned
 from b2array.engine.single import writers_lock
-from b2array.engine.snapshot import Snapshot, reload
+from b2array.engine.snapshot import Member, Snapshot, reload
 from b2array.engine.source import Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format.b2nd import CACHE
@@ -63,8 +63,6 @@ class Handle:
         Whether the holder of the mutex has the store's lock, too.
     mutex : Mutex
         Held while the handle commits, and by changes that join a transaction.
-    before_commit : callable or None
-        Called once, before the first commit.
     small_writes : tuple of (list of int or None, int)
         The chunk that the last commits wrote in part, and how many they were; None once the user was warned.
 
@@ -78,7 +76,6 @@ class Handle:
         "_draft",
         "_mode",
         "_snapshot",
-        "before_commit",
         "described",
         "locked",
         "mutex",
@@ -105,7 +102,6 @@ class Handle:
         self._show(snapshot)
         self.mutex = Mutex()
         self.locked = False
-        self.before_commit: Callable[[], object] | None = None
         self.small_writes: tuple[list[int] | None, int] = [], 0
 
     def _show(self, snapshot: Snapshot, draft: Draft | None = None) -> None:
@@ -282,14 +278,7 @@ class Handle:
         with self.mutex.held:
             self._commit(draft)
 
-    def announce_commit(self) -> None:
-        """Call `before_commit`, if that was not done yet. Commits that bypass the handle must call this."""
-        call, self.before_commit = self.before_commit, None
-        if call is not None:
-            call()
-
     def _commit(self, draft: Draft) -> None:
-        self.announce_commit()
         try:
             committed = commit(draft)
             # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
@@ -424,6 +413,8 @@ class Handle:
             self._mode,
             held.at,
             held.again,
+            held.member,
+            held.index,
         )
 
 
@@ -505,6 +496,8 @@ def _explain(source: Source, error: B2ArrayError | OSError) -> None:
 
 def _restored(
     kind: type[Handle], store: Store, thin: Frame, index: bytes, start: int, version: Version | None, generation: str,
-    mode: Mode, at: Kept | None, again: Callable[..., Snapshot] | None = None,
+    mode: Mode, at: Kept | None, again: Callable[..., Snapshot] | None, member: Member | None, name: str,
 ) -> Handle:  # fmt: skip
-    return kind(Snapshot(store, with_index(thin, index), start, version, generation, at=at, again=again), mode)
+    state = with_index(thin, index)
+    held = Snapshot(store, state, start, version, generation, at=at, again=again, member=member, index=name)
+    return kind(held, mode)

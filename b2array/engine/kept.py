@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +17,7 @@ from b2array.engine.source import ChunkRequest, Source
 from b2array.errors import ConflictError, FormatError
 from b2array.format.kept import Kept
 
-__all__ = ["CopiedGroup", "KeptState", "copied", "opened", "require_intact"]
+__all__ = ["KeptState", "copied", "opened", "require_intact"]
 
 _AT_ONCE = 256
 
@@ -57,41 +55,23 @@ class KeptState(NamedTuple):
     source: Source | None
 
 
-@dataclass(frozen=True, slots=True)
-class CopiedGroup:
-    """A group that is copied with snapshots of these names. `old` and `new` are the identities of it and its copy."""
+def copied(source: Source) -> list[KeptState]:
+    """Return the states that a copy of a frame keeps: those that the frame keeps for itself.
 
-    names: Collection[str]
-    old: bytes
-    new: bytes
-
-
-def copied(source: Source, group: CopiedGroup | None = None) -> list[KeptState]:
-    """Return the states that a copy of a frame keeps.
-
-    These are the states that the frame keeps for itself, as a transaction leaves them if the source is one. If the
-    frame is copied with its group, the copy also keeps those of the group's snapshots, for the new group.
+    A source that is a transaction has them as it leaves them. States of a group's snapshots belong to the group.
     """
     if not isinstance(source, Draft):
-        return _stored(source, group, ()) if isinstance(source, Snapshot) else []
-    found = [] if source.base is None else _stored(source.base, group, source.drops)
+        return _stored(source, ()) if isinstance(source, Snapshot) else []
+    stored = [] if source.base is None else _stored(source.base, source.drops)
     waiting = [keep for keep in source.keeps if not keep.entry.group]
-    return found + [
+    return stored + [
         KeptState(keep.entry, None if keep.state is None else source.earlier(keep.state)) for keep in waiting
     ]
 
 
-def _stored(held: Snapshot, group: CopiedGroup | None, drops: tuple[str, ...]) -> list[KeptState]:
-    found = []
-    for entry in ledger_in(held).without(drops).entries:
-        if not entry.group:
-            found.append(KeptState(entry, opened(held, entry.name)))
-        elif group is not None and entry.group == group.old and entry.name in group.names:
-            state = opened(held, entry.name)
-            # A file without chunks has no room for those of other states.
-            if held.frame.nchunks or not state.frame.nchunks:
-                found.append(KeptState(replace(entry, group=group.new), state))
-    return found
+def _stored(held: Snapshot, drops: tuple[str, ...]) -> list[KeptState]:
+    entries = ledger_in(held).without(drops).entries
+    return [KeptState(entry, opened(held, entry.name)) for entry in entries if not entry.group]
 
 
 def require_intact(held: Source, *, deep: bool) -> None:

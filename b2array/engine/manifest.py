@@ -22,10 +22,32 @@ from b2array.format.summary import Record
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, WORK
 
 __all__ = [
-    "ARRAY", "ATTRS", "EMBEDDED", "MANIFEST", "OTHER", "RETIRED", "SUFFIXES", "Entry", "Kind", "Manifest", "Retired",
-    "check_name", "check_path", "is_attrs", "is_embedded", "is_file_of_group", "is_member_name", "members_among",
-    "retired_path", "staged_path",
-]  # fmt: skip
+    "ARRAY",
+    "ATTRS",
+    "DATA",
+    "EMBEDDED",
+    "MANIFEST",
+    "OTHER",
+    "RETIRED",
+    "SUFFIXES",
+    "Entry",
+    "Kind",
+    "Manifest",
+    "Retired",
+    "Row",
+    "check_name",
+    "check_path",
+    "data_path",
+    "index_name",
+    "is_attrs",
+    "is_embedded",
+    "is_file_of_group",
+    "is_index_name",
+    "is_member_name",
+    "members_among",
+    "retired_path",
+    "staged_path",
+]
 
 MANIFEST = ".b2group"
 """The object that holds the manifest."""
@@ -37,10 +59,11 @@ OTHER = ".b2f"
 SUFFIXES = (ARRAY, OTHER, ".b2b")
 RETIRED = ".b2retired"
 """The directory or prefix with what snapshots of the group need of members that are not there any more."""
+DATA = ".b2data"
+"""The prefix, in an object store, with the revisions of contiguous members."""
 
 _MAGIC = "b2array group"
-_VERSION = 2
-_SINGLE, _OPEN, _HELD = "single", "open", "held "
+_VERSION = 3
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, msgpack.UnpackException)
 
@@ -168,6 +191,67 @@ class Entry:
         return cls(number, before, after, kind, payload)
 
 
+def index_name(revision: str) -> str:
+    """Return the name of the object that holds the index of a revision, beside the chunks of its sparse frame."""
+    return f"{FRAME_NAME}.{revision}"
+
+
+def is_index_name(name: str) -> bool:
+    """Whether a name is one that `index_name` returns."""
+    front, _, revision = name.rpartition(".")
+    return front == FRAME_NAME and _is_revision(revision)
+
+
+def data_path(revision: str) -> str:
+    """Return the path, in the group, of the object that holds a revision of a contiguous member."""
+    return f"{DATA}/{revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the manifest of a group in an object store says of one member.
+
+    Parameters
+    ----------
+    path : str
+        Where the member is published: the path of its frame in the group.
+    revision : str
+        The state that the group has committed: it names the object with the index (`index_name`, `data_path`), which
+        never changes. Empty if no commit of the group has written the member yet: then the published index counts.
+    sparse : bool
+        Whether each chunk has an object for itself.
+    number : int
+        The number of the group's commit that wrote the revision: an older revision has a smaller number.
+    next : int
+        The first number that was never given to the file of a chunk here.
+    """
+
+    path: str
+    revision: str = ""
+    sparse: bool = True
+    number: int = 0
+    next: int = 0
+
+    def pack(self) -> list[Any]:
+        """Return the row as msgpack takes it."""
+        return [self.path, bytes.fromhex(self.revision), self.sparse, self.number, self.next]
+
+    @classmethod
+    def unpack(cls, name: object, content: Any) -> Self:
+        """Read the row of a member with this name."""
+        parts: list[Any] = content if isinstance(content, list) and len(content) == 5 else [None] * 5
+        path, revision, sparse, number, following = parts
+        is_place = isinstance(name, str) and isinstance(path, str) and _belong(name, path)
+        is_count = all(type(count) is int and count >= 0 for count in (number, following))
+        is_state = type(revision) is bytes and len(revision) in (0, _REVISION_NBYTES) and type(sparse) is bool
+        if not (is_place and is_state and is_count):
+            raise FormatError(f"expected a member's name and row in the manifest, found {name!r} and {content!r}")
+        return cls(path, revision.hex(), sparse, number, following)
+
+
+_REVISION_NBYTES = 16
+
+
 def retired_path(token: str) -> str:
     """Return the path of a frame that keeps states of a member that is not there any more."""
     return f"{RETIRED}/{token}"
@@ -181,31 +265,53 @@ Retired = Mapping[str, tuple[tuple[str, bytes], ...]]
 class Manifest:
     """What a group records about its members.
 
-    `members` has the path of each by its name; None where the files themselves are the list. `identity` tells this
-    group from others: a member may be a copy from there. `number` is that of the last commit. `redo` is the redo log:
-    how members get the states that commits have given them, by path. `writing` has marks by the paths of members: that
-    others than transactions write one, too, or that a transaction holds it; see `b2array.engine.single`. `summaries`
-    are packed by `b2array.format.summary`. `recent` lists the last commits, as `b2array.format.recent` does. `kept` is
-    the ledger of the group's snapshots, packed as `b2array.format.kept` does, and `retired` says which frames keep
-    states for them of members that are not there any more. `unknown` are entries of later versions; they stay.
+    Parameters
+    ----------
+    rows : mapping of str to Row, optional
+        The members by their names, in an object store. None on a local disk, where the files are the list.
+    identity : str
+        Tells this group from others: a member may be a copy from there.
+    number : int
+        The number of the last commit.
+    redo : mapping of str to Entry
+        The redo log of a local group: how members get the states that commits have given them, by path.
+    summaries : bytes
+        What members say of themselves, packed by `b2array.format.summary`.
+    recent : bytes
+        The last commits, as `b2array.format.recent` lists them.
+    kept : bytes
+        The ledger of the group's snapshots, packed as `b2array.format.kept` does.
+    retired : mapping
+        Which frames keep states for the snapshots of a local group, of members that are not there any more.
+    gone : mapping of str to int
+        For paths of deleted members in an object store, the first number that was never given to the file of a chunk.
+    unknown : tuple
+        Entries of later versions; they stay.
 
     Examples
     --------
-    >>> manifest = Manifest({"a/b": "a/b.b2nd"}, number=3)
+    >>> manifest = Manifest({"a/b": Row("a/b.b2nd")}, number=3)
     >>> Manifest.unpack(manifest.pack()) == manifest
     True
+    >>> manifest.members
+    {'a/b': 'a/b.b2nd'}
     """
 
-    members: Mapping[str, str] | None = None
+    rows: Mapping[str, Row] | None = None
     identity: str = ""
     number: int = 0
     redo: Mapping[str, Entry] = field(default_factory=dict)
-    writing: Mapping[str, str] = field(default_factory=dict)
     summaries: bytes = b""
     recent: bytes = b""
     kept: bytes = b""
     retired: Retired = field(default_factory=dict)
+    gone: Mapping[str, int] = field(default_factory=dict)
     unknown: tuple[tuple[Any, Any], ...] = ()
+
+    @property
+    def members(self) -> dict[str, str] | None:
+        """The path of each member by its name; None where the files are the list."""
+        return None if self.rows is None else {name: row.path for name, row in self.rows.items()}
 
     @property
     def commit(self) -> tuple[str, int]:
@@ -222,42 +328,8 @@ class Manifest:
         paths = [EMBEDDED if is_embedded(path) else path for path in (members or {}).values()]
         if not self.summaries and not paths:
             return self
-        found = {**dict.fromkeys(paths), **summary.unpack_all(self.summaries), **records}
-        # Who writes a single member takes its summary back when he says so in the manifest. Now he must do both again.
-        described = {path for path, record in records.items() if record is not None and self.is_single(path)}
-        return replace(
-            self,
-            summaries=summary.pack_all({path: found[path] for path in found if path not in gone}),
-            writing={**self.writing, **dict.fromkeys(described, _OPEN)},
-        )
-
-    def with_single(self, path: str) -> Self:
-        """Return the manifest that says that others than transactions write a member, too."""
-        now = replace(self, writing={**self.writing, path: _SINGLE})
-        # A member without a summary of its own is listed among the summaries, too.
-        return now.with_summaries({path: None}) if self.summaries else now
-
-    def with_held(self, paths: Iterable[str], token: str) -> Self:
-        """Return the manifest that says that a transaction holds members: writers of single members let it go first."""
-        return replace(self, writing={**self.writing, **dict.fromkeys(paths, f"{_HELD}{token}")})
-
-    def released(self, tokens: Collection[str]) -> Self:
-        """Return the manifest in which a transaction that has held members by these tokens lets them go.
-
-        Other transactions must still see that the members may have other states now.
-        """
-        marks = {f"{_HELD}{token}" for token in tokens}
-        writing = {path: _OPEN if mark in marks else mark for path, mark in self.writing.items()}
-        return replace(self, writing=writing)
-
-    def is_single(self, path: str) -> bool:
-        """Whether others than transactions write a member, too."""
-        return self.writing.get(path) == _SINGLE
-
-    def holder(self, path: str) -> str:
-        """Return the token by which a transaction holds a member; "" if none does."""
-        mark = self.writing.get(path, "")
-        return mark.removeprefix(_HELD) if mark.startswith(_HELD) else ""
+        known = {**dict.fromkeys(paths), **summary.unpack_all(self.summaries), **records}
+        return replace(self, summaries=summary.pack_all({path: known[path] for path in known if path not in gone}))
 
     def with_commit(self, token: str) -> Self:
         """Return the manifest with the token of its commit before those of the last ones."""
@@ -269,10 +341,9 @@ class Manifest:
 
     def pack(self) -> bytes:
         """Return the manifest as bytes."""
-        known: dict[str, Any] = {"members": self.members, "ident": self.identity, "number": self.number}
+        rows = None if self.rows is None else {name: row.pack() for name, row in self.rows.items()}
+        known: dict[str, Any] = {"rows": rows, "ident": self.identity, "number": self.number}
         known["redo"] = {path: entry.pack() for path, entry in self.redo.items()}
-        if self.writing:
-            known["writing"] = self.writing
         if self.summaries:
             known["summaries"] = self.summaries
         if self.recent:
@@ -281,6 +352,8 @@ class Manifest:
             known["kept"] = self.kept
         if self.retired:
             known["retired"] = {token: [list(state) for state in states] for token, states in self.retired.items()}
+        if self.gone:
+            known["gone"] = self.gone
         packed: bytes = msgpack.packb({"format": _MAGIC, "version": _VERSION, **known, **dict(self.unknown)})
         return packed
 
@@ -303,23 +376,22 @@ class Manifest:
             )
         if version > _VERSION:
             raise UnsupportedError(f"expected a manifest of version {_VERSION}, found the later version {version}")
-        if "members" not in content:
-            raise FormatError("expected members in the manifest, found none")
-        members = content.pop("members")
-        for name, path in _checked("members", {} if members is None else members, dict).items():
-            if not isinstance(name, str) or not isinstance(path, str) or not _belong(name, path):
-                raise FormatError(f"expected a member's name and path in the manifest, found {name!r} at {path!r}")
+        if "rows" not in content:
+            raise FormatError("expected rows in the manifest, found no such entry")
+        rows = content.pop("rows")
+        if rows is not None:
+            rows = {name: Row.unpack(name, row) for name, row in _checked("rows", rows, dict).items()}
         log = _checked("redo", content.pop("redo", None), dict)
         return cls(
-            members,
+            rows,
             _checked("ident", content.pop("ident", None), str),
             _checked("number", content.pop("number", None), int),
             {path: Entry.unpack(path, entry) for path, entry in log.items()},
-            _writing(_checked("writing", content.pop("writing", {}), dict)),
             _checked("summaries", content.pop("summaries", b""), bytes),
             _checked("recent", content.pop("recent", b""), bytes),
             _checked("kept", content.pop("kept", b""), bytes),
             _retired(_checked("retired", content.pop("retired", {}), dict)),
+            _gone(_checked("gone", content.pop("gone", {}), dict)),
             tuple(content.items()),
         )
 
@@ -330,10 +402,10 @@ def _checked(key: str, value: Any, kind: type) -> Any:
     return value
 
 
-def _writing(content: Mapping[Any, Any]) -> Mapping[str, str]:
-    for path, state in content.items():
-        if not _is_path(path) or not isinstance(state, str):
-            raise FormatError(f"expected a path and a state in the manifest, found {path!r} and {state!r}")
+def _gone(content: Mapping[Any, Any]) -> Mapping[str, int]:
+    for path, number in content.items():
+        if not _is_path(path) or type(number) is not int or number < 0:
+            raise FormatError(f"expected a path and a number in the manifest, found {path!r} and {number!r}")
     return content
 
 
@@ -371,3 +443,7 @@ def _is_path(path: object) -> bool:
 
 def _is_token(text: object) -> bool:
     return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{16}", text) is not None
+
+
+def _is_revision(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{32}", text) is not None

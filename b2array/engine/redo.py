@@ -15,24 +15,21 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from b2array import config
 from b2array.engine import snapshot
 from b2array.engine.fetch import chunk_number
-from b2array.engine.manifest import MANIFEST, Entry, Manifest, is_embedded, staged_path
+from b2array.engine.manifest import Entry, Manifest, is_embedded, staged_path
 from b2array.engine.snapshot import Snapshot
 from b2array.engine.source import FRAME_NAME
-from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError, located
+from b2array.errors import B2ArrayError, ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.format.frame import FINGERPRINT_NBYTES
 from b2array.format.header import unpack_header
-from b2array.format.index import chunk_name
-from b2array.format.kept import KEPT, ledger_of, object_name
+from b2array.format.kept import KEPT
 from b2array.store.base import (
     MISSING,
     Head,
     Store,
     Version,
     attempts,
-    conflict,
     stale_reader,
     too_many_conflicts,
 )
@@ -42,7 +39,7 @@ from b2array.store.spans import Span
 
 __all__ = [
     "Found", "belongs", "carry_out", "discard", "is_abandoned",
-    "look", "look_by", "read_manifest", "read_member", "settle", "write_manifest",
+    "look", "look_by", "read_member", "settle",
 ]  # fmt: skip
 
 _DAMAGED = "damaged "
@@ -54,7 +51,7 @@ StoreOf = Callable[[str], Store]
 
 
 class Found(NamedTuple):
-    """What is at a path: a frame, a mark that says that one was deleted, a damaged frame, or nothing.
+    """What is at a path: a frame, a damaged frame, or nothing.
 
     `state` names its present state: a frame's generation, the version of a damaged one, or "" for nothing. `lasting`
     stays the same when a frame is changed, where b2array made it. `name` is that of the object with its header.
@@ -67,11 +64,6 @@ class Found(NamedTuple):
     version: Version | None = None
 
     @property
-    def is_mark(self) -> bool:
-        """Whether this is the mark of a deletion."""
-        return self.frame is None and self.name is not None and not self.is_damaged
-
-    @property
     def is_damaged(self) -> bool:
         """Whether this is a frame that cannot be read."""
         return self.state.startswith(_DAMAGED)
@@ -81,52 +73,10 @@ class Found(NamedTuple):
         return named in (self.state, self.lasting)
 
 
-def read_manifest(
-    group: Store, *, versioned: bool = True, known: tuple[Manifest, Version | None] | None = None
-) -> tuple[Manifest, Version | None]:
-    """Read the manifest of a group, and its version. Where there is no manifest, there is no version either.
-
-    `known` is the result of an earlier call. If the version is still the same, nothing is parsed again.
-    """
-    limit = config.limits.metadata_nbytes
-    (head,) = group.head([MANIFEST], limit)
-    version = None
-    unversioned = not isinstance(head, Exception) and head.version is None
-    if unversioned and versioned and group.can.write:
-        # Read the version first: then the content is at least as new, and no update is lost.
-        version = group.stamp(MANIFEST).version
-        (head,) = group.head([MANIFEST], limit)
-    if isinstance(head, MISSING):
-        return Manifest(), None
-    if isinstance(head, Exception):
-        raise head
-    if known is not None and head.version is not None and known[1] == head.version:
-        return known
-    where, data = f"{group.url}/{MANIFEST}", head.data
-    if len(data) == limit:
-        raise LimitError(f"{where} has {limit} bytes or more")
-    return located(where, lambda: Manifest.unpack(data)), head.version or version
-
-
-def write_manifest(group: Store, manifest: Manifest, version: Version | None) -> None:
-    """Replace the manifest of that version, or raise ConflictError. The caller holds its lock."""
-    content = manifest.pack()
-    try:
-        if version is None:
-            group.create(MANIFEST, content)
-        else:
-            group.replace(MANIFEST, content, expected=version)
-    except (ConflictError, FileExistsError) as error:
-        # The answer to a request that succeeded may have been lost.
-        if read_manifest(group)[0] != manifest:
-            raise conflict(group.url) from error
-    group.force()
-
-
 def look(store: Store) -> Found:
     """Look at what the store of a member holds itself, whatever the redo log says."""
     try:
-        held = snapshot.load(store, marks=True)
+        held = snapshot.load_published(store)
     except MISSING:
         return Found(None)
     except _UNREADABLE:
@@ -139,8 +89,7 @@ def look(store: Store) -> Found:
         raise
     identity = held.state.annotations.identity
     lasting = f"id {identity.hex()}" if identity else held.generation
-    shown = None if held.state.annotations.deleted else held
-    return Found(shown, held.generation, lasting, held.name, held.version)
+    return Found(held, held.generation, lasting, held.name, held.version)
 
 
 def read_member(
@@ -182,7 +131,7 @@ def _to_come(store_of: StoreOf, path: str, entry: Entry, found: Found) -> Snapsh
 
 def settle(
     store_of: StoreOf, log: Mapping[str, Entry], *, remove_embedded: Callable[[str, Entry], None],
-    mark_deleted: Callable[[Store, Found], None], locked: Collection[str] = (),
+    locked: Collection[str] = (),
 ) -> dict[str, Entry]:  # fmt: skip
     """Carry out a redo log, and return the entries that cannot be carried out now.
 
@@ -197,7 +146,7 @@ def settle(
             if is_embedded(path):
                 remove_embedded(path, entry)
             else:
-                carry_out(store_of, path, entry, mark_deleted=mark_deleted, locked=path in locked)
+                carry_out(store_of, path, entry, locked=path in locked)
         except (OSError, B2ArrayError):
             left[path] = entry
 
@@ -216,10 +165,7 @@ def settle(
     return left
 
 
-def carry_out(
-    store_of: StoreOf, path: str, entry: Entry, *, mark_deleted: Callable[[Store, Found], None] | None = None,
-    locked: bool = False,
-) -> None:  # fmt: skip
+def carry_out(store_of: StoreOf, path: str, entry: Entry, *, locked: bool = False) -> None:
     """Give a member the state of its entry, unless it has that or another one by now.
 
     The caller holds the manifest's lock; if `locked`, that of the member, too.
@@ -231,16 +177,12 @@ def carry_out(
         found, is_pending = look_by(entry, store_of, path)
         if not is_pending:
             break
-        # In memory, the lock of the manifest excludes all writers.
-        waits = store.can.local and not locked and found.name is not None
+        waits = not locked and found.name is not None
         with store.lock(found.name or "") if waits else nullcontext():
             if waits and look(store).state != found.state:
                 continue
             try:
-                if store.can.local:
-                    _change_on_disk(store, aside, old, entry, found)
-                else:
-                    _change_object(store, aside, entry, found, mark_deleted)
+                _change_on_disk(store, aside, old, entry, found)
             except (ConflictError, FileExistsError):  # another process was faster
                 continue
             except MISSING:
@@ -252,7 +194,7 @@ def carry_out(
     # Nobody else takes a lock in these places: who waits for that of a directory that went aside looks for it anew.
     if entry.token:
         then(partial(discard, aside, locked=True))
-    if entry.kind == "frame" and store.can.local:
+    if entry.kind == "frame":
         then(partial(discard, old, locked=True))
 
 
@@ -315,46 +257,6 @@ def _is_there(store: Store) -> bool:
     except MISSING:
         return False
     return True
-
-
-def _change_object(
-    store: Store, aside: Store, entry: Entry, found: Found, mark_deleted: Callable[[Store, Found], None] | None
-) -> None:
-    """Give a member its new state in an object store: write its index, if it is still the one that goes."""
-    goes = found.frame
-    if entry.kind == "delete":
-        if store.can.lock and goes is not None:
-            # Other files may be chunks of a member that somebody is about to make there.
-            store.delete([goes.name, *_chunks_of(goes)])
-            return
-        if not store.can.compare:
-            store.delete([found.name or "", *(store.listing() if found.name else ())])
-            return
-        if mark_deleted is None:
-            raise ValueError("expected a way to mark deletions")
-        mark_deleted(store, found)
-        stays = None
-    else:
-        content = b"".join(aside.pieces())
-        name = FRAME_NAME if entry.kind == "index" else ""
-        if found.name is None:
-            store.create(name, content)
-        else:
-            store.replace(name, content, expected=found.version)
-        stays = snapshot.restore(store, content, None)
-    is_new = stays is None or goes is None or stays.state.annotations.identity != goes.state.annotations.identity
-    if goes is not None and is_new:
-        # These names are never used again where another writer could come in between.
-        store.delete(_chunks_of(goes))
-
-
-def _chunks_of(held: Snapshot) -> list[str]:
-    """Return the names of the files of a sparse frame's chunks, and of the indexes of its kept states."""
-    if not held.sparse:
-        return []
-    offsets = held.frame.offsets
-    chunks = [chunk_name(number) for number in offsets[offsets >= 0].tolist()]
-    return chunks + [object_name(entry.place) for entry in ledger_of(held.state).entries]
 
 
 def discard(store: Store, *, locked: bool = False) -> None:

@@ -1,56 +1,32 @@
-"""Writers of a single member of a group, outside the group's transactions: how they keep to the order of its commits.
+"""Writers of a single member of a group on a local disk: how they keep to the order of the group's commits.
 
-A commit of a group writes the manifest, and then each member. A writer of one member must not come in between.
-
-On a local disk it takes the member's lock, and carries out what the manifest has for the member: `writers_lock`. Who
-makes a frame takes the lock of the manifest, so that no commit gives the place to another one meanwhile: `makers_lock`.
-A group may be inside of another one. So these look at the manifests of all groups around a member, and a transaction
-carries out what other groups than its own have: `carry_out_others`.
-
-An object store compares the version of one object while it writes, and has no locks. There a member that a transaction
-changes notes its group. Whoever writes such a member reads its state first, and then the manifest: `may_replace`. The
-first time he says there that others than transactions write the member, too, and takes its summary back. A transaction
-compares the manifest while it commits, so it learns of this. For each such member, and for one that does not note its
-group yet, it does three things: it reads the state, says in the manifest that it holds the member, and replaces the
-state by an equal one. Whoever read a state before that cannot replace it any more, and whoever reads one later finds in
-the manifest that the member is held, or the commit. He lets the transaction go first, but does not wait for ever.
-
-A transaction that is given up leaves the member open: its state may be another one now, which other transactions must
-see. A new summary leaves it open, too. Then the next writer says again that he is there.
+A commit of a group writes the manifest, and then each member. A writer of one member must not come in between. So it
+takes the member's lock, and carries out what the manifest has for the member: `writers_lock`. Who makes a frame takes
+the lock of the manifest, so that no commit gives the place to another one meanwhile: `makers_lock`. A group may be
+inside of another one. So these look at the manifests of all groups around a member, and a transaction carries out what
+other groups than its own have: `carry_out_others`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache, partial
 from io import FileIO
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
-from b2array.engine.manifest import EMBEDDED, MANIFEST, Entry, Manifest
-from b2array.engine.redo import carry_out, look_by, read_manifest, write_manifest
-from b2array.engine.snapshot import Snapshot
-from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError
-from b2array.store.base import MISSING, Store, Version, pause
+from b2array.engine.catalog import read_manifest
+from b2array.engine.manifest import EMBEDDED, MANIFEST, Entry
+from b2array.engine.redo import carry_out, look_by
+from b2array.errors import FormatError, LimitError, UnsupportedError
+from b2array.store.base import MISSING, Store
 from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
 from b2array.store.locks import holds_locks
 
-__all__ = [
-    "LOOKS",
-    "carry_out_others",
-    "makers_lock",
-    "may_replace",
-    "wait",
-    "waits_for_others",
-    "writers_lock",
-]
+__all__ = ["carry_out_others", "makers_lock", "waits_for_others", "writers_lock"]
 
 _UNREADABLE = (FormatError, LimitError, UnsupportedError)
-
-# On a local disk.
 
 
 def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
@@ -155,68 +131,25 @@ def _waiting(store: Store, *, besides: Store | None = None) -> tuple[Path, str, 
     return None
 
 
+def _redo_of(group: LocalStore) -> Mapping[str, Entry]:
+    """Read the redo log of a group. UnsupportedError: its files were copied from an object store."""
+    manifest, _ = read_manifest(group, versioned=False)
+    if manifest.rows is not None:
+        raise UnsupportedError(
+            f"{group.url} was copied from an object store: open it with b2array.open_group(url, 'r+') once, before you"
+            " change a member by its own URL"
+        )
+    return manifest.redo
+
+
 def _log_of(group: LocalStore) -> Mapping[str, Entry]:
     (head,) = group.head([MANIFEST], 1)
     # Right after a change, another one could leave the same times.
     if isinstance(head, Exception) or not head.unique:
-        return read_manifest(group, versioned=False)[0].redo
+        return _redo_of(group)
     return _known_log(group.url, head.unique)
 
 
 @lru_cache(maxsize=16)
 def _known_log(url: str, unique: str) -> Mapping[str, Entry]:  # noqa: ARG001 - it tells states of the manifest apart
-    return read_manifest(LocalStore(url), versioned=False)[0].redo
-
-
-# In an object store.
-
-LOOKS, _LONGEST = 30, 4
-"""How often to look whether a transaction still holds a member, and which pause is the longest: some five seconds."""
-
-_known: WeakKeyDictionary[Store, tuple[Manifest, Version | None]] = WeakKeyDictionary()
-"""The last manifest that was read for the store of a member, and its version: it takes long to parse a large one."""
-
-
-def may_replace(held: Snapshot) -> bool:
-    """Say in the manifest of the group that a state notes that others than transactions write the member.
-
-    False: a commit of the group has come in between, or may have; then read the state again. FileNotFoundError: a
-    commit has deleted the member.
-    """
-    noted = held.state.annotations.group_commit if held.store.can.compare else None
-    store_of = None if noted is None else held.store.around(noted.path)
-    if noted is None or store_of is None:  # it is in no group, or a copy from one
-        return True
-    path, group = noted.path, store_of("")
-    for looks in range(LOOKS):
-        if looks:
-            wait(looks)
-        manifest, version = _manifest(held.store, group)
-        if manifest.identity != noted.identity:
-            return True
-        entry = manifest.redo.get(path)
-        if entry is not None and look_by(entry, store_of, path)[1]:
-            if entry.kind == "delete":
-                raise FileNotFoundError(f"{held.url} was deleted")
-            carry_out(store_of, path, entry)
-            return False
-        if manifest.is_single(path):
-            return looks == 0
-        is_last = looks == LOOKS - 1
-        if manifest.holder(path) and not is_last:
-            continue
-        with suppress(ConflictError):
-            write_manifest(group, manifest.with_single(path), version)
-            return looks == 0
-    return False
-
-
-def _manifest(member: Store, group: Store) -> tuple[Manifest, Version | None]:
-    """Return the manifest of a group and its version, for a writer of a member."""
-    found = _known[member] = read_manifest(group, known=_known.get(member))
-    return found
-
-
-def wait(looks: int) -> None:
-    """Let a transaction go first that holds a member: wait for a moment, longer after some looks at the manifest."""
-    time.sleep(pause(min(looks, _LONGEST)))
+    return _redo_of(LocalStore(url))

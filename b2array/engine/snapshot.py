@@ -1,4 +1,10 @@
-"""`Snapshot`: one committed state of a frame, an object that never changes; `load` reads it from a store."""
+"""`Snapshot`: one committed state of a frame, an object that never changes; `load` reads it from a store.
+
+A frame by itself has one index, which every commit replaces. A member of a group in an object store has a revision for
+each commit of the group, and the group's manifest lists the one that counts: `load_member` reads that one. The index
+under the usual name is a published copy, for readers that know nothing of the group. `load` finds out from a note in it
+that there is a group.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +21,8 @@ import numpy.typing as npt
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec.header import Special
+from b2array.engine.catalog import Catalog
+from b2array.engine.manifest import Manifest, Row, data_path, index_name
 from b2array.engine.source import FRAME_NAME, CachedHead, Location, Source
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located, located_error
 from b2array.format import foreign, frame, index
@@ -36,12 +44,16 @@ from b2array.store.base import (
 from b2array.store.spans import Span
 
 __all__ = [
+    "Member",
     "Snapshot",
     "frame_in",
     "kept_state",
     "kept_states",
     "ledger_in",
     "load",
+    "load_member",
+    "load_published",
+    "load_revision",
     "reload",
     "restore",
     "unchanged",
@@ -53,6 +65,19 @@ _LAST_READ = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """The group in an object store that commits for a frame, and what the group calls the frame."""
+
+    catalog: Catalog
+    name: str
+
+    @property
+    def group(self) -> Store:
+        """Where the group is."""
+        return self.catalog.group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Snapshot(Source):
     """A frame as it was when it was read.
 
@@ -61,6 +86,8 @@ class Snapshot(Source):
     of a pickle has none, and may lack sizes of blocks. A state that was kept under a name is `at` an entry of the
     frame's ledger, and has no stored header. A state that a group has committed, and not carried out yet, is read
     `again` by the group's manifest: its store may have an earlier one. With ``carries_out`` it is carried out first.
+    A `member` of a group in an object store has its index in the object `index`, if that is not the published one. If
+    this state is published, `published` is the version of the published index, as far as it is known.
     """
 
     store: Store
@@ -73,6 +100,9 @@ class Snapshot(Source):
     at: Kept | None = None
     ends: tuple[Tail, ...] = ()
     again: Callable[..., Snapshot] | None = None
+    member: Member | None = None
+    index: str = ""
+    published: Version | None = None
     frame: Frame = field(init=False)
     sparse: bool = field(init=False)
     is_local: bool = field(init=False)
@@ -95,6 +125,11 @@ class Snapshot(Source):
         unchecked = self.is_local and not self.store.in_process and self.version is not None and not described.is_ours
         object.__setattr__(self, "_is_unchecked", unchecked)
         object.__setattr__(self, "cache_key", self._new_cache_key())
+
+    @property
+    def name(self) -> str:
+        """The object that holds header, index and trailer."""
+        return self.index or (FRAME_NAME if self.sparse else "")
 
     def _last_bytes(self) -> tuple[bytes, int]:
         """Return the last bytes of this state, which no other file has there, and where they end."""
@@ -202,33 +237,119 @@ class Snapshot(Source):
             raise stale_reader(self.url)
 
 
-def load(store: Store, *, start: int = 0, marks: bool = False, bare: bool = False) -> Snapshot:
-    """Read the frame that a store holds now.
+def load(store: Store, *, start: int = 0, bare: bool = False) -> Snapshot:
+    """Read the frame that a store holds now; of a member of a group in an object store the state that the group lists.
 
-    An empty frame that marks the place of a deleted one is none, FileNotFoundError, unless the caller asks for `marks`.
     A `bare` snapshot has no index and no layout: for callers that only open kept states of it.
 
     One wave of requests finds out whether the store is one file or a directory, and reads the first 64 KiB and, where
-    servers can be asked for it, the last 64 KiB of the file. More follow if index and trailer are not in these, or if
-    another writer came between these requests.
+    servers can be asked for it, the last 64 KiB of the file. More follow if index and trailer are not in these, if
+    another writer came between these requests, or if the frame notes that it is in a group.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no frame, or the group does not list it any more.
+    """
+    return _listed(load_published(store, start=start, bare=bare), bare=bare)
+
+
+def load_published(store: Store, *, start: int = 0, bare: bool = False, sparse: bool | None = None) -> Snapshot:
+    """Read the frame that is in a store, whatever a group says of it. Raises what `load` raises.
+
+    A caller that knows whether the frame is `sparse` spares requests.
     """
     start = operator.index(start)
     if start < 0:
         raise ValueError(f"the offset of a frame in its file must be at least 0, not {start}")
-    held = None
     for _ in range(config.retries):
         with suppress(ConflictError):  # another writer came between the two waves
-            held = _load(store, start, bare=bare)
-            break
-    held = held or _load(store, start, bare=bare)
-    if not marks and held.state.annotations.deleted:
-        raise FileNotFoundError(f"{store.url} was deleted")
-    return held
+            return _load(store, start, bare=bare, sparse=sparse)
+    return _load(store, start, bare=bare, sparse=sparse)
 
 
-def _load(store: Store, start: int, *, bare: bool, in_one_wave: bool = True) -> Snapshot:
+# Members of groups in object stores.
+
+
+def _listed(held: Snapshot, *, bare: bool) -> Snapshot:
+    """Return the state that the group of a frame lists; the same state for a frame that is in no such group."""
+    noted = held.state.annotations.group_commit
+    if noted is None or held.start or held.store.can.local:
+        return held
+    store_of = held.store.around(noted.path)
+    if store_of is None:  # a copy, at another path
+        return held
+    catalog = Catalog(store_of(""))
+    try:
+        manifest, _ = catalog.read()
+    except PermissionError:  # where nobody may list, this is also the answer for what is missing
+        return held
+    if manifest.identity != noted.identity or manifest.rows is None:
+        return held
+    member = Member(catalog, noted.path.rpartition(".")[0])
+    row = manifest.rows.get(member.name)
+    if row is None or row.path != noted.path:
+        raise FileNotFoundError(f"{held.url} was deleted")
+    if row.revision in ("", held.generation):
+        return replace(held, member=member, published=held.version)
+    try:
+        return load_revision(member, row, bare=bare)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(f"{held.url}: expected revision {row.revision}, which the group lists, found none") from None
+
+
+def load_member(
+    member: Member, manifest: Manifest, *, known: Snapshot | None = None, for_writing: bool = False
+) -> Snapshot:
+    """Return the state of a member that a manifest lists; the `known` one if that is it.
+
+    `for_writing` reads the published index, if that is the listed state: then the next commit knows its version.
+
+    Raises
+    ------
+    FileNotFoundError
+        The manifest does not list the member, or `vacuum` has removed the revision after a later commit.
+    """
+    row = (manifest.rows or {}).get(member.name)
+    if row is None:
+        raise FileNotFoundError(f"{where(member.catalog.url, member.name)} was deleted")
+    if known is not None and row.revision and row.revision == known.generation:
+        return known
+    store = member.group.below(row.path)
+    if row.revision and not (for_writing and row.sparse):
+        return load_revision(member, row)
+    try:
+        # Where nothing but files told of the member, its kind may be another one.
+        published = load_published(store, sparse=row.sparse if row.revision else None)
+    except (FileNotFoundError, NotADirectoryError):
+        if not row.revision:
+            raise
+        return load_revision(member, row)
+    if row.revision not in ("", published.generation):
+        return load_revision(member, row)
+    return replace(published, member=member, published=published.version)
+
+
+def load_revision(member: Member, row: Row, *, bare: bool = False) -> Snapshot:
+    """Return the state of a revision of a member. Raises what `load_member` raises."""
+    if row.sparse:
+        store, name = member.group.below(row.path), index_name(row.revision)
+    else:
+        store, name = member.group.below(data_path(row.revision), shown_as=row.path), ""
+    (head,) = store.head([name], _FIRST_READ)
+    if isinstance(head, Exception):
+        raise head
+    revision = _parse(store, name, 0, head.data, head.version, head.unique, bare=bare)
+    if revision.generation != row.revision:
+        raise FormatError(f"{where(store.url, name)}: expected revision {row.revision}, found {revision.generation}")
+    return replace(revision, member=member, index=name)
+
+
+def _load(store: Store, start: int, *, bare: bool, in_one_wave: bool = True, sparse: bool | None = None) -> Snapshot:
     names = (FRAME_NAME,) if store.is_prefix else ("",) if start else ("", FRAME_NAME)
-    if start or store.is_prefix or not in_one_wave:
+    if sparse is not None:
+        names = (FRAME_NAME,) if sparse else ("",)
+    if start or store.is_prefix or not in_one_wave or sparse:
         heads, tail = store.head(names, _FIRST_READ, offset=start), None
     else:
         heads, tail = store.ends(names, _FIRST_READ, _LAST_READ)
@@ -253,10 +374,10 @@ def _load(store: Store, start: int, *, bare: bool, in_one_wave: bool = True) -> 
 
 def frame_in(store: Store) -> Snapshot | None:
     """Return the frame that a new one is to replace, if there is one that can be read."""
-    try:
-        return load(store, marks=True)
-    except (FileNotFoundError, FormatError, UnsupportedError):
-        return None
+    for read in (load, load_published):  # a group may list another revision, or not list it any more
+        with suppress(FileNotFoundError, FormatError, UnsupportedError):
+            return read(store)
+    return None
 
 
 def reload(held: Snapshot, *, even_new: bool = False, carries_out: bool = False) -> Snapshot:
@@ -266,14 +387,32 @@ def reload(held: Snapshot, *, even_new: bool = False, carries_out: bool = False)
     `load` raises, and ConflictError if the frame was deleted and another one made in its place, unless `even_new`. A
     writer `carries_out` what a group has committed before: nobody may write to a frame that waits in another place.
     """
+    if held.member is not None:
+        return _reloaded_member(held, held.member, even_new=even_new)
     if held.header and held.frame.is_ours and held.again is None:
-        head = unchanged(held.store, held.frame, held.header, held.start)
+        head = unchanged(held.store, held.frame, held.header, held.start, held.index)
         if head is not None:
             return replace(held, version=head.version, unique=head.unique)
     if held.again is None:
         current = load(held.store, start=held.start, bare=held.at is not None)
     else:
         current = held.again(carries_out=carries_out)
+    return _same_frame(held, current, even_new=even_new)
+
+
+def _reloaded_member(held: Snapshot, member: Member, *, even_new: bool) -> Snapshot:
+    manifest, _ = member.catalog.read()
+    if manifest.rows is None:  # no commit of the group has written its manifest yet
+        current = load_published(held.store)
+        return _same_frame(held, replace(current, member=member, published=current.version), even_new=even_new)
+    row = manifest.rows.get(member.name)
+    if held.at is None and row is not None and row.revision == held.generation:
+        return held
+    return _same_frame(held, load_member(member, manifest), even_new=even_new)
+
+
+def _same_frame(held: Snapshot, current: Snapshot, *, even_new: bool) -> Snapshot:
+    """Return the current state, or what it keeps of a snapshot; ConflictError if another frame took the place."""
     if held.at is not None:
         return kept_state(current, held.at.name, held.at.generation)
     if current.state.annotations.identity != held.state.annotations.identity and not even_new:
@@ -346,15 +485,15 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
         found.append(
             Snapshot(
                 held.store, state, held.start, held.version, entry.generation.hex(), held.unique, at=entry,
-                again=held.again,
+                again=held.again, member=held.member, index=held.index,
             )
         )  # fmt: skip
     return found
 
 
-def unchanged(store: Store, described: Frame, header: bytes, start: int = 0) -> Head | None:
+def unchanged(store: Store, described: Frame, header: bytes, start: int = 0, index: str = "") -> Head | None:
     """Return the beginning of a frame by b2array if the store still holds this state of it, else None."""
-    stop, name = described.frame_len, FRAME_NAME if described.frame_type == FrameType.SPARSE else ""
+    stop, name = described.frame_len, index or (FRAME_NAME if described.frame_type == FrameType.SPARSE else "")
     wanted = stop if stop <= _FIRST_READ else len(header)
     (head,) = store.head([name], wanted, offset=start)
     if isinstance(head, Exception) or head.data[: len(header)] != header:

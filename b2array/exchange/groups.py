@@ -8,7 +8,7 @@ through `zipfile`.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,23 +17,24 @@ from typing import Any, Protocol
 
 from b2array.array import copying, drafts
 from b2array.array.described import Attributes
-from b2array.array.drafts import ArrayOptions, Kind
+from b2array.array.drafts import AnyPlace, ArrayOptions, Kind
 from b2array.array.schunk import create_schunk
 from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
-from b2array.engine.kept import CopiedGroup
-from b2array.engine.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, Manifest, check_name, is_attrs, members_among
+from b2array.engine.kept import KeptState
+from b2array.engine.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name, is_attrs
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import ArraySource, Build, Building, Format, Hierarchy, Options, Piece, Storage
 from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import MAGIC, Archive
-from b2array.group.directory import Directory, NewFrame, copy_of
-from b2array.group.kept import group_ledger, moment
-from b2array.group.members import Members
-from b2array.group.transaction import Transaction
+from b2array.group.changing import begin
+from b2array.group.directory import NewFrame, copy_of
+from b2array.group.kept import earlier_states, moment
+from b2array.group.listed import AnyGroup, group_at
+from b2array.group.listing import group_ledger
 from b2array.group.unpacked import is_place, unpacked
 from b2array.store.atomic import AtomicFile, place_beside, require_free
 from b2array.store.local import LocalStore
@@ -50,7 +51,7 @@ class Container(Protocol):
         """Open the member with a path."""
 
 
-def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive, dict[str, str], B2ArrayError | None]:
+def members_of(url: str, storage_options: Storage) -> tuple[AnyGroup | Archive, dict[str, str], B2ArrayError | None]:
     """Find the members of a group, or of the part of it that is named behind ``#``, with the frames of attributes.
 
     Return where they are, their paths by name, and why the list may be incomplete.
@@ -64,10 +65,10 @@ def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive,
         if isinstance(home, Archive):
             raise
         try:
-            paths, error = Members(members_among(home.store.walk())), damage
+            home.show_files(home.store.walk())
         except UnsupportedError:
             raise damage from None
-        home.show(Manifest(), paths)
+        paths, error = home.members(), damage
     if isinstance(home, Archive) and not paths and not address.endswith(".b2z"):
         raise FormatError(f"{home.url}: expected an archive of Blosc2 frames, found a zip archive without any")
     name = wanted if wanted in paths else wanted.removesuffix(ARRAY).removesuffix(OTHER)
@@ -84,7 +85,7 @@ def members_of(url: str, storage_options: Storage) -> tuple[Directory | Archive,
 def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     home, paths, error = members_of(url, storage_options)
     snapshots = {}
-    if isinstance(home, Directory) and not split_member(url)[1]:
+    if isinstance(home, AnyGroup) and not split_member(url)[1]:
         # A damaged list of snapshots must not keep the members from being copied.
         with suppress(FormatError, UnsupportedError):
             snapshots = {name: partial(moment, home, name) for name in group_ledger(home.url, home.stored()).names}
@@ -110,17 +111,17 @@ def tree_of(home: Container, paths: Mapping[str, str], error: Exception | None =
 
 
 def _frame(
-    source: ArraySource, pieces: Iterable[Piece], settings: Options, group: CopiedGroup | None = None
+    source: ArraySource, pieces: Iterable[Piece], settings: Options, earlier: Sequence[KeptState] = ()
 ) -> tuple[str, NewFrame]:
     """Return the suffix of a member, and a function that makes its frame, if possible with the chunks as they are.
 
-    It keeps the states of a `group` that is copied as a whole.
+    It has the `earlier` states that snapshots of its group name.
     """
     handle, storage = source.handle, settings.storage_options or {}
     if handle is not None and source.is_bytes:
-        return OTHER, copy_of(handle, storage, snapshots=settings.snapshots, group=group)
+        return OTHER, copy_of(handle, storage, snapshots=settings.snapshots, earlier=earlier)
 
-    def new(url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+    def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
         kind = settings.layout if layout == "auto" else layout
         if handle is None:
             options = formats.array_options(source, settings._replace(layout=kind, overwrite=overwrite))
@@ -139,7 +140,7 @@ def _frame(
                 storage_options=storage,
             ),
             snapshots=settings.snapshots,
-            group=group,
+            earlier=earlier,
         )
 
     return ARRAY, new
@@ -160,7 +161,7 @@ def _building_b2d(url: str, settings: Options) -> Iterator[Building]:
     """Write members in one commit. A name behind ``#`` is where in the group."""
     address, prefix = split_member(url.removesuffix(ARRAY))
     storage = settings.storage_options or {}
-    home = Directory(address, storage)
+    home = group_at(address, storage)
     is_new = not whole.exists(home)
     if is_new:
         whole.initialise(home)
@@ -181,14 +182,11 @@ def _building_b2d(url: str, settings: Options) -> Iterator[Building]:
 
 
 @contextmanager
-def _building_in(home: Directory, prefix: str, settings: Options) -> Iterator[Building]:
+def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Building]:
     """Write members into a group in one commit; in place of all others, if there is no prefix."""
     storage = settings.storage_options or {}
-    changes = Transaction(home, None if prefix else "")
-    moments, copied_group = settings.moments, None
-    if moments:
-        names = {then.name for then in moments}
-        copied_group = CopiedGroup(names, moments[0].identity.encode(), changes.identity.encode())
+    changes = begin(home, None if prefix else "")
+    moments, identity = settings.moments, changes.identity.encode()
     try:
 
         def add(full: str, suffix: str, new: NewFrame, what: str, *, overwrite: bool) -> None:
@@ -205,7 +203,9 @@ def _building_in(home: Directory, prefix: str, settings: Options) -> Iterator[Bu
         def put(name: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
             full = _path(prefix, name)
             what = f" holds {full!r} already; overwrite=True replaces it"
-            add(full, *_frame(source, pieces, settings, copied_group), what, overwrite=settings.overwrite)
+            handle = source.handle
+            earlier = [] if handle is None else earlier_states(moments, name, identity, handle.snapshot)
+            add(full, *_frame(source, pieces, settings, earlier), what, overwrite=settings.overwrite)
 
         def group(name: str, attrs: Mapping[str, Any]) -> None:
             where = f"{prefix}/{name}/".replace("//", "/").lstrip("/")

@@ -18,8 +18,8 @@ from b2array.exchange.hdf5 import HDF5
 from b2array.exchange.zarr import ZARR
 from b2array.group import addressing, whole
 from b2array.group.addressing import split_member
-from b2array.group.directory import Directory
 from b2array.group.group import Group
+from b2array.group.listed import group_at
 from b2array.group.place import group_of
 from b2array.store.base import Head, Store
 from b2array.store.open import open_store, with_home
@@ -142,7 +142,7 @@ def _member(url: str, storage_options: Storage) -> tuple[Format, str] | None:
         heads = open_store(text + suffix, storage_options=storage_options).head(["", FRAME_NAME], 16)
         if any(isinstance(each, Head) for each in heads):
             return B2ND, text + suffix
-    if "://" in text and whole.exists(Directory(text, storage_options or {})):
+    if "://" in text and whole.exists(group_at(text, storage_options or {})):
         return B2D, text
     place = group_of(url, storage_options, (*B2Z.magics, *HDF5.magics))
     if place is None:

@@ -5,11 +5,14 @@ place        the group that a URL names or leads through, and the name in it
 group        `Group`, the mapping that users hold, and `open_group`
 attributes   a group's attributes as a mapping
 fork         what a transaction and its forks have in common; forks for workers
-transaction  several members, one commit: prepare, replace the manifest, apply
-holds        how a transaction shuts out writers of single members in an object store
-kept         a group at one moment: the list of its members, and the states of those that went
+changing     begins a transaction, wherever the group is
+transaction  several members of a local group, one commit: prepare, replace the manifest, apply
+rows         several members of a group in an object store, one commit: a write of the manifest
+kept         a group at one moment; frames that keep states of members that went
+listing      the ledger of a group's snapshots, and the members of each
 snapshots    snapshots of a group, as users see them; how two moments differ
-directory    members in a local directory or a prefix of an object store
+directory    members in a local directory
+listed       members in a prefix of an object store, which the manifest lists
 whole        finds, makes, completes, describes and removes a whole group
 summaries    opens members from what the manifest says of them
 members      `Members`: names, and the groups that they make; `check_new`

@@ -25,11 +25,12 @@ from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
 from b2array.group import embedded
 from b2array.group.archive import MAGIC
 from b2array.group.group import AnyMode, Group, check_mode, in_embed_file, open_group
-from b2array.group.place import GROUP, Place, Storage, cut_path, group_of
+from b2array.group.listed import ListedGroup, group_at
+from b2array.group.place import GROUP, Place, Storage, cut_path, group_of, plain
 from b2array.group.tables import Table, is_table
 from b2array.group.unpacked import is_place
 from b2array.store.base import Head, Store
-from b2array.store.open import address_of, open_store
+from b2array.store.open import address_of, cut, open_store
 from b2array.store.open_file import BinaryFile, is_open_file
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["open", "open_array", "split_member"]
 
 _LISTED = 8
+_GROUP = ".b2d"
 _OF_BUCKETS = re.compile(r"(?:.*::)?(?:https?|s3a?|gc?s|az|abfss?)://", re.IGNORECASE)
 """What comes before the name of a bucket, a container or a server: no ending makes it that of a file."""
 
@@ -156,27 +158,36 @@ def open(
     if mode in ("w", "w-", "x"):
         return _made(url, mode, shape, dtype, storage_options, options)
     existing: Mode = "r" if mode == "r" else "r+"
+    member = None if offset or name is not None else _listed_member(url, existing, storage_options, follow=follow)
+    if member is not None:
+        return _as_table(member)
+    try:
+        return _existing(url, existing, offset, storage_options, follow=follow, name=name)
+    except FileNotFoundError:
+        if mode != "a":
+            raise
+        return _made(url, mode, shape, dtype, storage_options, options)
+
+
+def _existing(url: Url, mode: Mode, offset: int, storage_options: Storage, *, follow: bool, name: str | None) -> Any:
+    """Open what is at a URL, or where it leads in a group, at the snapshot of a name if there is one.
+
+    Raises what `open` raises.
+    """
     try:
         held = snapshot.load(open_store(url, storage_options=storage_options), start=offset, bare=name is not None)
     except (FileNotFoundError, FormatError) as error:
         foreign = isinstance(error, FormatError)
-        try:
-            if offset:
-                raise
-            found = _in_group(url, existing, storage_options, foreign=foreign, follow=follow, at=name)
-        except FileNotFoundError:
-            if mode != "a":
-                raise
-            found = None
-        if found is None and mode == "a" and not foreign:
-            return _made(url, mode, shape, dtype, storage_options, options)
+        if offset:
+            raise
+        found = _in_group(url, mode, storage_options, foreign=foreign, follow=follow, at=name)
         if found is None:
             raise
         return _as_table(found)
     if name is None and not offset and embedded.holds_members(held.frame):
         return in_embed_file(os.fspath(url), mode, follow=follow, storage_options=storage_options or {})
     found = None if name is None or offset else _of_group(url, held, storage_options, name)
-    return _shown(held, existing, follow=follow, at=name) if found is None else found
+    return _shown(held, mode, follow=follow, at=name) if found is None else found
 
 
 def _in_file(
@@ -332,6 +343,29 @@ def _member(group: Group, name: str) -> Any:
         names = [*group]
         listed = ", ".join(names[:_LISTED]) + ", ..." * (len(names) > _LISTED)
         raise FileNotFoundError(f"{group.url} has no member {name!r}; it has {listed or 'no members'}") from None
+
+
+def _listed_member(url: Url, mode: Mode, storage_options: Storage, *, follow: bool) -> Any:
+    """Open a member of a group in an object store, if the URL shows where the group is; None otherwise.
+
+    That takes one request for the manifest, and one for the member.
+    """
+    front, parts, back = cut(os.fsdecode(url))
+    names = parts.split("/")
+    ends = [n for n, name in enumerate(names[:-1], 1) if name.endswith(_GROUP)]
+    if "://" not in front or not ends:
+        return None
+    home = group_at(f"{front}{'/'.join(names[: ends[-1]])}{back}", storage_options or {})
+    inner = "/".join(names[ends[-1] :])
+    name = plain(inner)
+    # Servers that can only be read are asked for all places at once, below.
+    if not isinstance(home, ListedGroup) or not home.store.can.write:
+        return None
+    if not home.has_manifest() or name not in home.members():
+        return None
+    if inner not in (name, home.members()[name]):  # another frame beside the member
+        return None
+    return Group(home, "", mode, follow=follow)[name]
 
 
 def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool, follow: bool, at: str | None) -> Any:

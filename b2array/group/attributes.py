@@ -12,19 +12,20 @@ from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import ATTRS, OTHER
 from b2array.errors import ReadOnlyError
 from b2array.group.archive import Archive
-from b2array.group.directory import Directory, copy_of
+from b2array.group.changing import changing
+from b2array.group.directory import copy_of
 from b2array.group.embedded import EmbedFile
 from b2array.group.fork import Changes
 from b2array.group.kept import Moment
-from b2array.group.transaction import changing
+from b2array.group.listed import AnyGroup
 
 __all__ = ["Attrs", "Home", "writable"]
 
-Home = Directory | Archive | EmbedFile | Changes | Moment
+Home = AnyGroup | Archive | EmbedFile | Changes | Moment
 """Where the members of a group are."""
 
 
-def writable(home: Home, mode: Mode, url: str) -> Directory | Changes:
+def writable(home: Home, mode: Mode, url: str) -> AnyGroup | Changes:
     """Return the home of members that can be changed; raise ReadOnlyError for others."""
     if isinstance(home, Moment):
         raise ReadOnlyError(f"{url}: a snapshot can only be read; restore() goes back to it")

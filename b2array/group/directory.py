@@ -1,17 +1,13 @@
-"""The members of a group in a local directory, or in a prefix of an object store.
+"""The members of a group in a local directory.
 
-In a local directory the files are the list of members, as for python-blosc2. In an object store the manifest has the
-list: it changes as a whole, while listing is slow and shows the writes of others one by one. Without a manifest, as in
-a directory that was copied there, the store is listed. The redo log in the manifest has the last word about the members
-that it names; see `b2array.engine.redo`.
-
-Members are opened from the summaries in the manifest; if a server cannot list its files, these are the list of members,
-too. See `b2array.group.summaries`.
+The files are the list of members, as for python-blosc2. The redo log in the manifest has the last word about the
+members that it names; see `b2array.engine.redo`. Members are opened from the summaries in the manifest; see
+`b2array.group.summaries`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,20 +15,21 @@ from itertools import accumulate
 from typing import Any, Protocol, Self
 
 from b2array import config
-from b2array.array.drafts import Kind, empty_frame, place_new
+from b2array.array.drafts import AnyPlace, FreePlace, Kind, place_new
 from b2array.array.schunk import SChunk
 from b2array.engine import kept, redo, snapshot
-from b2array.engine.commit import commit, copied
+from b2array.engine.catalog import Catalog, read_manifest, write_manifest
 from b2array.engine.draft import Draft
 from b2array.engine.handle import Handle, Mode
-from b2array.engine.kept import CopiedGroup
+from b2array.engine.kept import KeptState
+from b2array.engine.localize import localize
 from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
-from b2array.engine.redo import Found
-from b2array.engine.snapshot import Snapshot
-from b2array.errors import ConflictError, FormatError, UnsupportedError
+from b2array.engine.prepare import copied
+from b2array.engine.snapshot import Member, Snapshot, load_member
+from b2array.errors import ConflictError
 from b2array.format import summary
 from b2array.format.header import FrameType
-from b2array.format.summary import Record, Summary
+from b2array.format.summary import Record
 from b2array.group import embedded, summaries
 from b2array.group.members import Members
 from b2array.store.base import (
@@ -51,36 +48,39 @@ __all__ = ["Directory", "NewFrame", "copy_of", "record_of"]
 class NewFrame(Protocol):
     """A function that makes the frame of a new member, ready for the commit."""
 
-    def __call__(self, url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
-        """Return the frame for a URL, or in memory, with this layout if the user asks for none."""
+    def __call__(self, url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+        """Return the frame for a place, or in memory, with this layout if the user asks for none."""
         ...
 
 
 def copy_of(
     source: Handle, storage_options: Mapping[str, Any], *, keeps_layout: bool = False, snapshots: bool = True,
-    group: CopiedGroup | None = None,
+    earlier: Sequence[KeptState] = (),
 ) -> NewFrame:  # fmt: skip
     """Return what makes a new member as a copy of a frame, without compressing the chunks again.
 
     Unless it is to keep the layout, a copy from another kind of store gets the layout that is usual there. With
-    `snapshots`, it has those that the frame has for itself, and those of its `group` if that is copied as a whole.
+    `snapshots`, it has those that the frame has for itself, and `earlier` states that snapshots of its group name.
     """
     own: Kind = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
 
-    def new(url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+    def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
         if layout == "auto" and (keeps_layout or _is_alike(source.store, url, storage_options)):
             layout = own
-        store, kind = place_new(url, layout, storage_options, overwrite=overwrite)
+        place = place_new(url, layout, storage_options, overwrite=overwrite)
         origin = source.source
-        states = kept.copied(origin, group) if snapshots else []
-        return copied(origin, store, kind, overwrite=overwrite, kept=states)
+        states = sorted([*kept.copied(origin), *earlier], key=lambda each: each.entry.time) if snapshots else []
+        return copied(origin, place.store, place.kind, overwrite=overwrite, kept=states, first=place.first)
 
     return new
 
 
-def _is_alike(store: Store, url: str | None, storage_options: Mapping[str, Any]) -> bool:
-    """Whether a URL leads to the same kind of store: to files, or to objects."""
-    return url is not None and store.can.local == open_store(url, storage_options=storage_options).can.local
+def _is_alike(store: Store, place: AnyPlace, storage_options: Mapping[str, Any]) -> bool:
+    """Whether a place is in the same kind of store: of files, or of objects."""
+    if place is None:
+        return False
+    other = place.store if isinstance(place, FreePlace) else open_store(place, storage_options=storage_options)
+    return store.can.local == other.can.local
 
 
 def record_of(held: Snapshot) -> Record | None:
@@ -89,10 +89,12 @@ def record_of(held: Snapshot) -> Record | None:
 
 
 class Directory:
-    """The members of a group as they were when somebody first asked for them, and the manifest.
+    """The members of a local group as they were when somebody first asked for them, and the manifest.
 
     `known` are a manifest and the paths of the members by their names.
     """
+
+    is_local = True
 
     def __init__(
         self, url: str, storage_options: Mapping[str, Any], known: tuple[Manifest, Members] | None = None
@@ -106,7 +108,7 @@ class Directory:
         self._settled: Version | None = None
         self.store = open_store(url, storage_options=self.storage_options)
         # Members are opened when they are asked for. By then the working directory may be another one.
-        self._address = self.store.url if self.is_local else url
+        self._address = self.store.url
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._address, self.storage_options, self._known)
@@ -121,19 +123,8 @@ class Directory:
         url = self.store.url.rstrip("/")
         return f"{url}/" if url.endswith(":") else url
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the group is on this computer, where the files are the list of members."""
-        return self.store.can.local
-
     def address(self, path: str) -> str:
-        """Return the URL of a path in the group.
-
-        ValueError if it would be that of another place, FormatError if a symbolic link would lead there.
-        """
-        if "?" in self._address and not self.is_local and (self.store.can.lock or self.store.can.compare):
-            # These stores have no queries: it is a letter of the group's name, but not where `joined` puts it.
-            raise ValueError(f"{self.url}: expected the URL of a group, found a '?' behind it")
+        """Return the path of a member in the file system; FormatError if a symbolic link would lead there."""
         self.store.refuse_links(path)
         return joined(self._address, path)
 
@@ -141,18 +132,10 @@ class Directory:
         """Return the store of a path in the group."""
         return open_store(self.address(path), storage_options=self.storage_options, within=self._address)
 
-    @property
-    def is_described(self) -> bool:
-        """Whether a manifest away from this computer has been read that says which members are shown."""
-        return not self.is_local and self._known is not None
-
-    def look(self) -> bool:
-        """Whether there is a manifest that is not empty. Away from this computer, it says which members are shown."""
+    def has_manifest(self) -> bool:
+        """Whether there is a manifest that is not empty, as far as it can be read."""
         with suppress(Exception):  # `exists` decides what else counts
-            manifest, _ = self._stored(versioned=False)
-            if not self.is_local and manifest != Manifest():
-                self._known = manifest, Members(self.listed(manifest))
-            return manifest != Manifest()
+            return self._stored(versioned=False)[0] != Manifest()
         return False
 
     # The manifest.
@@ -165,6 +148,10 @@ class Directory:
     def members(self) -> Members:
         """Return the path of each member by its name, in the order of the names."""
         return self._state()[1]
+
+    def show_files(self, paths: Collection[str]) -> None:
+        """Show the members whose files are these, whatever a manifest says that nobody can read."""
+        self.show(Manifest(), Members(members_among(paths)))
 
     def show(self, manifest: Manifest, members: Members) -> None:
         """Show these members until the next `refresh`."""
@@ -179,19 +166,15 @@ class Directory:
         self.store.close()
 
     def _state(self) -> tuple[Manifest, Members]:
-        known = self._known
-        if known is None:
-            if self.is_local:
-                known = self._local_state()
-            else:
-                manifest, _ = self._stored(versioned=False)
-                known = manifest, Members(self.listed(manifest))
-            self._known = known
-        return known
+        if self._known is None:
+            self._known = self._local_state()
+        return self._known
 
     def _local_state(self) -> tuple[Manifest, Members]:
         """Read manifest and files, again if a commit came in between; at last while no writer can come."""
         manifest, _ = self._stored()
+        if manifest.members is not None:
+            return manifest, Members(manifest.members)
         for attempt in range(config.retries + 1):
             last = attempt == config.retries
             with self.store.lock(MANIFEST, shared=True) if last else nullcontext():
@@ -202,21 +185,9 @@ class Directory:
                     return manifest, members
         return manifest, self._members_in(self.store.walk(), manifest)
 
-    def listed(self, manifest: Manifest) -> Mapping[str, str]:
-        """Return the members that the manifest lists; without a list, those of the store or the summaries."""
-        if manifest.members is not None:
-            return manifest.members
-        files: Collection[str] = ()
-        with suppress(UnsupportedError):
-            files = self.store.walk()
-        if not files and not self.store.can.write:  # a group that is there has files: nothing lists them
-            if not manifest.summaries:
-                raise UnsupportedError(
-                    f"{self.url} cannot be listed, and no manifest names its members: Group.consolidate writes one"
-                    " where the group is made"
-                )
-            files = [*summary.unpack_all(manifest.summaries)]
-        return self._members_in(files, manifest)
+    def members_of(self, manifest: Manifest) -> Members:
+        """Return the members that there are now, as a manifest leaves them."""
+        return self._members_in(self.store.walk(), manifest)
 
     def _members_in(self, files: Collection[str], manifest: Manifest) -> Members:
         """Find the members by their files, in the embedding frame and in the redo log."""
@@ -250,9 +221,6 @@ class Directory:
 
         In a local directory there may be several: somebody who writes to a URL of his own may have made a second one.
         """
-        if not self.is_local:
-            listed = manifest.members or {}
-            return {listed[name]: name for name in names if name in listed}
         found = {}
         for name in names:
             for path in (f"{name}{suffix}" for suffix in SUFFIXES):
@@ -271,8 +239,6 @@ class Directory:
 
     def around(self, names: Collection[str], manifest: Manifest) -> Members:
         """Return the members that decide whether new ones may have these names, as the manifest leaves them."""
-        if not self.is_local:
-            return Members(manifest.members or {})
         outer = {each for name in names for each in accumulate(name.split("/")[:-1], "{}/{}".format)}
         near = Members({name: path for path, name in self.paths_of(outer, manifest).items()})
         for name in names:
@@ -291,10 +257,7 @@ class Directory:
 
     def read(self) -> tuple[Manifest, Version | None]:
         """Read the manifest and its version. Where there is no manifest, there is no version either."""
-        manifest, version = self._stored()
-        if not self.is_local and manifest.members is None:
-            manifest = replace(manifest, members={**self.listed(manifest)})
-        return manifest, version
+        return self._stored()
 
     def stored(self) -> Manifest:
         """Read the manifest as it is now."""
@@ -304,19 +267,15 @@ class Directory:
         """Raise UnsupportedError if the group has no place for snapshots."""
 
     def _stored(self, *, versioned: bool = True) -> tuple[Manifest, Version | None]:
-        return redo.read_manifest(self.store, versioned=versioned)
+        return read_manifest(self.store, versioned=versioned)
 
     def write(self, manifest: Manifest, version: Version | None) -> None:
         """Replace the manifest of that version, or raise ConflictError. The caller holds its lock."""
-        redo.write_manifest(self.store, self._as_stored(manifest), version)
-
-    def _as_stored(self, manifest: Manifest) -> Manifest:
-        members = None if self.is_local or manifest.members is None else {**manifest.members}
-        return replace(manifest, members=members)
+        write_manifest(self.store, manifest, version)
 
     def holds(self, manifest: Manifest) -> bool:
         """Whether the stored manifest is this one."""
-        return self._stored()[0] == self._as_stored(manifest)
+        return self._stored()[0] == manifest
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
         """Replace the manifest by a changed one; try again if another writer came first."""
@@ -329,8 +288,16 @@ class Directory:
         raise too_many_conflicts(self.store)
 
     def recover(self) -> None:
-        """Complete a commit that was interrupted, and show the result."""
+        """Complete a commit that was interrupted, and show the result.
+
+        A group that was copied from an object store becomes a local one.
+        """
         manifest, version = self._stored()
+        if manifest.rows is not None:
+            with self.store.lock(MANIFEST):
+                localize(self.store, *self._stored())
+            self.refresh()
+            return
         if manifest.redo and version != self._settled:
             with self.store.lock(MANIFEST):
                 manifest, version = self._stored()
@@ -344,8 +311,7 @@ class Directory:
         The caller holds the manifest's lock, and those of the members `locked`.
         """
         return redo.settle(
-            self.store_of, manifest.redo, remove_embedded=self.remove_embedded, mark_deleted=_mark_deleted,
-            locked=locked,
+            self.store_of, manifest.redo, remove_embedded=self.remove_embedded, locked=locked,
         )  # fmt: skip
 
     def carry_out(self, path: str) -> None:
@@ -367,25 +333,15 @@ class Directory:
 
     # Members.
 
-    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
-        """Open a member by its path; raise ConflictError if a later transaction has changed it.
-
-        If it may be `lazy`, a reader sends no request for a member that the manifest describes. If the description is
-        out of date, the first read of items raises `ConflictError`.
-        """
+    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
+        """Open a member by its path; raise ConflictError if a later transaction has changed it."""
         if is_embedded(path):
             return embedded.open_embedded(self._embedding("r"), path)
         if mode == "r":
-            promised = self._promised(path) if lazy or self.store.can.lock else None
-            return promised or Handle(self.current(path), mode)
+            return self._promised(path) or Handle(self.current(path), mode)
         self.recover()
         self.carry_out(path)
-        handle = Handle(self.current(path), mode)
-        announces = handle.snapshot.state.annotations.is_member(self.manifest.identity, path)
-        if not (self.store.can.lock or announces) and self._record(path) is not None:
-            # Away from this computer, readers learn only later that a summary is out of date.
-            handle.before_commit = partial(self.update, lambda found: found.with_summaries({path: None}))
-        return handle
+        return Handle(self.current(path), mode)
 
     def _record(self, path: str) -> Any:
         """Return the summary of a member in the manifest, or None."""
@@ -396,21 +352,16 @@ class Directory:
 
     def _promised(self, path: str) -> Handle | None:
         record = None if path in self._state()[0].redo else self._record(path)
-        return None if record is None else summaries.promise(self.store_of(path), record, partial(self._keep, path))
-
-    def _keep(self, path: str, said: Summary) -> Snapshot:
-        """Read a member that a summary describes."""
-        held = self.current(path)
-        if held.frame.fingerprint != said.fingerprint:
-            if self._stored(versioned=False)[0].commit != self.manifest.commit:
-                raise stale_reader(self.url)
-            summaries.check(held, said)
-        return held
+        return None if record is None else summaries.promise(self.store_of(path), record)
 
     def state_of(self, path: str, manifest: Manifest | None = None) -> Snapshot:
         """Return the state of a member by a manifest, or by that of now."""
+        manifest = manifest or self.stored()
+        if manifest.rows is not None:
+            held = load_member(Member(Catalog(self.store), path.rpartition(".")[0]), manifest)
+            return replace(held, member=None)
         again = partial(_read_again, self._address, self.storage_options, path)
-        return redo.read_member(self.store_of, manifest or self.stored(), path, again=again)
+        return redo.read_member(self.store_of, manifest, path, again=again)
 
     def current(self, path: str) -> Snapshot:
         """Return the state of a member that belongs to the members that are shown. Raises what `open` raises."""
@@ -419,26 +370,14 @@ class Directory:
             held = self.state_of(path, manifest)
         except MISSING:
             # The caller may have taken the path from an earlier list: a commit through this handle shows its own
-            # manifest, but none of the changes that others have made before. On a local disk, files are the list.
-            if self.is_local or path not in self.listed(manifest).values() or self._stored()[0] != manifest:
-                raise stale_reader(self.url) from None
-            raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
+            # manifest, but none of the changes that others have made before.
+            raise stale_reader(self.url) from None
         identity, number, _ = held.state.annotations.group_commit or ("", 0, "")
         if number and (identity != manifest.identity or number > manifest.number):
             now, _ = self._stored()
             if now.identity == identity and now.commit != manifest.commit:
                 raise stale_reader(self.url)
         return held
-
-
-def _mark_deleted(store: Store, found: Found) -> None:
-    """Put an empty frame in the place of a deleted one in an object store; it notes the number of the next chunk.
-
-    Without it, the chunks of a new member could get the names of those that a slow process is still removing.
-    """
-    mark = empty_frame(store, sparse=bool(found.name), replaces=found.version)
-    mark.annotate(deleted=True)
-    commit(mark)
 
 
 def _read_again(address: str, options: Mapping[str, Any], path: str, *, carries_out: bool = False) -> Snapshot:

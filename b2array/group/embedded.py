@@ -9,8 +9,9 @@ from typing import Any
 from b2array import config
 from b2array.array.schunk import SChunk, create_schunk
 from b2array.engine import snapshot
+from b2array.engine.census import EMBEDDED_MAP, EMBEDDED_NOTES, embedded_extents
 from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import EMBEDDED, is_member_name
+from b2array.engine.manifest import EMBEDDED
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError
 from b2array.format.frame import Frame
 from b2array.group.members import Members
@@ -32,8 +33,6 @@ __all__ = [
 
 EMBED_SUFFIX = ".b2e"
 _MARK = "b2embed"
-_NOTES = "estore_metadata"
-_MAP = "embed_map"
 
 
 class EmbedFile:
@@ -90,7 +89,7 @@ def is_store(url: str, storage_options: Mapping[str, Any]) -> bool:
 def nothing() -> bytes:
     """Return a frame without members. python-blosc2 does not open a group without such a frame."""
     empty = create_schunk(chunksize=2**13, meta={"b2tree": {"version": 1}})
-    empty.vlmeta[_NOTES] = {_MAP: {}, "current_offset": 0}
+    empty.vlmeta[EMBEDDED_NOTES] = {EMBEDDED_MAP: {}, "current_offset": 0}
     return empty.to_bytes()
 
 
@@ -119,31 +118,7 @@ def members(held: SChunk) -> dict[str, str]:
 
 
 def _extents(held: SChunk) -> dict[str, range | None]:
-    """Return which bytes of the data hold each member; None if there is only a reference to a server.
-
-    FormatError says that a member does not lie within the data.
-    """
-    notes = held.vlmeta.get(_NOTES, {})
-    found = notes.get(_MAP, {}) if isinstance(notes, Mapping) else None
-    if not isinstance(found, Mapping):
-        raise FormatError(f"{held.url}: expected a map of embedded members, found another value")
-    return {_name(held, key): _extent(held, key, entry) for key, entry in found.items()}
-
-
-def _name(held: SChunk, key: Any) -> str:
-    name = key[1:] if isinstance(key, str) and key.startswith("/") else ""
-    if not is_member_name(name):
-        raise FormatError(f"{held.url}: expected names of embedded members, found {key!r}")
-    return name
-
-
-def _extent(held: SChunk, key: str, entry: Any) -> range | None:
-    if isinstance(entry, Mapping) and "urlbase" in entry:
-        return None
-    start, nbytes = (entry.get("offset"), entry.get("length")) if isinstance(entry, Mapping) else (None, None)
-    if type(start) is not int or type(nbytes) is not int or not 0 <= start <= start + nbytes <= held.nbytes:
-        raise FormatError(f"{held.url}: expected {key!r} within {held.nbytes} bytes of data, found {entry!r}")
-    return range(start, start + nbytes)
+    return embedded_extents(held._handle.source.state, held.url)
 
 
 def open_embedded(held: SChunk, path: str) -> Handle:
@@ -175,9 +150,9 @@ def state(held: SChunk, path: str) -> str:
 
 def remove(held: SChunk, names: Collection[str]) -> None:
     """Remove embedded members from the list. Their bytes stay."""
-    notes = held.vlmeta[_NOTES]
-    kept = {key: entry for key, entry in notes[_MAP].items() if key[1:] not in names}
+    notes = held.vlmeta[EMBEDDED_NOTES]
+    kept = {key: entry for key, entry in notes[EMBEDDED_MAP].items() if key[1:] not in names}
     try:
-        held.vlmeta[_NOTES] = {**notes, _MAP: kept}
+        held.vlmeta[EMBEDDED_NOTES] = {**notes, EMBEDDED_MAP: kept}
     except TypeError as error:
         raise FormatError(f"{held.url}: expected notes of embedded members, found others ({error})") from None

@@ -26,7 +26,8 @@ from b2array.engine.handle import Handle, Mode
 from b2array.engine.manifest import is_attrs, is_embedded
 from b2array.engine.source import Source
 from b2array.errors import ConflictError
-from b2array.group.directory import Directory, NewFrame, copy_of
+from b2array.group.directory import NewFrame, copy_of
+from b2array.group.listed import AnyGroup
 from b2array.group.members import Members, check_new
 from b2array.store.base import Mutex
 from b2array.workers.fork import Fork, Origin, origin_of
@@ -37,7 +38,7 @@ __all__ = ["Changes", "GroupFork"]
 class Changes(ABC):
     """Changes to members of a group that wait: those of a transaction, or of a fork of one."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(self, directory: AnyGroup) -> None:
         self._view = directory
         self._mutex = Mutex()
         self._fork_id = b""
@@ -215,7 +216,7 @@ class _Forked:
     """
 
     id: bytes
-    directory: Directory
+    directory: AnyGroup
     members: Members
     arrays: Mapping[str, Origin]
 

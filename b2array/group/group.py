@@ -15,7 +15,7 @@ from b2array import config, threads
 from b2array.array import copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.described import Attributes
-from b2array.array.drafts import ArrayOptions, Kind, MemberKeywords, Shape, takes
+from b2array.array.drafts import AnyPlace, ArrayOptions, Kind, MemberKeywords, Shape, takes
 from b2array.array.many import read_many
 from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
@@ -31,15 +31,17 @@ from b2array.format.foreign import check_ending
 from b2array.group import embedded, snapshots, unpacked, whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
-from b2array.group.directory import Directory, NewFrame, copy_of
+from b2array.group.changing import AnyTransaction, begin, changing
+from b2array.group.directory import NewFrame, copy_of
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.fork import Changes, GroupFork
-from b2array.group.kept import Moment, group_ledger, moment
+from b2array.group.kept import Moment, moment
+from b2array.group.listed import AnyGroup, group_at
+from b2array.group.listing import group_ledger
 from b2array.group.members import Members, check_new
 from b2array.group.place import group_of
 from b2array.group.snapshots import GroupDiff
 from b2array.group.tables import Table, is_table
-from b2array.group.transaction import Transaction, changing
 from b2array.group.tree import Names, Tree
 from b2array.keywords import refuse_calls, spelled_out
 from b2array.printable import printable
@@ -186,7 +188,7 @@ def check_mode(mode: str, at: object, *, follow: bool) -> None:
         raise ValueError(f"a snapshot is opened for reading, and never changes: at={at!r} goes with mode 'r' alone")
 
 
-def _prepare(home: Directory, mode: AnyMode, *, required: bool) -> None:
+def _prepare(home: AnyGroup, mode: AnyMode, *, required: bool) -> None:
     """Make a group, or make it empty or complete, as the mode says."""
     there = required or whole.exists(home)
     if mode in ("w", "w-", "x") or not there:
@@ -207,7 +209,7 @@ def _prepared_part(part: Group, mode: AnyMode) -> Group:
     """Make a group that is part of another one empty or complete, as the mode says."""
     if mode in ("w-", "x"):
         raise FileExistsError(f"{part.url} exists; mode='w' replaces a group")
-    cast(Directory, part._home).recover()
+    cast(AnyGroup, part._home).recover()
     if mode == "w":
         with part.transaction(replace=True) as changes:
             changes.attrs.require()
@@ -216,7 +218,7 @@ def _prepared_part(part: Group, mode: AnyMode) -> Group:
 
 def _at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Group:
     """Open a group, or a group in another one, as it was."""
-    here, manifest = Directory(address, options), Manifest()
+    here, manifest = group_at(address, options), Manifest()
     with suppress(OSError, B2ArrayError):  # below it turns out what else may be there
         manifest = here.stored()
     if group_ledger(here.url, manifest).find(at) is not None:
@@ -486,9 +488,9 @@ class Group(MutableMapping[str, Any]):
 
         return xr.open_dataset(self, engine="b2array", **options)  # type: ignore[arg-type]
 
-    def _writable(self) -> Directory | Changes:
+    def _writable(self) -> AnyGroup | Changes:
         home = writable(self._home, self._mode, self.url)
-        if self._follow and isinstance(home, Directory):
+        if self._follow and isinstance(home, AnyGroup):
             home.refresh()
         return home
 
@@ -531,7 +533,7 @@ class Group(MutableMapping[str, Any]):
             what = "neither" if data is None else f"both shape={shape} and data of the shape {np.shape(data)}"
             raise TypeError(f"create() takes either a shape or data, found {what}")
 
-        def new(url: str | None, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+        def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
             wanted: MemberKeywords = {"layout": layout, **options}
             given = ArrayOptions(**wanted, overwrite=overwrite, storage_options=home.storage_options)
             if shape is None:
@@ -647,8 +649,6 @@ class Group(MutableMapping[str, Any]):
             raise ValueError(f"{name!r} is a group, which stays: move() gives it another name, del removes it")
         with self._changing() as changes:
             home = cast(Changes, changes._home)
-            if isinstance(home, Transaction):
-                home.hold([path])
             held = home.open(path, "r")
             copied = Handle(commit(copy_of(held, {})(None, overwrite=False)), "r+")
             states = {} if is_embedded(path) else {path: held.snapshot.generation}
@@ -749,8 +749,7 @@ class Group(MutableMapping[str, Any]):
         if isinstance(self._home, GroupFork):
             raise ValueError("a fork of a group cannot move members: do that before you fork")  # noqa: TRY004
         with self._changing() as changes:
-            home = cast(Transaction, changes._home)
-            home.hold(self._below(source.removeprefix("/")).values())
+            home = cast(Changes, changes._home)
             copied = changes._copied(source, changes, name)
             states = {path: held.snapshot.generation for path, held in copied.items() if not is_embedded(path)}
             home.remove(home.members().below(changes._full(source.removeprefix("/"))), states)
@@ -800,7 +799,7 @@ class Group(MutableMapping[str, Any]):
         home = self._writable()
         if isinstance(home, Changes):
             raise ValueError("a transaction is under way on this group already")  # noqa: TRY004 - not the user's type
-        changes = Transaction(home, self._prefix if replace else None)
+        changes = begin(home, self._prefix if replace else None)
         try:
             yield Group(changes, self._prefix, self._mode)
         except BaseException:
@@ -912,7 +911,7 @@ class Group(MutableMapping[str, Any]):
         """
         entry = checked_entry(name, message, attrs)
         home = self._keeper()
-        if isinstance(home, Transaction):
+        if isinstance(home, AnyTransaction):
             home.snapshot(entry, replace=replace)
             return
         for attempt in attempts(home.store):
@@ -925,19 +924,19 @@ class Group(MutableMapping[str, Any]):
             else:
                 return
 
-    def _keeper(self) -> Directory | Transaction:
+    def _keeper(self) -> AnyGroup | AnyTransaction:
         """Return the home of the members if it can keep states; raise ReadOnlyError or ValueError otherwise."""
         home = self._outermost(self._writable())
-        if not isinstance(home, Directory | Transaction):
+        if not isinstance(home, AnyGroup | AnyTransaction):
             raise ValueError("a fork cannot make, drop or go back to snapshots: do that in the transaction")  # noqa: TRY004
         return home
 
     @contextmanager
-    def _keeping(self) -> Iterator[Transaction]:
+    def _keeping(self) -> Iterator[AnyTransaction]:
         """Let the block change snapshots: in the transaction under way, or in one of its own."""
-        is_under_way = isinstance(self._keeper(), Transaction)
+        is_under_way = isinstance(self._keeper(), AnyTransaction)
         with nullcontext(self) if is_under_way else self.transaction() as changes:
-            yield cast(Transaction, changes._home)
+            yield cast(AnyTransaction, changes._home)
 
     def _outermost(self, home: H) -> H:
         """Return the home; raise ValueError for an inner group, whose members are part of the outermost one."""
@@ -948,7 +947,7 @@ class Group(MutableMapping[str, Any]):
             )
         return home
 
-    def _directory(self) -> Directory | None:
+    def _directory(self) -> AnyGroup | None:
         """Return the home of the members with its snapshots; None for an archive, which has none."""
         home = self._outermost(self._home)
         if isinstance(home, Moment):
@@ -1110,7 +1109,7 @@ def _add_copy(group: Group, full: str, held: Handle) -> None:
         raise FileExistsError(f"{home.url}: there is a member {full!r}")
 
 
-def _replaced(home: Directory | Changes, full: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
+def _replaced(home: AnyGroup | Changes, full: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
     """Make a member, in the place of one of that name if there is one and the caller has allowed it."""
     with changing(home) as changes:
         old = home.members().get(full)

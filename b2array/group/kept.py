@@ -1,12 +1,8 @@
-"""States of a whole group under names: where they lie, and `Moment`, the group as it was.
+"""`Moment`, a group as it was at a snapshot; and what a snapshot of a local group needs of members that go.
 
-The manifest has a ledger of the group's snapshots. For each there is a list of members: the path of each member, and
-the generation of the state that the member's own frame keeps. Short lists lie in the ledger, each other one in an
-object beside the manifest. Those states have the name of the snapshot in the ledgers of the members, and note the group
-that they are part of.
-
-A member may be deleted or replaced. Before that, the transaction copies the states that snapshots need to a retired
-frame, which is no member. The manifest names these frames, and which states they keep.
+A local member may be deleted or replaced. Before that, the transaction copies the states that snapshots need to a
+retired frame, which is no member. The manifest names these frames, and which states they keep. In an object store a
+snapshot names revisions, which stay where they are.
 """
 
 from __future__ import annotations
@@ -17,80 +13,38 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import msgpack
-
-from b2array.buffers import Buffer
 from b2array.engine import kept, snapshot
-from b2array.engine.commit import commit, copied
+from b2array.engine.commit import commit
 from b2array.engine.draft import is_part
 from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import MANIFEST, RETIRED, Manifest, is_member_name, members_among, retired_path
+from b2array.engine.kept import KeptState
+from b2array.engine.manifest import RETIRED, Manifest, retired_path
+from b2array.engine.prepare import copied
 from b2array.engine.snapshot import Snapshot, ledger_in, unknown_name
 from b2array.engine.source import FRAME_NAME
-from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located
-from b2array.format.attributes import UNREADABLE
+from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError
 from b2array.format.header import FrameType
-from b2array.format.kept import KEPT, Kept, Ledger, object_name, sealed, unsealed
+from b2array.format.kept import KEPT, Kept, object_name
 from b2array.group.directory import Directory
+from b2array.group.listed import AnyGroup, ListedGroup
+from b2array.group.listing import State, group_ledger, load_members
 from b2array.group.members import Members
 from b2array.store.base import MISSING, Store
-from b2array.store.spans import Span
 
 __all__ = [
-    "Moment", "RetiredFrame", "State", "group_ledger", "moment", "pack_members", "remove_frame", "retire",
-    "states_needed", "unneeded", "unpack_members",
-]  # fmt: skip
+    "Moment",
+    "RetiredFrame",
+    "earlier_states",
+    "entry_of",
+    "moment",
+    "remove_frame",
+    "retire",
+    "states_needed",
+    "unneeded",
+]
 
-_VERSION = 1
 _OURS = re.compile(rf"[0-9a-fA-F]{{16}}{re.escape(KEPT)}\Z|{re.escape(RETIRED)}/[0-9a-f]{{16}}/")
 """Lists of members, and retired frames. Files with other names may be somebody's."""
-
-
-class State(NamedTuple):
-    """Where a member of a snapshot was, the generation of its state, and whether its frame was sparse."""
-
-    path: str
-    generation: bytes
-    sparse: bool = False
-
-
-def group_ledger(url: str, manifest: Manifest) -> Ledger:
-    """Return the ledger of the snapshots of a group; FormatError or UnsupportedError if it cannot be read."""
-    return located(f"{url}/{MANIFEST}", lambda: Ledger.unpack(manifest.kept))
-
-
-def pack_members(members: Mapping[str, State]) -> bytes:
-    """Return the members of a snapshot as bytes, with a digest at the end.
-
-    Examples
-    --------
-    >>> packed = pack_members({"x": State("x.b2nd", b"1")})
-    >>> unpack_members(packed, packed[-16:])
-    {'x': State(path='x.b2nd', generation=b'1', sparse=False)}
-    """
-    packed: bytes = msgpack.packb({"v": _VERSION, "members": {name: [*state] for name, state in members.items()}})
-    return sealed(packed)
-
-
-def unpack_members(buf: Buffer, digest: bytes) -> dict[str, State]:
-    """Read what `pack_members` packed.
-
-    FormatError: it is something else. UnsupportedError: a later version wrote it.
-    """
-    packed = unsealed(buf, digest, "the members of a snapshot")
-    content: Any = None
-    with suppress(*UNREADABLE):
-        content = msgpack.unpackb(packed)
-    if not isinstance(content, dict) or content.get("v") != _VERSION:
-        raise UnsupportedError(f"expected the members of a snapshot of version {_VERSION}, found others")
-    members = content.get("members")
-    if not isinstance(members, dict):
-        raise FormatError(f"expected the members of a snapshot by name, found {members!r}")
-    for name, state in members.items():
-        is_state = isinstance(state, list) and [*map(type, state)] == [str, bytes, bool]
-        if not (isinstance(name, str) and is_member_name(name) and is_state and members_among(state[:1])):
-            raise FormatError(f"expected a member's name, path and generation, found {name!r} and {state!r}")
-    return {name: State(*state) for name, state in members.items()}
 
 
 # Members that go.
@@ -124,13 +78,40 @@ def retire(view: Directory, states: Sequence[Snapshot]) -> RetiredFrame:
     return RetiredFrame(token, tuple((entry.name, entry.generation) for entry in entries))
 
 
+def earlier_states(moments: Sequence[Moment], name: str, group: bytes, now: Snapshot) -> list[KeptState]:
+    """Return the states that a member had at snapshots of its group, for its copy in a group of another identity.
+
+    These are only the states whose chunks lie where those of the member do now.
+    """
+    states = []
+    for then in moments:
+        state = then.states.get(name)
+        if state is None or then.is_retired(state.path):
+            continue
+        held = then.held(state.path)
+        is_same = held.state.annotations.identity == now.state.annotations.identity
+        # A revision of a contiguous member is an object with chunks in other places.
+        is_comparable = held.store.can.local or held.sparse
+        # A file without chunks has no room for those of other states.
+        has_room = now.frame.nchunks or not held.frame.nchunks
+        if is_same and is_comparable and has_room:
+            states.append(KeptState(entry_of(then, state, group), held))
+    return states
+
+
+def entry_of(then: Moment, state: State, group: bytes) -> Kept:
+    """Return the entry of a member's ledger for the state that it had at a snapshot of its group."""
+    entry = then.entry
+    return Kept(entry.name, entry.time, entry.message, generation=state.generation, group=group)
+
+
 def remove_frame(store: Store) -> None:
     """Remove a retired frame, as far as possible."""
     with suppress(OSError, B2ArrayError):
         store.remove(FRAME_NAME, is_part)
 
 
-def unneeded(group: Directory, manifest: Manifest) -> list[str]:
+def unneeded(group: AnyGroup, manifest: Manifest) -> list[str]:
     """Return the paths in a group of what no snapshot needs: of dropped ones, and of writers that were killed."""
     needed = {object_name(entry.place) for entry in group_ledger(group.url, manifest).entries}
     needed |= {retired_path(token) for token in manifest.retired}
@@ -144,7 +125,7 @@ def unneeded(group: Directory, manifest: Manifest) -> list[str]:
 # The group as it was.
 
 
-def moment(group: Directory, name: str, manifest: Manifest | None = None) -> Moment:
+def moment(group: AnyGroup, name: str, manifest: Manifest | None = None) -> Moment:
     """Return a group as it was at a snapshot; KeyError if there is none of this name.
 
     The caller may have read the `manifest` already.
@@ -153,7 +134,7 @@ def moment(group: Directory, name: str, manifest: Manifest | None = None) -> Mom
     entry = group_ledger(group.url, manifest).find(name)
     if entry is not None:
         try:
-            members = _members(group, entry)
+            members = load_members(group.store, group.url, entry)
         except FileNotFoundError:  # it may have been dropped meanwhile
             if group.stored() == manifest:
                 raise FormatError(f"{group.url}: expected the members of the snapshot {name!r}, found none") from None
@@ -163,23 +144,16 @@ def moment(group: Directory, name: str, manifest: Manifest | None = None) -> Mom
     return Moment(group, manifest, entry, members)
 
 
-def _members(group: Directory, entry: Kept) -> dict[str, State]:
-    view: Buffer = entry.packed
-    if not view:
-        (view,) = group.store.read([Span(object_name(entry.place), 0, entry.nbytes)])
-    return located(f"{group.url}: snapshot {entry.name!r}", lambda: unpack_members(view, entry.digest))
-
-
 class Moment:
     """The members of a group as they were at a snapshot. For reading."""
 
-    def __init__(self, group: Directory, manifest: Manifest, entry: Kept, states: Mapping[str, State]) -> None:
+    def __init__(self, group: AnyGroup, manifest: Manifest, entry: Kept, states: Mapping[str, State]) -> None:
         self.group = group
         self._manifest = manifest
         self.entry = entry
         self.states = states
         self._shown = Members({name: state.path for name, state in states.items()})
-        self._generations = {state.path: state.generation for state in states.values()}
+        self._states = {state.path: state for state in states.values()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.group, self._manifest, self.entry, self.states)
@@ -247,16 +221,24 @@ class Moment:
         return self._token(path) is not None
 
     def _token(self, path: str) -> str | None:
-        wanted = self.name, self._generations[path]
+        wanted = self.name, self._states[path].generation
         return next((token for token, states in self._manifest.retired.items() if wanted in states), None)
 
     def _found(self, path: str) -> Snapshot | None:
-        group, token, generation = self.group, self._token(path), self._generations[path]
+        if isinstance(self.group, ListedGroup) and self._token(path) is None:
+            return self.group.state_at(self._manifest, self.name, self._states[path])
+        return self._kept_state(self.group, path)
+
+    def _kept_state(self, group: AnyGroup, path: str) -> Snapshot | None:
+        """Return the state that the frame of a member keeps, or a retired frame."""
+        token, generation = self._token(path), self._states[path].generation
         try:
             if token is not None:
                 held = snapshot.load(group.store_of(retired_path(token)))
-            else:
+            elif isinstance(group, Directory):
                 held = group.state_of(path, self._manifest)
+            else:
+                held = snapshot.load_published(group.store_of(path))
         except (*MISSING, ConflictError):
             return None
         entry = ledger_in(held).find(self.name)

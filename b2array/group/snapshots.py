@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,12 +13,17 @@ from b2array.array.drafts import Kind
 from b2array.array.snapshots import Box, SnapshotInfo, differing, snapshot_info
 from b2array.engine import snapshot
 from b2array.engine.handle import Handle
-from b2array.engine.manifest import ATTRS, is_attrs, is_embedded, retired_path
+from b2array.engine.manifest import ATTRS, Manifest, is_attrs, is_embedded, retired_path
 from b2array.engine.snapshot import Snapshot, ledger_in
 from b2array.errors import B2ArrayError
-from b2array.format.state import State
-from b2array.group.directory import Directory, copy_of
-from b2array.group.kept import Moment, group_ledger, moment
+from b2array.format.kept import Kept
+from b2array.format.state import State as FrameState
+from b2array.group.changing import AnyTransaction
+from b2array.group.directory import copy_of
+from b2array.group.kept import Moment, moment
+from b2array.group.listed import AnyGroup, ListedGroup, name_of
+from b2array.group.listing import State, group_ledger
+from b2array.group.rows import RowTransaction
 from b2array.group.transaction import Transaction
 
 __all__ = ["GroupDiff", "differences", "listed", "restore"]
@@ -50,8 +55,15 @@ class GroupDiff:
         return bool(self.made or self.deleted or self.changed or self.attrs)
 
 
-def restore(changes: Transaction, name: str) -> None:
-    """Let a transaction give all members the states that they had at a snapshot, and delete later ones."""
+def restore(changes: AnyTransaction, name: str) -> None:
+    """Give all members, in a transaction, the states that they had at a snapshot, and delete later ones."""
+    if isinstance(changes, RowTransaction):
+        changes.go_back(changes.moment(name))
+    else:
+        _restore_local(changes, name)
+
+
+def _restore_local(changes: Transaction, name: str) -> None:
     then, group = changes.moment(name), changes.identity.encode()
     stay = set()
     for member, path in then.members().items():
@@ -78,13 +90,15 @@ def restore(changes: Transaction, name: str) -> None:
 # Lists.
 
 
-def listed(group: Directory) -> tuple[SnapshotInfo, ...]:
+def listed(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
     """List the snapshots of a group, the oldest first, with the bytes that each of them holds alone."""
     group.refresh()
     manifest, members = group.manifest, group.members()
     entries = group_ledger(group.url, manifest).entries
     if not entries:
         return ()
+    if isinstance(group, ListedGroup) and manifest == group.manifest:
+        return _of_revisions(group, manifest, entries)
     frames = [(path, False) for path in members.values() if not is_embedded(path)]
     frames += [(retired_path(token), True) for token in manifest.retired]
     own: dict[str, int] = {entry.name: entry.nbytes for entry in entries}
@@ -110,16 +124,44 @@ def listed(group: Directory) -> tuple[SnapshotInfo, ...]:
     return tuple(snapshot_info(entry, own[entry.name]) for entry in entries)
 
 
-def _held(group: Directory, path: str, *, is_retired: bool) -> Snapshot:
-    if is_retired:
+def _held(group: AnyGroup, path: str, *, is_retired: bool) -> Snapshot:
+    if is_retired or isinstance(group, ListedGroup):
         return snapshot.load(group.store_of(path))
     return group.state_of(path, group.manifest)
+
+
+def _of_revisions(group: ListedGroup, manifest: Manifest, entries: Sequence[Kept]) -> tuple[SnapshotInfo, ...]:
+    """List the snapshots of a group in an object store, which name revisions."""
+    moments = [moment(group, entry.name, group.manifest) for entry in entries]
+    wanted = {state for then in moments for state in then.states.values() if not is_embedded(state.path)}
+    wanted |= {State(row.path, bytes.fromhex(row.revision), row.sparse) for row in group.rows.values() if row.revision}
+
+    def look(state: State) -> tuple[State, Snapshot | None]:
+        with suppress(OSError, B2ArrayError):  # a damaged member does not hide the snapshots
+            return state, group.state_at(manifest, "", state)
+        return state, None
+
+    answers = threads.ahead(look, sorted(wanted), max(1, min(len(wanted), _AT_ONCE)))
+    held = {state: one for state, one in answers if one is not None}
+    own = dict.fromkeys((entry.name for entry in entries), 0)
+    for path in {state.path for state in held}:
+        here = [state for state in held if state.path == path]
+        for state, nbytes in zip(here, snapshots.own_nbytes([held[state].state for state in here]), strict=True):
+            users = [then.name for then in moments if state in then.states.values()]
+            if len(users) == 1 and not _is_listed(group, state):
+                own[users[0]] += nbytes
+    return tuple(snapshot_info(entry, own[entry.name] + entry.nbytes) for entry in entries)
+
+
+def _is_listed(group: ListedGroup, state: State) -> bool:
+    row = group.rows.get(name_of(state.path))
+    return row is not None and (row.path, row.revision) == (state.path, state.generation.hex())
 
 
 # Differences.
 
 
-def differences(group: Directory, at: str, then: str | None) -> GroupDiff:
+def differences(group: AnyGroup, at: str, then: str | None) -> GroupDiff:
     """Compare a group at two snapshots, or at one and now."""
     before = moment(group, at)
     later: Moment | _Now = _Now(group) if then is None else moment(group, then)
@@ -131,7 +173,11 @@ def differences(group: Directory, at: str, then: str | None) -> GroupDiff:
         if isinstance(later, Moment) and before.states[name] == later.states[name]:
             continue
         one, other = before.held(old[name]), later.held(names[name])
-        is_same_frame = one.url == other.url and one.frame.frame_type == other.frame.frame_type
+        if one.generation == other.generation:
+            continue
+        # Each revision of a contiguous member is an object in itself, with chunks in other places.
+        is_comparable = one.sparse or one.store.can.local
+        is_same_frame = is_comparable and one.url == other.url and one.frame.frame_type == other.frame.frame_type
         boxes, has_other_attrs = _compared(one.state, other.state, is_same_frame=is_same_frame)
         if is_attrs(name):
             if has_other_attrs:
@@ -150,7 +196,7 @@ def differences(group: Directory, at: str, then: str | None) -> GroupDiff:
 class _Now:
     """The members as they are now."""
 
-    def __init__(self, group: Directory) -> None:
+    def __init__(self, group: AnyGroup) -> None:
         self._group = group
         group.refresh()
 
@@ -167,7 +213,7 @@ def _group_of(name: str) -> str:
     return name.removesuffix(ATTRS).rstrip("/")
 
 
-def _compared(one: State, other: State, *, is_same_frame: bool) -> tuple[list[Box] | None, bool]:
+def _compared(one: FrameState, other: FrameState, *, is_same_frame: bool) -> tuple[list[Box] | None, bool]:
     """Return the boxes in which two states differ, None if they do not, and whether their attributes differ."""
     names = {*one.attr_names} | {*other.attr_names}
     a, b = one.annotations, other.annotations

@@ -1,4 +1,4 @@
-"""Several members of a group changed in one commit.
+"""Several members of a local group changed in one commit.
 
 Each changed and each new member gets its chunks and its frame in places that no reader looks at. Then one write
 replaces the manifest, and that write is the commit: the manifest gets a redo log, with an entry for each member that
@@ -6,14 +6,9 @@ was changed, made or deleted. From then on readers who open the group see all of
 writer carries the log out, so that readers who open members directly see the changes, and removes what goes.
 
 A writer who dies before the commit leaves files that no reader finds; one who dies later leaves a redo log. The next
-writer carries that out before it does anything else. Other writers wait for the locks of local files; object stores
-replace the manifest only if it is the one that was read.
+writer carries that out before it does anything else. Other writers wait for the locks of the files.
 
-On a local disk a change of one member alone needs no log: the one step that carries it out is the commit.
-
-Writers of single members take part. In an object store, each member that a transaction changes or makes notes the
-group, so that such a writer looks at the manifest, and announces himself there; see `b2array.engine.single`. The
-transaction shuts out who may have read a state before that: it replaces the state by an equal one.
+A change of one member alone needs no log: the one step that carries it out is the commit.
 
 What a transaction has only read belongs to its commit as well: the members have the same states then, or the commit is
 refused. They are locked, or held, as if they were changed.
@@ -28,7 +23,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -63,34 +58,23 @@ from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, ledger_of
 from b2array.format.state import parse
 from b2array.group.directory import Directory, NewFrame, copy_of, record_of
 from b2array.group.fork import Changes
-from b2array.group.holds import Holds, told_if_gone
 from b2array.group.kept import (
     Moment,
     RetiredFrame,
-    State,
-    group_ledger,
+    entry_of,
     moment,
-    pack_members,
     remove_frame,
     retire,
     states_needed,
-)  # fmt: skip
+)
+from b2array.group.listing import State, group_ledger, pack_members
 from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
-from b2array.store.base import (
-    MISSING,
-    Head,
-    Version,
-    attempts,
-    conflict,
-    create_under_own_name,
-    may_still_happen,
-    too_many_conflicts,
-)
+from b2array.store.base import MISSING, Store, Version, attempts, create_under_own_name, too_many_conflicts
 from b2array.store.forces import together
 from b2array.workers.fork import origin_of
 
-__all__ = ["Transaction", "changing", "committing"]
+__all__ = ["Transaction"]
 
 
 _MOST_DESCRIBED = 1000
@@ -146,6 +130,8 @@ class Transaction(Changes):
     readers do not open them together with members of an earlier state.
     """
 
+    _view: Directory
+
     def __init__(self, directory: Directory, replacing: str | None = None, *, marked: bool = True) -> None:
         if marked:
             directory.refresh()
@@ -168,9 +154,7 @@ class Transaction(Changes):
         self._retiring: dict[str, RetiredFrame] = {}  # by the path of the member that goes
         self._copies: list[tuple[Kept, dict[str, State]]] = []  # snapshots of another group, with their members
         self._copied_frames: list[RetiredFrame] = []  # and the retired frames that they need
-        self._holds = Holds(self._view)
         self._tried: tuple[Manifest, Version | None] | None = None  # the manifest to come, and the version that goes
-        self._overtaken = False  # whether the transaction happened, and another writer committed on top of it
         self._identity = self._view.manifest.identity or os.urandom(8).hex()
         if replacing is not None:
             self.remove({name: path for name, path in self.members().items() if name.startswith(replacing)})
@@ -244,8 +228,7 @@ class Transaction(Changes):
             if mode == "r" or is_embedded(path):
                 return self._view.open(path, mode)
             self._view.carry_out(path)
-            if self._view.is_local:
-                carry_out_others(self._view.store_of(path), self._view.store)
+            carry_out_others(self._view.store_of(path), self._view.store)
             handle = Handle(self._view.current(path), mode)
             opened = handle.snapshot.generation
             draft = handle.begin()
@@ -264,7 +247,8 @@ class Transaction(Changes):
                 )
             check_new(name, self.members(), self.url)
         overwrite = overwrite or bool(goes)
-        path, member = self._staged(name, suffix, new, overwrite=overwrite)
+        path = name + suffix
+        member = self._staged(path, new, overwrite=overwrite)
         self._touched[path], self._names[path] = member, name
         if self._fork_id and member.draft is not None and not member.draft.aside:
             # The transaction may last long, and only what has a journal is left alone by `vacuum` then.
@@ -272,79 +256,17 @@ class Transaction(Changes):
         self._change_shown(added={name: path})
         return member.handle
 
-    def _staged(
-        self, name: str, suffix: str, new: NewFrame, *, overwrite: bool, may_move: bool = True
-    ) -> tuple[str, _Member]:
-        """Begin a new member; return its path, too. It may get another suffix than the one asked for."""
-        view, path = self._view, name + suffix
-        if view.is_local:
-            if not overwrite or path not in self._removed.values():
-                self._require_free(path, overwrite=overwrite)
-            token = os.urandom(8).hex()
-            draft = new(view.address(staged_path(path, token, sparse=False)), overwrite=False)
-            self._mark(draft, path, self._view.manifest.number + 1)
-            return path, self._new_member(draft, token)
-        # Objects cannot be renamed: the chunks get their names at once, and numbers that no other chunk had.
-        draft, replaced = self._begun(path, new, overwrite=overwrite)
-        # A frame or mark cannot be replaced by one of the other layout, so a name has a place for each: neither layout
-        # may get both.
-        other = ARRAY if suffix == OTHER else OTHER
-        is_unfit = replaced is not None and draft.sparse != (replaced == FRAME_NAME)
-        may_move = may_move and not (other == ARRAY and draft.state.layout is None)
-        if may_move and (is_unfit or (replaced is None and self._is_taken(name + other, draft))):
-            draft.abort()
-            # A frame there that is no member stays.
-            goes = name + other in self._removed.values()
-            return self._staged(name, other, new, overwrite=goes, may_move=False)
-        if is_unfit:
-            draft.abort()
-            raise FileExistsError(
-                f"{draft.url} exists and has another layout: choose another name or the other layout; if it was"
-                " deleted, vacuum makes the name free"
-            )
-        return path, self._new_member(draft)
-
-    def _is_taken(self, path: str, draft: Draft) -> bool:
-        """Whether a path has a member that goes, or the mark of a deleted one, of the layout of a new frame.
-
-        Another frame there is no member.
-        """
-        name, store = FRAME_NAME if draft.sparse else "", self._view.store_of(path)
-        (head,) = store.head([name], 1)
-        if not (isinstance(head, Head) and head.data):
-            return False
-        if path in self._removed.values():
-            return True
-        found = redo.look(store)
-        return found.is_mark and found.name == name
-
-    def _new_member(self, draft: Draft, token: str = "") -> _Member:
-        """Return a new member with a handle that changes its draft."""
+    def _staged(self, path: str, new: NewFrame, *, overwrite: bool) -> _Member:
+        """Begin a new member, in a place beside its path."""
+        if not overwrite or path not in self._removed.values():
+            self._require_free(path, overwrite=overwrite)
+        token = os.urandom(8).hex()
+        draft = new(self._view.address(staged_path(path, token, sparse=False)), overwrite=False)
+        self._mark(draft, path, self._view.manifest.number + 1)
         promised = Snapshot(draft.store, draft.state, 0, None, "")
         handle = Handle(promised, "r+")
         handle.enter(draft)
         return _Member(handle, draft, token)
-
-    def _begun(self, path: str, new: NewFrame, *, overwrite: bool) -> tuple[Draft, str | None]:
-        """Begin a new member in an object store; return the name of the index that it replaces, too, if any."""
-        view, store, name = self._view, self._view.store_of(path), None
-        tries = attempts(store)
-        while True:
-            try:
-                return new(view.address(path), overwrite=name is not None), name
-            except FileExistsError:
-                found = redo.look(store)
-                if found.name is not None and not (overwrite or found.is_mark):
-                    now, _ = view.read()
-                    # Otherwise it is somebody's who does not write through the group.
-                    known = view.manifest
-                    if self._marked and (now.commit != known.commit or path in {*now.redo, *known.redo}):
-                        raise ConflictError(f"{self.url}: another writer makes or deletes {path!r} as well") from None
-                    raise
-                # Perhaps another writer has just deleted it.
-                if (name is not None or found.name is None) and next(tries, None) is None:
-                    raise
-                name = found.name
 
     def _require_free(self, path: str, *, overwrite: bool) -> None:
         """Raise FileExistsError if something in a local directory excludes a new member at a path."""
@@ -387,29 +309,6 @@ class Transaction(Changes):
             else:
                 self._moved.pop(path, None)
         self._change_shown(removed=members)
-
-    def _identify(self) -> None:
-        """Let the group have an identity that its members can note before the commit."""
-        view = self._view
-        if view.store.can.compare and not view.manifest.identity:
-            now = view.update(lambda found: replace(found, identity=found.identity or self._identity))
-            self._identity = now.identity
-
-    def hold(self, paths: Iterable[str]) -> None:
-        """Shut out other writers of members that are about to be moved: what they write would go with the old name."""
-        view = self._view
-        if not view.store.can.compare:
-            return
-        self._identify()
-        chosen = [path for path in paths if not is_embedded(path)]
-        for _ in attempts(view.store):
-            before, version = view.read()
-            view.settle(before)
-            opened = self._open(chosen, before)
-            if not opened:
-                return
-            self._holds.take(opened, before, version)
-        raise too_many_conflicts(view.store)
 
     def restore(self, members: Mapping[str, str]) -> None:
         """Keep members after all that `remove` took away, and that the transaction has not changed before."""
@@ -461,13 +360,12 @@ class Transaction(Changes):
                 at = then.name, member, state.generation
                 if at not in there:
                     held = then.held(state.path)
-                    missing[held.url, held.version].append(held)
+                    entry = entry_of(then, state, self._identity.encode())
+                    missing[held.url, held.version].append(replace(held, at=entry, member=None))
                 states[member] = there.get(at) or state._replace(sparse=not self._view.is_local)
             self._copies.append((then.entry, states))
-        group = self._identity.encode()
-        for found in missing.values():
-            ours = [replace(held, at=replace(held.at, group=group)) for held in found if held.at is not None]
-            self._copied_frames.append(retire(self._view, ours))
+        for states_of_one in missing.values():
+            self._copied_frames.append(retire(self._view, states_of_one))
         known = group_ledger(self.url, self._view.manifest).names
         self._drops.update(then.name for then in moments if then.name in known)
 
@@ -533,7 +431,7 @@ class Transaction(Changes):
                 raise ConflictError(f"{self.url}: another writer has replaced the snapshots {new} meanwhile")
         if (self._keeps or self._copies) and before.identity not in ("", self._identity):
             raise ConflictError(f"{self.url}: another writer has made the first commit meanwhile")
-        if self._keeps and {**self._view.listed(before)} != {**self._view.members()}:
+        if self._keeps and {**self._view.members_of(before)} != {**self._view.members()}:
             raise ConflictError(f"{self.url}: another writer has made or deleted members meanwhile")
 
     def _retire(self, manifest: Manifest) -> dict[str, RetiredFrame]:
@@ -636,7 +534,6 @@ class Transaction(Changes):
             for member in self._touched.values():
                 member.handle.leave(None)
             return
-        self._holds.release()
         for path, member in self._touched.items():
             self._leave(path, member)
         self._discard_retired([*self._retiring])
@@ -678,11 +575,9 @@ class Transaction(Changes):
                         if member.complete():
                             self._force(path, member)
         self._retire(view.manifest)
-        self._identify()
         for _ in attempts(view.store):
-            if view.is_local:
-                for path in {*touched, *self._moved, *self._removed.values()}:
-                    carry_out_others(view.store_of(path), view.store)
+            for path in {*touched, *self._moved, *self._removed.values()}:
+                carry_out_others(view.store_of(path), view.store)
             locks: list[AbstractContextManager[object]] = []
             # One call of C code, which Ctrl-C does not interrupt. A lock left behind would make this process wait.
             unlock: Callable[[], object] = partial(deque, map(methodcaller("__exit__", None, None, None), locks), 0)
@@ -707,15 +602,12 @@ class Transaction(Changes):
         staged = _Staged(left=view.settle(before))
         changed = [path for path, member in touched.items() if not member.is_new]
         read = self._read(changed)
-        if opened := {**self._open(changed, before), **self._open_to_others(read, before)}:
-            self._holds.take(opened, before, version)
-            return False
         locked = self._locked([*changed, *(path for path in read if not is_embedded(path))], locks)
         if any(waits_for_others(view.store_of(path), view.store) for path in locked):
             return False
         try:
             self._check_names(before)
-            self._check_moved(before)
+            self._check_moved()
             self._check_read(read)
             self._check_moment(before)
             with together():
@@ -728,13 +620,10 @@ class Transaction(Changes):
                 self._take_step(*staged.log.items(), locked=locked)
             else:
                 staged.retired = self._all_retired(before, [*retired.values(), *self._copied_frames])
-                if not self._publish(before, version, changed, touched, staged):
-                    self._unstage(touched, staged)
-                    return False
+                self._publish(before, version, touched, staged)
         except BaseException as error:
             tried = self._tried
-            late = tried is not None and may_still_happen(view.store, error)
-            if tried is None or not self._happened(*tried, error, late=late):
+            if tried is None or not self._happened(*tried, error):
                 self._unstage(touched, staged)
                 if isinstance(error, ConflictError) and tried is not None and view.read()[1] != tried[1]:
                     return False
@@ -752,7 +641,7 @@ class Transaction(Changes):
         self._show(after or before)
         with suppress(OSError, B2ArrayError):
             try:
-                if after is not None and not self._overtaken:  # otherwise another writer has done that
+                if after is not None:
                     left = self._view.settle(after, locked=locked)
             finally:
                 states = self._move_on(touched, frames)
@@ -761,51 +650,22 @@ class Transaction(Changes):
                 self._forget(before, after)
 
     def _publish(
-        self, before: Manifest, version: Version | None, changed: Sequence[str], touched: Mapping[str, _Member],
-        staged: _Staged,
-    ) -> bool:  # fmt: skip
-        """Replace the manifest by one with all that is staged: this is the commit. False: another one came first.
-
-        Other writers may come to single members meanwhile. If they write one that the transaction has `changed`, they
-        are shut out, and it is staged again.
-        """
+        self, before: Manifest, version: Version | None, touched: Mapping[str, _Member], staged: _Staged
+    ) -> None:
+        """Replace the manifest by one with all that is staged: this is the commit."""
         view = self._view
-        for attempt in attempts(view.store):
-            if attempt:
-                now, version = view.read()
-                if not _is_alike(now, before, {*self._moved, *self._seen}.difference(changed)):
-                    if self._tried is None:
-                        return False
-                    raise conflict(self.url)
-                before = now
-            if opened := self._open(changed, before):
-                if self._holds.take(opened, before, version):
-                    for path in opened:
-                        redo.discard(view.store_of(staged.log[path].aside(path)))
-                        self._stage(path, before, staged)
-                continue
-            view.store.delete(self._lists)  # those of the attempt before
-            self._lists = []
-            kept = self._kept(before, touched, staged.frames)
-            after = self._after(before, {**staged.left, **staged.log})
-            self._tried = replace(after, kept=kept, retired=staged.retired), version
-            with suppress(ConflictError):
-                view.write(*self._tried)
-                return True
-        raise too_many_conflicts(view.store)
+        view.store.delete(self._lists)  # those of the attempt before
+        self._lists = []
+        kept = self._kept(before, touched, staged.frames)
+        after = self._after(before, {**staged.left, **staged.log})
+        self._tried = replace(after, kept=kept, retired=staged.retired), version
+        view.write(*self._tried)
 
     def _read(self, changed: Sequence[str]) -> list[str]:
         """Return the paths of the members that were only read, also if they go."""
         if not self._marked:
             return []
         return sorted(self._seen.keys() - {*changed} - {path for path, state in self._moved.items() if state})
-
-    def _open_to_others(self, read: Sequence[str], manifest: Manifest) -> dict[str, Snapshot | Draft]:
-        """Return the members that were only read and that other writers may be about to replace."""
-        if not self._view.store.can.compare:
-            return {}
-        looks = ((path, redo.look(self._view.store_of(path)).frame) for path in read if not is_embedded(path))
-        return {path: held for path, held in looks if held is not None and self._holds.is_open(path, held, manifest)}
 
     def _check_read(self, read: Sequence[str]) -> None:
         """Raise ConflictError if another writer has changed or deleted a member that was only read."""
@@ -814,7 +674,7 @@ class Transaction(Changes):
                 state = self._view.state_of_embedded(path)
             else:
                 held = redo.look(self._view.store_of(path)).frame
-                state = "" if held is None else self._holds.generation_before(held)
+                state = "" if held is None else held.generation
             if state != self._seen[path]:
                 raise ConflictError(
                     f"{self._view.store_of(path).url} was changed by another writer since the transaction has read it"
@@ -822,8 +682,6 @@ class Transaction(Changes):
 
     def _locked(self, changed: Sequence[str], locks: list[AbstractContextManager[object]]) -> list[str]:
         """Lock the local members that the transaction changes or moves, and return them."""
-        if not self._view.is_local:  # in memory, the lock of the manifest excludes all writers
-            return []
         locked = sorted({*changed, *self._moved})
         for path in locked:
             locks.append(self._lock_of(path, self._touched.get(path)))
@@ -857,12 +715,12 @@ class Transaction(Changes):
             return store.lock(name or "")
         raise AssertionError  # for the type checker
 
-    def _check_moved(self, before: Manifest) -> None:
-        """Raise ConflictError if another writer has changed a member since it was copied to its new name, or may."""
+    def _check_moved(self) -> None:
+        """Raise ConflictError if another writer has changed a member since it was copied to its new name."""
         for path, state in self._moved.items():
             store = self._view.store_of(path)
             held = redo.look(store).frame
-            if held is None or held.generation != state or self._holds.is_open(path, held, before):
+            if held is None or held.generation != state:
                 raise ConflictError(f"{store.url} was changed by another writer before it was moved; move it again")
 
     def _stage(self, path: str, before: Manifest, staged: _Staged) -> None:
@@ -890,7 +748,7 @@ class Transaction(Changes):
             create_under_own_name(aside, "", pieces)
             aside.force()
 
-        note = self._note(draft, path, number)
+        note = GroupCommit(self._identity, number, path) if self._marked else None
         if draft.base is None:
             goes = redo.look(view.store_of(path)).lasting
             frame, header = stage(draft, put, note)
@@ -912,26 +770,6 @@ class Transaction(Changes):
         self._view.store_of(staged_path(path, member.token, sparse=False)).force()
         self._view.store_of(path.rpartition("/")[0]).force()
 
-    def _note(self, draft: Draft, path: str, number: int) -> GroupCommit | None:
-        """Return how a member notes this commit; None if it need not."""
-        if self._marked:
-            return GroupCommit(self._identity, number, path)
-        if not self._view.store.can.compare:
-            return None
-        annotations = draft.state.annotations
-        is_noted = annotations.is_member(self._identity, path)
-        return annotations.group_commit if is_noted else GroupCommit(self._identity, 0, path)
-
-    def _open(self, paths: Iterable[str], manifest: Manifest) -> dict[str, Snapshot | Draft]:
-        """Return the members that others may be about to replace; those that the transaction changes as its drafts."""
-        found: dict[str, Snapshot | Draft] = {}
-        for path in paths:
-            member = self._touched.get(path)
-            held = redo.look(self._view.store_of(path)).frame if member is None else member.draft
-            if held is not None and self._holds.is_open(path, held, manifest):
-                found[path] = held
-        return found
-
     def _goes(self, before: Manifest, staged: _Staged) -> list[str]:
         """Return the paths of members to delete; those at which new ones appear are replaced by them."""
         if not self._removed:
@@ -946,7 +784,7 @@ class Transaction(Changes):
 
     def _is_one_step(self, before: Manifest, staged: _Staged) -> bool:
         """Whether the one step that carries out the change is atomic by itself, so that no log is needed."""
-        return self._view.is_local and not self._marked and len(staged.log) == 1 and not before.summaries
+        return not self._marked and len(staged.log) == 1 and not before.summaries
 
     def _take_step(self, step: tuple[str, Entry], *, locked: Collection[str]) -> None:
         path, entry = step
@@ -957,16 +795,9 @@ class Transaction(Changes):
 
     def _after(self, before: Manifest, log: Mapping[str, Entry]) -> Manifest:
         """Return the manifest after the transaction."""
-        added = {name: path for path, name in self._names.items()}
-        members = {name: path for name, path in (before.members or {}).items() if name not in self._removed}
-        after = replace(
-            before, members=dict(sorted({**members, **added}.items())), number=before.number + 1, redo=log,
-            identity=before.identity or self._identity,
-            writing={path: state for path, state in before.writing.items() if path not in log},
-        )  # fmt: skip
-        after = self._holds.released(after)
-        after = after.with_summaries({}, log.keys())  # the members are not as these describe them any more
-        return after if self._view.store.can.lock else after.with_commit(os.urandom(8).hex())
+        identity = before.identity or self._identity
+        after = replace(before, number=before.number + 1, redo=log, identity=identity)
+        return after.with_summaries({}, log.keys())  # the members are not as these describe them any more
 
     def _all_retired(self, before: Manifest, new: Iterable[RetiredFrame]) -> Retired:
         """Return which states retired frames keep after the transaction."""
@@ -997,20 +828,15 @@ class Transaction(Changes):
             lists, self._lists = self._lists, []
             self._view.store.delete(lists)
 
-    def _happened(self, after: Manifest, version: Version | None, error: BaseException, *, late: bool) -> bool:
-        """Whether the manifest was replaced despite an error, as when a server's answer is lost.
+    def _happened(self, after: Manifest, version: Version | None, error: BaseException) -> bool:
+        """Whether the manifest was replaced despite an error, for example of forcing it to the disk.
 
-        Raises `error` if that is unknown, or if it may still be replaced (`late`). Everything then stays where it is,
-        as the manifest may refer to it.
+        Raises `error` if that is unknown. Everything then stays where it is, as the manifest may refer to it.
         """
         with suppress(OSError, B2ArrayError):
             if self._view.holds(after):
                 return True
-            now, _ = self._view.read()
-            if now.follows(after):
-                self._overtaken = now.commit != after.commit
-                return True
-            if isinstance(error, ConflictError) or (self._view.read()[1] == version and not late):
+            if isinstance(error, ConflictError) or self._view.read()[1] == version:
                 return False
         self._ended = True
         for member in self._touched.values():
@@ -1034,42 +860,24 @@ class Transaction(Changes):
 
         Summaries of very many members would make each commit in a local group slow.
         """
-        if self._overtaken:
-            return
         view = self._view
         is_described = bool(after.summaries) or (self._marked and len(self.members()) <= _MOST_DESCRIBED)
         now, version = view.read()
         if now.commit == after.commit:
             # A program that makes a member usually goes on to change it: a summary would soon be out of date.
             soon = set() if self._marked else {*self._names}
-            # Writers of single members may have come since the commit.
-            soon.update(now.writing)
             records = {path: None if path in soon else record_of(held) for path, held in states.items()}
             cleared = replace(now, redo=left)
-            if is_described or not view.is_local:
+            if is_described:
                 cleared = cleared.with_summaries(records, members=self.members())
             view.write(cleared, version)
             self._directory.show(cleared, self.members())
 
 
-def _is_alike(now: Manifest, before: Manifest, moved: Collection[str]) -> bool:
-    """Whether writers of single members have announced themselves at most, and none of a member that is moved."""
-    alike = replace(now, writing=before.writing, summaries=before.summaries) == before
-    return alike and all(now.writing.get(path) == before.writing.get(path) for path in moved)
-
-
-def changing(home: Directory | Changes) -> AbstractContextManager[Changes]:
-    """Let the block change members: in the transaction under way, or in one of its own, which is then committed."""
-    return nullcontext(home) if isinstance(home, Changes) else committing(home)
-
-
 @contextmanager
-def committing(home: Directory) -> Iterator[Transaction]:
-    """Let the block change members in a transaction of its own, which is then committed."""
-    changes = Transaction(home, marked=False)
+def told_if_gone(store: Store) -> Iterator[None]:
+    """Raise ConflictError if a member is missing that a transaction is about to change."""
     try:
-        yield changes
-    except BaseException:
-        changes.abort()
-        raise
-    changes.commit()
+        yield
+    except MISSING:
+        raise ConflictError(f"{store.url} was deleted or moved since it was opened") from None

@@ -16,11 +16,12 @@ from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, Unsupported
 from b2array.format import foreign
 from b2array.group import embedded
 from b2array.group.archive import MAGIC, Archive
+from b2array.group.changing import committing
 from b2array.group.directory import Directory, record_of
 from b2array.group.fork import Changes
-from b2array.group.kept import group_ledger
+from b2array.group.listed import AnyGroup, ListedGroup, group_at
+from b2array.group.listing import group_ledger
 from b2array.group.place import group_of
-from b2array.group.transaction import committing
 from b2array.store.atomic import require_free
 from b2array.store.base import MISSING, Head, Store, says_more
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
@@ -41,11 +42,11 @@ __all__ = [
 ]
 
 
-def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> Directory | Archive:
+def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> AnyGroup | Archive:
     """Return the home of a group's members; raise FileNotFoundError if the group is required and missing."""
-    home = Directory(url, storage_options)
+    home = group_at(url, storage_options)
     # Look for the manifest first: if it exists, this is the only request.
-    there = not home.url.endswith(".b2z") and home.look()
+    there = not home.url.endswith(".b2z") and home.has_manifest()
     if not there and is_archive(home.store):
         return Archive(url, storage_options)
     if required and not (there or exists(home, shown=True)):
@@ -53,21 +54,21 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
     return home
 
 
-def around(home: Directory) -> tuple[Directory, str] | None:
+def around(home: AnyGroup) -> tuple[AnyGroup, str] | None:
     """Return the group that a group is part of, and its name there; None for a group by itself.
 
     A group by itself has a mark, a manifest or an embedding frame. A part of another one exists by the names of its
     members, which the manifest of the other one may list. Its commits and snapshots have them, too. So whoever changes
     the part changes the other one.
     """
-    if home.is_described or (home.is_local and _is_marked(home)):
+    if home.is_listed() if isinstance(home, ListedGroup) else _is_marked(home):
         return None
     # A local link may lead into a group.
     place = group_of(os.path.realpath(home.store.url) if home.is_local else home.address(""), home.storage_options)
     if place is None or not place.name:
         return None
     outer = home_of(place.group, home.storage_options)
-    if not isinstance(outer, Directory):
+    if isinstance(outer, Archive):
         return None
     # On a local disk the files are the list, so that nobody needs to look at all of the other group.
     try:
@@ -129,7 +130,7 @@ _ABANDONED = re.compile(
 """Files of writers that failed or were killed before their first commit."""
 
 
-def exists(group: Directory, *, shown: bool = False) -> bool:
+def exists(group: AnyGroup, *, shown: bool = False) -> bool:
     """Whether there is a group, or a local directory with anything in it, which can become one.
 
     If it must be `shown`, a local directory needs a mark on it or on a directory around it, or members in it or one
@@ -154,7 +155,7 @@ def exists(group: Directory, *, shown: bool = False) -> bool:
     return not place.is_dir() or not all(map(_ABANDONED.fullmatch, inside))
 
 
-def _is_marked(group: Directory) -> bool:
+def _is_marked(group: AnyGroup) -> bool:
     heads = group.store.head([MANIFEST, EMBEDDED], 8)
     if any(not isinstance(head, Exception) for head in heads):
         return True
@@ -164,25 +165,31 @@ def _is_marked(group: Directory) -> bool:
     return False
 
 
-def initialise(group: Directory) -> None:
+def initialise(group: AnyGroup) -> None:
     """Make an empty group: an embedding frame, and a manifest where one is needed."""
     if not group.store.can.write:
         raise ReadOnlyError(f"{group.url} can only be read")
     group.address("")  # refuses what cannot have members
     _require_no_frame(group)
     group.store.create(EMBEDDED, embedded.nothing())
-    if not group.is_local:
-        group.write(Manifest({}, os.urandom(8).hex()), None)
+    if isinstance(group, ListedGroup):
+        _list_nothing(group)
 
 
-def _require_no_frame(group: Directory) -> None:
+def _list_nothing(group: ListedGroup) -> None:
+    """Write the manifest of a group without members."""
+    group.catalog.write(Manifest({}, os.urandom(8).hex()), None)
+    group.show(*group.catalog.last_seen())
+
+
+def _require_no_frame(group: AnyGroup) -> None:
     """Raise FileExistsError where a group would be hidden by an array, or by another file."""
     heads = group.store.head([FRAME_NAME] if group.store.is_prefix else ["", FRAME_NAME], 1)
     if any(isinstance(head, Head) and head.data for head in heads):
         raise FileExistsError(f"{group.store.url} exists and is not a group")
 
 
-def complete(group: Directory) -> None:
+def complete(group: AnyGroup) -> None:
     """Add the embedding frame without which python-blosc2 does not open a directory."""
     if group.is_local and isinstance(group.store.head([EMBEDDED], 1)[0], MISSING):
         _require_no_frame(group)
@@ -190,7 +197,7 @@ def complete(group: Directory) -> None:
             group.store.create(EMBEDDED, embedded.nothing())
 
 
-def consolidate(group: Directory | Changes) -> None:
+def consolidate(group: AnyGroup | Changes) -> None:
     """Put summaries of all members, as they are now, into the manifest."""
     if isinstance(group, Changes):
         raise ValueError("consolidate() inside a transaction would describe what is not committed yet")  # noqa: TRY004
@@ -202,26 +209,26 @@ def consolidate(group: Directory | Changes) -> None:
     group.refresh()
 
 
-def check_replaceable(group: Directory) -> None:
+def check_replaceable(group: AnyGroup) -> None:
     """Raise FileExistsError if there is something that may not be a group."""
     kinds = {MANIFEST: b"", EMBEDDED: b""}
     require_free(group.store, kinds, "a group", overwrite=True, name=MANIFEST, alone=True)
 
 
-def clear(group: Directory) -> None:
+def clear(group: AnyGroup) -> None:
     """Remove all members and snapshots of a group."""
     check_replaceable(group)
     group.recover()
     with committing(group) as changes:
         changes.remove(dict(group.members()))
         changes.drop_snapshots(group_ledger(group.url, group.manifest).names)
-    if group.is_local:
+    if isinstance(group, Directory):
         complete(group)
-    elif group.read()[1] is None:
-        group.write(Manifest({}, os.urandom(8).hex()), None)
+    elif group.catalog.read()[1] is None:
+        _list_nothing(group)
 
 
-def discard(group: Directory) -> None:
+def discard(group: AnyGroup) -> None:
     """Remove a group that was made in vain, unless others have begun to use it."""
     with suppress(OSError, B2ArrayError), group.store.lock(MANIFEST):
         group.refresh()

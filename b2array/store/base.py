@@ -333,6 +333,13 @@ class Store(ABC):
         """
         return None
 
+    def below(self, path: str, *, shown_as: str | None = None) -> Self:  # noqa: ARG002
+        """Return the store of a path below this directory or prefix. It costs no request, and hardly any time.
+
+        Messages show another path, if it is `shown_as` that.
+        """
+        raise UnsupportedError(f"{self.url} is one object; expected a directory or prefix to look for {path!r} in")
+
     def exchange(self, other: Self) -> None:
         """Swap the names of what is here and what is in `other`, from `beside`: in one step, if the system can."""
         raise UnsupportedError(f"{self.url} cannot be exchanged with {other.url}")

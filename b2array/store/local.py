@@ -209,6 +209,9 @@ class LocalStore(Store):
     def __repr__(self) -> str:
         return f"<LocalStore {self.url}>"
 
+    def below(self, path: str, *, shown_as: str | None = None) -> LocalStore:  # noqa: ARG002
+        return LocalStore(os.path.join(self.url, path), within=self._within or self.url)
+
     def __reduce__(self) -> tuple[Any, ...]:
         address = os.path.join(self.url, "") if self.is_prefix else self.url
         return partial(LocalStore, within=self._within), (address,)

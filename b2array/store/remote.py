@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from datetime import datetime
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from b2array import config, threads
 from b2array.buffers import Buffer
@@ -103,6 +103,15 @@ def _reason(error: Exception) -> Exception:
 
 
 _archives = Mutex()
+_S = TypeVar("_S", bound="FsspecStore")
+
+
+def _with_url(kind: type[_S], address: str, options: Mapping[str, Any], shown: str | None) -> _S:
+    """Return the store of an address, which messages show as another URL."""
+    store = kind(address, options)
+    if shown is not None:
+        store.url = shown
+    return store
 
 
 class FsspecStore(Store):
@@ -142,7 +151,8 @@ class FsspecStore(Store):
         return CONNECTIONS
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._address, self._options)
+        shown = None if self.url == redact_url(self._address) else self.url
+        return _with_url, (type(self), self._address, self._options, shown)
 
     def around(self, path: str) -> Callable[[str], Store] | None:
         front, base, back = cut(self._address)
@@ -151,6 +161,12 @@ class FsspecStore(Store):
         outer = base.removesuffix(path).rstrip("/")
         address = f"{front}{outer}{back}"
         return lambda inner: type(self)(joined(address, inner) if inner else address, self._options)
+
+    def below(self, path: str, *, shown_as: str | None = None) -> Self:
+        if not path:
+            return self
+        shown = None if shown_as is None else redact_url(joined(self._address, shown_as))
+        return _with_url(type(self), joined(self._address, path), self._options, shown)
 
     def _connect(self) -> tuple[Any, str]:
         """Return the file system and the root in it; a forked child connects again."""

@@ -26,8 +26,9 @@ from b2array.array.drafts import place_new
 from b2array.array.schunk import SChunk
 from b2array.display import tables
 from b2array.engine import kept
-from b2array.engine.commit import commit, copied
+from b2array.engine.commit import commit
 from b2array.engine.handle import Handle
+from b2array.engine.prepare import copied
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.convert import convert_to, is_array, save_intact
 from b2array.exchange.formats import BLP, BLP_BYTES, BYTES, holds_array
@@ -403,10 +404,10 @@ def copy(
     if not holds_array(revision.frame):
         if any(option is not None for option in (chunks, blocks, access, cparams)):
             raise UnsupportedError(f"{redact_url(src)} is no array: its chunks can only be copied as they are")
-        store, frame_type = place_new(dst, layout, others, overwrite=overwrite)
+        place = place_new(dst, layout, others, overwrite=overwrite)
         with track(revision.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as bar:
             states = kept.copied(revision) if snapshots else []
-            commit(copied(revision, store, frame_type, overwrite=overwrite, progress=bar, kept=states))
+            commit(copied(revision, place.store, place.kind, overwrite=overwrite, progress=bar, kept=states))
         count, nbytes = tables.counted(revision.frame.nchunks, "chunk"), tables.nbytes(revision.frame.cbytes)
         _say(f"{redact_url(dst)}: {count} in {nbytes}")
         return OK

@@ -13,10 +13,10 @@ from b2array.engine.snapshot import ledger_in
 from b2array.exchange.formats import Storage
 from b2array.format.kept import Kept
 from b2array.group import addressing
-from b2array.group.directory import Directory
+from b2array.group.changing import AnyTransaction
 from b2array.group.group import Group
-from b2array.group.kept import group_ledger
-from b2array.group.transaction import Transaction
+from b2array.group.listed import AnyGroup
+from b2array.group.listing import group_ledger
 from b2array.store.open import address_of
 from b2array.tools.vacuum import in_seconds
 
@@ -103,9 +103,9 @@ def _entries(opened: Any) -> Sequence[Kept]:
     if not isinstance(opened, Group):
         entries = ledger_in(opened._handle.snapshot).entries
         return [entry for entry in entries if not entry.group]
-    if isinstance(opened._home, Transaction):
+    if isinstance(opened._home, AnyTransaction):
         return opened._home.snapshots()
-    return group_ledger(opened.url, opened._home.stored()).entries if isinstance(opened._home, Directory) else ()
+    return group_ledger(opened.url, opened._home.stored()).entries if isinstance(opened._home, AnyGroup) else ()
 
 
 def _limit(older_than: str | float | timedelta | datetime | None) -> float:

@@ -13,7 +13,7 @@ from b2array.exchange.groups import B2Z, members_of
 from b2array.exchange.places import find
 from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
-from b2array.group.directory import Directory
+from b2array.group.listed import AnyGroup
 from b2array.store.secrets import redact_url
 from b2array.tools.results import Failure, Result, Results
 
@@ -28,7 +28,7 @@ class Listing(NamedTuple):
     `error` says why some may be missing, and `part` which group inside of the home was asked for.
     """
 
-    home: Directory | Archive
+    home: AnyGroup | Archive
     paths: Mapping[str, str]
     error: B2ArrayError | None = None
     part: str = ""
@@ -40,7 +40,7 @@ def change_each(
     change: Callable[[str], R],
     *,
     dry_run: bool,
-    outside: Callable[[Directory], Result | None] | None = None,
+    outside: Callable[[AnyGroup], Result | None] | None = None,
 ) -> R | Results:
     """Change a frame, or every member of a group that has its own files. Errors do not stop the other members.
 

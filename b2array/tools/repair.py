@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from b2array.engine.changes import changeable
-from b2array.engine.commit import commit, copied
+from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import chunk_number
 from b2array.engine.kept import KeptState
+from b2array.engine.prepare import copied
 from b2array.engine.single import writers_lock
 from b2array.engine.snapshot import Snapshot, kept_states, load
 from b2array.engine.source import FRAME_NAME

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
 from pathlib import Path
@@ -19,16 +19,17 @@ from b2array.display.tables import counted, size
 from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import chunk_number
-from b2array.engine.manifest import MANIFEST, RETIRED, SUFFIXES, members_among
-from b2array.engine.redo import belongs, discard, look, read_member
-from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, load
-from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, UnsupportedError
+from b2array.engine.manifest import MANIFEST, RETIRED
+from b2array.engine.redo import belongs, discard, read_member
+from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, load, load_published
+from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
 from b2array.format.kept import KEPT, object_name
 from b2array.group import unpacked
 from b2array.group.directory import Directory
 from b2array.group.kept import remove_frame, unneeded
+from b2array.group.listed import AnyGroup
 from b2array.group.place import group_of
 from b2array.store.base import MISSING, Listed, Store, attempts, too_many_conflicts
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
@@ -36,6 +37,7 @@ from b2array.store.local import LocalStore
 from b2array.store.open import address_of, open_store
 from b2array.tools.members import change_each
 from b2array.tools.results import Result, Results, Shown, first_of
+from b2array.tools.unlisted import never_again, of_member, outside
 from b2array.tools.verify import verify_frame
 from b2array.workers import pending
 
@@ -136,11 +138,11 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
         raise ReadOnlyError(f"{store.url} can only be read")
     for _ in attempts(store):
         try:
-            lock = store.lock(load(store, marks=True).name, shared=dry_run)
+            lock = store.lock(load_published(store).name, shared=dry_run)
         except FileNotFoundError:
             lock = nullcontext()  # writers of a new array take no lock
         with lock:
-            revision, removable = _removable(store)
+            revision, removable = _removable(store, seconds)
             old = _older(store, removable, seconds)
             if old:
                 old = {name: old[name] for name in old.keys() - _files_in_redo_log(store, url, storage_options, old)}
@@ -161,12 +163,7 @@ def _retire_numbers(revision: Snapshot | None, old: Iterable[str]) -> None:
     again, because the commit comes first.
     """
     numbers = [number for number in map(chunk_number, old) if number is not None]
-    if (
-        revision is None
-        or not (numbers and revision.store.can.compare)
-        or revision.state.annotations.deleted
-        or not revision.sparse
-    ):
+    if revision is None or not (numbers and revision.store.can.compare) or not revision.sparse:
         return
     draft = Draft(revision.store, revision)
     draft.reserve_up_to(max(numbers))
@@ -201,15 +198,18 @@ def _older(store: Store, files: Mapping[str, Listed], seconds: float) -> dict[st
     return {name: each for name, each in files.items() if now - (each.modified or 0) >= seconds}
 
 
-def _removable(store: Store) -> tuple[Snapshot | None, dict[str, Listed]]:
+def _removable(store: Store, seconds: float) -> tuple[Snapshot | None, dict[str, Listed]]:
     """Return the frame, if there is one, and what it does not need."""
+    listed = _listed_member(store)
+    if listed is not None:
+        return listed, of_member(listed, seconds, store.now())
     try:
         files, exists = store.listing(), True
     except FileNotFoundError:
         files, exists = {}, False
     try:
         # Load the frame after the listing: files that were committed in between must stay.
-        revision = load(store, marks=True)
+        revision = load_published(store)
     except FileNotFoundError:
         unneeded = {**pending.orphans(store, files, None), **pending.leftovers(store, files)}
         unfinished = any(name.rstrip("/").endswith(JOURNAL) for name in unneeded)
@@ -230,7 +230,7 @@ def _files_in_redo_log(store: Store, url: str, storage_options: Storage, names: 
     """Return which of these files the redo log of a group needs, because its writer was killed after the commit."""
     needed = set()
     urls = {url} | ({os.path.realpath(store.url)} if isinstance(store, LocalStore) else set())
-    for place in filter(None, {group_of(each, storage_options) for each in urls}):
+    for place in filter(None, {group_of(each, storage_options) for each in urls if store.can.local}):
         group = Directory(place.group, storage_options or {})
         manifest, _ = group.read()
         for path, entry in manifest.redo.items():
@@ -245,16 +245,41 @@ def _files_in_redo_log(store: Store, url: str, storage_options: Storage, names: 
     return needed
 
 
-def _outside_locked(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
+def _outside_locked(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
     """Do what `_outside` does, while no writer is between a look at its files and the commit that needs them."""
-    if dry_run or not group.is_local:
+    if dry_run or not isinstance(group, Directory):
         return _outside(group, seconds, dry_run)
     with group.store.lock(MANIFEST):
         group.refresh()
         return _outside(group, seconds, dry_run)
 
 
-def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
+def _listed_member(store: Store) -> Snapshot | None:
+    """Return the state of a member of a group in an object store; None for any other frame."""
+    if store.can.local:
+        return None
+    try:
+        held = load(store)
+    except FileNotFoundError:
+        return None
+    return held if held.member is not None else None
+
+
+def _outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
+    """Remove what nothing needs outside of the members of a group; return None if there is nothing."""
+    if isinstance(group, Directory):
+        return _outside_local(group, seconds, dry_run)
+    group.refresh()
+    old = _older(group.store, outside(group, seconds, group.store.now()), seconds)
+    if old and not dry_run:
+        never_again(group, old)
+        group.store.delete(old)
+    if not old:
+        return None
+    return Cleanup(group.store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
+
+
+def _outside_local(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     """Remove what killed writers left in a group outside of its members; return None if there is nothing.
 
     That is files, directories and objects where new data waited for a commit, chunks of deleted members, and what no
@@ -264,20 +289,12 @@ def _outside(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
     manifest, members = group.manifest, {*group.members().values()}
     needed = members | {entry.aside(path) for path, entry in manifest.redo.items() if entry.token}
     left, arrays = _waiting(group, needed, members)
-    uncommitted: dict[str, Listed] = {}
     unneeded_files = {path: _whole(group, path) for path in (*left, *unneeded(group, manifest))}
     for frame in {left[path] for path in left if path.endswith(JOURNAL)}:
         # The writer that keeps the journal young may still need the other files, which it wrote long ago.
         unneeded_files |= pending.of_one_age({path: unneeded_files[path] for path in left if left[path] == frame})
-    if not group.is_local:
-        unneeded_files |= (uncommitted := _leftovers_of_deleted(group, needed))
-        if seconds < _SAFE:
-            unneeded_files |= _marks(group, needed)
     old = _older(group.store, unneeded_files, seconds)
     if not dry_run:
-        if old.keys() & uncommitted.keys() and group.store.can.compare:
-            # A writer that has made sure of its chunks meanwhile must do so again.
-            group.update(lambda now: replace(now, number=now.number + 1).with_commit(os.urandom(8).hex()))
         for path in old:
             remove = remove_frame if path.startswith(f"{RETIRED}/") else discard
             remove(group.store_of(path))
@@ -305,45 +322,6 @@ def _waiting(group: Directory, needed: set[str], members: set[str]) -> tuple[dic
         elif path.endswith(JOURNAL):
             arrays.add(path.rpartition("/")[0])
     return left, arrays
-
-
-def _leftovers_of_deleted(group: Directory, members: Collection[str]) -> dict[str, Listed]:
-    """Find chunks and kept states in an object store of members that were deleted, or never committed."""
-    chunks: dict[str, Listed] = {}
-    parts = (path.rpartition("/") for path in group.store.walk())
-    prefixes = {prefix for prefix, _, name in parts if prefix.endswith(SUFFIXES) and _is_of_member(name)}
-    for prefix in prefixes - {*members}:
-        store = group.store_of(prefix)
-        # What cannot be read may be needed, so it stays.
-        with suppress(OSError, B2ArrayError):
-            there = look(store)
-            if there.name is None or there.is_mark:
-                files = store.listing()
-                if any(name.endswith(JOURNAL) for name in files):  # a transaction is about to make it
-                    files = pending.of_one_age(files)
-                chunks |= {f"{prefix}/{name}": each for name, each in files.items() if _is_of_member(name)}
-    return chunks
-
-
-def _is_of_member(name: str) -> bool:
-    return chunk_number(name) is not None or name.endswith(KEPT)
-
-
-def _marks(group: Directory, members: Collection[str]) -> dict[str, Listed]:
-    """Find the marks of deleted members in an object store.
-
-    Object stores do not delete on a condition. So to remove a mark is safe only while nobody makes a member in its
-    place.
-    """
-    marks: dict[str, Listed] = {}
-    for path in {*members_among(group.store.walk()).values()} - {*members}:
-        # What cannot be read may not be a mark, so it stays.
-        with suppress(OSError, B2ArrayError):
-            there = look(group.store_of(path))
-            if there.is_mark:
-                mark = f"{path}/{there.name}" if there.name else path
-                marks[mark] = _whole(group, mark)
-    return marks
 
 
 def _whole(group: Directory, path: str) -> Listed:

@@ -43,9 +43,10 @@ from b2array.format.kept import KEPT, ledger_of, object_name
 from b2array.grid.partition import boxes
 from b2array.group import addressing
 from b2array.group.archive import Archive
-from b2array.group.directory import Directory
 from b2array.group.group import Group
-from b2array.group.kept import group_ledger, moment
+from b2array.group.kept import moment
+from b2array.group.listed import AnyGroup, ListedGroup, name_of
+from b2array.group.listing import State, group_ledger
 from b2array.progress import track
 from b2array.store.base import MISSING, Listed, in_one_state
 from b2array.store.endings import JOURNAL
@@ -305,7 +306,7 @@ def _of_group(members: Listing, whole: Callable[[str], Report], *, deep: bool, p
     return collect(home.url, home.url, {".": "", **paths} if has_snapshots else paths, each, error)
 
 
-def _of_moments(home: Directory, *, deep: bool, progress: bool) -> Report | None:
+def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
     """Check what the snapshots of a group need besides its members: the lists of members, and retired frames."""
     manifest = home.stored()
     entries = group_ledger(home.url, manifest).entries
@@ -313,6 +314,7 @@ def _of_moments(home: Directory, *, deep: bool, progress: bool) -> Report | None
         return None
     problems: list[Problem] = []
     needed: dict[str, list[tuple[str, bytes]]] = {}
+    revisions: dict[State, str] = {}
     for entry in entries:
         try:
             then = moment(home, entry.name)
@@ -320,8 +322,12 @@ def _of_moments(home: Directory, *, deep: bool, progress: bool) -> Report | None
             problems.append(Problem("snapshot", None, object_name(entry.place), str(error)))
             continue
         for state in then.states.values():
+            revisions[state] = entry.name
             if not then.is_retired(state.path):
                 needed.setdefault(state.path, []).append((entry.name, state.generation))
+    if isinstance(home, ListedGroup):
+        problems += _of_revisions(home, revisions, deep=deep, progress=progress)
+        return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
     for path, states in needed.items():
         with suppress(B2ArrayError):  # the member's own result tells of its damage
             there: set[tuple[str, bytes]] = set()
@@ -338,6 +344,28 @@ def _of_moments(home: Directory, *, deep: bool, progress: bool) -> Report | None
         problems_there = verify_frame(store.url, partial(load, store), deep=deep, progress=progress).problems
         problems += [problem._replace(kind="snapshot") for problem in problems_there]
     return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
+
+
+def _of_revisions(
+    home: ListedGroup, revisions: Mapping[State, str], *, deep: bool, progress: bool
+) -> Iterator[Problem]:
+    """Check revisions that snapshots of a group in an object store name, given one of the snapshots for each."""
+    for state, name in revisions.items():
+        row = home.rows.get(name_of(state.path))
+        is_current = row is not None and (row.path, row.revision) == (state.path, state.generation.hex())
+        if is_current or is_embedded(state.path):  # the member's own result tells of it
+            continue
+        held = home.state_at(home.manifest, name, state)
+        if held is None:
+            text = f"snapshot {name!r}: {home.url}/{state.path} does not have its state any more"
+            yield Problem("snapshot", None, state.path, text)
+            continue
+        for problem in verify_frame(held.url, partial(_itself, held), deep=deep, progress=progress).problems:
+            yield problem._replace(kind="snapshot")
+
+
+def _itself(held: Snapshot) -> Snapshot:
+    return held
 
 
 def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) -> Report | Results:

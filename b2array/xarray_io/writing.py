@@ -20,8 +20,8 @@ from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
 from b2array.errors import ConflictError, warn
 from b2array.group import group, whole
-from b2array.group.directory import Directory
 from b2array.group.group import Group
+from b2array.group.listed import AnyGroup
 from b2array.group.unpacked import Unpacked, is_place
 from b2array.store.base import pause
 from b2array.store.open import address_of
@@ -299,7 +299,7 @@ def _transaction(url: Url, mode: Mode, name: str, storage_options: Mapping[str, 
         if isinstance(there, Unpacked):
             there.discard()
         elif made:
-            whole.discard(cast(Directory, there))
+            whole.discard(cast(AnyGroup, there))
         raise
     if isinstance(home._writable(), Unpacked):
         home.close()
@@ -328,7 +328,7 @@ def _home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) -> tu
             if mode == "r+":
                 raise
         else:
-            there = cast(Directory, home._writable())
+            there = cast(AnyGroup, home._writable())
             if mode == "w":
                 whole.check_replaceable(there)
             if mode != "r+":
@@ -361,7 +361,7 @@ def _later(parts: Iterable[Part], url: str, options: Mapping[str, Any], snapshot
         )
         names.append(part.path)
     name = f"b2array-commit-{uuid4().hex}"
-    place = cast(Directory, home._writable()).address("")  # absolute: tasks may run in another working directory
+    place = cast(AnyGroup, home._writable()).address("")  # absolute: tasks may run in another working directory
     shared = Shared(name, (place, dict(options), names, [write.origin for write in writes], snapshot))
     return dask.final(writes, name, _commit, shared)
 

@@ -334,10 +334,10 @@ def test_the_layout_follows_the_url(tmp_path):
         "memory://here/c": FrameType.SPARSE,
     }  # fmt: skip
     for url, expected in cases.items():
-        assert place_new(url, "auto", None, overwrite=False)[1] == expected
-    store, kind = place_new(None, "auto", None, overwrite=False)
-    assert (type(store), kind) == (MemoryStore, FrameType.CONTIGUOUS)
-    assert place_new(None, "sparse", None, overwrite=False)[1] == FrameType.SPARSE
+        assert place_new(url, "auto", None, overwrite=False).kind == expected
+    place = place_new(None, "auto", None, overwrite=False)
+    assert (type(place.store), place.kind) == (MemoryStore, FrameType.CONTIGUOUS)
+    assert place_new(None, "sparse", None, overwrite=False).kind == FrameType.SPARSE
 
 
 def test_layouts_that_cannot_be_are_refused(tmp_path):

@@ -19,9 +19,8 @@ from b2array import config
 from b2array.array.schunk import SChunk
 from b2array.codec import encode
 from b2array.codec.header import Special
-from b2array.engine import commit as committing
 from b2array.engine import draft as drafting
-from b2array.engine import snapshot
+from b2array.engine import prepare, snapshot
 from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
 from b2array.engine.plan import Step, plan
@@ -484,7 +483,7 @@ def test_a_file_of_new_chunks_that_would_be_mostly_dead_is_prepared_once_and_the
         steps.append(made.step)
         return made
 
-    monkeypatch.setattr(committing, "plan", noting)
+    monkeypatch.setattr(prepare, "plan", noting)
     with array.transaction():
         for factor in (1, 2, 3):
             array[...] = factor * new
@@ -684,8 +683,8 @@ def test_the_state_after_a_commit_is_what_the_store_says(array, layout, change):
 def test_a_commit_does_not_parse_a_frame_that_nobody_has_changed(array, monkeypatch, layout):
     array[0] = 1
     monkeypatch.setattr(snapshot, "load", None)
+    monkeypatch.setattr(snapshot, "load_published", None)
     monkeypatch.setattr(snapshot, "parse", None)
-    monkeypatch.setattr(committing, "load", None)
     array[0] = 2
     array.attrs["x"] = 1
     assert array[0] == 2

@@ -159,7 +159,8 @@ def test_groups_are_kept_restored_and_dropped_as_a_whole(group: str, run: Run) -
     assert held.attrs["title"] == "before"
     assert ok(run("drop", group, "one")) == ""
     assert [each.name for each in b2array.open_group(group).snapshots] == ["two"]
-    assert "is a snapshot of the group" in refused(run("drop", f"{group}/level", "two"))
+    reason = "has no snapshot 'two'" if "://" in group else "is a snapshot of the group"
+    assert reason in refused(run("drop", f"{group}/level", "two"))
 
 
 def test_a_second_snapshot_of_a_name_says_how_to_replace_the_first(url: str, run: Run) -> None:
@@ -491,7 +492,8 @@ def test_verify_of_a_group_looks_at_what_only_snapshots_hold(group: str, run: Ru
     at_one = json.loads(ok(run("verify", group, "--json", "--at", "one")))
     assert set(at_one["members"]) == {"/", "deep/gone", "deep/stays", "level"}
     store = open_store(group)
-    (chunk,) = [path for path in store.walk() if path.startswith(RETIRED) and path.endswith(".chunk")]
+    place = "deep/gone.b2nd/" if "://" in group else RETIRED
+    (chunk,) = [path for path in store.walk() if path.startswith(place) and path.endswith(".chunk")]
     fs, path = fsspec.url_to_fs(f"{group}/{chunk}")
     fs.rm(path)
     code, out, _ = run("verify", group)

@@ -1,0 +1,85 @@
+"""The ledger of a group's snapshots, and the list of members that each snapshot has.
+
+The manifest has the ledger. A short list lies in its entry, each other one in an object beside the manifest. Of each
+member it has the path, and what names the state: in an object store a revision, on a local disk a state that the
+member's frame keeps under the name of the snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgpack
+
+from b2array.buffers import Buffer
+from b2array.engine.manifest import MANIFEST, Manifest, is_embedded, is_member_name, members_among
+from b2array.errors import FormatError, UnsupportedError, located
+from b2array.format.attributes import UNREADABLE
+from b2array.format.kept import Kept, Ledger, object_name, sealed, unsealed
+from b2array.store.base import Store
+from b2array.store.spans import Span
+
+__all__ = ["State", "group_ledger", "load_members", "pack_members", "unpack_members"]
+
+_VERSION = 1
+
+
+class State(NamedTuple):
+    """Where a member of a snapshot was, the generation of its state, and whether its frame was sparse."""
+
+    path: str
+    generation: bytes
+    sparse: bool = False
+
+
+def group_ledger(url: str, manifest: Manifest) -> Ledger:
+    """Return the ledger of the snapshots of a group; FormatError or UnsupportedError if it cannot be read."""
+    return located(f"{url}/{MANIFEST}", lambda: Ledger.unpack(manifest.kept))
+
+
+def pack_members(members: Mapping[str, State]) -> bytes:
+    """Return the members of a snapshot as bytes, with a digest at the end.
+
+    Examples
+    --------
+    >>> packed = pack_members({"x": State("x.b2nd", b"1")})
+    >>> unpack_members(packed, packed[-16:])
+    {'x': State(path='x.b2nd', generation=b'1', sparse=False)}
+    """
+    packed: bytes = msgpack.packb({"v": _VERSION, "members": {name: [*state] for name, state in members.items()}})
+    return sealed(packed)
+
+
+def unpack_members(buf: Buffer, digest: bytes) -> dict[str, State]:
+    """Read what `pack_members` packed.
+
+    FormatError: it is something else. UnsupportedError: a later version wrote it.
+    """
+    packed = unsealed(buf, digest, "the members of a snapshot")
+    content: Any = None
+    with suppress(*UNREADABLE):
+        content = msgpack.unpackb(packed)
+    if not isinstance(content, dict) or content.get("v") != _VERSION:
+        raise UnsupportedError(f"expected the members of a snapshot of version {_VERSION}, found others")
+    members = content.get("members")
+    if not isinstance(members, dict):
+        raise FormatError(f"expected the members of a snapshot by name, found {members!r}")
+    for name, state in members.items():
+        is_state = isinstance(state, list) and [*map(type, state)] == [str, bytes, bool]
+        if not (isinstance(name, str) and is_member_name(name) and is_state and _is_path(state[0])):
+            raise FormatError(f"expected a member's name, path and generation, found {name!r} and {state!r}")
+    return {name: State(*state) for name, state in members.items()}
+
+
+def _is_path(path: str) -> bool:
+    return bool(members_among([path])) or is_embedded(path)
+
+
+def load_members(group: Store, url: str, entry: Kept) -> dict[str, State]:
+    """Read the members of a snapshot by its entry in the ledger. Raises what `unpack_members` raises."""
+    view: Buffer = entry.packed
+    if not view:
+        (view,) = group.read([Span(object_name(entry.place), 0, entry.nbytes)])
+    return located(f"{url}: snapshot {entry.name!r}", lambda: unpack_members(view, entry.digest))

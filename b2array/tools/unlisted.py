@@ -1,0 +1,190 @@
+"""Finds what nothing needs any more in a group in an object store: neither a row of its manifest nor a snapshot.
+
+The index of a revision that is not listed any more was replaced when the next one of its member was made. Until the
+grace is over, a reader may still show it, so that its chunks stay as well. All times are those of the server.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.engine.fetch import chunk_number
+from b2array.engine.manifest import DATA, SUFFIXES, Manifest, Row, index_name, is_index_name
+from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, load_published, load_revision
+from b2array.engine.source import FRAME_NAME
+from b2array.errors import B2ArrayError
+from b2array.format.kept import KEPT, object_name
+from b2array.group.kept import moment, unneeded
+from b2array.group.listed import ListedGroup, name_of
+from b2array.group.listing import group_ledger
+from b2array.store.base import Listed, Store
+from b2array.store.endings import JOURNAL, TEMPORARY
+from b2array.workers import pending
+
+__all__ = ["of_member", "outside"]
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def of_member(snapshot: Snapshot, seconds: float, now: float) -> dict[str, Listed]:
+    """Find what nothing needs in the prefix of a sparse member, by the names of the objects."""
+    member = snapshot.member
+    if member is None:
+        raise ValueError(f"{snapshot.url}: expected a member of a group, unneeded_objects a frame by itself")
+    row = (member.catalog.last_seen()[0].rows or {})[member.name]
+    group = ListedGroup.of(member.catalog)
+    return _in_prefix(group, row.path, _live(group), seconds, now) if row.sparse else {}
+
+
+def outside(group: ListedGroup, seconds: float, now: float) -> dict[str, Listed]:
+    """Find what nothing needs outside of the members: objects of deleted members, of writers that failed, of snapshots.
+
+    Before the objects go, `never_again` must see to it that no later member gets the numbers of their chunks.
+    """
+    files = _with_times(group)
+    live, manifest = _live(group), group.manifest
+    unneeded_objects = _contiguous(group, files, live, seconds, now)
+    unneeded_objects |= {path: files[path] for path in unneeded(group, manifest) if path in files}
+    unneeded_objects |= {path: each for path, each in files.items() if path.endswith(TEMPORARY)}
+    listed = {row.path for row in group.rows.values()}
+    prefixes = {path.rpartition("/")[0] for path in files if _is_of_member(path.rpartition("/")[2])}
+    for prefix in sorted(prefixes - listed):
+        if prefix.endswith(SUFFIXES):
+            for name, each in _in_prefix(group, prefix, live, seconds, now).items():
+                unneeded_objects[f"{prefix}/{name}"] = each
+    return unneeded_objects
+
+
+def never_again(group: ListedGroup, paths: Iterable[str]) -> None:
+    """Let no later member of the group give numbers to its chunks that these objects had.
+
+    A writer that has made sure of its objects meanwhile must do so again, because this is a commit.
+    """
+    highest: dict[str, int] = {}
+    for path in paths:
+        prefix, _, name = path.rpartition("/")
+        number = chunk_number(name)
+        if prefix.endswith(SUFFIXES) and _is_of_member(name):
+            highest[prefix] = max(highest.get(prefix, -1), -1 if number is None else number)
+
+    def change(manifest: Manifest) -> Manifest:
+        gone = dict(manifest.gone)
+        for path, number in highest.items():
+            gone[path] = max(gone.get(path, 0), number + 1)
+        after = replace(manifest, gone=gone, number=manifest.number + 1)
+        return after.with_commit(os.urandom(8).hex())
+
+    if highest:
+        group.update(change)
+
+
+def _live(group: ListedGroup) -> dict[str, set[str]]:
+    """Return the revisions that rows and snapshots name, by the paths of members."""
+    live: dict[str, set[str]] = {}
+    for row in group.rows.values():
+        live.setdefault(row.path, set()).add(row.revision)
+    for name in group_ledger(group.url, group.manifest).names:
+        for state in moment(group, name, group.manifest).states.values():
+            live.setdefault(state.path, set()).add(state.generation.hex())
+    return live
+
+
+def _in_prefix(
+    group: ListedGroup, path: str, live: Mapping[str, Collection[str]], seconds: float, now: float
+) -> dict[str, Listed]:
+    store, wanted = group.store_of(path), live.get(path, ())
+    with suppress(FileNotFoundError):
+        files = store.listing()
+        if not wanted and any(name.endswith(JOURNAL) for name in files):  # a transaction is about to make the member
+            files = pending.of_one_age(files)
+        indexes = {name: each for name, each in files.items() if is_index_name(name)}
+        old = _replaced(indexes, {index_name(revision) for revision in wanted}, seconds, now)
+        states = _states(group, path, {name.rpartition(".")[2] for name in indexes} - {*old})
+        listed = group.rows.get(name_of(path))
+        if listed is not None and listed.path == path and not listed.revision:
+            states.append(load_published(store))
+        needed, objects = _needed(states)
+        unneeded_objects = {name: indexes[name] for name in indexes if name.rpartition(".")[2] in old}
+        unneeded_objects |= {name: each for name, each in files.items() if name.endswith(TEMPORARY)}
+        unneeded_objects |= {name: each for name, each in files.items() if name.endswith(KEPT) and name not in objects}
+        if not wanted and FRAME_NAME in files:
+            unneeded_objects[FRAME_NAME] = files[FRAME_NAME]
+        return unneeded_objects | pending.orphans(store, files, needed)
+    return {}
+
+
+def _replaced(indexes: Mapping[str, Listed], live: Collection[str], seconds: float, now: float) -> set[str]:
+    """Return the revisions that are not live, and were replaced longer ago than the grace.
+
+    The next index of the same member tells when that was.
+    """
+    ordered = sorted(indexes, key=lambda name: indexes[name].modified or 0.0)
+    old = set()
+    for position, name in enumerate(ordered):
+        if name in live:
+            continue
+        later = ordered[position + 1] if position + 1 < len(ordered) else name
+        when = indexes[later].modified
+        if seconds == 0 or (when is not None and now - when >= seconds):
+            old.add(name.rpartition(".")[2])
+    return old
+
+
+def _states(group: ListedGroup, path: str, revisions: Collection[str]) -> list[Snapshot]:
+    unneeded_objects = []
+    for revision in sorted(revisions):
+        with suppress(B2ArrayError):  # one that cannot be read needs no chunks
+            unneeded_objects.append(load_revision(group.member(path), Row(path, revision)))
+    return unneeded_objects
+
+
+def _needed(states: Iterable[Snapshot]) -> tuple[Int64Array, set[str]]:
+    """Return the numbers of the chunks that some states need, and the objects with states that they keep."""
+    numbers, objects = [np.zeros(0, np.int64)], set[str]()
+    for state in states:
+        entries = ledger_in(state).entries
+        objects |= {object_name(entry.place) for entry in entries}
+        numbers += [each.state.frame.offsets for each in (state, *kept_states(state, entries))]
+    return np.concatenate(numbers), objects
+
+
+def _contiguous(
+    group: ListedGroup, files: Mapping[str, Listed], live: Mapping[str, Collection[str]], seconds: float, now: float
+) -> dict[str, Listed]:
+    """Find the revisions of contiguous members that nothing needs."""
+    wanted = {revision for revisions in live.values() for revision in revisions}
+    data = {path: each for path, each in files.items() if path.startswith(f"{DATA}/")}
+    members: dict[str, dict[str, Listed]] = {}
+    for path, each in data.items():
+        noted = None
+        with suppress(B2ArrayError, OSError):  # what cannot be read belongs to no member
+            noted = load_published(group.store_of(path)).state.annotations.group_commit
+        members.setdefault("" if noted is None else noted.path, {})[f".{path.rpartition('/')[2]}"] = each
+    unneeded_objects = {}
+    for indexes in members.values():
+        for revision in _replaced(indexes, {f".{each}" for each in wanted}, seconds, now):
+            unneeded_objects[f"{DATA}/{revision}"] = indexes[f".{revision}"]
+    return unneeded_objects
+
+
+def _with_times(group: ListedGroup) -> dict[str, Listed]:
+    """List all objects of the group; sizes and times come with the prefixes that have some."""
+    unneeded_objects: dict[str, Listed] = {}
+    paths = group.store.walk()
+    for prefix in {path.rpartition("/")[0] for path in paths}:
+        store: Store = group.store_of(prefix) if prefix else group.store
+        with suppress(FileNotFoundError):
+            for name, each in store.listing().items():
+                unneeded_objects[f"{prefix}/{name}" if prefix else name] = each
+    return {path: unneeded_objects.get(path, Listed(0, inf)) for path in paths}
+
+
+def _is_of_member(name: str) -> bool:
+    return chunk_number(name) is not None or is_index_name(name) or name.endswith((KEPT, JOURNAL))
