@@ -46,6 +46,7 @@ from b2array.store.spans import Span
 __all__ = [
     "Member",
     "Snapshot",
+    "damage_of_listed",
     "frame_in",
     "kept_state",
     "kept_states",
@@ -317,7 +318,13 @@ def load_member(
         return known
     store = member.group.below(row.path)
     if row.revision and not (for_writing and row.sparse):
-        return load_revision(member, row)
+        try:
+            return load_revision(member, row)
+        except (FileNotFoundError, FormatError):
+            copy = _published_copy(member, row)
+            if copy is None:
+                raise
+            return copy
     try:
         # Where nothing but files told of the member, its kind may be another one.
         published = load_published(store, sparse=row.sparse if row.revision else None)
@@ -328,6 +335,36 @@ def load_member(
     if row.revision not in ("", published.generation):
         return load_revision(member, row)
     return replace(published, member=member, published=published.version)
+
+
+def _published_copy(member: Member, row: Row) -> Snapshot | None:
+    """Return what is published of a revision whose index is damaged or missing; None if that is another state."""
+    try:
+        published = load_published(member.group.below(row.path), sparse=row.sparse)
+    except (OSError, B2ArrayError):
+        return None
+    if published.generation != row.revision:
+        return None
+    return replace(published, member=member, published=published.version)
+
+
+def damage_of_listed(held: Snapshot) -> tuple[str, str] | None:
+    """Return the object with the index that a group lists, and what is wrong with it, if a published copy stands in."""
+    if held.member is None or held.index or not held.generation:
+        return None
+    manifest, _ = held.member.catalog.read()
+    row = (manifest.rows or {}).get(held.member.name)
+    if row is None or row.revision != held.generation:
+        return None
+    name = index_name(row.revision) if row.sparse else data_path(row.revision)
+    place = where(held.url if row.sparse else held.member.group.url, name)
+    try:
+        load_revision(held.member, row)
+    except FileNotFoundError:
+        return name, f"{place}: expected the index that the group lists, found none"
+    except (FormatError, UnsupportedError) as error:
+        return name, f"{place}: the index that the group lists cannot be read: {error}"
+    return None
 
 
 def load_revision(member: Member, row: Row, *, bare: bool = False) -> Snapshot:

@@ -16,9 +16,10 @@ from b2array.engine.commit import commit
 from b2array.engine.draft import Draft
 from b2array.engine.fetch import chunk_number
 from b2array.engine.kept import KeptState
+from b2array.engine.manifest import Row
 from b2array.engine.prepare import copied
 from b2array.engine.single import writers_lock
-from b2array.engine.snapshot import Snapshot, kept_states, load
+from b2array.engine.snapshot import Member, Snapshot, damage_of_listed, kept_states, load, load_revision
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, located
 from b2array.exchange.formats import Storage
@@ -26,6 +27,8 @@ from b2array.format.annotations import sizes_row
 from b2array.format.header import FrameType
 from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import parse, sized_blocks
+from b2array.group.listed import ListedGroup
+from b2array.group.place import group_of
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
 from b2array.store.open import address_of, open_store
@@ -162,10 +165,10 @@ def _repair(
     is_directory = store.is_prefix or not isinstance(inside, Exception)
     head = inside if is_directory else file
     if isinstance(head, Exception) or bytes(head.data[2:9]) != b"b2frame":
-        _read(store)  # raises an error if there is no frame, before the lock leaves a file
+        _read(store, None)  # raises an error if there is no frame, before the lock leaves a file
     name = FRAME_NAME if is_directory else ""
     with store.lock(name, shared=True) if dry_run else writers_lock(store, name):
-        revision, saved = _read(store)
+        revision, saved = _read(store, _listed_at(store, url, storage_options))
         actions, files = saved.notes, listed(store)
         findings = inspect(revision, deep=True, files=files, progress=progress, keep_heads=True)
         if unsupported := [problem.text for problem in findings.problems if problem.kind == "unsupported"]:
@@ -179,6 +182,8 @@ def _repair(
                 "which the chunks are stored"
             )
         lost = {problem.chunk for problem in findings.problems if problem.chunk is not None} | saved.missing
+        if (damage := damage_of_listed(revision)) is not None:
+            actions = (*actions, damage[1])
         lost_before = set(revision.state.annotations.lost)
         if lost - lost_before:
             actions = (*actions, *(problem.text for problem in findings.problems if problem.chunk not in lost_before))
@@ -187,22 +192,40 @@ def _repair(
         if dry_run or not changed:
             return result
         kept = _back_up(revision, url, storage_options) if backup else None
-        _write(revision, findings, lost, files or ())
+        _write(store, revision, findings, lost, files or ())
         return replace(result, backup=kept)
 
 
-def _read(store: Store) -> tuple[Snapshot, Salvaged]:
-    """Return the frame, and what is known about it."""
+def _read(store: Store, listed: tuple[Member, Row] | None) -> tuple[Snapshot, Salvaged]:
+    """Return the frame, and what is known about it. Of a member it may be the state that the group has `listed`."""
     try:
         revision = load(store)
     except (FormatError, UnsupportedError) as error:
         reason = error
     else:
         return revision, Salvaged(revision.frame)
+    if listed is not None:
+        with suppress(FormatError, UnsupportedError, FileNotFoundError):
+            revision = load_revision(*listed)
+            return revision, Salvaged(revision.frame, notes=(f"wrote the published index again, because of: {reason}",))
     saved = located(store.url, lambda: salvage(store, reason))
     name = FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else ""
-    revision = Snapshot(store, parse(saved.frame), 0, store.stamp(name).version, "")
+    version = store.stamp(name).version
+    member = None if listed is None else listed[0]
+    revision = Snapshot(store, parse(saved.frame), 0, version, "", member=member, published=version)
     return revision, replace(saved, notes=(f"put the frame together again, because of: {reason}", *saved.notes))
+
+
+def _listed_at(store: Store, url: str, storage_options: Storage) -> tuple[Member, Row] | None:
+    """Return the member that a group in an object store lists in a place, with its row."""
+    place = None if store.can.local else group_of(url, storage_options)
+    if place is None:
+        return None
+    group = ListedGroup(place.group, storage_options or {})
+    row = group.rows.get(place.name)
+    if row is None or not row.revision or group.store_of(row.path).url.rstrip("/") != store.url.rstrip("/"):
+        return None
+    return group.member(row.path), row
 
 
 def _back_up(revision: Snapshot, url: str, storage_options: Storage) -> str:
@@ -241,23 +264,15 @@ def _readable(revision: Snapshot, entry: Kept) -> Iterator[Snapshot]:
             yield kept_states(revision, [entry])[0]
 
 
-def _write(revision: Snapshot, findings: Findings, lost: Collection[int], files: Iterable[str]) -> None:
-    store, version = revision.store, revision.version
+def _write(store: Store, revision: Snapshot, findings: Findings, lost: Collection[int], files: Iterable[str]) -> None:
+    version = revision.version
     if not revision.sparse:
         entries = ledger_of(revision.state).entries
         states = [KeptState(entry, state) for entry in entries for state in _readable(revision, entry)]
-        commit(
-            copied(
-                revision,
-                store,
-                FrameType.CONTIGUOUS,
-                overwrite=True,
-                lost=lost,
-                locked=True,
-                replaces=version,
-                kept=states,
-            )
+        whole = copied(
+            revision, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version, kept=states
         )
+        commit(_through_group(whole, revision))
         return
     kept = revision.state.annotations.kept
     if not revision.frame.is_ours:
@@ -272,4 +287,11 @@ def _write(revision: Snapshot, findings: Findings, lost: Collection[int], files:
     draft.reserve_up_to(max([-1, *numbers, *revision.frame.offsets.tolist()]))
     for n in lost:
         draft.mark_lost(n)
-    commit(draft)
+    commit(_through_group(draft, revision))
+
+
+def _through_group(draft: Draft, revision: Snapshot) -> Draft:
+    """Let the group commit for a member, even if the draft could not read what it replaces."""
+    if revision.member is not None:
+        draft.old = revision
+    return draft

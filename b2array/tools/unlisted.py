@@ -37,7 +37,7 @@ def of_member(snapshot: Snapshot, seconds: float, now: float) -> dict[str, Liste
     """Find what nothing needs in the prefix of a sparse member, by the names of the objects."""
     member = snapshot.member
     if member is None:
-        raise ValueError(f"{snapshot.url}: expected a member of a group, unneeded_objects a frame by itself")
+        raise ValueError(f"{snapshot.url}: expected a member of a group, found a frame by itself")
     row = (member.catalog.last_seen()[0].rows or {})[member.name]
     group = ListedGroup.of(member.catalog)
     return _in_prefix(group, row.path, _live(group), seconds, now) if row.sparse else {}
@@ -86,13 +86,16 @@ def never_again(group: ListedGroup, paths: Iterable[str]) -> None:
 
 
 def _live(group: ListedGroup) -> dict[str, set[str]]:
-    """Return the revisions that rows and snapshots name, by the paths of members."""
-    live: dict[str, set[str]] = {}
+    """Return the revisions that rows and snapshots name, by the paths of sparse members.
+
+    Those of all contiguous members are under "".
+    """
+    live: dict[str, set[str]] = {"": set()}
     for row in group.rows.values():
-        live.setdefault(row.path, set()).add(row.revision)
+        live.setdefault(row.path if row.sparse else "", set()).add(row.revision)
     for name in group_ledger(group.url, group.manifest).names:
         for state in moment(group, name, group.manifest).states.values():
-            live.setdefault(state.path, set()).add(state.generation.hex())
+            live.setdefault(state.path if state.sparse else "", set()).add(state.generation.hex())
     return live
 
 
@@ -106,7 +109,7 @@ def _in_prefix(
             files = pending.of_one_age(files)
         indexes = {name: each for name, each in files.items() if is_index_name(name)}
         old = _replaced(indexes, {index_name(revision) for revision in wanted}, seconds, now)
-        states = _states(group, path, {name.rpartition(".")[2] for name in indexes} - {*old})
+        states = _states(group, path, {name.rpartition(".")[2] for name in indexes} - {*old}, wanted)
         listed = group.rows.get(name_of(path))
         if listed is not None and listed.path == path and not listed.revision:
             states.append(load_published(store))
@@ -137,12 +140,22 @@ def _replaced(indexes: Mapping[str, Listed], live: Collection[str], seconds: flo
     return old
 
 
-def _states(group: ListedGroup, path: str, revisions: Collection[str]) -> list[Snapshot]:
-    unneeded_objects = []
-    for revision in sorted(revisions):
-        with suppress(B2ArrayError):  # one that cannot be read needs no chunks
-            unneeded_objects.append(load_revision(group.member(path), Row(path, revision)))
-    return unneeded_objects
+def _states(group: ListedGroup, path: str, revisions: Collection[str], wanted: Collection[str]) -> list[Snapshot]:
+    """Read revisions. Of a `wanted` one that is damaged or missing nobody knows which chunks it needs: that raises.
+
+    Raises
+    ------
+    FormatError, UnsupportedError, FileNotFoundError
+        One that is wanted cannot be read.
+    """
+    states = []
+    for revision in sorted({*revisions, *wanted} - {""}):
+        try:
+            states.append(load_revision(group.member(path), Row(path, revision)))
+        except B2ArrayError:
+            if revision in wanted:
+                raise
+    return states
 
 
 def _needed(states: Iterable[Snapshot]) -> tuple[Int64Array, set[str]]:
@@ -159,7 +172,6 @@ def _contiguous(
     group: ListedGroup, files: Mapping[str, Listed], live: Mapping[str, Collection[str]], seconds: float, now: float
 ) -> dict[str, Listed]:
     """Find the revisions of contiguous members that nothing needs."""
-    wanted = {revision for revisions in live.values() for revision in revisions}
     data = {path: each for path, each in files.items() if path.startswith(f"{DATA}/")}
     members: dict[str, dict[str, Listed]] = {}
     for path, each in data.items():
@@ -169,21 +181,21 @@ def _contiguous(
         members.setdefault("" if noted is None else noted.path, {})[f".{path.rpartition('/')[2]}"] = each
     unneeded_objects = {}
     for indexes in members.values():
-        for revision in _replaced(indexes, {f".{each}" for each in wanted}, seconds, now):
+        for revision in _replaced(indexes, {f".{each}" for each in live[""]}, seconds, now):
             unneeded_objects[f"{DATA}/{revision}"] = indexes[f".{revision}"]
     return unneeded_objects
 
 
 def _with_times(group: ListedGroup) -> dict[str, Listed]:
     """List all objects of the group; sizes and times come with the prefixes that have some."""
-    unneeded_objects: dict[str, Listed] = {}
+    found: dict[str, Listed] = {}
     paths = group.store.walk()
     for prefix in {path.rpartition("/")[0] for path in paths}:
         store: Store = group.store_of(prefix) if prefix else group.store
         with suppress(FileNotFoundError):
             for name, each in store.listing().items():
-                unneeded_objects[f"{prefix}/{name}" if prefix else name] = each
-    return {path: unneeded_objects.get(path, Listed(0, inf)) for path in paths}
+                found[f"{prefix}/{name}" if prefix else name] = each
+    return {path: found.get(path, Listed(0, inf)) for path in paths}
 
 
 def _is_of_member(name: str) -> bool:

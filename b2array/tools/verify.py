@@ -24,7 +24,7 @@ from b2array.display.tables import nbytes as shown_nbytes
 from b2array.engine import redo
 from b2array.engine.fetch import chunk_number, fetch
 from b2array.engine.manifest import is_embedded, retired_path
-from b2array.engine.snapshot import Snapshot, kept_state, kept_states, load
+from b2array.engine.snapshot import Snapshot, damage_of_listed, kept_state, kept_states, load
 from b2array.engine.source import FRAME_NAME, ChunkRequest, Location
 from b2array.errors import (
     B2ArrayError,
@@ -413,8 +413,11 @@ def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progres
     else:
         dead = (total_nbytes(revision, None) or 0) - frame_nbytes(described) - findings.live - kept.live
     unfinished = (name for name in files or () if name.endswith(JOURNAL))
+    problems = [*_unreadable(revision), *findings.problems, *kept.problems]
+    if (damage := damage_of_listed(revision)) is not None:
+        problems.insert(0, Problem("frame", None, *damage))
     return replace(
-        _about(report, revision, findings, [*_unreadable(revision), *findings.problems, *kept.problems]),
+        _about(report, revision, findings, problems),
         orphans=orphans,
         leftovers=tuple(sorted([*pending.leftovers(store, files or {}), *unfinished])),
         dead_nbytes=max(0, dead),

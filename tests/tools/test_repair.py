@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from lengths import examples
 
 import b2array
+from b2array import open_group
 from b2array.engine.source import FRAME_NAME
 from b2array.errors import (
     B2ArrayError,
@@ -26,6 +27,8 @@ from b2array.errors import (
 )
 from b2array.format.fingerprint import MARK_AT
 from b2array.format.header import unpack_header
+from b2array.store.base import Store
+from b2array.store.open import open_store
 from b2array.tools import repair as repairing
 
 pytestmark = pytest.mark.usefixtures("_no_cache")
@@ -475,3 +478,37 @@ def test_repairing_nothing_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing\.b2nd"):
         b2array.repair(tmp_path / "missing.b2nd")
     assert not list(tmp_path.iterdir())
+
+
+def _flip_near_end(store: Store, names: list[str]) -> None:
+    for name in names:
+        content = bytearray(b"".join(store.pieces(name)))
+        content[-40] ^= 16
+        store.delete([name])
+        store.create(name, bytes(content))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize("damaged", [("listed",), ("published",), ("listed", "published")])
+def test_a_member_in_an_object_store_is_read_and_repaired_from_the_intact_index(
+    damaged: tuple[str, ...], layout: str, tmp_path: Path
+) -> None:
+    url = f"memory://{tmp_path.name}.b2d"
+    group = open_group(url, "w")
+    group.create("v", data=np.arange(50), chunks=(5,), layout=layout)
+    group["v"][:5] = 7
+    expected = group["v"][...].tolist()
+    store = open_store(url)
+    published = "v.b2nd" if layout == "contiguous" else "v.b2nd/chunks.b2frame"
+    listed = [name for name in store.walk() if name.startswith((".b2data/", "v.b2nd/chunks.b2frame."))]
+    _flip_near_end(store, [*(listed if "listed" in damaged else ()), *([published] if "published" in damaged else ())])
+    assert not b2array.verify(url).ok
+    if len(damaged) == 1:
+        assert open_group(url)["v"][...].tolist() == expected
+        assert b2array.open(f"{url}/v.b2nd")[...].tolist() == expected
+    assert b2array.repair(url, trust_order=len(damaged) == 2).ok
+    assert b2array.verify(url).ok
+    assert open_group(url)["v"][...].tolist() == expected
+    group = open_group(url, "r+")
+    group["v"][0] = 8
+    assert b2array.open(f"{url}/v.b2nd")[:2].tolist() == [8, 7]

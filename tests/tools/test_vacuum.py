@@ -350,3 +350,21 @@ def test_stores_that_cannot_be_written_or_listed_say_so(http, path):
         b2array.vacuum(url, dry_run=True)
     with pytest.raises(ReadOnlyError):
         b2array.repack(url)
+
+
+@pytest.mark.parametrize("happens", ["damaged", "missing"])
+def test_chunks_stay_if_the_index_that_names_them_cannot_be_read(happens, tmp_path):
+    group = b2array.open_group(f"memory://{tmp_path.name}.b2d", "w")
+    group.create("v", data=np.arange(50), chunks=(5,), layout="sparse")
+    group["v"][:5] = 7
+    store = open_store(group.url)
+    for path in [path for path in store.walk() if f"{FRAME_NAME}." in path]:
+        content = bytearray(b"".join(store.pieces(path)))
+        store.delete([path])
+        content[len(content) // 2] ^= 16
+        if happens == "damaged":
+            store.create(path, bytes(content))
+    before = store.walk()
+    found = b2array.vacuum(group.url, grace=0)
+    assert found.ok is (happens == "missing")
+    assert store.walk() == before
