@@ -628,8 +628,18 @@ class Draft(Target):
     # On top of what other writers committed.
 
     def lock(self) -> AbstractContextManager[object]:
-        """Take the lock of the frame, unless the caller of this draft has it."""
-        return nullcontext() if self.locked else writers_lock(self.store, self.name)
+        """Take the lock of the frame, unless the caller of this draft has it.
+
+        ConflictError: its directory was deleted, or replaced by a file.
+        """
+        if self.locked:
+            return nullcontext()
+        try:
+            return writers_lock(self.store, self.name)
+        except MISSING as error:
+            if (stale := self.staleness()) is not None:
+                raise stale from error
+            raise
 
     def rebase(self, current: Snapshot, *, is_equal: bool = False) -> ChangeSet:
         """Put the changes on top of what another writer committed, and return them; ConflictError if they collide.

@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -420,7 +420,9 @@ def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterato
                     )
                 if name:
                     shutil.copyfile(old, path)
-        with _closing(h5py.File(path, "a"), path) as file:
+        with hdf5_chunks.without_plugins(h5py):
+            opened = h5py.File(path, "a")
+        with _closing(opened, path) as file:
             _reserve(file)
             written: dict[str, Sequence[str | None]] = {}
 
@@ -502,7 +504,9 @@ def _put(file: Any, name: str, source: ArraySource, pieces: Iterable[Piece], set
     else:
         options["fillvalue"] = np.asarray(source.fill).view(dtype) if source.dtype.kind in "mM" else source.fill
     _reserve(file)
-    data = file.create_dataset(name, source.shape, dtype, **options)
+    h5py = formats.require("h5py", "hdf5", "HDF5")
+    with hdf5_chunks.without_plugins(h5py) if is_direct else nullcontext():
+        data = file.create_dataset(name, source.shape, dtype, **options)
     _set_attrs(data, _attrs_to_store(source), settings)
     pieces = _with_room(file, pieces)
     if is_direct:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -254,6 +255,24 @@ def compressing(compression: str, itemsize: int, chunks: tuple[int, ...], cparam
     shape = (len(chunks), *chunks) if len(chunks) > 1 else ()
     values = (1, 0, itemsize, nbytes, *choices, *shape)
     return {"compression": _BLOSC2, "compression_opts": values, "allow_unknown_filter": True}
+
+
+@contextmanager
+def without_plugins(h5py: ModuleType) -> Iterator[None]:
+    """Keep HDF5 from loading filters while a file is opened, or a dataset made whose chunks `write` compresses.
+
+    netCDF4 names a directory of filters for every copy of HDF5 in the process. They work with the copy that netCDF4
+    brings, and fail in the one that h5py has, which loads all of them to open a new file.
+    """
+    h5pl = h5py.h5pl
+    paths = [h5pl.get(i) for i in range(h5pl.size())]
+    for i in reversed(range(len(paths))):
+        h5pl.remove(i)
+    try:
+        yield
+    finally:
+        for path in paths:
+            h5pl.append(path)
 
 
 def check_compression(compression: str, cparams: CParams | None) -> None:

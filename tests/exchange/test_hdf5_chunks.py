@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -108,8 +109,10 @@ with h5py.File(sys.argv[1], "a") as file:
 
 
 def run(program: str, *arguments: object) -> None:
+    # netCDF4 may have named filters here that need another copy of HDF5.
+    env = {name: value for name, value in os.environ.items() if name != "HDF5_PLUGIN_PATH"}
     done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, check=False, env=env
     )
     assert done.returncode == 0, done.stderr
 
@@ -254,3 +257,18 @@ def test_memory_stays_within_the_limit_of_a_chunk(tmp_path: Path) -> None:
         pytest.raises(FormatError, match=r"x\.h5#x: expected chunks of at most 1048576 bytes"),
     ):
         b2array.convert(tmp_path / "x.h5", tmp_path / "x.npy")
+
+
+@pytest.mark.skipif(find_spec("netCDF4") is None, reason="needs netCDF4")
+@pytest.mark.parametrize("compression", ["blosc", "blosc2"])
+def test_the_filters_that_netcdf4_brings_do_not_disturb(compression: str, tmp_path: Path) -> None:
+    b2array.asarray(np.arange(1000.0), url=tmp_path / "x.b2nd")
+    program = """
+import sys
+import netCDF4  # first: it names its filters for all copies of HDF5
+import b2array
+b2array.convert(sys.argv[1], sys.argv[2], compression=sys.argv[3])
+"""
+    run(program, tmp_path / "x.b2nd", tmp_path / "x.h5", compression)
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert file["data"].shape == (1000,)

@@ -971,3 +971,13 @@ def _uncached() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*rewritten with every change")
         yield
     fsspec.filesystem("memory").store.clear()
+
+
+def test_the_lock_of_a_draft_is_a_conflict_if_its_directory_became_a_file(tmp_path: Path) -> None:
+    group = open_group(tmp_path / "g.b2d", "w")
+    array = group.create("x", data=np.zeros(4), chunks=(2,), layout="sparse")
+    draft = array._handle.new_draft()
+    group.create("x", data=np.zeros(4), chunks=(2,), layout="contiguous", overwrite=True)
+    with pytest.raises(ConflictError, match=r"open it again|changed since|deleted"):
+        draft.lock()
+    draft.abort()
