@@ -3,8 +3,9 @@
     python asv_bench/access.py [--runs N] [--only NUMBER ...] [--no-zarr] [--model]
 
 The keys are a plane and a series along each axis, a box of a tenth of each axis, forty random patches, every fourth or
-eighth item, and everything. The shapes are the default, those of ``access="boxes"``, and those that are thin, or long,
-along each axis in turn. Each read opens the array anew, with an empty cache. Prints for the default milliseconds of
+eighth item, and everything. The shapes are the default, the ones that ``access="boxes"`` gives, and shapes that are
+thin, or long, along each axis in turn.
+Each read opens the array anew, with an empty cache. Prints for the default milliseconds of
 processor time, the ratio to the best shape for that key (the regret), and to zarr with its own defaults: medians of
 ratios of reads that follow each other, so that a busy machine does no harm. ``--model`` fits what a read, a chunk and a
 megabyte decoded cost to the same reads.
@@ -49,7 +50,7 @@ def values(shape: tuple[int, ...], dtype: str, decimals: int | None) -> np.ndarr
 
 
 def usual_keys(shape: tuple[int, ...]) -> dict[str, list[Key]]:
-    """Return the keys by name; those of one name are read one after the other by the same handle."""
+    """Return the keys by name; the same handle reads all keys of one name, one after the other."""
     rng = np.random.default_rng(3)
     ndim = len(shape)
     place = [int(n * 0.37) for n in shape]

@@ -312,7 +312,7 @@ class Writer(Worker):
             raise GivenUp
 
     def change_by_forks(self) -> None:
-        """Change an array by forks in a transaction of its own."""
+        """Change an array by forks in a separate transaction."""
         array = self.array(PLAIN)
         self.will(PLAIN, "set")
         with array.transaction() as changes:

@@ -425,7 +425,7 @@ def copy(
     progress : bool, default False
         Show on stderr how many chunks are done.
     snapshots : bool, default True
-        Whether the copy also has the snapshots of `src`. Those of views are left out.
+        Whether the copy also has the snapshots of `src`. Snapshots of views are not copied.
 
     Raises
     ------

@@ -135,7 +135,7 @@ def dividing(cut: Cut, itemsize: int, access: Access | None = None) -> tuple[int
 
 
 def regular(cut: Cut) -> tuple[int, ...] | None:
-    """Return the extents of the pieces of a cut if they are equal but for shorter ones at the end, else None.
+    """Return the extents of the pieces of a cut if all but the last are equal, else None.
 
     Examples
     --------

@@ -449,7 +449,7 @@ def _encode_streams(task: Task) -> bytes:
 
 
 def _filter(task: Task, rows: Bytes, reference: Bytes, *, first: bool) -> Bytes:
-    """Run the pipeline over blocks, one a row; `first` says that the first of them is that of the chunk."""
+    """Run the pipeline over blocks, one a row; `first` says that they begin with the chunk's first block."""
     if not any(task.pipeline.filters):
         return rows.reshape(-1)
     return filters.forward(task.pipeline, rows, reference=reference, first=first).reshape(-1)

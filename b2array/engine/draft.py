@@ -348,7 +348,7 @@ class Draft(Target):
         self.annotate(floor=self.staging.next)
 
     def _renumber(self) -> None:
-        """Put new chunks into other files whose numbers are those of files that were deleted meanwhile.
+        """Put new chunks into other files if their numbers belong to files that were deleted meanwhile.
 
         A request to delete such a file may still be carried out, or be repeated.
         """

@@ -495,7 +495,7 @@ def _publish(
 
 
 def _published(catalog: Catalog, new: _Prepared) -> Version | None:
-    """Replace the published index of a member by that of a new revision, if it is an older one."""
+    """Replace the published index of a member by the index of a new revision, unless it is as new."""
     store, name = catalog.group.below(new.row.path), FRAME_NAME if new.row.sparse else ""
     content = b"".join(pieces(new.plan, new.source))
     base = new.draft.base

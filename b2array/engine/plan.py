@@ -274,7 +274,7 @@ def _placed(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
     """Place the chunks that the indexes refer to one behind the other, in the order in which they were spooled."""
     if not change.extents.size:
         return _Placed(index.NO_OFFSETS, change.extents[:, ::2], data_start)
-    new = codes if change.new is not None else change.codes  # those of a large index are not searched
+    new = codes if change.new is not None else change.codes  # a large index is not searched
     indexes = [new, *(keep.state.frame.offsets for keep in change.keeps if keep.state is not None)]
     kept = np.unique(np.concatenate([-1 - each[is_spooled(each)] for each in indexes]))
     pieces = change.extents[kept][:, ::2]

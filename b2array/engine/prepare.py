@@ -68,7 +68,7 @@ def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...] |
 
 
 def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
-    """Read the sizes of chunks in files; missing files are left out."""
+    """Read the sizes of chunks in files, without the missing ones."""
     sizes = {}
     names = [index.chunk_name(number) for number in numbers]
     for number, name, head in zip(numbers, names, store.head(names, HEADER_LEN) if names else (), strict=True):
@@ -118,7 +118,7 @@ def copied(
     locked: bool = False, replaces: Version | None = None, is_same: bool = False, kept: Sequence[KeptState] = (),
     first: int = 0,
 ) -> Draft:  # fmt: skip
-    """Return a draft of a new frame with the chunks of `source`, as they are stored, but for the `lost` ones.
+    """Return a draft of a new frame with the chunks of `source`, as they are stored, without the `lost` ones.
 
     With `is_same`, it is the same frame in another file. It keeps the `kept` states of the old one. In a sparse frame,
     numbers of chunks' files begin with `first`.
@@ -161,7 +161,7 @@ def copied(
 
 
 def _copy_kept(new: Draft, old: Frame, kept: Sequence[KeptState]) -> None:
-    """Let a copy of a frame keep states, too. Chunks that are in several states are copied once.
+    """Copy the states that a frame keeps. Chunks that are in several states are copied once.
 
     Where other software may have written over a chunk of a state, it is compared with the checksums that the state has.
     """

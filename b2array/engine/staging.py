@@ -46,7 +46,7 @@ CHECKED_AFTER = 3600.0
 
 _TOMBSTONE = b"\xff" * HEADER_LEN
 _ONE_BY_ONE = 8
-"""How many numbers a writer tries in turn before it looks for those of other writers."""
+"""How many numbers a writer tries in turn before it looks for the numbers of other writers."""
 _WINDOW = 256
 """From how many numbers a fork first chooses one at random."""
 _MUTEX_OF = "new chunks that wait for a commit"

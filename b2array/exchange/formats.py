@@ -93,7 +93,7 @@ class ArraySource:
     """An array to read box by box.
 
     `chunks` and `blocks` are None if the format has none. With `is_sharded`, blocks are to be chunks of shards.
-    `unlimited` lists the axes along which the array can grow, if the format has others, too. `stored` counts the stored
+    `unlimited` lists the axes along which the array can grow, if the format also has others. `stored` counts the stored
     bytes, and gives None if the format does not tell. `handle` belongs to a Blosc2 frame; the items of a super-chunk
     are its bytes.
     """

@@ -376,7 +376,7 @@ def _attrs_to_store(source: ArraySource) -> dict[str, Any]:
 
 
 def _set_attrs(node: Any, attrs: Mapping[str, Any], settings: Options) -> None:
-    """Set attributes. Those that HDF5 cannot hold become JSON text, or are left out if the caller wishes."""
+    """Set attributes. Attributes that HDF5 cannot hold become JSON text, or are dropped if the caller wishes."""
     for name, value in attrs.items():
         try:
             node.attrs[name] = value

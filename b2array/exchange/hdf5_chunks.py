@@ -1,7 +1,7 @@
 """Chunks of HDF5 datasets that Blosc compressed, read and written without HDF5's own filters.
 
 A chunk passes through the filters of its dataset in order when it is written, and in reverse when it is read. A mask
-beside each chunk says which filters were left out. Blosc2's filter stores a chunk as a contiguous frame: an array of
+beside each chunk says which filters were skipped. Blosc2's filter stores a chunk as a contiguous frame: an array of
 one chunk if it has several dimensions, else a super-chunk. The filter of Blosc 1 stores a chunk of that format.
 
 Sources: "HDF5 File Format Specification", sections Filter Pipeline Message and Data Layout Message; the registered
@@ -89,7 +89,7 @@ def _has(h5py: ModuleType, code: int) -> bool:
 
 
 class _Raw(NamedTuple):
-    """A stored chunk: where its items are in the dataset, its bytes, and a mask with a bit for each filter left out."""
+    """A stored chunk: where its items are in the dataset, its bytes, and a mask of the filters that were skipped."""
 
     at: tuple[int, ...]
     content: bytes
@@ -141,7 +141,7 @@ def _stored_chunks(node: Any, starts: list[tuple[int, int]], where: str) -> Iter
 
 
 def unpack(content: Buffer, mask: int, stages: tuple[Stage, ...], nbytes: int) -> Buffer:
-    """Undo the filters of a chunk, but for those that its mask leaves out; FormatError if it has no `nbytes` bytes."""
+    """Undo the filters of a chunk, without the ones that its mask skips; FormatError if it has no `nbytes` bytes."""
     for number, stage in reversed([*enumerate(stages)]):
         if not mask >> number & 1:
             content = _BACKWARD[stage.code](content, stage.values, nbytes)

@@ -29,7 +29,7 @@ _TUPLE = "__tuple__"
 _MAX_DEPTH = 32
 _FIRST, _LAST = -62_135_596_800, 253_402_300_800  # the years 1 to 9999
 _TIMES = ((dt.datetime, "M8[us]"), (dt.date, "M8[D]"), (dt.timedelta, "m8[us]"))
-"""NumPy's types for those of the module `datetime`, a class before those that it is derived from."""
+"""NumPy's types for the classes of the module `datetime`, a class before its base classes."""
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError, msgpack.UnpackException)
 """What msgpack and the conversion of its values raise for damaged bytes."""
 

@@ -340,7 +340,7 @@ def copy_table(table: npt.NDArray[_N]) -> npt.NDArray[_N]:
 
 
 def copy_into(copy: npt.NDArray[_N], table: npt.NDArray[_N]) -> None:
-    """Copy the rows of a table into one of zeros, but for long stretches of zeros: nobody touches their memory."""
+    """Copy the rows of a table into one of zeros. Long stretches of zeros are skipped: nobody touches their memory."""
     for start in range(0, len(table), _STRETCH):
         rows = table[start : start + _STRETCH]
         if rows.any():

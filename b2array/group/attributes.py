@@ -68,7 +68,7 @@ class Attrs(Attributes):
         return frame if frame is not None and frame.mode == "r+" else self._make(frame, {})
 
     def _make(self, embedded: Handle | None, values: Mapping[str, Any]) -> Handle:
-        """Make the frame with these attributes, and those of an embedded frame, which cannot be changed."""
+        """Make the frame with these attributes, and the attributes of an embedded frame, which cannot be changed."""
         home = writable(self._home, self._mode, self._home.url)
         new = create_schunk(chunksize=2**13)._handle
         attributes = {} if embedded is None else dict(Attributes(embedded))

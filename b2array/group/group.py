@@ -439,7 +439,7 @@ class Group(MutableMapping[str, Any]):
         Warns
         -----
         UserWarning
-            A member cannot be opened, and is left out.
+            A member cannot be opened, and is skipped.
         """
         for name in self:
             try:
@@ -510,7 +510,7 @@ class Group(MutableMapping[str, Any]):
         Parameters
         ----------
         name : str
-            Missing groups in the name are made, too.
+            Missing groups in the name are made as well.
         shape, dtype
             As for `b2array.create`.
         data : array-like, optional
@@ -563,12 +563,12 @@ class Group(MutableMapping[str, Any]):
         return found
 
     def require_group(self, name: str, *, attrs: Mapping[str, Any] | None = None) -> Group:
-        """Return the group of that name; make an empty one if there is none. `create_group` is the same.
+        """Return the group of that name; make an empty one if it is missing. `create_group` is the same.
 
         Parameters
         ----------
         name : str
-            Missing groups in the name are made, too.
+            Missing groups in the name are made as well.
         attrs : mapping, optional
             Attributes to set, in the same commit. Others that are there stay.
 

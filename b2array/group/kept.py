@@ -81,7 +81,7 @@ def retire(view: Directory, states: Sequence[Snapshot]) -> RetiredFrame:
 def earlier_states(moments: Sequence[Moment], name: str, group: bytes, now: Snapshot) -> list[KeptState]:
     """Return the states that a member had at snapshots of its group, for its copy in a group of another identity.
 
-    These are only the states whose chunks lie where those of the member do now.
+    Only states count whose chunks lie where the member's chunks lie now.
     """
     states = []
     for then in moments:
@@ -92,7 +92,7 @@ def earlier_states(moments: Sequence[Moment], name: str, group: bytes, now: Snap
         is_same = held.state.annotations.identity == now.state.annotations.identity
         # A revision of a contiguous member is an object with chunks in other places.
         is_comparable = held.store.can.local or held.sparse
-        # A file without chunks has no room for those of other states.
+        # A file without chunks has no room for the chunks of other states.
         has_room = now.frame.nchunks or not held.frame.nchunks
         if is_same and is_comparable and has_room:
             states.append(KeptState(entry_of(then, state, group), held))

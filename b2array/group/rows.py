@@ -63,7 +63,7 @@ class RowTransaction(Changes):
         self._identity = view.manifest.identity or os.urandom(8).hex()
         self._shown = view.members() if not marked else view.members().copy()
         self._handles: dict[str, Handle] = {}  # of members that may change, by path
-        self._drafts: dict[str, Draft] = {}  # the same; those of new members have no base
+        self._drafts: dict[str, Draft] = {}  # the same; drafts of new members have no base
         self._new: dict[str, str] = {}  # names of new members, by path
         self._removed: dict[str, Row | None] = {}  # rows from before the transaction, by name
         self._read: dict[str, str] = {}  # revisions of members that were read or copied, by name
@@ -294,7 +294,7 @@ class RowTransaction(Changes):
         self._shown.add(name, state.path)
 
     def copy_snapshots(self, moments: Sequence[Moment]) -> None:
-        """Let the commit keep snapshots of another group. They replace those of the same names.
+        """Let the commit keep snapshots of another group. They replace snapshots of the same names.
 
         The members of that group are copied already, with their earlier states. Members that it has deleted since are
         copied now, without being listed.

@@ -72,7 +72,8 @@ def _restore_local(changes: Transaction, name: str) -> None:
             entry = ledger.find(name)
             if entry is None or (entry.group, entry.generation) != (group, then.states[member].generation):
                 continue
-            # A file without chunks has no room for those of other snapshots: if all are the group's, they are retired.
+            # A file without chunks has no room for the chunks of other snapshots. If all are the group's, they are
+            # retired.
             others = [each.group for each in ledger.entries if not each.packed]
             is_file = not then.states[member].sparse
             if not (is_file and entry.packed and others and {*others} == {group}):

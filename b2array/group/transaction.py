@@ -101,7 +101,7 @@ class _Member:
         return self.draft is None or self.draft.base is None
 
     def complete(self) -> bool:
-        """Commit a new member in the place of its own, if it has one that is still empty; return whether it has."""
+        """Commit a new member in its private place, if it has one that is still empty; return whether it has."""
         if not self.token or self.draft is None:
             return False
         with self.handle.mutex.held:
@@ -346,7 +346,7 @@ class Transaction(Changes):
         return group_ledger(self.url, self._view.manifest).entries
 
     def copy_snapshots(self, moments: Sequence[Moment]) -> None:
-        """Let the commit keep snapshots of another group. They replace those of the same names.
+        """Let the commit keep snapshots of another group. They replace snapshots of the same names.
 
         The members of that group are copied already, with the states that they keep. All other states come to retired
         frames.
@@ -654,7 +654,7 @@ class Transaction(Changes):
     ) -> None:
         """Replace the manifest by one with all that is staged: this is the commit."""
         view = self._view
-        view.store.delete(self._lists)  # those of the attempt before
+        view.store.delete(self._lists)  # the lists of the attempt before
         self._lists = []
         kept = self._kept(before, touched, staged.frames)
         after = self._after(before, {**staged.left, **staged.log})

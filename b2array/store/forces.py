@@ -1,4 +1,4 @@
-"""Forcing writes to the disk: each at once, or those of many files together.
+"""Forcing writes to the disk: each at once, or the writes of many files together.
 
 A disk takes about as long to force one file as to force many that wait for it at the same time, and the names in a
 directory are forced all at once. In a block of `together`, forces wait for its end. So the order in which the writes of

@@ -28,7 +28,7 @@ class Difference(NamedTuple):
 
 
 def differences(first: str, second: str, options: Storage, others: Storage) -> Iterator[Difference]:
-    """Yield what differs between two arrays or groups. Values are compared bit by bit but for NaN, which equals NaN."""
+    """Yield what differs between two arrays or groups. Values are compared bit by bit, except that NaN equals NaN."""
     (kind, address), (other_kind, other_address) = (
         find(first, None, options, exists=True),
         find(second, None, others, exists=True),

@@ -1,7 +1,7 @@
 """Finds what nothing needs any more in a group in an object store: neither a row of its manifest nor a snapshot.
 
 The index of a revision that is not listed any more was replaced when the next one of its member was made. Until the
-grace is over, a reader may still show it, so that its chunks stay as well. All times are those of the server.
+grace is over, a reader may still show it, so that its chunks stay as well. The server's clock counts.
 """
 
 from __future__ import annotations

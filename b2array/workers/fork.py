@@ -162,7 +162,7 @@ class Origin:
                     store.drop_directory()
 
     def _needs_journal(self, store: Store) -> bool:
-        """Whether only the journal tells that chunks are those of a new array that was never committed."""
+        """Whether only the journal tells that chunks belong to a new array that was never committed."""
         if self.base is not None:
             return False
         names = store.listing()

@@ -192,7 +192,7 @@ def _change_units(target: Group, name: str, asked: Mapping[Hashable, Any], array
 
 
 def _replaced(target: Group, name: str, array: NDArray, variable: xr.Variable) -> NDArray:
-    """Store an array anew, with other values, and its attributes but for those that say what the values mean."""
+    """Store an array anew, with other values, and its attributes, without the ones that say what the values mean."""
     kept = {key: value for key, value in array.attrs.items() if key not in (*UNITS, "dtype", "_FillValue")}
     form = _form(array)
     if variable.dtype != array.dtype:

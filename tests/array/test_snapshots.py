@@ -996,7 +996,7 @@ def test_an_array_of_stock_that_was_empty_then_goes_back_and_forth(tmp_path, lay
     b2array.open(path, "r+").snapshot("empty")
     values = np.arange(nrows * 5.0).reshape(nrows, 5)
     b2array.open(path, "r+").append(values)
-    if layout == "sparse":  # one file without chunks has no room for those of other snapshots
+    if layout == "sparse":  # one file without chunks has no room for the chunks of other snapshots
         b2array.open(path, "r+").snapshot("full")
     b2array.open(path, "r+").restore("empty")
     array = b2array.open(path, "r+")

@@ -57,7 +57,7 @@ def test_stock_reads_slices_of_what_is_not_refused(tmp_path, case):
 
 
 def many_dictionaries():
-    """Chunks of stock that are unlike each other, so that each gets a dictionary of its own."""
+    """Chunks of stock that are unlike each other, so that each gets a separate dictionary."""
     words = np.random.default_rng(1).integers(0, 2**31, (4, 64)).astype("<i4")
     chosen = np.random.default_rng(2).integers(0, 64, 40_000)
     values = words[np.arange(40_000) // 10_000, chosen]
