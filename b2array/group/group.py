@@ -889,7 +889,7 @@ class Group(MutableMapping[str, Any]):
         Raises
         ------
         FileExistsError
-            There is a snapshot of this name, of the group or of a member alone.
+            There is a snapshot of this name, of the group or, in a local group, of a member alone.
         ValueError
             This group is inside another one, whose snapshot has all of it.
         UnsupportedError

@@ -47,6 +47,11 @@ class Where(NamedTuple):
     url: str
     options: dict[str, object] | None = None
 
+    @property
+    def is_local(self) -> bool:
+        """Whether members keep the states of the group's snapshots. Elsewhere the group names revisions."""
+        return "://" not in self.url
+
     def open(self, mode: Any = "r", **more: Any) -> Group:
         return open_group(self.url, mode, storage_options=self.options, **more)
 
@@ -165,15 +170,19 @@ def test_a_member_has_snapshots_of_its_own_beside_those_of_the_group(where: Wher
     group.snapshot("ours")
     group["time"][0] = 9
     assert where.at("mine", "time")[0] == where.at("ours", "time")[0] == 0
-    with pytest.raises(FileExistsError, match=r"time\.b2nd has a snapshot 'mine' of its own"):
-        group.snapshot("mine")
-    with pytest.raises(FileExistsError, match=r"time\.b2nd.* of its own"):
-        group.snapshot("mine", replace=True)
+    if where.is_local:
+        with pytest.raises(FileExistsError, match=r"time\.b2nd has a snapshot 'mine' of its own"):
+            group.snapshot("mine")
+        with pytest.raises(FileExistsError, match=r"time\.b2nd.* of its own"):
+            group.snapshot("mine", replace=True)
+        with pytest.raises(ValueError, match="snapshot of the group"):
+            group["time"].drop_snapshot("ours")
+        with pytest.raises(ValueError, match="snapshot of the group"):
+            group["time"].snapshot("ours", replace=True)
+    else:  # the members are not asked
+        with pytest.raises(KeyError, match="it has 'mine'"):
+            group["time"].drop_snapshot("ours")
     assert [each.name for each in group.snapshots] == ["ours"]
-    with pytest.raises(ValueError, match="snapshot of the group"):
-        group["time"].drop_snapshot("ours")
-    with pytest.raises(ValueError, match="snapshot of the group"):
-        group["time"].snapshot("ours", replace=True)
     group.move("time", "moved")
     assert [each.name for each in group["moved"].snapshots] == ["mine"]
     assert where.at("ours", "time")[0] == where.at("mine", "moved")[0] == 0
@@ -187,7 +196,7 @@ def test_a_name_that_a_member_gives_up_in_a_transaction_is_free_for_the_group(wh
         changes["time"].drop_snapshot("x")
         changes.snapshot("x")
     assert where.open(at="x")["time"][0] == where.at("x", "time")[0] == 9
-    assert [each.name for each in group["time"].snapshots] == ["x"]
+    assert [each.name for each in group["time"].snapshots] == (["x"] if where.is_local else [])
 
 
 def test_a_second_snapshot_of_a_name_says_how_to_replace_it(where: Where) -> None:
@@ -245,9 +254,12 @@ def test_dropped_snapshots_leave_nothing_behind(where: Where) -> None:
     assert contents(where.open(at="two"))["time"][0] == 50
     group.drop_snapshot("two")
     assert group.snapshots == ()
-    with pytest.raises(ConflictError):
-        two["time"]
+    if where.is_local:
+        with pytest.raises(ConflictError):
+            two["time"]
     b2array.vacuum(where.url, grace=0, storage_options=where.options)
+    with pytest.raises((ConflictError, FileNotFoundError)):
+        two["time"][...]
     b2array.repack(where.url, storage_options=where.options)
     assert not [path for path in where.files() if "b2kept" in path or "b2retired" in path]
     assert all(member.snapshots == () for _, member in where.open().walk() if not isinstance(member, Group))
@@ -268,7 +280,8 @@ def test_diff_names_members_and_boxes(where: Where) -> None:
     found = group.diff("start")
     assert found.made == ("new",)
     assert found.deleted == ("a/gone",)
-    assert found.changed == {"level": [(slice(0, 6),)], "time": [(slice(2, 4),)]}
+    # In an object store each revision of a contiguous member has chunks in other places.
+    assert found.changed == {"level": [(slice(0, 6),)], "time": [(slice(2, 4) if where.is_local else slice(0, 6),)]}
     assert {"a", "time"} <= {*found.attrs}
     group.snapshot("later")
     assert group.diff("start", "later") == found
@@ -406,8 +419,10 @@ def test_vacuum_and_repack_keep_what_snapshots_need_and_remove_what_none_does(wh
     group.snapshot("start")
     change(group)
     store = open_store(where.url, storage_options=where.options)
-    orphans = ["00000000000000aa.b2kept", ".b2retired/00000000000000bb/chunks.b2frame"]
-    if not where.url.startswith("/"):  # of a new member whose commit failed
+    orphans = ["00000000000000aa.b2kept"]
+    if where.is_local:
+        orphans.append(".b2retired/00000000000000bb/chunks.b2frame")
+    else:  # of a new member whose commit failed
         orphans.append("never.b2nd/00000000000000cc.b2kept")
     others = ["notes.b2kept", ".b2retired/notes.txt"]
     for name in (*orphans, *others):
