@@ -427,22 +427,22 @@ def _publish_new(
     """Publish a new member before the commit: FileExistsError if a frame is there that is no leftover of the group."""
     store, name = catalog.group.below(path), FRAME_NAME if row.sparse else ""
     content = b"".join(pieces(made, source))
-    try:
-        return store.create(name, content).version
-    except FileExistsError:
-        (head,) = store.head([name], 1)
-        if isinstance(head, Exception):
-            raise
+    for _ in attempts(store):
+        with suppress(FileExistsError):
+            return store.create(name, content).version
         try:
             published = load_published(store)
+        except MISSING:  # somebody has deleted it meanwhile
+            continue
         except (FormatError, UnsupportedError):
             raise FileExistsError(f"{store.url} exists, and is no frame of this group") from None
         noted = published.state.annotations.group_commit
         if published.generation == row.revision:  # the answer to our request was lost
             return published.version
         if noted is None or (noted.identity, noted.path) != (manifest.identity, path) or published.name != name:
-            raise FileExistsError(f"{store.url} exists, and is not a member of the group") from None
+            raise FileExistsError(f"{store.url} exists, and is not a member of the group")
         return store.replace(name, content, expected=published.version).version
+    raise too_many_conflicts(store)
 
 
 def _publish(

@@ -1072,3 +1072,25 @@ def test_attributes_of_a_group_that_were_read_belong_to_the_commit(place: Place)
     with pytest.raises(ConflictError):
         meet()
     assert open_group(group.url)["level"][0] == 0
+
+
+def test_a_new_member_is_made_where_another_one_goes_at_that_moment(tmp_path: Path, monkeypatch: Any) -> None:
+    place = Place("compared", tmp_path, monkeypatch)
+    group = place.prepared()
+    b2array.zeros(2, url=f"{group.url}/x.b2nd", layout="sparse")
+    memory, met = fsspec.filesystem("memory"), []
+
+    def meet(_: int, name: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except FileExistsError:
+            met.append(name)
+            memory.rm(f"{group.url.removeprefix('memory:/')}/x.b2nd/chunks.b2frame")
+            raise
+
+    def make() -> None:
+        group.create("x", data=[7, 8], layout="sparse")
+
+    place.operations.watch(make, meet)
+    assert met == ["create"]
+    assert found(group.url)["x"] == [7, 8]
