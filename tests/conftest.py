@@ -26,6 +26,9 @@ import b2array
 
 T = TypeVar("T")
 
+# netCDF4 would name filters for every copy of HDF5 here, which fail in the copy of h5py.
+os.environ.setdefault("HDF5_PLUGIN_PATH", "")
+
 # Python compiles the package once, and not again in each of the processes that tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

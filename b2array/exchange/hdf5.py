@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -505,9 +505,7 @@ def _put(file: Any, name: str, source: ArraySource, pieces: Iterable[Piece], set
         options["fillvalue"] = np.asarray(source.fill).view(dtype) if source.dtype.kind in "mM" else source.fill
     _reserve(file)
     h5py = formats.require("h5py", "hdf5", "HDF5")
-    if is_direct:
-        data = hdf5_chunks.created(h5py, lambda: file.create_dataset(name, source.shape, dtype, **options), compression)
-    else:
+    with hdf5_chunks.without_plugins(h5py) if is_direct else nullcontext():
         data = file.create_dataset(name, source.shape, dtype, **options)
     _set_attrs(data, _attrs_to_store(source), settings)
     pieces = _with_room(file, pieces)

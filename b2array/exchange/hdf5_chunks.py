@@ -11,7 +11,6 @@ filters 32001 and 32026, and the files that PyTables and hdf5plugin write.
 from __future__ import annotations
 
 import math
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -274,21 +273,6 @@ def without_plugins(h5py: ModuleType) -> Iterator[None]:
     finally:
         for path in paths:
             h5pl.append(path)
-
-
-def created(h5py: ModuleType, create: Callable[[], Any], compression: str) -> Any:
-    """Create a dataset that `compressing` describes.
-
-    If the process has loaded netCDF4's filter before, HDF5 forgets it, and the dataset is created without it.
-    """
-    with without_plugins(h5py):
-        try:
-            return create()
-        except ValueError:
-            if "netCDF4" not in sys.modules:
-                raise
-            h5py.h5z.unregister_filter(_BLOSC if compression == "blosc" else _BLOSC2)
-            return create()
 
 
 def check_compression(compression: str, cparams: CParams | None) -> None:
