@@ -210,7 +210,12 @@ class Work:
             found.insert(axis, length)
         return tuple(found)
 
-    def options(self, wanted: ArrayOptions, dtype: np.dtype[Any], lengths: tuple[int, ...]) -> ArrayOptions:
+    def options(
+        self,
+        wanted: ArrayOptions,
+        dtype: np.dtype[Any],
+        lengths: tuple[int, ...],
+    ) -> ArrayOptions:
         """Take chunks and names of dimensions from the arrays where no others are wanted."""
         model = next((each for each in self.arrays if isinstance(each, NDArray | View)), None)
         if model is None or not self._has_shape_of(model):

@@ -104,7 +104,11 @@ def copy_array(
     return handle.reading(attempt)
 
 
-def target_dtype(old: np.dtype[Any], dtype: npt.DTypeLike | None, casting: Casting) -> np.dtype[Any]:
+def target_dtype(
+    old: np.dtype[Any],
+    dtype: npt.DTypeLike | None,
+    casting: Casting,
+) -> np.dtype[Any]:
     """Return the type that items get; TypeError if the conversion is not allowed."""
     if np.dtype(dtype).subdtype is not None:
         raise TypeError(f"items cannot be converted to arrays: {np.dtype(dtype)}")
@@ -179,7 +183,13 @@ def _recode(
 
 
 def _follow(
-    draft: Draft, before: State | None, source: Source, own_names: Collection[str], bar: Progress, *, exact: bool
+    draft: Draft,
+    before: State | None,
+    source: Source,
+    own_names: Collection[str],
+    bar: Progress,
+    *,
+    exact: bool,
 ) -> None:
     """Bring a copy from the state `before` (None: the copy is new) to the items and attributes of the next one."""
     old = source.state.require_layout()
@@ -292,7 +302,11 @@ def from_computed(
 
 
 def join_blocks(
-    blocks: Iterable[Any], url: AnyPlace, axis: int, dtype: npt.DTypeLike | None, options: ArrayOptions
+    blocks: Iterable[Any],
+    url: AnyPlace,
+    axis: int,
+    dtype: npt.DTypeLike | None,
+    options: ArrayOptions,
 ) -> Draft:
     """Return the transaction of an array of blocks that come one after the other; see `b2array.from_blocks`."""
     remaining = iter(blocks)
@@ -356,7 +370,11 @@ def is_sliceable(x: Any) -> bool:
     return numeric and type(x).__module__.partition(".")[0] not in _READ_WHOLE
 
 
-def piece(x: Sliceable, box: tuple[slice, ...], dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+def piece(
+    x: Sliceable,
+    box: tuple[slice, ...],
+    dtype: npt.DTypeLike | None = None,
+) -> npt.NDArray[Any]:
     """Read a box of an array; TypeError for masked items, ValueError for a wrong number of items."""
     items = x[box]
     assignment.check_unmasked(items)

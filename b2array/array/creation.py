@@ -73,7 +73,11 @@ def _shape_first(function: Callable[..., NDArray]) -> Callable[..., NDArray]:
 
 @overload
 def create(
-    shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Unpack[NewKeywords]
+    shape: Shape,
+    dtype: npt.DTypeLike = float,
+    *,
+    url: Url | None = None,
+    **options: Unpack[NewKeywords],
 ) -> NDArray: ...
 @overload
 def create(
@@ -171,7 +175,11 @@ def create(
 
 @takes(NewKeywords)
 def empty(
-    shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Unpack[NewKeywords]
+    shape: Shape,
+    dtype: npt.DTypeLike = float,
+    *,
+    url: Url | None = None,
+    **options: Unpack[NewKeywords],
 ) -> NDArray:
     """Make an array of zeros, as `zeros` does: unwritten items are never arbitrary."""
     return _fill_new(url, shape, dtype, ArrayOptions(**options))
@@ -179,7 +187,11 @@ def empty(
 
 @takes(NewKeywords)
 def zeros(
-    shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Unpack[NewKeywords]
+    shape: Shape,
+    dtype: npt.DTypeLike = float,
+    *,
+    url: Url | None = None,
+    **options: Unpack[NewKeywords],
 ) -> NDArray:
     """Make an array of zeros, which takes no room and no time.
 
@@ -202,7 +214,11 @@ def zeros(
 
 @takes(FilledKeywords)
 def ones(
-    shape: Shape, dtype: npt.DTypeLike = float, *, url: Url | None = None, **options: Unpack[FilledKeywords]
+    shape: Shape,
+    dtype: npt.DTypeLike = float,
+    *,
+    url: Url | None = None,
+    **options: Unpack[FilledKeywords],
 ) -> NDArray:
     """Make an array of ones; parameters as for `zeros`."""
     return _fill_new(url, shape, dtype, ArrayOptions(**options, fill_value=_item(1, dtype)[()]))
@@ -245,7 +261,12 @@ def _item(value: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
     return np.full((), value, np.empty(0, wanted).dtype)
 
 
-def _fill_new(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> NDArray:
+def _fill_new(
+    url: Url | None,
+    shape: Shape,
+    dtype: npt.DTypeLike,
+    options: ArrayOptions,
+) -> NDArray:
     return NDArray._commit_draft(drafts.filled(url, shape, dtype, options))
 
 
@@ -344,7 +365,11 @@ def _like(
 
 @takes(NewKeywords)
 def asarray(
-    x: Any, *, url: Url | None = None, dtype: npt.DTypeLike | None = None, **options: Unpack[NewKeywords]
+    x: Any,
+    *,
+    url: Url | None = None,
+    dtype: npt.DTypeLike | None = None,
+    **options: Unpack[NewKeywords],
 ) -> NDArray:
     """Store an array.
 
@@ -606,7 +631,10 @@ def save(
 
 @spelled_out()
 def load(
-    url: Url, *, storage_options: Mapping[str, Any] | None = None, fs: AbstractFileSystem | None = None
+    url: Url,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> npt.NDArray[Any]:
     """Read a whole array into memory."""
     with array_at(url, storage_options=storage_options, fs=fs) as stored:

@@ -117,7 +117,12 @@ def _brief(cut: dask_chunks.Cut) -> tuple[int, ...]:
 # Writing.
 
 
-def from_dask(x: da.Array, url: Url | None, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Write:
+def from_dask(
+    x: da.Array,
+    url: Url | None,
+    dtype: npt.DTypeLike | None,
+    options: ArrayOptions,
+) -> Write:
     """Return the graph that stores a dask array as a new one; see `b2array.from_dask`."""
     check_source(x)
     if dtype is not None and dtype != x.dtype:
@@ -269,7 +274,13 @@ class Write:
             align_arrays=False,
         )
 
-    def run(self, make: Callable[[Handle], Any], compute: bool, progress: bool, scheduler: Any) -> Any:
+    def run(
+        self,
+        make: Callable[[Handle], Any],
+        compute: bool,
+        progress: bool,
+        scheduler: Any,
+    ) -> Any:
         """Compute and commit, and make the result of a handle; or return a delayed that does."""
         if not compute:
             return self._committing(make, frozen=False)
@@ -303,7 +314,11 @@ class Write:
         )
 
 
-def compute_changes(writes: Sequence[Write], progress: bool, scheduler: Any) -> list[list[ChangeSet]]:
+def compute_changes(
+    writes: Sequence[Write],
+    progress: bool,
+    scheduler: Any,
+) -> list[list[ChangeSet]]:
     """Compute the changes of several writes in one graph, which does what they share once."""
     from dask.callbacks import Callback
 
@@ -321,7 +336,11 @@ def compute_changes(writes: Sequence[Write], progress: bool, scheduler: Any) -> 
             return cast(list[list[ChangeSet]], graph.compute(**options))
 
 
-def _watch(writes: Sequence[Write], client: Any, advance: Callable[[int], None]) -> list[list[ChangeSet]]:
+def _watch(
+    writes: Sequence[Write],
+    client: Any,
+    advance: Callable[[int], None],
+) -> list[list[ChangeSet]]:
     """Do the same on a cluster, which does not call the callbacks of dask; tell `advance` how many chunks are done."""
     from distributed import as_completed, futures_of
 
@@ -419,7 +438,7 @@ def _client(scheduler: Any) -> Any:
 
 
 def _put(
-    values: Any, inside: Region, shared: Shared[tuple[Origin, Region]], declared: np.dtype[Any]
+    values: Any, inside: Region, shared: Shared[tuple[Origin, Region]], declared: np.dtype[Any],
 ) -> npt.NDArray[Any]:  # fmt: skip
     inside = _plain(inside)
     _check_piece(values, inside)
@@ -466,7 +485,10 @@ def gathered(put: Sequence[Sequence[npt.NDArray[Any]]]) -> list[list[ChangeSet]]
 
 
 def _commit(
-    put: Sequence[Any], shared: Shared[tuple[Origin, Region]], make: Callable[[Handle], Any], frozen: bool
+    put: Sequence[Any],
+    shared: Shared[tuple[Origin, Region]],
+    make: Callable[[Handle], Any],
+    frozen: bool,
 ) -> Any:
     (changes,) = gathered(put)
     origin, _ = shared.value

@@ -20,7 +20,13 @@ _SMALLEST_NBYTES = 2**18
 _LARGEST_NBYTES = 64 * 2**20
 
 
-def group_chunks(shape: Sequence[int], chunks: Sequence[int], blocks: Sequence[int], itemsize: int, limit: int) -> Cut:
+def group_chunks(
+    shape: Sequence[int],
+    chunks: Sequence[int],
+    blocks: Sequence[int],
+    itemsize: int,
+    limit: int,
+) -> Cut:
     """Cut an array into pieces of whole chunks, or of whole blocks inside a chunk where a chunk exceeds the limit.
 
     The limit is in bytes. A block that is larger is not cut.

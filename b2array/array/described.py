@@ -147,7 +147,12 @@ class Opened:
         self._handle.refresh()
 
     def snapshot(
-        self, name: str, message: str = "", attrs: Mapping[str, Any] | None = None, *, replace: bool = False
+        self,
+        name: str,
+        message: str = "",
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        replace: bool = False,
     ) -> None:
         """Keep the committed state under a name; in a transaction, the state that its commit makes.
 

@@ -109,7 +109,13 @@ def downsample(
     return NDArray._commit_draft(map_chunks(work, url, dtype, wanted, executor, progress=progress))
 
 
-def _as_model(wanted: ArrayOptions, model: NDArray | View, shape: tuple[int, ...], *, same_type: bool) -> ArrayOptions:
+def _as_model(
+    wanted: ArrayOptions,
+    model: NDArray | View,
+    shape: tuple[int, ...],
+    *,
+    same_type: bool,
+) -> ArrayOptions:
     """Take from the array what the options leave out; blocks of a pyramid stay as large as they are."""
     array = model if isinstance(model, NDArray) else NDArray(model._handle)
     if wanted.chunks is None and wanted.blocks is None and 0 not in shape:
@@ -130,7 +136,9 @@ def _as_model(wanted: ArrayOptions, model: NDArray | View, shape: tuple[int, ...
 
 
 def _function(
-    reduce: Reduce | Callable[..., Any], blocks: tuple[int, ...], dtype: np.dtype[Any] | None
+    reduce: Reduce | Callable[..., Any],
+    blocks: tuple[int, ...],
+    dtype: np.dtype[Any] | None,
 ) -> Callable[[Array], Array]:
     """Return the function of a piece that reduces its blocks."""
     if callable(reduce):
@@ -183,7 +191,12 @@ def _first(items: Array, blocks: tuple[int, ...]) -> Array:
     return items[tuple(slice(None, None, block) for block in blocks)]
 
 
-def _fold(ufunc: np.ufunc, items: Array, blocks: tuple[int, ...], wide: npt.DTypeLike | None = None) -> Array:
+def _fold(
+    ufunc: np.ufunc,
+    items: Array,
+    blocks: tuple[int, ...],
+    wide: npt.DTypeLike | None = None,
+) -> Array:
     """Reduce blocks by a ufunc, axis by axis."""
     if items.dtype.names is not None:
         raise TypeError(f"records have no {ufunc.__name__}: downsample one field, or with reduce='first'")

@@ -281,7 +281,14 @@ def _join(
     return draft
 
 
-def _as_model(wanted: ArrayOptions, model: NDArray, dtype: np.dtype[Any], axis: int, *, is_new: bool) -> ArrayOptions:
+def _as_model(
+    wanted: ArrayOptions,
+    model: NDArray,
+    dtype: np.dtype[Any],
+    axis: int,
+    *,
+    is_new: bool,
+) -> ArrayOptions:
     """Take from an array what the options leave out."""
     chunks, blocks, dims = model.chunks, model.blocks, model.dims
     if is_new:
@@ -301,7 +308,12 @@ def _as_model(wanted: ArrayOptions, model: NDArray, dtype: np.dtype[Any], axis: 
     )
 
 
-def _copy_chunks(draft: Draft, part: _Operand, places: npt.NDArray[np.int64], bar: Progress) -> bool:
+def _copy_chunks(
+    draft: Draft,
+    part: _Operand,
+    places: npt.NDArray[np.int64],
+    bar: Progress,
+) -> bool:
     """Copy the chunks of an array to these places, if the bytes fit, and say whether they do."""
     array: NDArray = part.array
     shape = array.shape

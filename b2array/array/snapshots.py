@@ -121,7 +121,12 @@ def keep(
 
 
 def checked_entry(
-    name: str, message: str, attrs: Mapping[str, Any] | None, *, group: bytes = b"", when: float | None = None
+    name: str,
+    message: str,
+    attrs: Mapping[str, Any] | None,
+    *,
+    group: bytes = b"",
+    when: float | None = None,
 ) -> Kept:
     """Return the entry of a new snapshot; ValueError or TypeError say what is wrong with it."""
     check_snapshot_name(name)

@@ -191,7 +191,10 @@ def create(
 
 
 def open(
-    url: Url | Buffer, *, storage_options: Mapping[str, Any] | None = None, fs: AbstractFileSystem | None = None
+    url: Url | Buffer,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> Reader:
     """Open a Bloscpack file. Only the chunks that a key needs are read.
 

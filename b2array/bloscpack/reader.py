@@ -53,7 +53,9 @@ _ALL = 2**63
 
 
 def store_of(
-    url: Url | Buffer, storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None = None
+    url: Url | Buffer,
+    storage_options: Mapping[str, Any] | None,
+    fs: AbstractFileSystem | None = None,
 ) -> Store:
     """Return the store for a URL, or for the bytes of a file."""
     if isinstance(url, Buffer):
@@ -388,7 +390,11 @@ def _shape_items(flat: Bytes, about: Description) -> npt.NDArray[Any]:
     return flat.view(about.dtype).reshape(about.shape, order=about.order)
 
 
-def _trim_rows(inside: tuple[Positions, ...], group: int, line: int) -> tuple[int, int, tuple[Positions, ...]]:
+def _trim_rows(
+    inside: tuple[Positions, ...],
+    group: int,
+    line: int,
+) -> tuple[int, int, tuple[Positions, ...]]:
     """Return the first row that a part selects, the end of its rows, and the selection relative to the first row."""
     rows = inside[group]
     if isinstance(rows, slice):

@@ -175,7 +175,11 @@ def decode(
 
 
 def _decode_as_is(
-    params: Blosc1Params, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes
+    params: Blosc1Params,
+    region: memoryview,
+    starts: Sequence[int],
+    stops: Sequence[int],
+    out: Bytes,
 ) -> None:
     low, high = min(starts), max(stops)
     base = low - margin_in_front(len(starts))
@@ -201,7 +205,11 @@ def _decompress_behind(head: bytes, region: memoryview, low: int, high: int, out
 
 
 def decode_planes(
-    params: Blosc1Params, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes
+    params: Blosc1Params,
+    region: memoryview,
+    starts: Sequence[int],
+    stops: Sequence[int],
+    out: Bytes,
 ) -> None:
     """Decode blocks as `decode` does, but leave them shuffled."""
     neblock = params.neblock
@@ -227,7 +235,10 @@ def decode_planes(
 
 
 def _pack_blocks(
-    region: memoryview, starts: Sequence[int], stops: Sequence[int], longest: int
+    region: memoryview,
+    starts: Sequence[int],
+    stops: Sequence[int],
+    longest: int,
 ) -> tuple[memoryview, Sequence[int], Sequence[int]]:
     """Copy blocks of at most `longest` bytes one behind the other; return them, and where each begins and ends."""
     pieces = [region[start : min(stop, start + longest)] for start, stop in zip(starts, stops, strict=True)]
@@ -236,7 +247,11 @@ def _pack_blocks(
 
 
 def _expand_runs_in_place(
-    params: Blosc1Params, region: memoryview, starts: Sequence[int], stops: Sequence[int], margin: int
+    params: Blosc1Params,
+    region: memoryview,
+    starts: Sequence[int],
+    stops: Sequence[int],
+    margin: int,
 ) -> bool:
     """Replace runs by streams of the codec where the blocks are; return False if the margin is too small."""
     ends = []
@@ -261,7 +276,11 @@ def _expand_runs_in_place(
 
 
 def _decode_shuffled_zstd(
-    params: Blosc1Params, region: memoryview, starts: Sequence[int], stops: Sequence[int], out: Bytes
+    params: Blosc1Params,
+    region: memoryview,
+    starts: Sequence[int],
+    stops: Sequence[int],
+    out: Bytes,
 ) -> None:
     """Decode small zstd streams here, then let C-Blosc 1 undo the shuffle of blocks that are one raw stream each."""
     unsplit = params._replace(split=False)
@@ -309,7 +328,12 @@ def decode_stream(fmt: CodecFormat, payload: Buffer, nbytes: int) -> Bytes:
     return out
 
 
-def _runs_in(params: Blosc1Params, region: memoryview, starts: Sequence[int], stops: Sequence[int]) -> list[ByteRun]:
+def _runs_in(
+    params: Blosc1Params,
+    region: memoryview,
+    starts: Sequence[int],
+    stops: Sequence[int],
+) -> list[ByteRun]:
     """List the runs in the order of blocks and streams; check the sizes of all streams."""
     nstreams, neblock = params.nstreams, params.neblock
     if len(starts) <= _FEW_BLOCKS:
@@ -399,14 +423,27 @@ def fused_ask(codec: int, typesize: int, block_nbytes: int, nbytes: int) -> int 
     return ask if MIN_STREAM <= ask <= 2**18 else None
 
 
-def compress(data: Bytes, cname: bytes, clevel: int, shuffle: int, blocksize: int, typesize: int) -> bytes:
+def compress(
+    data: Bytes,
+    cname: bytes,
+    clevel: int,
+    shuffle: int,
+    blocksize: int,
+    typesize: int,
+) -> bytes:
     """Compress `data` to a Blosc1 chunk."""
     buf: bytes = threads.alone(blosc.compress, data, cname, clevel, shuffle, blocksize, typesize)
     return buf
 
 
 def compress_blocks(
-    codec: int, data: Bytes, *, clevel: int, shuffle: int, typesize: int, blocksize: int
+    codec: int,
+    data: Bytes,
+    *,
+    clevel: int,
+    shuffle: int,
+    typesize: int,
+    blocksize: int,
 ) -> Blosc1Chunk | None:
     """Compress `data` (contiguous) to a Blosc1 chunk for its blocks; None if it does not get smaller.
 

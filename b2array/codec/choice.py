@@ -55,7 +55,11 @@ _IN_C = {0: cblosc.NOSHUFFLE, FilterId.SHUFFLE: cblosc.SHUFFLE, FilterId.BITSHUF
 
 
 def choose(
-    data: Bytes, typesize: int, blocksize: int, cparams: CParams, blockshape: tuple[int, ...] | None = None
+    data: Bytes,
+    typesize: int,
+    blocksize: int,
+    cparams: CParams,
+    blockshape: tuple[int, ...] | None = None,
 ) -> CParams:
     """Return parameters with the filters that suit the data of a chunk, or of some of its blocks.
 
@@ -112,7 +116,12 @@ def _candidates(cparams: CParams) -> tuple[_Candidate, ...]:
     )
 
 
-def _costs_of_pieces(data: Bytes, typesize: int, blocksize: int, tried: Sequence[_Candidate]) -> list[float]:
+def _costs_of_pieces(
+    data: Bytes,
+    typesize: int,
+    blocksize: int,
+    tried: Sequence[_Candidate],
+) -> list[float]:
     """Return how many bytes pieces of a chunk take with each candidate, over the share that they may take."""
     length = min(_PIECE, max(len(data) // 16, _SHORTEST), blocksize)
     length = length - length % (8 * typesize) or min(typesize, len(data))  # bitshuffle takes eight items together
@@ -188,13 +197,22 @@ def _differences(pieces: Bytes, length: int, width: int) -> Bytes:
 
 
 def _apply_filters(
-    blocks: Bytes, length: int, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None = None
+    blocks: Bytes,
+    length: int,
+    typesize: int,
+    cparams: CParams,
+    blockshape: tuple[int, ...] | None = None,
 ) -> Bytes:
     pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(typesize), typesize, blockshape=blockshape)
     return filters.forward(pipeline, blocks.reshape(-1, length), first=True).reshape(-1)
 
 
-def _nbytes_by_registered(block: Bytes, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None) -> int:
+def _nbytes_by_registered(
+    block: Bytes,
+    typesize: int,
+    cparams: CParams,
+    blockshape: tuple[int, ...] | None,
+) -> int:
     """Return how many bytes a block takes with a registered codec."""
     filtered = _apply_filters(block, len(block), typesize, cparams, blockshape)
     payload = codecs.encode(

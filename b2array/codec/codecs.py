@@ -249,7 +249,11 @@ def train(codec: int, samples: npt.NDArray[np.uint8], clevel: int) -> bytes | No
     return dictionary.as_bytes()
 
 
-def _sample_pieces(samples: npt.NDArray[np.uint8], nbytes: int, total: int) -> npt.NDArray[np.uint8]:
+def _sample_pieces(
+    samples: npt.NDArray[np.uint8],
+    nbytes: int,
+    total: int,
+) -> npt.NDArray[np.uint8]:
     """Return pieces from all over the blocks, of at least `total` bytes if there are as many.
 
     Shuffled blocks begin with one kind of bytes and end with another: their beginnings alone are no fair sample.
@@ -285,7 +289,11 @@ def _take_decompressor(dictionary: bytes | None, max_window: int) -> zstandard.Z
     return context or zstandard.ZstdDecompressor(_zstd_dict(dictionary), max_window_size=max_window)
 
 
-def _give_back(context: zstandard.ZstdDecompressor, dictionary: bytes | None, max_window: int) -> None:
+def _give_back(
+    context: zstandard.ZstdDecompressor,
+    dictionary: bytes | None,
+    max_window: int,
+) -> None:
     free = _contexts.free
     if len(free) >= _MAX_CONTEXTS:
         free.clear()
@@ -426,7 +434,11 @@ def require(codec: int) -> MakeCodec:
 
 
 def _decode_user(
-    make: MakeCodec, codec: int, payload: Buffer, nbytes: int, settings: tuple[int, int, tuple[int, ...] | None]
+    make: MakeCodec,
+    codec: int,
+    payload: Buffer,
+    nbytes: int,
+    settings: tuple[int, int, tuple[int, ...] | None],
 ) -> bytes:
     try:
         data: bytes = ensure_bytes(make(*settings).decode(bytes(payload)))

@@ -135,7 +135,12 @@ def accept(stored: Stored, numbers: Numbers, *, context: Context) -> Bytes | Non
 
 
 def decode_blocks(
-    stored: Stored, numbers: Numbers, out: Bytes, *, context: Context = NO_CONTEXT, reference: Bytes | None = None
+    stored: Stored,
+    numbers: Numbers,
+    out: Bytes,
+    *,
+    context: Context = NO_CONTEXT,
+    reference: Bytes | None = None,
 ) -> None:
     """Decode the blocks `numbers` into `out`, one behind the other. Their bytes must be in `stored`.
 
@@ -179,7 +184,11 @@ class Tile:
     width: int = 0
 
     def pick(
-        self, rows: slice, blockshape: tuple[int, ...], dtype: np.dtype[Any], within: tuple[slice, ...] = ()
+        self,
+        rows: slice,
+        blockshape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        within: tuple[slice, ...] = (),
     ) -> npt.NDArray[Any]:
         """Return the same items of some blocks, all by default: the blocks first, then their dimensions.
 
@@ -241,7 +250,12 @@ def scratch_margins(head: ChunkHead, nblocks: int) -> tuple[int, int]:
     return BLOSC1_HEADER_LEN + 4 * nblocks * header.nstreams + _RUNS_NBYTES, behind
 
 
-def check_plausible_size(stored: Stored, numbers: Numbers, *, context: Context = NO_CONTEXT) -> None:
+def check_plausible_size(
+    stored: Stored,
+    numbers: Numbers,
+    *,
+    context: Context = NO_CONTEXT,
+) -> None:
     """Refuse blocks that their streams cannot possibly hold, before memory is allocated for them."""
     header = stored.head.header
     nbytes = len(numbers) * header.block_nbytes
@@ -322,7 +336,13 @@ def _decode_rows(
         target[:] = filters.backward(plan.pipeline, target, reference=reference, first=first)
 
 
-def _decode_one_by_one(plan: DecodePlan, stored: Stored, starts: Int64Array, stops: Int64Array, rows: Bytes) -> None:
+def _decode_one_by_one(
+    plan: DecodePlan,
+    stored: Stored,
+    starts: Int64Array,
+    stops: Int64Array,
+    rows: Bytes,
+) -> None:
     positions, csizes = many_stream_positions(stored.region, starts, stops, plan.nstreams, plan.neblock)
     streams = rows.reshape(-1, plan.neblock)
     for position, csize, out in zip(positions.ravel().tolist(), csizes.ravel().tolist(), streams, strict=True):

@@ -146,7 +146,11 @@ def encode(
 
 
 def _task(
-    data: Bytes, typesize: int, blocksize: int, cparams: CParams, blockshape: tuple[int, ...] | None = None
+    data: Bytes,
+    typesize: int,
+    blocksize: int,
+    cparams: CParams,
+    blockshape: tuple[int, ...] | None = None,
 ) -> Task:
     pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(typesize), typesize, blockshape=blockshape)
     return Task(data, typesize, blocksize, cparams, cparams.splits(typesize, blocksize), pipeline)
@@ -169,7 +173,12 @@ def plain(task: Task) -> bytes:
     return _encode_in_c(task) or _encode_streams(task)
 
 
-def compress(buf: Buffer | npt.NDArray[Any], *, typesize: int | None = None, cparams: AnyCParams = None) -> bytes:
+def compress(
+    buf: Buffer | npt.NDArray[Any],
+    *,
+    typesize: int | None = None,
+    cparams: AnyCParams = None,
+) -> bytes:
     r"""Compress a buffer to one Blosc2 chunk.
 
     Parameters
@@ -224,7 +233,13 @@ def constant(data: Bytes, itemsize: int) -> bytes | None:
     return item.tobytes()
 
 
-def special_chunk(value: bytes | Special, nbytes: int, *, typesize: int, blocksize: int = 0) -> bytes:
+def special_chunk(
+    value: bytes | Special,
+    nbytes: int,
+    *,
+    typesize: int,
+    blocksize: int = 0,
+) -> bytes:
     """Make a chunk without blocks, from the item that it repeats, or from the special value to announce.
 
     The sizes are in bytes. An item of zero bytes makes a chunk of zeros.
@@ -382,7 +397,12 @@ def _from_blosc1(task: Task, chunk: cblosc.Blosc1Chunk) -> bytes:
     return b"".join((header_of(task, cbytes).pack(), starts.tobytes(), region[head:]))
 
 
-def _without_runs(task: Task, region: memoryview, starts: list[int], stops: list[int]) -> list[list[Buffer]] | None:
+def _without_runs(
+    task: Task,
+    region: memoryview,
+    starts: list[int],
+    stops: list[int],
+) -> list[list[Buffer]] | None:
     """Return the blocks in pieces, with tokens instead of runs of one byte; None if there are no runs."""
     neblock = task.blocksize // task.nstreams
     blocks = _pieces(task, region, starts[: task.nfull], stops[: task.nfull], task.nstreams, neblock)
@@ -392,7 +412,12 @@ def _without_runs(task: Task, region: memoryview, starts: list[int], stops: list
 
 
 def _pieces(
-    task: Task, region: memoryview, starts: list[int], stops: list[int], nstreams: int, neblock: int
+    task: Task,
+    region: memoryview,
+    starts: list[int],
+    stops: list[int],
+    nstreams: int,
+    neblock: int,
 ) -> list[list[Buffer]]:
     fmt = CODEC_FORMATS[task.cparams.codec_id]
     positions, csizes = many_stream_positions(region, starts, stops, nstreams, neblock)

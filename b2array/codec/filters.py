@@ -161,7 +161,13 @@ def check_dropped_bits(pipeline: Pipeline) -> None:
             _bits_to_clear(slot)
 
 
-def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None, first: bool = False) -> Bytes:
+def forward(
+    pipeline: Pipeline,
+    blocks: Bytes,
+    *,
+    reference: Bytes | None = None,
+    first: bool = False,
+) -> Bytes:
     """Return filtered blocks of one chunk, given as an array of shape (n, nbytes); the array itself if nothing changed.
 
     A short last block needs a separate call. With `first`, row 0 is block 0 of the chunk; otherwise DELTA needs the
@@ -182,7 +188,13 @@ def forward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None
     return _apply(pipeline, blocks, reference)
 
 
-def backward(pipeline: Pipeline, blocks: Bytes, *, reference: Bytes | None = None, first: bool = False) -> Bytes:
+def backward(
+    pipeline: Pipeline,
+    blocks: Bytes,
+    *,
+    reference: Bytes | None = None,
+    first: bool = False,
+) -> Bytes:
     """Undo `forward`, which has the same parameters; `reference` is the decoded block 0.
 
     Raises FormatError if the filters do not fit the blocks, and the errors of `check`.
@@ -211,7 +223,13 @@ def _slots(pipeline: Pipeline, reference: Bytes | None) -> Iterator[_FilterSlot]
             yield _FilterSlot(number, meta, pipeline.typesize, blosc1, pipeline.blockshape, reference)
 
 
-def _apply(pipeline: Pipeline, blocks: Bytes, reference: Bytes | None, *, undo: bool = False) -> Bytes:
+def _apply(
+    pipeline: Pipeline,
+    blocks: Bytes,
+    reference: Bytes | None,
+    *,
+    undo: bool = False,
+) -> Bytes:
     slots = list(_slots(pipeline, reference))
     blocks = np.ascontiguousarray(blocks)
     if blocks.size:

@@ -31,7 +31,12 @@ _SIZ = struct.Struct(">4xHH8IH")
 class Jpeg2000(Codec):  # type: ignore[misc]  # numcodecs has no type hints
     """The codec of one block. The parameter byte is for encoders only."""
 
-    def __init__(self, meta: int, typesize: int, blockshape: tuple[int, ...] | None) -> None:  # noqa: ARG002
+    def __init__(
+        self,
+        meta: int,  # noqa: ARG002
+        typesize: int,
+        blockshape: tuple[int, ...] | None,
+    ) -> None:
         if blockshape is None:
             raise UnsupportedError("JPEG 2000 needs the shape of a block, and the chunk is not in an array")
         self._nbytes = math.prod(blockshape) * typesize

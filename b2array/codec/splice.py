@@ -131,7 +131,13 @@ def _is_blockwise(old: ChunkHeader, task: Task) -> bool:
     return alone and task.cparams.clevel > 0 and all(getattr(old, name) == getattr(new, name) for name in same)
 
 
-def _task(old: ChunkHeader, data: Bytes, typesize: int, cparams: CParams, blockshape: tuple[int, ...] | None) -> Task:
+def _task(
+    old: ChunkHeader,
+    data: Bytes,
+    typesize: int,
+    cparams: CParams,
+    blockshape: tuple[int, ...] | None,
+) -> Task:
     """Describe blocks to encode, with as many streams as the old ones."""
     width = typesize if typesize <= 255 else 1
     pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width, blockshape=blockshape)

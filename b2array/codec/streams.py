@@ -35,7 +35,11 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def stream_positions(
-    region: memoryview, starts: Sequence[int], stops: Sequence[int], nstreams: int, neblock: int
+    region: memoryview,
+    starts: Sequence[int],
+    stops: Sequence[int],
+    nstreams: int,
+    neblock: int,
 ) -> list[tuple[int, int]]:
     """Return the position of the size field of each stream, block by block, and its value.
 
@@ -106,7 +110,12 @@ def many_stream_positions(
 
 
 def check_ratio(
-    region: memoryview, starts: Int64Array, stops: Int64Array, nstreams: int, neblock: int, ratio: int
+    region: memoryview,
+    starts: Int64Array,
+    stops: Int64Array,
+    nstreams: int,
+    neblock: int,
+    ratio: int,
 ) -> None:
     """Raise FormatError if the streams are not valid, or if a byte of them stands for more than `ratio` bytes.
 
@@ -121,7 +130,12 @@ def check_ratio(
             raise FormatError(f"expected streams that can hold {neblock} bytes, found one of {compressed.min()} bytes")
 
 
-def _check_csizes(region: memoryview, positions: Int64Array, csizes: Int64Array, neblock: int) -> None:
+def _check_csizes(
+    region: memoryview,
+    positions: Int64Array,
+    csizes: Int64Array,
+    neblock: int,
+) -> None:
     if int(csizes.max(initial=0)) > neblock or int(csizes.min(initial=0)) < -255:
         bad = csizes[(csizes > neblock) | (csizes < -255)]
         raise FormatError(f"expected a stream size of -255 to {neblock}, found {bad[0]}")
@@ -189,7 +203,11 @@ def _zstd_header(nbytes: int) -> bytes:
 
 
 def decode_zstd(
-    region: memoryview, starts: Sequence[int], stops: Sequence[int], neblock: int, outs: Sequence[memoryview]
+    region: memoryview,
+    starts: Sequence[int],
+    stops: Sequence[int],
+    neblock: int,
+    outs: Sequence[memoryview],
 ) -> None:
     """Decode the zstd streams of blocks, all compressed ones in one go.
 

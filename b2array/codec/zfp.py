@@ -75,7 +75,12 @@ def tolerance(meta: int) -> float:
     return float(10.0 ** (meta - 256 if meta > 127 else meta))
 
 
-def check_layout(mode: int, meta: int, blockshape: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
+def check_layout(
+    mode: int,
+    meta: int,
+    blockshape: tuple[int, ...] | None,
+    dtype: np.dtype[Any],
+) -> None:
     """Raise UnsupportedError if blocks cannot be compressed so that C-Blosc2 can read and change them."""
     if dtype not in _DTYPES.values():
         raise UnsupportedError(f"ZFP compresses items of type float32 or float64 in little endian, not {dtype.str}")
@@ -91,7 +96,13 @@ def check_layout(mode: int, meta: int, blockshape: tuple[int, ...] | None, dtype
 class Zfp(Codec):  # type: ignore[misc]  # numcodecs has no type hints
     """The codec of one block."""
 
-    def __init__(self, mode: Mode, meta: int, typesize: int, blockshape: tuple[int, ...] | None) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        meta: int,
+        typesize: int,
+        blockshape: tuple[int, ...] | None,
+    ) -> None:
         if blockshape is None:
             raise UnsupportedError(f"{mode.name.lower()} needs the shape of a block, and the chunk is not in an array")
         if typesize not in _DTYPES or not 1 <= len(blockshape) <= _MOST_DIMS or 0 in blockshape:

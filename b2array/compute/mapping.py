@@ -268,7 +268,12 @@ class Mapping:
                 return slice(low, high, 1), slice(along[0] - low, along[-1] + 1 - low, along.step)
         return positions, slice(None)
 
-    def _dimensions(self, positions: Positions, axes: Sequence[int], starts: list[int]) -> list[_Dimension]:
+    def _dimensions(
+        self,
+        positions: Positions,
+        axes: Sequence[int],
+        starts: list[int],
+    ) -> list[_Dimension]:
         """Return the dimensions of one factor of a selection, and move `starts` to its first item."""
         if isinstance(positions, slice):
             along = range(positions.start, positions.stop, positions.step)

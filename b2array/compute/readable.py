@@ -48,7 +48,11 @@ class Indexer:
     __slots__ = ("_get", "_name", "_set", "_url")
 
     def __init__(
-        self, name: str, url: str, get: Callable[[Any], Any], set: Callable[[Any, Any], None] = _refuse
+        self,
+        name: str,
+        url: str,
+        get: Callable[[Any], Any],
+        set: Callable[[Any, Any], None] = _refuse,
     ) -> None:
         self._name = name
         self._url = url

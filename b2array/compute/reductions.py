@@ -179,7 +179,13 @@ def _reduce(
 
 
 def _reduce_chunks(
-    source: Source, layout: Layout, mapping: Mapping, task: _Reduction, verb: _Verb, *, show: str
+    source: Source,
+    layout: Layout,
+    mapping: Mapping,
+    task: _Reduction,
+    verb: _Verb,
+    *,
+    show: str,
 ) -> Array:
     """Return the result with an extent of 1 along the digits that are reduced."""
     kept = [axis for axis in range(len(task.lengths)) if axis not in task.axes]
@@ -266,7 +272,12 @@ def _pieces(
 
 
 def _boxes(
-    source: Source, layout: Layout, mapping: Mapping, kept: Sequence[int], *, merge: bool
+    source: Source,
+    layout: Layout,
+    mapping: Mapping,
+    kept: Sequence[int],
+    *,
+    merge: bool,
 ) -> Iterator[tuple[Box, bool]]:
     """Halve digits, the digits of `kept` first, until boxes are small; the index tells which boxes have one value."""
     digits, frame = mapping.digits, source.state.frame

@@ -148,7 +148,11 @@ def _hull(ranges: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _group(
-    shape: Sequence[int], cut: Sequence[int], solid: list[Box], shaded: list[Box], labels: Sequence[str]
+    shape: Sequence[int],
+    cut: Sequence[int],
+    solid: list[Box],
+    shaded: list[Box],
+    labels: Sequence[str],
 ) -> tuple[str, float, float]:
     """Draw up to three dimensions; return the drawing, its width and its height."""
     missing = 3 - len(shape)

@@ -95,7 +95,12 @@ class Reading:
         return titled("reading", self._url, [beside(table(self._rows()), picture)])
 
 
-def explained(source: Source, layout: Layout, selection: Selection, names: Sequence[str | None] | None) -> Reading:
+def explained(
+    source: Source,
+    layout: Layout,
+    selection: Selection,
+    names: Sequence[str | None] | None,
+) -> Reading:
     """Return what the engine would do now to read a selection. This reads only heads of chunks, if it needs them."""
     box = np.broadcast_to(np.empty((), layout.dtype), selection.box)
     positions, axes = selection.positions, selection.axes

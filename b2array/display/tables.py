@@ -149,7 +149,10 @@ class Block(AbstractContextManager[T]):
         return self._inner.__enter__()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool | None:
         return self._inner.__exit__(kind, error, trace)
 
@@ -218,7 +221,12 @@ def _ends(n: int) -> list[int]:
     return [*range(_EDGE + 1), *range(n - _EDGE, n)]
 
 
-def array_page(rows: Mapping[str, Any], layout: Layout, attrs: Mapping[str, Any], values: str = "") -> str:
+def array_page(
+    rows: Mapping[str, Any],
+    layout: Layout,
+    attrs: Mapping[str, Any],
+    values: str = "",
+) -> str:
     """Return the page of an array: table, attributes, values, and a drawing of its chunks and blocks."""
     extents, cbytes = (layout.shape, layout.chunks, layout.blocks), int(rows["cbytes"].split()[0])
     main: dict[str, Any] = {

@@ -343,7 +343,13 @@ def _refuse_the_source(src: str, src_options: Storage, dst: str, dst_options: St
 
 
 def _convert_one(
-    source: ArraySource, target: Format, url: str, wanted: Options, *, verify: bool, progress: bool
+    source: ArraySource,
+    target: Format,
+    url: str,
+    wanted: Options,
+    *,
+    verify: bool,
+    progress: bool,
 ) -> None:
     source = with_size(source)
     settings = _settings(source, wanted)
@@ -360,14 +366,25 @@ def _convert_one(
 
 
 def _convert_all(
-    tree: Hierarchy, target: Format, build: Build, url: str, wanted: Options, *, verify: bool, progress: bool
+    tree: Hierarchy,
+    target: Format,
+    build: Build,
+    url: str,
+    wanted: Options,
+    *,
+    verify: bool,
+    progress: bool,
 ) -> dict[str, Exception]:
     """Convert all arrays of a tree; return the errors by name. If all fail, raise the first error."""
     if tree.error is not None and not tree.names:
         raise tree.error
     failed: dict[str, Exception] = {} if tree.error is None else {"": tree.error}
 
-    def each(verb: Callable[[str, ArraySource, Options], None], names: Iterable[str], label: str) -> None:
+    def each(
+        verb: Callable[[str, ArraySource, Options], None],
+        names: Iterable[str],
+        label: str,
+    ) -> None:
         with track(len(tree.names), label, progress, unit="items") as bar:
             for name in names:
                 try:
@@ -450,7 +467,11 @@ def _regions(source: ArraySource, target: Format, settings: Options) -> list[Box
     return list(boxes(source.shape, most, source.chunks if target.name == "npy" and source.chunks else settings.chunks))
 
 
-def _pieces(source: ArraySource, regions: list[Box], advance: Callable[[int], object] = id) -> Iterator[Piece]:
+def _pieces(
+    source: ArraySource,
+    regions: list[Box],
+    advance: Callable[[int], object] = id,
+) -> Iterator[Piece]:
     for box in regions:
         values = np.asarray(source.read(box), source.dtype)
         yield box, values
@@ -458,7 +479,11 @@ def _pieces(source: ArraySource, regions: list[Box], advance: Callable[[int], ob
 
 
 def _compare(
-    source: ArraySource, copy: ArraySource, regions: list[Box], url: str, advance: Callable[[int], object] = id
+    source: ArraySource,
+    copy: ArraySource,
+    regions: list[Box],
+    url: str,
+    advance: Callable[[int], object] = id,
 ) -> None:
     # In Zarr 3 the byte order belongs to the storage, not to the type. HDF5 stores text of any length.
     is_text = {source.dtype.kind, copy.dtype.kind} == {"U"}

@@ -424,7 +424,9 @@ _NPY_MAGIC = b"\x93NUMPY"
 
 @contextmanager
 def _map_tree(
-    mapped: Callable[[str, str], npt.NDArray[Any]], url: str, storage_options: Storage
+    mapped: Callable[[str, str], npt.NDArray[Any]],
+    url: str,
+    storage_options: Storage,
 ) -> Iterator[Hierarchy]:
     with local_copy(url, storage_options) as path:
         data = mapped(path, redact_url(url))

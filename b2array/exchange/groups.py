@@ -111,7 +111,10 @@ def tree_of(home: Container, paths: Mapping[str, str], error: Exception | None =
 
 
 def _frame(
-    source: ArraySource, pieces: Iterable[Piece], settings: Options, earlier: Sequence[KeptState] = ()
+    source: ArraySource,
+    pieces: Iterable[Piece],
+    settings: Options,
+    earlier: Sequence[KeptState] = (),
 ) -> tuple[str, NewFrame]:
     """Return the suffix of a member, and a function that makes its frame, if possible with the chunks as they are.
 

@@ -46,7 +46,12 @@ _PACKING = frozenset(
 
 
 @contextmanager
-def _tree(url: str, storage_options: Storage, *, follow_external: bool = False) -> Iterator[Hierarchy]:
+def _tree(
+    url: str,
+    storage_options: Storage,
+    *,
+    follow_external: bool = False,
+) -> Iterator[Hierarchy]:
     """Open a file, or one dataset or group of it. What is in other files can be followed, or is an error."""
     h5py = formats.require("h5py", "hdf5", "HDF5")
     address, name = split_member(url)
@@ -133,7 +138,12 @@ def _open_file(h5py: ModuleType, path: str, url: str) -> Any:
         raise FormatError(f"{url}: expected an HDF5 file, found {described} ({error})") from None
 
 
-def _nodes(h5py: ModuleType, node_at: Callable[[str], Any], name: str, place: str) -> Iterator[tuple[str, bool]]:
+def _nodes(
+    h5py: ModuleType,
+    node_at: Callable[[str], Any],
+    name: str,
+    place: str,
+) -> Iterator[tuple[str, bool]]:
     """Yield what is at a name and below it, and whether it is a group; what cannot be opened is not.
 
     A dataset that only gives netCDF the length of a dimension is left out unless it has the name.
@@ -255,7 +265,11 @@ def _source(node: Any, where: str) -> ArraySource:
     )
 
 
-def _names_of_values(h5py: ModuleType, dtype: np.dtype[Any], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def _names_of_values(
+    h5py: ModuleType,
+    dtype: np.dtype[Any],
+    attrs: Mapping[str, Any],
+) -> dict[str, Any]:
     """Return the names of an enumeration's values as the attributes that the CF conventions have for them."""
     names = h5py.check_enum_dtype(dtype)
     if not names or dtype.kind not in "iu" or "flag_values" in attrs:
@@ -265,7 +279,10 @@ def _names_of_values(h5py: ModuleType, dtype: np.dtype[Any], attrs: Mapping[str,
 
 
 def _with_sized_fields(
-    h5py: ModuleType, data: Any, read: Callable[[Box], npt.NDArray[Any]], where: str
+    h5py: ModuleType,
+    data: Any,
+    read: Callable[[Box], npt.NDArray[Any]],
+    where: str,
 ) -> tuple[np.dtype[Any], Callable[[Box], npt.NDArray[Any]]]:
     """Give text of any length in the fields of records the size of its longest item. This reads all of it."""
     longest: dict[str, int] = {}
@@ -431,7 +448,12 @@ def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterato
                 hdf5_links.require_inside(h5py, file, where, redact_url(address))
                 return where
 
-            def put(inner: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
+            def put(
+                inner: str,
+                source: ArraySource,
+                pieces: Iterable[Piece],
+                settings: Options,
+            ) -> None:
                 where = full(inner)
                 kept = f"{where}.{os.urandom(8).hex()}"
                 if where in file:
@@ -482,7 +504,13 @@ def _reserve(file: Any, nbytes: int = 0) -> None:
     disk.reserve(file.filename, file.id.get_filesize() + nbytes + nbytes // 8 + _METADATA_NBYTES)
 
 
-def _put(file: Any, name: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
+def _put(
+    file: Any,
+    name: str,
+    source: ArraySource,
+    pieces: Iterable[Piece],
+    settings: Options,
+) -> None:
     dtype = _type_to_store(source.dtype)
     options: dict[str, Any] = {}
     if source.shape and 0 not in source.shape:

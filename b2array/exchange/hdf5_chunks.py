@@ -96,7 +96,13 @@ class _Raw(NamedTuple):
     mask: int
 
 
-def read_box(h5py: ModuleType, node: Any, stages: tuple[Stage, ...], where: str, box: Box) -> npt.NDArray[Any]:
+def read_box(
+    h5py: ModuleType,
+    node: Any,
+    stages: tuple[Stage, ...],
+    where: str,
+    box: Box,
+) -> npt.NDArray[Any]:
     """Read items of a dataset, chunk by chunk; threads decode the chunks."""
     starts = [part.indices(n)[:2] for part, n in zip(box, node.shape, strict=True)]
     out = np.empty([max(0, stop - start) for start, stop in starts], node.dtype)
@@ -240,7 +246,12 @@ def _converter(h5py: ModuleType, node: Any) -> Callable[[Buffer], npt.NDArray[An
 # Writing.
 
 
-def compressing(compression: str, itemsize: int, chunks: tuple[int, ...], cparams: CParams | None) -> dict[str, Any]:
+def compressing(
+    compression: str,
+    itemsize: int,
+    chunks: tuple[int, ...],
+    cparams: CParams | None,
+) -> dict[str, Any]:
     """Return what `create_dataset` takes for a dataset whose chunks `write` compresses.
 
     The numbers are those that the filters themselves note, which compress what other programs write to the dataset.
@@ -303,7 +314,9 @@ def write(
 
 
 def _chunks_of(
-    pieces: Iterable[Piece], chunks: tuple[int, ...], fill: Any
+    pieces: Iterable[Piece],
+    chunks: tuple[int, ...],
+    fill: Any,
 ) -> Iterator[tuple[tuple[int, ...], npt.NDArray[Any]]]:
     """Cut pieces into chunks; those at the upper edges are completed with the fill value."""
     for box, values in pieces:

@@ -53,7 +53,11 @@ def find(
 
 
 def _find(
-    url: str | os.PathLike[str], name: str | Format | None, storage_options: Storage, *, exists: bool
+    url: str | os.PathLike[str],
+    name: str | Format | None,
+    storage_options: Storage,
+    *,
+    exists: bool,
 ) -> tuple[Format, str]:
     text = with_home(os.fspath(url))
     if isinstance(name, Format):

@@ -211,7 +211,13 @@ def _source(node: Any, where: str) -> ArraySource:
     )
 
 
-def _create(url: Any, source: ArraySource, settings: Options, storage_options: Storage, **more: Any) -> Any:
+def _create(
+    url: Any,
+    source: ArraySource,
+    settings: Options,
+    storage_options: Storage,
+    **more: Any,
+) -> Any:
     zarr = _zarr()
     number = settings.options.get("zarr_format", 3)
     attrs = formats.json_attrs(source.attrs)
@@ -293,7 +299,11 @@ def _write(url: str, source: ArraySource, pieces: Iterable[Piece], settings: Opt
 
 
 @contextmanager
-def _building(url: str, settings: Options, kind: Literal["array", "hierarchy"] = "hierarchy") -> Iterator[Building]:
+def _building(
+    url: str,
+    settings: Options,
+    kind: Literal["array", "hierarchy"] = "hierarchy",
+) -> Iterator[Building]:
     """Write one array or a hierarchy.
 
     In a local directory it is made beside what it replaces, elsewhere in place.

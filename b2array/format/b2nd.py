@@ -134,7 +134,13 @@ def _unpack_geometry(buf: bytes) -> tuple[int, tuple[int, ...], tuple[int, ...],
     return version, shape, chunks, blocks, at
 
 
-def _unpack_extents(buf: bytes, start: int, ndim: int, code: str, marker: int) -> tuple[tuple[int, ...], int]:
+def _unpack_extents(
+    buf: bytes,
+    start: int,
+    ndim: int,
+    code: str,
+    marker: int,
+) -> tuple[tuple[int, ...], int]:
     start += 1  # the marker of the array, which readers ignore
     width = 1 + struct.calcsize(f">{code}")
     stop = start + ndim * width

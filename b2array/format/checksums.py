@@ -97,7 +97,12 @@ def check_head(record: Record, head: Buffer) -> None:
 
 
 def verified_sums(
-    behind: Buffer, head: chunk.ChunkHead, head_bytes: Buffer, *, number: int = -1, crc: int = 0
+    behind: Buffer,
+    head: chunk.ChunkHead,
+    head_bytes: Buffer,
+    *,
+    number: int = -1,
+    crc: int = 0,
 ) -> NDArray[np.uint32]:
     """Return the checksums of a chunk's blocks from the record `behind` it, after comparing the head with its own.
 
@@ -118,7 +123,11 @@ def verified_sums(
 
 
 def check_blocks(
-    sums: NDArray[np.uint32], numbers: Sequence[int], region: memoryview, starts: list[int], stops: list[int]
+    sums: NDArray[np.uint32],
+    numbers: Sequence[int],
+    region: memoryview,
+    starts: list[int],
+    stops: list[int],
 ) -> None:
     """Compare the blocks `numbers`, which lie in `region`, with the checksums of all blocks of their chunk.
 

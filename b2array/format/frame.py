@@ -163,7 +163,13 @@ def create(
     )
 
 
-def unpack(header: Buffer, tail: Buffer, parsed: Header | None = None, *, bare: bool = False) -> Frame:
+def unpack(
+    header: Buffer,
+    tail: Buffer,
+    parsed: Header | None = None,
+    *,
+    bare: bool = False,
+) -> Frame:
     """Read a frame from its header and its tail, and verify our fingerprint if it has one.
 
     `tail` has the frame's bytes from `Header.tail_start` on. `parsed` is what `unpack_header` returned for this header.
@@ -209,7 +215,12 @@ def with_tail(header: Header, **tail: Any) -> Frame:
 
 
 def _verify(
-    head: Header, header: Buffer, tail: Buffer, layers: Layers, fingerprint_type: int, stored: bytes
+    head: Header,
+    header: Buffer,
+    tail: Buffer,
+    layers: Layers,
+    fingerprint_type: int,
+    stored: bytes,
 ) -> tuple[Header, int]:
     """Compare a frame with its fingerprint. Return the header that counts, and the type of the fingerprint."""
     if fingerprint_type == FINGERPRINT_128:

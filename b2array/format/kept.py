@@ -350,7 +350,11 @@ def _pack_index(state: State) -> bytes:
     return codecs.encode(CodecId.ZSTD, data) or data
 
 
-def _unpack_index(packed: bytes, nchunks: int, header: Header) -> tuple[Int64Array, npt.NDArray[np.uint32]]:
+def _unpack_index(
+    packed: bytes,
+    nchunks: int,
+    header: Header,
+) -> tuple[Int64Array, npt.NDArray[np.uint32]]:
     """Return the places and the sizes of the chunks."""
     expected = -(-header.nbytes // header.chunksize) if header.chunksize else nchunks
     if nchunks != expected or bool(nchunks) != bool(header.nbytes):

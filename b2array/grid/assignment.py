@@ -30,7 +30,10 @@ class Sliceable(Protocol):
 
 
 def arrange(
-    value: Any, selection: Selection, dtype: np.dtype[Any], names: str | list[str] | None = None
+    value: Any,
+    selection: Selection,
+    dtype: np.dtype[Any],
+    names: str | list[str] | None = None,
 ) -> tuple[Array, str | list[str] | None]:
     """Lay out a value for the items that it is assigned to; raises what NumPy's assignment raises.
 

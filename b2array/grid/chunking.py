@@ -255,7 +255,12 @@ def _known(fixed: _Partial) -> int:
 
 
 def _block(
-    extents: tuple[int, ...], wanted: _Size, fixed: _Partial, exact: tuple[bool, ...], word: Access, room: float
+    extents: tuple[int, ...],
+    wanted: _Size,
+    fixed: _Partial,
+    exact: tuple[bool, ...],
+    word: Access,
+    room: float,
 ) -> tuple[int, ...]:
     """Choose a shape of blocks that is bad for no key.
 
@@ -348,7 +353,12 @@ def _rounded(number: float) -> float:
     return float(f"{number:.9g}")
 
 
-def _along_first(extents: Sequence[float], nitems: float, weights: Sequence[float], room: int) -> list[float]:
+def _along_first(
+    extents: Sequence[float],
+    nitems: float,
+    weights: Sequence[float],
+    room: int,
+) -> list[float]:
     """Return lengths like `_spread`, but long along the first axis, with at least `room` items across if possible."""
     first = next((axis for axis, n in enumerate(extents) if n != 1), 0)
     others = [axis for axis in range(len(extents)) if axis != first]
@@ -407,7 +417,12 @@ def _badness(axes: Sequence[_Axis], lengths: Sequence[int], limits: _Size) -> tu
     return _rounded(outside), _rounded(math.prod(map(_Axis.badness, axes, lengths)))
 
 
-def _thin_block(extents: tuple[int, ...], target: float, fixed: _Partial, exact: Sequence[bool]) -> tuple[int, ...]:
+def _thin_block(
+    extents: tuple[int, ...],
+    target: float,
+    fixed: _Partial,
+    exact: Sequence[bool],
+) -> tuple[int, ...]:
     """Choose a shape of about `target` items, thin along the first axis and long along the last one.
 
     One index of the first axis takes one layer of blocks, or a few blocks if that is more. Of the other axes, each has

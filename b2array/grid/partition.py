@@ -120,7 +120,10 @@ _Piece = tuple[Any, Positions, Positions]  # coords (a plain int for a factor of
 
 
 def _parts_of_factors(
-    positions: tuple[Positions, ...], part_shape: Sequence[int], axes: Axes, bases: Sequence[Positions | None]
+    positions: tuple[Positions, ...],
+    part_shape: Sequence[int],
+    axes: Axes,
+    bases: Sequence[Positions | None],
 ) -> Iterator[Part]:
     # Where one factor is empty, the points of another one need not be within any bounds.
     if any(i.start >= i.stop if isinstance(i, slice) else not i.size for i in positions):
@@ -158,7 +161,11 @@ def _cut_slice(positions: slice, extent: int, base: Positions | None) -> list[_P
     return pieces
 
 
-def _cut_points(points: NDArray[np.int64], extents: tuple[int, ...], base: Positions | None) -> list[_Piece]:
+def _cut_points(
+    points: NDArray[np.int64],
+    extents: tuple[int, ...],
+    base: Positions | None,
+) -> list[_Piece]:
     if points.shape[1] == 0:
         return []
     divisor = np.array(extents, np.int64)[:, None]
@@ -183,7 +190,12 @@ def _cut_points(points: NDArray[np.int64], extents: tuple[int, ...], base: Posit
     ]
 
 
-def _positions(order: NDArray[np.intp] | None, start: int, stop: int, base: Positions | None) -> Positions:
+def _positions(
+    order: NDArray[np.intp] | None,
+    start: int,
+    stop: int,
+    base: Positions | None,
+) -> Positions:
     if isinstance(base, np.ndarray):
         return base[:, start:stop] if order is None else base[:, order[start:stop]]
     offset = base.start if isinstance(base, slice) else 0
@@ -204,7 +216,9 @@ class Run(NamedTuple):
 
 
 def runs(
-    positions: tuple[slice, ...], part_shape: Sequence[int], outside: tuple[slice, ...] | None = None
+    positions: tuple[slice, ...],
+    part_shape: Sequence[int],
+    outside: tuple[slice, ...] | None = None,
 ) -> list[list[Run]]:
     """Cut each slice of a selection at the borders of parts, but keep neighbours together that are taken whole.
 
@@ -240,7 +254,11 @@ def _runs(positions: slice, extent: int, base: slice | None) -> list[Run]:
     return runs
 
 
-def take(values: NDArray[Any], positions: tuple[Positions, ...], axes: Axes | None = None) -> NDArray[Any]:
+def take(
+    values: NDArray[Any],
+    positions: tuple[Positions, ...],
+    axes: Axes | None = None,
+) -> NDArray[Any]:
     """Read the items of a product: one dimension for each factor, a view of `values` if all factors are slices.
 
     `values` is a block, with a part's `inside` as positions, or a box, with its `outside`. `axes` lists the axes of
@@ -259,7 +277,12 @@ def take(values: NDArray[Any], positions: tuple[Positions, ...], axes: Axes | No
     return taken.transpose(sorted(range(len(order)), key=order.__getitem__))
 
 
-def put(target: NDArray[Any], positions: tuple[Positions, ...], values: NDArray[Any], axes: Axes | None = None) -> None:
+def put(
+    target: NDArray[Any],
+    positions: tuple[Positions, ...],
+    values: NDArray[Any],
+    axes: Axes | None = None,
+) -> None:
     """Write the items of a product; the counterpart of `take`. Where points repeat, the last value stays."""
     if np.ndarray not in map(type, positions):
         target[positions] = values
@@ -284,7 +307,11 @@ def _fancy(
     return tuple(key), moved, order
 
 
-def boxes(shape: Sequence[int], most: int, unit: Sequence[int] | None = None) -> Iterator[tuple[slice, ...]]:
+def boxes(
+    shape: Sequence[int],
+    most: int,
+    unit: Sequence[int] | None = None,
+) -> Iterator[tuple[slice, ...]]:
     """Cut an array into boxes of at most `most` items, or of one unit, that follow each other in C order.
 
     They consist of whole units, which are single items by default.

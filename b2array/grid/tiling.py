@@ -72,7 +72,11 @@ class Tiling(NamedTuple):
     steps: list[Step]
 
 
-def parts_of_chunks(layout: Layout, positions: tuple[Positions, ...], axes: Axes | None) -> Iterator[tuple[int, Part]]:
+def parts_of_chunks(
+    layout: Layout,
+    positions: tuple[Positions, ...],
+    axes: Axes | None,
+) -> Iterator[tuple[int, Part]]:
     """Cut a selection at the borders of chunks; yield the number of each chunk, and what to take of it."""
     for part in parts(positions, layout.chunks, axes):
         yield sum(map(int.__mul__, part.coords, layout.grid_strides)), part
@@ -167,7 +171,10 @@ _MOST_KEPT = 1024
 
 @lru_cache(maxsize=512)
 def _tiling(
-    blocks: tuple[int, ...], strides: tuple[int, ...], inside: tuple[tuple[int, int, int], ...], length: int
+    blocks: tuple[int, ...],
+    strides: tuple[int, ...],
+    inside: tuple[tuple[int, int, int], ...],
+    length: int,
 ) -> Tiling:
     """Make a tiling whose steps have at most `length` blocks (but at least one)."""
     along = []

@@ -29,7 +29,14 @@ class AzureStore(CloudStore):
             return conflict(where(self.url, name))
         return super()._translate(error, name)
 
-    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
+    async def _get(
+        self,
+        fs: Any,
+        path: str,
+        start: int,
+        stop: int,
+        expected: Version | None,
+    ) -> tuple[bytes, Stamp]:
         container, key, version = fs.split_path(path)
         asked = {"offset": start, "length": stop - start, "version_id": version, **_condition(expected)}
         async with fs.service_client.get_blob_client(container, key) as blob:
@@ -70,7 +77,14 @@ class AzureStore(CloudStore):
             await blob.stage_block(ident, part.content, **fs._timeout_kwargs)
         return ident
 
-    async def _finish(self, fs: Any, path: str, begun: str, sent: list[str], expected: Version | None) -> Version:
+    async def _finish(
+        self,
+        fs: Any,
+        path: str,
+        begun: str,
+        sent: list[str],
+        expected: Version | None,
+    ) -> Version:
         from azure.storage.blob import BlobBlock
 
         async with _blob(fs, path) as blob:

@@ -190,7 +190,13 @@ class Store(ABC):
     """Whether only this process can reach the objects."""
 
     @abstractmethod
-    def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
+    def read(
+        self,
+        spans: Sequence[Span],
+        *,
+        expected: Version | None = None,
+        clip: bool = False,
+    ) -> list[memoryview]:
         """Read spans of any objects: writable bytes, one item per span. Spans that are close together share a request.
 
         If all spans lie in one object, `expected` is the version that it had. The store refuses the bytes of an object
@@ -209,7 +215,12 @@ class Store(ABC):
         """
 
     def gather(
-        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: Version | None = None
+        self,
+        spans: Sequence[Span],
+        places: Sequence[int],
+        nbytes: int,
+        *,
+        expected: Version | None = None,
     ) -> memoryview:
         """Read spans into one buffer of `nbytes` bytes, each to its place. The bytes between them are undefined.
 
@@ -236,7 +247,12 @@ class Store(ABC):
         A shorter object gives fewer. If an object cannot be read, its item is the error; this function raises none.
         """
 
-    def ends(self, names: Sequence[str], nbytes: int, last: int) -> tuple[list[Head | Exception], Tail | None]:  # noqa: ARG002
+    def ends(
+        self,
+        names: Sequence[str],
+        nbytes: int,
+        last: int,  # noqa: ARG002
+    ) -> tuple[list[Head | Exception], Tail | None]:
         """Do what `head` does, and at the same time read the `last` bytes of the first object; a shorter one gives all.
 
         Without an object, or where a store cannot ask for the end of one, there is no tail. Heads and tail may be of
@@ -294,7 +310,13 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:
+    def replace(
+        self,
+        name: str,
+        data: Buffer | Iterable[Buffer],
+        *,
+        expected: Version | None = None,
+    ) -> Stamp:
         """Write an object, as a whole or not at all. It may replace an older one, whose version may be `expected`.
 
         Clouds compare the version while they write; the content is in memory as a whole then. Local files compare
@@ -312,7 +334,14 @@ class Store(ABC):
         """Return the path of a file to make for `adopt`, or None if the store takes no files."""
         return None
 
-    def adopt(self, path: str, name: str, *, exclusive: bool, expected: Version | None = None) -> Stamp:  # noqa: ARG002
+    def adopt(
+        self,
+        path: str,  # noqa: ARG002
+        name: str,  # noqa: ARG002
+        *,
+        exclusive: bool,  # noqa: ARG002
+        expected: Version | None = None,  # noqa: ARG002
+    ) -> Stamp:
         """Rename the file at `path`, from `temporary`, to the object `name`.
 
         With `exclusive`, only if there is no such object. ConflictError says that it is not the `expected` version.
@@ -361,7 +390,12 @@ class Store(ABC):
     def drop_lock(self) -> None:  # noqa: B027 - object stores have none
         """Remove the lock file of the object ``""``, which was deleted. The caller holds the lock."""
 
-    def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:  # noqa: ARG002
+    def append(
+        self,
+        name: str,
+        offset: int,  # noqa: ARG002
+        data: Buffer | Iterable[Buffer],  # noqa: ARG002
+    ) -> None:
         """Cut an object at `offset` and write from there on; UnsupportedError if the store cannot."""
         raise self._unchangeable(name)
 
@@ -393,7 +427,13 @@ class Store(ABC):
     def refuse_links(self, name: str) -> None:  # noqa: B027 - object stores have none
         """Raise FormatError if a symbolic link is among the parts of a name. Only local stores have any."""
 
-    def remove(self, first: str, belongs: Callable[[str], bool], *, locked: bool = False) -> None:  # noqa: ARG002
+    def remove(
+        self,
+        first: str,
+        belongs: Callable[[str], bool],
+        *,
+        locked: bool = False,  # noqa: ARG002
+    ) -> None:
         """Remove a frame: the object ``""``, or of a directory `first`, and then all that `belongs` says is part of it.
 
         Nothing else is removed, and no link is followed. Local stores hold the lock meanwhile, so that no other writer
@@ -567,7 +607,11 @@ def merge(url: str, spans: Sequence[Span], limit: int, *, gap: int | None = None
     return coalesce([check_span(url, span) for span in spans], config.coalesce_gap if gap is None else gap, limit)
 
 
-def scatter(spans: Sequence[Span], merged: Sequence[Merged], buffers: Iterable[memoryview]) -> list[memoryview]:
+def scatter(
+    spans: Sequence[Span],
+    merged: Sequence[Merged],
+    buffers: Iterable[memoryview],
+) -> list[memoryview]:
     """Return the wanted spans as views of the merged ones that were read."""
     views = [memoryview(b"")] * len(spans)
     for (whole, members), buffer in zip(merged, buffers, strict=True):

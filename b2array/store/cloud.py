@@ -71,7 +71,14 @@ class CloudStore(FsspecStore):
     # The requests of a cloud. An expected version may be `ABSENT`; None sets no condition.
 
     @abstractmethod
-    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
+    async def _get(
+        self,
+        fs: Any,
+        path: str,
+        start: int,
+        stop: int,
+        expected: Version | None,
+    ) -> tuple[bytes, Stamp]:
         """Read a range of an object."""
 
     @abstractmethod
@@ -91,7 +98,14 @@ class CloudStore(FsspecStore):
         """Write a part; return what names it."""
 
     @abstractmethod
-    async def _finish(self, fs: Any, path: str, begun: Any, sent: list[Any], expected: Version | None) -> Version:
+    async def _finish(
+        self,
+        fs: Any,
+        path: str,
+        begun: Any,
+        sent: list[Any],
+        expected: Version | None,
+    ) -> Version:
         """Make the object of its parts; return its version."""
 
     @abstractmethod
@@ -118,7 +132,13 @@ class CloudStore(FsspecStore):
     def stamp(self, name: str) -> Stamp:
         return self._wait(name, partial(self._of_readable, self._ask))
 
-    async def _of_readable(self, request: Callable[..., Awaitable[_T]], fs: Any, path: str, *args: Any) -> _T:
+    async def _of_readable(
+        self,
+        request: Callable[..., Awaitable[_T]],
+        fs: Any,
+        path: str,
+        *args: Any,
+    ) -> _T:
         """Send a request that reads; HiddenError if it was denied, but might have been for a missing object."""
         try:
             return await _of_object(request, fs, path, *args)
@@ -134,7 +154,13 @@ class CloudStore(FsspecStore):
     def _list(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
         return answer(fs.loop, partial(getattr(fs, f"_{verb}"), root, **options))
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:
+    def replace(
+        self,
+        name: str,
+        data: Buffer | Iterable[Buffer],
+        *,
+        expected: Version | None = None,
+    ) -> Stamp:
         content = upload.split(data) if expected is None else join_pieces(data)
         place = where(self.url, name)
         if isinstance(content, bytes) and len(content) > self.put_limit:

@@ -33,7 +33,12 @@ try:
 except ImportError:  # Windows, old macOS
     _seeking = threading.Lock()
 
-    def read_into(fd: int, buffers: Sequence[memoryview], offset: int, /) -> int:  # type: ignore[misc]
+    def read_into(  # type: ignore[misc]
+        fd: int,
+        buffers: Sequence[memoryview],
+        offset: int,
+        /,
+    ) -> int:
         """Do what `os.preadv` does."""
         done = 0
         with _seeking:

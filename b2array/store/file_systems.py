@@ -33,7 +33,9 @@ if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
 
 
 def address_of(
-    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, fs: AbstractFileSystem | None
+    url: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+    fs: AbstractFileSystem | None,
 ) -> tuple[str | os.PathLike[str], Mapping[str, Any] | None]:
     """Return URL and storage options that mean the same as a path in a file system of fsspec.
 

@@ -31,7 +31,14 @@ class GcsStore(CloudStore):
         """Return a number that the client allows."""
         return 32
 
-    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
+    async def _get(
+        self,
+        fs: Any,
+        path: str,
+        start: int,
+        stop: int,
+        expected: Version | None,
+    ) -> tuple[bytes, Stamp]:
         asked = {"alt": "media", "headers": {"Range": bytes_range(start, stop)}, **_condition(expected)}
         headers, content = await fs._call("GET", _OBJECT, *_place(fs, path), **asked, **_generation(fs, path))
         size = headers.get("Content-Range", "").rpartition("/")[2] or len(content)
@@ -71,7 +78,14 @@ class GcsStore(CloudStore):
             if not part.start <= start < part.stop or stalled > config.retries:
                 raise OSError(f"expected an upload to go on behind {part.start}, found that {start} bytes have arrived")
 
-    async def _finish(self, fs: Any, path: str, begun: str, sent: list[str], expected: Version | None) -> Version:
+    async def _finish(
+        self,
+        fs: Any,
+        path: str,
+        begun: str,
+        sent: list[str],
+        expected: Version | None,
+    ) -> Version:
         return Version(sent[-1])
 
     async def _abort(self, fs: Any, path: str, begun: str) -> None:

@@ -44,7 +44,13 @@ class HttpStore(FsspecStore):
             for span, each in zip(spans, answers, strict=True)
         ]
 
-    def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
+    def read(
+        self,
+        spans: Sequence[Span],
+        *,
+        expected: Version | None = None,
+        clip: bool = False,
+    ) -> list[memoryview]:
         try:
             return super().read(spans, expected=expected, clip=clip)
         except ConflictError:
@@ -65,11 +71,25 @@ class HttpStore(FsspecStore):
     def walk(self) -> list[str]:
         raise UnsupportedError(f"{self.url} cannot be listed")
 
-    async def _get(self, fs: Any, url: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
+    async def _get(
+        self,
+        fs: Any,
+        url: str,
+        start: int,
+        stop: int,
+        expected: Version | None,
+    ) -> tuple[bytes, Stamp]:
         """Read a range of an object, and the state of the object."""
         return await patiently(partial(self._ask, fs, url, start, stop, expected), _may_pass)
 
-    async def _ask(self, fs: Any, url: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
+    async def _ask(
+        self,
+        fs: Any,
+        url: str,
+        start: int,
+        stop: int,
+        expected: Version | None,
+    ) -> tuple[bytes, Stamp]:
         from aiohttp import ClientPayloadError
 
         # Ranges are counted in compressed bytes if the server compresses.

@@ -282,7 +282,13 @@ class LocalStore(Store):
         """Close the file when nobody reads from it any more. The next reader opens it again, if it is the same one."""
         self._file = None
 
-    def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
+    def read(
+        self,
+        spans: Sequence[Span],
+        *,
+        expected: Version | None = None,
+        clip: bool = False,
+    ) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
         views: list[memoryview] = []
         for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):
@@ -293,7 +299,12 @@ class LocalStore(Store):
         return scatter(spans, merged, views)
 
     def gather(
-        self, spans: Sequence[Span], places: Sequence[int], nbytes: int, *, expected: Version | None = None
+        self,
+        spans: Sequence[Span],
+        places: Sequence[int],
+        nbytes: int,
+        *,
+        expected: Version | None = None,
     ) -> memoryview:
         # The thread uses the memory again: fresh memory costs more time than reading into it.
         check = partial(self._check_size, spans) if nbytes > _TRUSTED_ROOM else None
@@ -398,11 +409,17 @@ class LocalStore(Store):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         return self._write(path, data, exclusive=True)
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:
+    def replace(
+        self,
+        name: str,
+        data: Buffer | Iterable[Buffer],
+        *,
+        expected: Version | None = None,
+    ) -> Stamp:
         return self._write(self._own_path(name), data, exclusive=False, expected=expected)
 
     def _write(
-        self, path: str, data: Buffer | Iterable[Buffer], *, exclusive: bool, expected: Version | None = None
+        self, path: str, data: Buffer | Iterable[Buffer], *, exclusive: bool, expected: Version | None = None,
     ) -> Stamp:  # fmt: skip
         disk.make_directories(os.path.dirname(path))
         temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY}"
@@ -427,10 +444,24 @@ class LocalStore(Store):
     def temporary(self, name: str) -> str | None:
         return f"{self._own_path(name)}.{os.urandom(8).hex()}{TEMPORARY}"
 
-    def adopt(self, path: str, name: str, *, exclusive: bool, expected: Version | None = None) -> Stamp:
+    def adopt(
+        self,
+        path: str,
+        name: str,
+        *,
+        exclusive: bool,
+        expected: Version | None = None,
+    ) -> Stamp:
         return self._rename(path, self._own_path(name), exclusive=exclusive, expected=expected)
 
-    def _rename(self, source: str, target: str, *, exclusive: bool, expected: Version | None) -> Stamp:
+    def _rename(
+        self,
+        source: str,
+        target: str,
+        *,
+        exclusive: bool,
+        expected: Version | None,
+    ) -> Stamp:
         links.refuse_link(source)
         stamp = _local_stamp(os.stat(source))
         if exclusive:

@@ -87,7 +87,13 @@ class MemoryStore(Store):
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where(self.url, name)) from None
 
-    def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
+    def read(
+        self,
+        spans: Sequence[Span],
+        *,
+        expected: Version | None = None,
+        clip: bool = False,
+    ) -> list[memoryview]:
         with self._mutex.held:
             return [self._copy(span, expected, clip=clip) for span in spans]
 
@@ -131,7 +137,13 @@ class MemoryStore(Store):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name))
         return new.stamp()
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:
+    def replace(
+        self,
+        name: str,
+        data: Buffer | Iterable[Buffer],
+        *,
+        expected: Version | None = None,
+    ) -> Stamp:
         new = _Object(join_pieces(data))
         with self._mutex.held:
             if expected is not None and (name not in self._objects or self.stamp(name).version != expected):

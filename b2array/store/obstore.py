@@ -94,7 +94,14 @@ class ObstoreStore(CloudStore):
             return self._os_error(OSError(text.partition("\n")[0]), status, place)
         return super()._translate(error, name)
 
-    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: Version | None) -> tuple[Any, Stamp]:
+    async def _get(
+        self,
+        fs: Any,
+        path: str,
+        start: int,
+        stop: int,
+        expected: Version | None,
+    ) -> tuple[Any, Stamp]:
         store, key = _place(fs, path)
         asked: dict[str, Any] = {"range": {"suffix": -start} if start < 0 else (start, stop)}
         if expected is not None and self._cloud != "gcs":
@@ -113,7 +120,13 @@ class ObstoreStore(CloudStore):
         tag = meta[self._tag]  # an HTTP server may send none
         return Stamp(meta["size"], Version(tag) if tag else None)
 
-    async def _send(self, fs: Any, path: str, content: bytes | bytearray, expected: Version | None) -> Version:
+    async def _send(
+        self,
+        fs: Any,
+        path: str,
+        content: bytes | bytearray,
+        expected: Version | None,
+    ) -> Version:
         store, key = _place(fs, path)
         mode: Any = "overwrite"
         if expected == ABSENT:
@@ -164,7 +177,14 @@ class ObstoreStore(CloudStore):
     async def _send_part(self, fs: Any, path: str, begun: Any, part: Any) -> Any:
         raise NotImplementedError("obstore itself divides an upload")
 
-    async def _finish(self, fs: Any, path: str, begun: Any, sent: list[Any], expected: Version | None) -> Version:
+    async def _finish(
+        self,
+        fs: Any,
+        path: str,
+        begun: Any,
+        sent: list[Any],
+        expected: Version | None,
+    ) -> Version:
         raise NotImplementedError("obstore itself divides an upload")
 
     async def _abort(self, fs: Any, path: str, begun: Any) -> None:

@@ -139,7 +139,13 @@ class OpenFileStore(Store):
         with _turn.held:
             return cast(int, self._file().seek(0, io.SEEK_END))
 
-    def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:  # noqa: ARG002
+    def read(
+        self,
+        spans: Sequence[Span],
+        *,
+        expected: Version | None = None,  # noqa: ARG002
+        clip: bool = False,
+    ) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
         buffers = []
         for each in merged:
@@ -186,7 +192,13 @@ class OpenFileStore(Store):
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:  # noqa: ARG002
         self._refuse()
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:  # noqa: ARG002
+    def replace(
+        self,
+        name: str,  # noqa: ARG002
+        data: Buffer | Iterable[Buffer],  # noqa: ARG002
+        *,
+        expected: Version | None = None,  # noqa: ARG002
+    ) -> Stamp:
         self._refuse()
 
     def delete(self, names: Iterable[str]) -> None:  # noqa: ARG002

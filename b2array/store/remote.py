@@ -234,7 +234,13 @@ class FsspecStore(Store):
             made.__cause__ = error
         return made
 
-    def read(self, spans: Sequence[Span], *, expected: Version | None = None, clip: bool = False) -> list[memoryview]:
+    def read(
+        self,
+        spans: Sequence[Span],
+        *,
+        expected: Version | None = None,
+        clip: bool = False,
+    ) -> list[memoryview]:
         merged = merge(self.url, spans, _READ_LIMIT)
         for wider in _WIDER:
             if len(merged) == 1 or len(merged) <= self.connections:
@@ -279,7 +285,13 @@ class FsspecStore(Store):
 
         return self._wait(spans[0].name, send)
 
-    def _fit(self, span: Span, answer: tuple[bytes, Stamp | None] | Exception, *, clip: bool) -> memoryview:
+    def _fit(
+        self,
+        span: Span,
+        answer: tuple[bytes, Stamp | None] | Exception,
+        *,
+        clip: bool,
+    ) -> memoryview:
         if isinstance(answer, Exception):
             failure, answer = self._translate(answer, span.name), (b"", None)
             try:
@@ -303,7 +315,12 @@ class FsspecStore(Store):
         spans = [Span(name, offset, offset + nbytes) for name in names]
         return [self._head(span, answer) for span, answer in zip(spans, self._ranges(spans, None), strict=True)]
 
-    def ends(self, names: Sequence[str], nbytes: int, last: int) -> tuple[list[Head | Exception], Tail | None]:
+    def ends(
+        self,
+        names: Sequence[str],
+        nbytes: int,
+        last: int,
+    ) -> tuple[list[Head | Exception], Tail | None]:
         if not self._serves_ends:
             return self.head(names, nbytes), None
         spans = [Span(name, 0, nbytes) for name in names]
@@ -358,13 +375,24 @@ class FsspecStore(Store):
         except ConflictError:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), where(self.url, name)) from None
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:
+    def replace(
+        self,
+        name: str,
+        data: Buffer | Iterable[Buffer],
+        *,
+        expected: Version | None = None,
+    ) -> Stamp:
         if expected is not None and self._version(name) != expected:
             raise conflict(where(self.url, name))
         self._require_writable()
         return self._write(name, upload.split(data), None)
 
-    def _write(self, name: str, content: bytes | Iterator[bytes], expected: Version | None) -> Stamp:
+    def _write(
+        self,
+        name: str,
+        content: bytes | Iterator[bytes],
+        expected: Version | None,
+    ) -> Stamp:
         """Write an object that replaces this version, any (None), or none (`ABSENT`)."""
         if isinstance(content, bytes):
             return self._put(name, content, expected)
@@ -377,7 +405,12 @@ class FsspecStore(Store):
         self._call(name, lambda fs, path: upload.in_directory(fs, path, lambda: fs.pipe_file(path, content, **options)))
         return self.stamp(name)
 
-    def _put_parts(self, name: str, parts: Iterator[bytes], expected: Version | None) -> Stamp:  # noqa: ARG002
+    def _put_parts(
+        self,
+        name: str,
+        parts: Iterator[bytes],
+        expected: Version | None,  # noqa: ARG002
+    ) -> Stamp:
         # Make the parts outside of `_call`, which would translate their errors.
         file = self._call(name, upload.begin)
         try:

@@ -47,7 +47,14 @@ class S3Store(CloudStore):
             return FileNotFoundError(errno.ENOENT, missing, where(self.url, name))
         return super()._translate(error, name)
 
-    async def _get(self, fs: Any, path: str, start: int, stop: int, expected: Version | None) -> tuple[bytes, Stamp]:
+    async def _get(
+        self,
+        fs: Any,
+        path: str,
+        start: int,
+        stop: int,
+        expected: Version | None,
+    ) -> tuple[bytes, Stamp]:
         from s3fs.core import _error_wrapper
 
         condition = {} if expected is None else {"IfMatch": expected.tag}
@@ -99,7 +106,14 @@ class S3Store(CloudStore):
         answer = await fs._call_s3("upload_part", **_place(fs, path), **begun, **number, Body=part.content)
         return {**number, "ETag": answer["ETag"]}
 
-    async def _finish(self, fs: Any, path: str, begun: Any, sent: list[Any], expected: Version | None) -> Version:
+    async def _finish(
+        self,
+        fs: Any,
+        path: str,
+        begun: Any,
+        sent: list[Any],
+        expected: Version | None,
+    ) -> Version:
         condition = await _condition(fs, expected)
         parts = {"MultipartUpload": {"Parts": sent}}
         try:

@@ -48,10 +48,21 @@ class SharedMemoryStore(FsspecStore):
             answers = zip(spans, super()._ranges(spans, None), strict=True)
             return [each if isinstance(each, Exception) else (each[0], self.stamp(span.name)) for span, each in answers]
 
-    def replace(self, name: str, data: Buffer | Iterable[Buffer], *, expected: Version | None = None) -> Stamp:
+    def replace(
+        self,
+        name: str,
+        data: Buffer | Iterable[Buffer],
+        *,
+        expected: Version | None = None,
+    ) -> Stamp:
         return self._write(name, upload.split(data), expected)
 
-    def _write(self, name: str, content: bytes | Iterator[bytes], expected: Version | None) -> Stamp:
+    def _write(
+        self,
+        name: str,
+        content: bytes | Iterator[bytes],
+        expected: Version | None,
+    ) -> Stamp:
         from fsspec.implementations.memory import MemoryFile
 
         fs, root = self._connect()

@@ -73,7 +73,13 @@ def coalesce(spans: Sequence[Span], gap: int, limit: int = 64 * 2**20) -> list[M
     return merged
 
 
-def plan_packed_read(starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int = 0) -> PackedRead:
+def plan_packed_read(
+    starts: Sequence[int],
+    stops: Sequence[int],
+    *,
+    gap: int,
+    lead: int = 0,
+) -> PackedRead:
     """Plan to read parts of one object with few reads, one behind the other into a buffer.
 
     `starts` and `stops` of the parts come in any order, and parts may overlap. `gap` is the most unwanted bytes between
@@ -104,7 +110,12 @@ def plan_packed_read(starts: Sequence[int], stops: Sequence[int], *, gap: int, l
 
 
 def plan_scatter_read(
-    starts: Sequence[int], stops: Sequence[int], *, gap: int, lead: int = 0, room: int = 0
+    starts: Sequence[int],
+    stops: Sequence[int],
+    *,
+    gap: int,
+    lead: int = 0,
+    room: int = 0,
 ) -> ScatterRead:
     """Plan to read parts of one object into a buffer: one range per part, in increasing order, with its place.
 

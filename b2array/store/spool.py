@@ -120,7 +120,13 @@ class Spool:
     (0, 3, b'thr')
     """
 
-    def __init__(self, path: str | None = None, *, reserved: int = 0, limit: float = _IN_MEMORY) -> None:
+    def __init__(
+        self,
+        path: str | None = None,
+        *,
+        reserved: int = 0,
+        limit: float = _IN_MEMORY,
+    ) -> None:
         self.path = path
         self.reserved = reserved
         self.length = 0

@@ -337,7 +337,12 @@ def _with_positions(table: Iterable[HeaderField]) -> Iterator[tuple[str, int, st
         at += struct.calcsize(f"<{field.format}")
 
 
-def _rows(part: str, buf: bytes, base: int, table: Iterable[tuple[str, int, str, str]]) -> Iterator[Field]:
+def _rows(
+    part: str,
+    buf: bytes,
+    base: int,
+    table: Iterable[tuple[str, int, str, str]],
+) -> Iterator[Field]:
     """Yield the fields of a table: name, position in `buf`, struct format, meaning. `buf` begins at `base`."""
     for name, at, code, meaning in table:
         raw = buf[at : at + struct.calcsize(code)]
@@ -346,7 +351,13 @@ def _rows(part: str, buf: bytes, base: int, table: Iterable[tuple[str, int, str,
         yield Field(part, base + at, raw, name, text, meaning)
 
 
-def _layers(part: str, buf: bytes, at: int, layers: Sequence[tuple[str, bytes]], base: int) -> Iterator[Field]:
+def _layers(
+    part: str,
+    buf: bytes,
+    at: int,
+    layers: Sequence[tuple[str, bytes]],
+    base: int,
+) -> Iterator[Field]:
     yield Field(part, base + at, buf[at : at + 7], "metalayers", len(layers), "number of metalayers")
     at += 7
     for name, content in layers:

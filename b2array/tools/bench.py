@@ -138,7 +138,11 @@ def _candidates(a: NDArray, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...
     return list(dict.fromkeys(candidates))
 
 
-def _long(shape: tuple[int, ...], itemsize: int, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _long(
+    shape: tuple[int, ...],
+    itemsize: int,
+    axis: int,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return chunks that extend over the whole of one dimension."""
     room = max(1, 2**21 // itemsize // shape[axis])
     side = max(1, int(room ** (1 / (len(shape) - 1))))
@@ -155,7 +159,11 @@ def _head(shape: tuple[int, ...], items: int) -> tuple[slice, ...]:
     return tuple(slice(0, n) for n in lengths)
 
 
-def _keys(shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int) -> Iterator[tuple[str, list[Any]]]:
+def _keys(
+    shape: tuple[int, ...],
+    chunks: tuple[int, ...],
+    itemsize: int,
+) -> Iterator[tuple[str, list[Any]]]:
     if 0 in shape:
         return
     random = np.random.default_rng(_SEED)

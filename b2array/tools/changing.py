@@ -77,7 +77,10 @@ def attributes(url: str, storage_options: Mapping[str, Any], at: str | None) -> 
 
 
 def set_attributes(
-    url: str, storage_options: Mapping[str, Any], values: Mapping[str, Any], removed: Sequence[str]
+    url: str,
+    storage_options: Mapping[str, Any],
+    values: Mapping[str, Any],
+    removed: Sequence[str],
 ) -> None:
     """Set attributes and remove others, in one commit. KeyError: there is none of that name."""
     with addressing.open(url, "r+", storage_options=storage_options) as opened, opened.transaction() as changes:

@@ -212,7 +212,12 @@ def _report(failed: Mapping[str, Exception]) -> int:
 
 
 @_command
-def ls(url: opts.Url, as_json: opts.Json = False, at: opts.At = None, storage: opts.Storage = None) -> int:
+def ls(
+    url: opts.Url,
+    as_json: opts.Json = False,
+    at: opts.At = None,
+    storage: opts.Storage = None,
+) -> int:
     """List an array, or what is in a group, with sizes and ratios."""
     listed, failed = describing.list_members(url, opts.storage_options(storage), deep=False, at=at)
     members = {name: member for name, member in listed.items() if name}
@@ -629,7 +634,11 @@ def repack(
 # Snapshots.
 
 
-def _keeper(url: str, options: Mapping[str, Any], mode: Literal["r", "r+"] = "r") -> NDArray | SChunk | Group:
+def _keeper(
+    url: str,
+    options: Mapping[str, Any],
+    mode: Literal["r", "r+"] = "r",
+) -> NDArray | SChunk | Group:
     """Open an array, a super-chunk or a group, which have snapshots."""
     require_frames(find(url, None, options, exists=True)[0], url)
     opened: NDArray | SChunk | Group = addressing.open(url, mode, storage_options=options)

@@ -148,7 +148,11 @@ def _names(text: Any) -> list[str]:
 
 
 def list_members(
-    url: str, storage_options: Storage, *, deep: bool, at: str | None = None
+    url: str,
+    storage_options: Storage,
+    *,
+    deep: bool,
+    at: str | None = None,
 ) -> tuple[Members, dict[str, Exception]]:
     """Describe the members of a group, directly in it or all below it, or one array; return errors by name, too."""
     kind, address = find(url, None, storage_options, exists=True, at=at)
@@ -349,7 +353,11 @@ def frame_of(url: str, storage_options: Storage, at: str | None = None) -> Snaps
 
 
 @contextmanager
-def open_frame(url: str, storage_options: Storage, at: str | None = None) -> Iterator[Snapshot | bloscpack.Reader]:
+def open_frame(
+    url: str,
+    storage_options: Storage,
+    at: str | None = None,
+) -> Iterator[Snapshot | bloscpack.Reader]:
     """Open a frame, which may be a member of a group, or a Bloscpack file; at a snapshot, if one is named."""
     if find(url, None, storage_options, exists=True, at=at)[0].name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:

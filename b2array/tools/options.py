@@ -234,7 +234,9 @@ def storage_options(storage: Sequence[str] | None) -> dict[str, Any]:
 
 
 def both_options(
-    storage: Sequence[str] | None, src: Sequence[str] | None, dst: Sequence[str] | None
+    storage: Sequence[str] | None,
+    src: Sequence[str] | None,
+    dst: Sequence[str] | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the storage options of source and destination: the options of both, and of each alone."""
     common = storage_options(storage)

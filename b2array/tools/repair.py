@@ -156,7 +156,12 @@ def repair(
 
 
 def _repair(
-    url: str, dry_run: bool, backup: bool, trust_order: bool, storage_options: Storage, progress: bool
+    url: str,
+    dry_run: bool,
+    backup: bool,
+    trust_order: bool,
+    storage_options: Storage,
+    progress: bool,
 ) -> Repair:
     store = open_store(url, storage_options=storage_options)
     if not store.can.write and not dry_run:
@@ -264,7 +269,13 @@ def _readable(revision: Snapshot, entry: Kept) -> Iterator[Snapshot]:
             yield kept_states(revision, [entry])[0]
 
 
-def _write(store: Store, revision: Snapshot, findings: Findings, lost: Collection[int], files: Iterable[str]) -> None:
+def _write(
+    store: Store,
+    revision: Snapshot,
+    findings: Findings,
+    lost: Collection[int],
+    files: Iterable[str],
+) -> None:
     version = revision.version
     if not revision.sparse:
         entries = ledger_of(revision.state).entries

@@ -100,7 +100,11 @@ def _live(group: ListedGroup) -> dict[str, set[str]]:
 
 
 def _in_prefix(
-    group: ListedGroup, path: str, live: Mapping[str, Collection[str]], seconds: float, now: float
+    group: ListedGroup,
+    path: str,
+    live: Mapping[str, Collection[str]],
+    seconds: float,
+    now: float,
 ) -> dict[str, Listed]:
     store, wanted = group.store_of(path), live.get(path, ())
     with suppress(FileNotFoundError):
@@ -123,7 +127,12 @@ def _in_prefix(
     return {}
 
 
-def _replaced(indexes: Mapping[str, Listed], live: Collection[str], seconds: float, now: float) -> set[str]:
+def _replaced(
+    indexes: Mapping[str, Listed],
+    live: Collection[str],
+    seconds: float,
+    now: float,
+) -> set[str]:
     """Return the revisions that are not live, and were replaced longer ago than the grace.
 
     The next index of the same member tells when that was.
@@ -140,7 +149,12 @@ def _replaced(indexes: Mapping[str, Listed], live: Collection[str], seconds: flo
     return old
 
 
-def _states(group: ListedGroup, path: str, revisions: Collection[str], wanted: Collection[str]) -> list[Snapshot]:
+def _states(
+    group: ListedGroup,
+    path: str,
+    revisions: Collection[str],
+    wanted: Collection[str],
+) -> list[Snapshot]:
     """Read revisions. Of a `wanted` one that is damaged or missing nobody knows which chunks it needs: that raises.
 
     Raises
@@ -169,7 +183,11 @@ def _needed(states: Iterable[Snapshot]) -> tuple[Int64Array, set[str]]:
 
 
 def _contiguous(
-    group: ListedGroup, files: Mapping[str, Listed], live: Mapping[str, Collection[str]], seconds: float, now: float
+    group: ListedGroup,
+    files: Mapping[str, Listed],
+    live: Mapping[str, Collection[str]],
+    seconds: float,
+    now: float,
 ) -> dict[str, Listed]:
     """Find the revisions of contiguous members that nothing needs."""
     data = {path: each for path, each in files.items() if path.startswith(f"{DATA}/")}

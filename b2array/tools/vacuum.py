@@ -226,7 +226,12 @@ def _removable(store: Store, seconds: float) -> tuple[Snapshot | None, dict[str,
     return revision, pending.leftovers(store, files) | kept | pending.orphans(store, files, np.concatenate(numbers))
 
 
-def _files_in_redo_log(store: Store, url: str, storage_options: Storage, names: Iterable[str]) -> set[str]:
+def _files_in_redo_log(
+    store: Store,
+    url: str,
+    storage_options: Storage,
+    names: Iterable[str],
+) -> set[str]:
     """Return which of these files the redo log of a group needs, because its writer was killed after the commit."""
     needed = set()
     urls = {url} | ({os.path.realpath(store.url)} if isinstance(store, LocalStore) else set())
@@ -308,7 +313,11 @@ def _outside_local(group: Directory, seconds: float, dry_run: bool) -> Cleanup |
     return Cleanup(group.store.url, dry_run, tuple(sorted(removed)), nbytes) if removed else None
 
 
-def _waiting(group: Directory, needed: set[str], members: set[str]) -> tuple[dict[str, str], set[str]]:
+def _waiting(
+    group: Directory,
+    needed: set[str],
+    members: set[str],
+) -> tuple[dict[str, str], set[str]]:
     """Find what waits for commits, and the frame for which each waits; and arrays beside which journals lie."""
     left: dict[str, str] = {}
     arrays: set[str] = set()

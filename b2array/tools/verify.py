@@ -281,13 +281,26 @@ def verify(
     return each_frame(source, storage_options, whole, group, other)
 
 
-def _at_snapshot(url: str, at: str, storage_options: Storage, *, deep: bool, progress: bool) -> Report | Results:
+def _at_snapshot(
+    url: str,
+    at: str,
+    storage_options: Storage,
+    *,
+    deep: bool,
+    progress: bool,
+) -> Report | Results:
     require_frames(find(url, None, storage_options, exists=True)[0], url)
     with addressing.open(url, at=at, storage_options=storage_options) as source:
         return _of_handle(source, deep=deep, progress=progress)
 
 
-def _of_group(members: Listing, whole: Callable[[str], Report], *, deep: bool, progress: bool) -> Report | Results:
+def _of_group(
+    members: Listing,
+    whole: Callable[[str], Report],
+    *,
+    deep: bool,
+    progress: bool,
+) -> Report | Results:
     home, paths, error, part = members
 
     def frame(path: str) -> Report:
@@ -347,7 +360,11 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
 
 
 def _of_revisions(
-    home: ListedGroup, revisions: Mapping[State, str], *, deep: bool, progress: bool
+    home: ListedGroup,
+    revisions: Mapping[State, str],
+    *,
+    deep: bool,
+    progress: bool,
 ) -> Iterator[Problem]:
     """Check revisions that snapshots of a group in an object store name, given one of the snapshots for each."""
     for state, name in revisions.items():
@@ -388,7 +405,13 @@ def _load_stored(seen: Snapshot) -> Snapshot:
     return revision if seen.at is None else kept_state(revision, seen.at.name, seen.at.generation)
 
 
-def verify_frame(url: str, open_frame: Callable[[], Snapshot], *, deep: bool, progress: bool) -> Report:
+def verify_frame(
+    url: str,
+    open_frame: Callable[[], Snapshot],
+    *,
+    deep: bool,
+    progress: bool,
+) -> Report:
     """Check the frame that a function opens; see `b2array.verify`."""
     return in_one_state(lambda: _verify_frame(Report(url, deep), open_frame, progress=progress))
 
@@ -425,7 +448,12 @@ def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progres
     )
 
 
-def _about(report: Report, revision: Snapshot, findings: Findings, problems: Iterable[Problem]) -> Report:
+def _about(
+    report: Report,
+    revision: Snapshot,
+    findings: Findings,
+    problems: Iterable[Problem],
+) -> Report:
     """Add to a report what is known of a state and its chunks."""
     described = revision.frame
     return replace(
@@ -454,7 +482,11 @@ class _KeptFindings:
 
 
 def _inspect_kept(
-    revision: Snapshot, *, deep: bool, files: Mapping[str, Listed] | None, progress: bool
+    revision: Snapshot,
+    *,
+    deep: bool,
+    files: Mapping[str, Listed] | None,
+    progress: bool,
 ) -> _KeptFindings:
     """Look at the kept states, and at each chunk that the frame's own index does not name."""
     findings = _KeptFindings()
@@ -530,7 +562,13 @@ def inspect(
 
 
 class _Inspector:
-    def __init__(self, revision: Snapshot, deep: bool, files: Mapping[str, Listed] | None, keep_heads: bool) -> None:
+    def __init__(
+        self,
+        revision: Snapshot,
+        deep: bool,
+        files: Mapping[str, Listed] | None,
+        keep_heads: bool,
+    ) -> None:
         self.revision = revision
         self.deep = deep
         self.files = files or {}
@@ -639,7 +677,13 @@ def _kind(error: B2ArrayError) -> str:
     return next((kind for each, kind in _KINDS.items() if isinstance(error, each)), "chunk")
 
 
-def _read(kind: Format, address: str, storage_options: Storage, *, progress: bool) -> Report | Results:
+def _read(
+    kind: Format,
+    address: str,
+    storage_options: Storage,
+    *,
+    progress: bool,
+) -> Report | Results:
     """Read all arrays of a file of another format, so that its library finds damage."""
     url = redact_url(address)
     with kind.tree(address, storage_options) as tree:

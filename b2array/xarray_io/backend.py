@@ -45,7 +45,12 @@ _INDEX = "chunks.b2frame"
 class _Lazy(BackendArray):
     """An array that is read only when xarray needs its items."""
 
-    def __init__(self, array: NDArray | Frozen, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self,
+        array: NDArray | Frozen,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+    ) -> None:
         self._array = array
         self.shape = shape
         self.dtype = dtype

@@ -81,7 +81,11 @@ def _task_of(node: Node, task: Task) -> Task:
 
 
 def _changed(
-    target: Group, node: Node, arrays: dict[str, NDArray], outer: Mapping[str, NDArray], task: Task
+    target: Group,
+    node: Node,
+    arrays: dict[str, NDArray],
+    outer: Mapping[str, NDArray],
+    task: Task,
 ) -> Iterator[Part]:
     """Change existing variables, and add others; yield the parts that dask has to compute.
 
@@ -116,7 +120,10 @@ def _changed(
 
 
 def _checked_region(
-    node: Node, arrays: Mapping[str, NDArray], outer: Mapping[str, NDArray], task: Task
+    node: Node,
+    arrays: Mapping[str, NDArray],
+    outer: Mapping[str, NDArray],
+    task: Task,
 ) -> dict[Hashable, slice]:
     """Return the region of a dataset, after a look whether its indexes agree with the stored ones."""
     dim = task.append_dim
@@ -131,7 +138,12 @@ def _checked_region(
 
 
 def _put(
-    target: Group, name: str, array: NDArray, variable: xr.Variable, where: tuple[slice, ...], task: Task
+    target: Group,
+    name: str,
+    array: NDArray,
+    variable: xr.Variable,
+    where: tuple[slice, ...],
+    task: Task,
 ) -> Iterator[Part]:
     """Write values into their place; yield those that dask has to compute."""
     stops = tuple(max(n, part.stop) for n, part in zip(array.shape, where, strict=True))
@@ -157,7 +169,12 @@ def _with_coordinates(attrs: dict[str, Any], names: Iterable[str]) -> dict[str, 
 
 
 def _give_units(
-    target: Group, name: str, variable: xr.Variable | None, asked: Any, arrays: dict[str, NDArray], task: Task
+    target: Group,
+    name: str,
+    variable: xr.Variable | None,
+    asked: Any,
+    arrays: dict[str, NDArray],
+    task: Task,
 ) -> None:
     """Store times that exist in other units, as the user asks."""
     if variable is None:
@@ -177,7 +194,12 @@ def _give_units(
     _change_units(target, name, asked, arrays)
 
 
-def _change_units(target: Group, name: str, asked: Mapping[Hashable, Any], arrays: dict[str, NDArray]) -> None:
+def _change_units(
+    target: Group,
+    name: str,
+    asked: Mapping[Hashable, Any],
+    arrays: dict[str, NDArray],
+) -> None:
     """Store times again in other units, and the bounds that share them."""
     owners = bounded_by(arrays)
     calendar = arrays[name].attrs.get("calendar")
@@ -213,7 +235,9 @@ def _form(array: NDArray) -> dict[str, Any]:
 
 
 def _all_as_stored(
-    variables: Mapping[str, xr.Variable], arrays: dict[str, NDArray], task: Task
+    variables: Mapping[str, xr.Variable],
+    arrays: dict[str, NDArray],
+    task: Task,
 ) -> dict[str, xr.Variable]:
     """Encode variables as the existing ones are encoded. Stored times of which nothing is known yet get other units."""
     result: dict[str, xr.Variable] = {}
@@ -263,7 +287,11 @@ def _holds(stored: npt.NDArray[Any], values: npt.NDArray[Any]) -> bool:
 
 
 def _check_new(
-    target: Group, ds: xr.Dataset, new: Mapping[str, xr.Variable], arrays: Mapping[str, NDArray], task: Task
+    target: Group,
+    ds: xr.Dataset,
+    new: Mapping[str, xr.Variable],
+    arrays: Mapping[str, NDArray],
+    task: Task,
 ) -> None:
     """Refuse new variables if the mode allows none, or if their sizes do not fit the existing ones."""
     if new and task.mode == "r+":
@@ -289,7 +317,10 @@ def _check_new(
 
 
 def _check_growing(
-    target: Group, variables: Mapping[str, xr.Variable], arrays: Mapping[str, NDArray], dim: Hashable
+    target: Group,
+    variables: Mapping[str, xr.Variable],
+    arrays: Mapping[str, NDArray],
+    dim: Hashable,
 ) -> None:
     grow = {name for name, array in arrays.items() if dim in (array.dims or ())}
     if left := sorted(grow - variables.keys()):

@@ -22,7 +22,12 @@ __all__ = ["create"]
 _SMALL_NBYTES = 2**20
 
 
-def create(target: Group, variables: Mapping[str, xr.Variable], attrs: Mapping[str, Any], task: Task) -> Iterator[Part]:
+def create(
+    target: Group,
+    variables: Mapping[str, xr.Variable],
+    attrs: Mapping[str, Any],
+    task: Task,
+) -> Iterator[Part]:
     """Make new variables and attributes; yield the parts that dask has to compute."""
     _note(target, attrs)
     for name, variable in variables.items():

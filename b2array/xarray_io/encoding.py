@@ -97,7 +97,9 @@ def _as_declared(name: str, variable: xr.Variable) -> xr.Variable:
 
 
 def encoded(
-    variables: Mapping[str, xr.Variable], encoding: Encoding, options: Collection[str] = ()
+    variables: Mapping[str, xr.Variable],
+    encoding: Encoding,
+    options: Collection[str] = (),
 ) -> dict[str, xr.Variable]:
     """Return variables of plain arrays by the CF conventions, with an ``encoding`` that `b2array.create` takes.
 
@@ -121,7 +123,10 @@ def encoded(
 
 
 def _prepared(
-    name: str, variable: xr.Variable, asked: Mapping[Hashable, Any] | None, options: Collection[str]
+    name: str,
+    variable: xr.Variable,
+    asked: Mapping[Hashable, Any] | None,
+    options: Collection[str],
 ) -> xr.Variable:
     """Return a variable with the encoding by which it is to be stored."""
     _require_plain(name, variable)
@@ -157,7 +162,10 @@ def _named(name: str, function: Callable[[], xr.Variable]) -> xr.Variable:
 
 
 def _checked_codes(
-    name: str, variable: xr.Variable, coded: xr.Variable, encoding: Mapping[Any, Any] = MappingProxyType({})
+    name: str,
+    variable: xr.Variable,
+    coded: xr.Variable,
+    encoding: Mapping[Any, Any] = MappingProxyType({}),
 ) -> xr.Variable:
     """Return an encoded variable that cannot be read as other items than the plain ones."""
     is_whole_time = coded.dtype.kind in "iu" and is_time(variable)
@@ -225,7 +233,10 @@ def _unmarked(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.Variab
 
 
 def _without_marks(
-    stored: npt.NDArray[Any], items: npt.NDArray[Any], name: str, marks: npt.NDArray[Any]
+    stored: npt.NDArray[Any],
+    items: npt.NDArray[Any],
+    name: str,
+    marks: npt.NDArray[Any],
 ) -> npt.NDArray[Any]:
     equal = np.isin(stored, marks.astype(stored.dtype) if stored.dtype.kind == marks.dtype.kind else marks)
     if equal.any() and (wrong := equal & ~xr.DataArray(items).isnull().values).any():
@@ -249,7 +260,13 @@ def _without_width(variable: xr.Variable) -> np.dtype[Any] | None:
     return width
 
 
-def _stored(name: str, variable: xr.Variable, width: np.dtype[Any] | None, *, given: bool) -> xr.Variable:
+def _stored(
+    name: str,
+    variable: xr.Variable,
+    width: np.dtype[Any] | None,
+    *,
+    given: bool,
+) -> xr.Variable:
     variable = _named(name, partial(as_text, name, variable))
     if width is not None and width.itemsize:
         if variable.dtype.kind == width.kind and variable.dtype.itemsize < width.itemsize:
@@ -361,7 +378,12 @@ def mapped(variable: xr.Variable, function: Any, dtype: np.dtype[Any]) -> xr.Var
     return xr.Variable(variable.dims, data, variable.attrs, variable.encoding)
 
 
-def _converted(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any], exact: bool) -> npt.NDArray[Any]:
+def _converted(
+    values: npt.NDArray[Any],
+    name: str,
+    dtype: np.dtype[Any],
+    exact: bool,
+) -> npt.NDArray[Any]:
     whole = dtype.kind in "iub"
     if values.dtype.kind == "c" and dtype.kind != "c":
         raise _not_held(name, dtype, "complex numbers")
@@ -378,7 +400,13 @@ def _converted(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any], exact:
     return result
 
 
-def _checked(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any], *, masked: bool = False) -> npt.NDArray[Any]:
+def _checked(
+    values: npt.NDArray[Any],
+    name: str,
+    dtype: np.dtype[Any],
+    *,
+    masked: bool = False,
+) -> npt.NDArray[Any]:
     """Return values if all that are not missing are in the range of a type of whole numbers."""
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     known = np.around(values[~np.isnan(values)]) if masked else values
@@ -443,7 +471,10 @@ def _of_one_type(name: str, variable: xr.Variable) -> xr.Variable:
 
 
 def as_stored(
-    name: str, variable: xr.Variable, array: NDArray, bounded: Mapping[str, Any] = MappingProxyType({})
+    name: str,
+    variable: xr.Variable,
+    array: NDArray,
+    bounded: Mapping[str, Any] = MappingProxyType({}),
 ) -> xr.Variable:
     """Encode a variable as the existing one is encoded, with its dimensions in the same order.
 
@@ -500,7 +531,11 @@ class OtherUnitsError(ValueError):
 
 
 def _coded(
-    name: str, variable: xr.Variable, array: NDArray, attrs: Mapping[str, Any], characters: int | None
+    name: str,
+    variable: xr.Variable,
+    array: NDArray,
+    attrs: Mapping[str, Any],
+    characters: int | None,
 ) -> xr.Variable:
     encoding = {key: attrs[key] for key in _CODED if key in attrs and key not in variable.attrs}
     if characters is not None:

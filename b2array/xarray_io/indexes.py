@@ -79,7 +79,11 @@ def _detected(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> s
 
 
 def place(
-    name: str, array: NDArray, variable: xr.Variable, append_dim: Hashable | None, region: Region
+    name: str,
+    array: NDArray,
+    variable: xr.Variable,
+    append_dim: Hashable | None,
+    region: Region,
 ) -> tuple[slice, ...]:
     """Return where a variable goes in an array. Its dimensions are in the stored order."""
     where = []
@@ -104,7 +108,10 @@ def place(
 
 
 def check_indexes(
-    ds: xr.Dataset, arrays: Mapping[str, NDArray], region: Region | None, append_dim: Hashable | None
+    ds: xr.Dataset,
+    arrays: Mapping[str, NDArray],
+    region: Region | None,
+    append_dim: Hashable | None,
 ) -> None:
     """Refuse a dataset whose indexes differ from the stored ones, where it goes; but not along `append_dim`.
 
@@ -133,7 +140,12 @@ def check_indexes(
             )
 
 
-def check_new_part(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray], check: CheckIndex) -> None:
+def check_new_part(
+    dim: Hashable,
+    ds: xr.Dataset,
+    arrays: Mapping[str, NDArray],
+    check: CheckIndex,
+) -> None:
     """Warn, or raise ValueError, if labels that are to be appended are stored already, or lie between stored ones."""
     array = arrays.get(str(dim))
     if check == "off" or dim not in ds.indexes or array is None or dims_of(str(dim), array) != (dim,):

@@ -35,7 +35,10 @@ _NETCDF_FILL = {
 
 
 def preferences(
-    name: str, variable: xr.Variable, asked: Mapping[Hashable, Any] | None, options: Collection[str]
+    name: str,
+    variable: xr.Variable,
+    asked: Mapping[Hashable, Any] | None,
+    options: Collection[str],
 ) -> dict[Any, Any]:
     """Return the encoding for a new variable.
 

@@ -52,7 +52,11 @@ def with_stored_units(variables: Mapping[str, xr.Variable], arrays: Mapping[str,
     return result
 
 
-def decoded(name: str, array: NDArray, bounded: Mapping[str, Any] = MappingProxyType({})) -> xr.Variable:
+def decoded(
+    name: str,
+    array: NDArray,
+    bounded: Mapping[str, Any] = MappingProxyType({}),
+) -> xr.Variable:
     """Return what is stored as times, with the units of a coordinate if they are bounds of one."""
     attrs = {**bounded, **attributes_of(array.attrs)}
     variable = xr.Variable(dims_of(name, array), array[...], attrs)

@@ -254,7 +254,10 @@ def _checked_mode(mode: Mode | None, append_dim: Hashable | None, region: object
 
 
 def _nodes(
-    ds: xr.Dataset | xr.DataArray | xr.DataTree, encoding: Mapping[Hashable, Any], *, inherit: bool
+    ds: xr.Dataset | xr.DataArray | xr.DataTree,
+    encoding: Mapping[Hashable, Any],
+    *,
+    inherit: bool,
 ) -> list[Node]:
     if isinstance(ds, xr.DataTree):
         paths = [node.path for node in ds.subtree]
@@ -287,7 +290,12 @@ def _encoded(node: Node, task: Task) -> tuple[dict[str, xr.Variable], dict[str, 
 
 
 @contextmanager
-def _transaction(url: Url, mode: Mode, name: str, storage_options: Mapping[str, Any] | None) -> Iterator[Group]:
+def _transaction(
+    url: Url,
+    mode: Mode,
+    name: str,
+    storage_options: Mapping[str, Any] | None,
+) -> Iterator[Group]:
     """Open a group in a transaction, with its old contents even if they are to be replaced: the commit does that."""
     home, made = _home(url, "a" if name and mode in ("w", "x") else mode, storage_options)
     try:
@@ -348,7 +356,12 @@ def _outermost(target: Group) -> Group:
 # What dask computes.
 
 
-def _later(parts: Iterable[Part], url: str, options: Mapping[str, Any], snapshot: str | None) -> Delayed:
+def _later(
+    parts: Iterable[Part],
+    url: str,
+    options: Mapping[str, Any],
+    snapshot: str | None,
+) -> Delayed:
     """Return a delayed that computes everything, and commits it at once to arrays that exist already."""
     home = group.open_group(url, "r+", storage_options=options)
     while (outer := home.parent) is not None:  # it was a part of this one
