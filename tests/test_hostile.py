@@ -254,6 +254,21 @@ def chunk_of_zfp(codec: int, meta: int) -> bytes:
     return encode.encode(values, typesize=8, blocksize=960, cparams=cparams, blockshape=CELLS.blockshape)
 
 
+def streams_of_ndlz(edge: int) -> list[bytes]:
+    """Return streams of one block of 40 x 50 bytes each."""
+    streams = []
+    cparams = {"codec": blosc2.Codec.NDLZ, "codec_meta": edge, "filters": [0], "nthreads": 1}
+    rows = np.random.default_rng(0).integers(0, 9, (4, 8)).astype("u1")
+    for order in (np.arange(40) % 4, np.arange(40) ** 2 % 7 % 4):
+        image = np.tile(rows[order], 7)[:, :50]
+        chunk = b2array.from_bytes(
+            blosc2.asarray(image, chunks=(40, 50), blocks=(40, 50), cparams=cparams).to_cframe()
+        ).get_chunk(0)
+        (start,) = struct.unpack_from("<i", chunk, 32)
+        streams.append(chunk[start + 4 :])
+    return streams
+
+
 def frames_of_hdf5() -> list[bytes]:
     held = b2array.create_schunk(chunksize=VALUES.nbytes, typesize=4)
     held.append_data(VALUES)
@@ -327,6 +342,13 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     "image of JPEG 2000": (
         [image()], lambda data: codecs.decode(39, data, 40 * 50, typesize=1, blockshape=(40, 50)),
     ),
+    **{
+        f"stream of NDLZ with cells of {edge}": (
+            streams_of_ndlz(edge),
+            lambda data, edge=edge: codecs.decode(32, data, 2000, meta=edge, typesize=1, blockshape=(40, 50)),
+        )
+        for edge in (4, 8)
+    },
     "frame in HDF5": (
         frames_of_hdf5(), lambda data: hdf5_chunks.unpack(data, 0, (Stage(32026, ()),), VALUES.nbytes)
     ),

@@ -11,6 +11,7 @@ rounding  floats with fewer bits, within the error that the user allows
 cblosc    calls C-Blosc 1: many blocks in one call
 streams   the streams in a block; runs, which C-Blosc 1 does not know
 codecs    streams <-> payloads, codec by codec; registered codecs
+plugins   codecs that the Blosc project numbers but does not build in: `zfp`, `jpeg2000`, `ndlz`
 filters   prepare blocks for a codec, and undo that; registered filters
 splice    replaces blocks of a chunk, and copies the streams of the others
 lazy      chunks without their data, as the C library makes them

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from numcodecs.abc import Codec
 
-from b2array.codec import jpeg2000, zfp
+from b2array.codec import jpeg2000, ndlz, zfp
 
 __all__ = ["PLUGINS", "MakeCodec", "Plugin", "plugin_id"]
 
@@ -31,6 +31,7 @@ class Plugin(NamedTuple):
 
 
 PLUGINS: dict[int, Plugin] = {
+    32: Plugin("ndlz", ndlz.Ndlz, ndlz.MAX_RATIO, writable=False),
     **{mode: Plugin(mode.name.lower(), partial(zfp.Zfp, mode), zfp.MAX_RATIO) for mode in zfp.Mode},
     39: Plugin("j2k", jpeg2000.Jpeg2000, None, writable=False),
     40: Plugin("htj2k", jpeg2000.Jpeg2000, None, writable=False),

@@ -1,0 +1,173 @@
+"""NDLZ: blocks of two dimensions in cells of 4 x 4 or 8 x 8 bytes, decoded with NumPy.
+
+A stream has its shape, and then the cells in C order. Each cell begins with a token that says where its rows come from:
+they follow as bytes, or they are copies of bytes in front of the token, at the distances that follow it. Copies refer
+to the stream, not to decoded bytes, so that all rows can be gathered at once. Cells at the edges are smaller, and
+never copies.
+
+Sources: the documentation of the codec in C-Blosc2 (``plugins/codecs/ndlz/README.md``), and the streams that it writes.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numcodecs.abc import Codec
+
+from b2array.buffers import Buffer
+from b2array.errors import FormatError, UnsupportedError
+
+__all__ = ["MAX_RATIO", "TOKENS", "Ndlz"]
+
+Int64Array = npt.NDArray[np.int64]
+
+MAX_RATIO = 32
+"""A cell of 64 equal bytes takes 2."""
+_HEADER = struct.Struct("<Bii")
+"""The number of dimensions, and the shape."""
+_EQUAL = 64
+"""The token of a cell whose bytes are all the same: that byte follows."""
+_DISTANCE_NBYTES = 2
+_BEYOND = 2**40
+_ROWS: dict[int, dict[int, str]] = {
+    4: {
+        0: "....",
+        40: "aabb",
+        48: "abab",
+        56: "abba",
+        128: "..aa",
+        136: "aa..",
+        144: "a.a.",
+        152: "a..a",
+        176: ".aa.",
+        184: ".a.a",
+        192: "aaaa",
+        224: ".aaa",
+        232: "aaa.",
+        240: "aa.a",
+        248: "a.aa",
+    },
+    8: {
+        0: "........",
+        **{136 + row: f"{'.' * row}aa{'.' * (6 - row)}" for row in range(7)},
+        **{168 + row: f"{'.' * row}aaa{'.' * (5 - row)}" for row in range(6)},
+        192: "aaaaaaaa",
+    },
+}
+"""Where the rows of a cell come from, by its edge and token: "." follows the token, "a" and "b" are at a distance."""
+
+
+class _Tokens(NamedTuple):
+    """Where the rows of cells of one edge come from, with one entry for each of the 256 tokens.
+
+    `nbytes` are the sizes of cells with their tokens; what is no token leads beyond any stream. Of each row, `source`
+    says which distance counts, if any (1 or 2), and `offset` how many bytes behind the token, or behind the place at
+    the distance, it begins.
+    """
+
+    nbytes: list[int]
+    source: Int64Array
+    offset: Int64Array
+
+
+def _tokens(edge: int) -> _Tokens:
+    nbytes = [_BEYOND] * 256
+    nbytes[_EQUAL] = 2
+    source, offset = np.zeros((2, 256, edge), np.int64)
+    for token, rows in _ROWS[edge].items():
+        ndistances = len({*rows} - {"."})
+        begin = 1 + _DISTANCE_NBYTES * ndistances
+        nbytes[token] = begin + edge * rows.count(".")
+        source[token] = [".ab".index(row) for row in rows]
+        offset[token] = [edge * rows[:i].count(row) + begin * (row == ".") for i, row in enumerate(rows)]
+    return _Tokens(nbytes, source, offset)
+
+
+TOKENS = {edge: _tokens(edge) for edge in _ROWS}
+
+
+class Ndlz(Codec):  # type: ignore[misc]  # numcodecs has no type hints
+    """The codec of one stream. The parameter byte is the edge of the cells."""
+
+    def __init__(self, meta: int, typesize: int, blockshape: tuple[int, ...] | None) -> None:  # noqa: ARG002
+        if blockshape is None:
+            raise UnsupportedError("NDLZ needs the shape of a block, and the chunk is not in an array")
+        if meta not in TOKENS or len(blockshape) != 2 or 0 in blockshape:
+            raise FormatError(
+                f"expected cells of 4 or 8 bytes in blocks of 2 dimensions for NDLZ, found {meta} and {blockshape}"
+            )
+        self._edge, self._shape, self._tokens = meta, blockshape, TOKENS[meta]
+
+    def encode(self, buf: Buffer) -> Buffer:
+        """Refuse to encode."""
+        raise UnsupportedError(f"streams of {len(buf)} bytes cannot be encoded by NDLZ, only decoded")
+
+    def decode(self, buf: Buffer, out: None = None) -> bytes:  # noqa: ARG002 - a codec of numcodecs has it
+        """Decode a stream."""
+        data = bytes(buf)
+        if data[: _HEADER.size] != _HEADER.pack(2, *self._shape):
+            start = data[: _HEADER.size].hex(" ")
+            raise FormatError(f"expected a stream of NDLZ for blocks of shape {self._shape}, found it begins {start}")
+        places = self._find_cells(data)
+        # Words and gathered rows of the last cell may reach beyond the end.
+        stream = np.frombuffer(data + bytes(self._edge**2), np.uint8)
+        rows = self._gather_rows(stream, np.array(places, np.int64))
+        ncells = [-(-n // self._edge) for n in self._shape]
+        cells = rows.reshape(*ncells, self._edge).swapaxes(1, 2)
+        items = np.ascontiguousarray(cells).view(np.uint8).reshape(self._edge * ncells[0], -1)
+        return items[: self._shape[0], : self._shape[1]].tobytes()
+
+    def _find_cells(self, data: bytes) -> list[int]:
+        """Return where the tokens of all cells are."""
+        height, width = self._shape
+        edge, nbytes = self._edge, self._tokens.nbytes
+        at, places = _HEADER.size, []
+        try:
+            for top in range(0, height, edge):
+                nwhole = width // edge if top + edge <= height else 0
+                for _ in range(nwhole):
+                    places.append(at)
+                    at += nbytes[data[at]]
+                for left in range(nwhole * edge, width, edge):
+                    places.append(at)
+                    if data[at] != 0:
+                        raise FormatError(f"expected the token 0 of a cell at the edge of a block, found {data[at]}")
+                    at += 1 + min(edge, height - top) * min(edge, width - left)
+        except IndexError:
+            at = _BEYOND  # at the end of the stream, or behind what is no token
+        if at != len(data):
+            last = next((place for place in reversed(places) if place < len(data)), None)
+            token = "none" if last is None else f"the last token, {data[last]}, at byte {last}"
+            raise FormatError(f"expected cells of NDLZ up to byte {len(data)}, found {token}")
+        return places
+
+    def _gather_rows(self, stream: npt.NDArray[np.uint8], at: Int64Array) -> npt.NDArray[Any]:
+        """Return all rows of all cells as words of as many bytes as a cell has columns."""
+        edge, width = self._edge, self._shape[1]
+        tokens = stream[at]
+        begin = at[:, np.newaxis] + self._tokens.offset[tokens]
+        # Cells in the last column may be narrower, so that their rows are closer together.
+        ncolumns, cut = -(-width // edge), width % edge
+        if cut:
+            last = slice(ncolumns - 1, None, ncolumns)
+            begin[last] = at[last, np.newaxis] + 1 + cut * np.arange(edge)
+        source = self._tokens.source[tokens]
+        copied = source.nonzero()
+        if copied[0].size:
+            origin = at[copied[0]]
+            begin[copied] -= _words(stream, 2)[origin - 1 + _DISTANCE_NBYTES * source[copied]]
+            if begin.min() < _HEADER.size or (begin[copied] + edge > origin).any():
+                raise FormatError("expected copies of bytes in front of a cell of NDLZ, found others")
+        words: npt.NDArray[Any] = _words(stream, edge)[begin]
+        is_equal = tokens == _EQUAL
+        repeated = stream[at[is_equal] + 1] * np.uint64(0x0101010101010101)
+        words[is_equal] = repeated.astype(words.dtype)[:, np.newaxis]
+        return words
+
+
+def _words(stream: npt.NDArray[np.uint8], nbytes: int) -> npt.NDArray[Any]:
+    """Return the word that begins at each byte, as a view."""
+    return np.ndarray((stream.size - nbytes + 1,), f"<u{nbytes}", stream, strides=(1,))
