@@ -15,9 +15,9 @@ import b2array
 from b2array.codec import cblosc
 from b2array.codec.codecs import _Frames
 from b2array.codec.header import CodecFormat
-from b2array.engine.fetch import fetch
-from b2array.engine.source import ChunkRequest
 from b2array.format import checksums
+from b2array.frame.fetch import fetch
+from b2array.frame.source import ChunkRequest
 from b2array.grid.selection import select
 from b2array.grid.tiling import parts_of_chunks, tiling_of
 from b2array.store.spans import plan_packed_read

@@ -37,7 +37,7 @@ from timing import Times, in_turns
 
 import b2array
 from b2array import config, threads
-from b2array.engine import cache
+from b2array.frame import cache
 
 SHAPE = (128, 256, 512)
 QUICK = (64, 128, 256)

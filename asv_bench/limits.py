@@ -29,8 +29,9 @@ from compare import CLEVEL, SHAPE, forget
 import b2array
 from b2array import config
 from b2array.codec import cblosc, codecs
-from b2array.engine import cache, staging
+from b2array.commit import staging
 from b2array.format import checksums
+from b2array.frame import cache
 from b2array.store import disk
 from b2array.store.local import LocalStore
 from b2array.store.spool import Spool

@@ -37,7 +37,7 @@ from benchmarks import rounded
 from timing import Times, in_turns
 
 import b2array
-from b2array.engine import cache
+from b2array.frame import cache
 from b2array.xarray_io import to_b2array
 
 Verb = Callable[[Path], object]

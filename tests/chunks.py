@@ -1,4 +1,4 @@
-"""Data, parameters and foreign chunks that the tests of the chunk engine share."""
+"""Data, parameters and foreign chunks that the tests of chunks share."""
 
 from __future__ import annotations
 

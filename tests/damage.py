@@ -7,7 +7,7 @@ import numpy as np
 
 import b2array
 from b2array.codec import chunk
-from b2array.engine.source import FRAME_NAME
+from b2array.frame.source import FRAME_NAME
 
 LAYOUTS = ("contiguous", "sparse")
 RNG = np.random.default_rng(0)

@@ -15,8 +15,8 @@ import b2array
 from b2array import codecs, config
 from b2array.buffers import scratch
 from b2array.codec import cblosc, decode, header
-from b2array.engine import cache
 from b2array.errors import FormatError
+from b2array.frame import cache
 
 
 def place(buf):

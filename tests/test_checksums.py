@@ -17,13 +17,13 @@ import b2array
 from b2array import config
 from b2array.array.array import NDArray
 from b2array.codec import chunk
-from b2array.engine import snapshot
-from b2array.engine.fetch import fetch
-from b2array.engine.handle import Handle
-from b2array.engine.source import ChunkRequest
+from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError, ChecksumError, ConflictError, FormatError
 from b2array.format import checksums
 from b2array.format.state import State
+from b2array.frame import snapshot
+from b2array.frame.fetch import fetch
+from b2array.frame.source import ChunkRequest
 from b2array.store.memory import MemoryStore
 
 LAYOUTS = ("contiguous", "sparse")
@@ -489,7 +489,7 @@ def test_a_pickled_handle_compares_too(tmp_path, layout, monkeypatch):
     data = mixed()
     a = write(path, data, layout)
     for limit in (2**16, 200, 60):
-        monkeypatch.setattr("b2array.engine.handle._PICKLED_NBYTES", limit)
+        monkeypatch.setattr("b2array.commit.handle._PICKLED_NBYTES", limit)
         handle = pickle.loads(pickle.dumps(a))
         np.testing.assert_array_equal(handle[...], data)
         file, at = place(path, 1, 60)

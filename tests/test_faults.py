@@ -24,8 +24,8 @@ from stories import ChunkStory, Contents, SnapshotStory, Story
 
 import b2array
 from b2array import config
-from b2array.engine import draft as drafting
-from b2array.engine import resize
+from b2array.commit import draft as drafting
+from b2array.commit import resize
 from b2array.errors import B2ArrayError
 from b2array.store import descriptors, disk, local
 from b2array.store.spool import Spool

@@ -39,9 +39,8 @@ from b2array.codec.chunk import Context
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decode
 from b2array.codec.header import CODEC_FORMATS, CodecId
-from b2array.engine import snapshot
-from b2array.engine.handle import Handle
-from b2array.engine.manifest import Entry, Manifest, Row
+from b2array.commit import pending
+from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange import hdf5_chunks
 from b2array.exchange.hdf5_chunks import Stage
@@ -49,10 +48,11 @@ from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers, su
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, pack_state, unpack_state
 from b2array.format.state import State
 from b2array.format.summary import Record
+from b2array.frame import snapshot
+from b2array.frame.manifest import Entry, Manifest, Row
 from b2array.grid import layout
 from b2array.group import listing
 from b2array.store.memory import MemoryStore
-from b2array.workers import pending
 
 VALUES = np.arange(24 * 20, dtype="<i4").reshape(24, 20) ** 2 % 9973
 SLOWEST = 120

@@ -16,7 +16,7 @@ from lengths import Sampled
 
 import b2array
 from b2array import config
-from b2array.engine import handle
+from b2array.commit import handle
 
 # What an interrupted call leaves unfinished, Python finalizes: it closes the file of a lock that nobody has got yet,
 # and swallows an interrupt that comes just then.

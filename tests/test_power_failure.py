@@ -23,7 +23,7 @@ from powerfail import EVERY_MOMENT, Crash, Disk, materialise
 
 import b2array
 from b2array import bloscpack, config
-from b2array.engine import draft as drafting
+from b2array.commit import draft as drafting
 from b2array.errors import B2ArrayError, ChecksumError, ChunkMissingError, ConflictError
 from b2array.store.atomic import AtomicFile
 from b2array.store.open import open_store

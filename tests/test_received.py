@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array.engine import redo
-from b2array.engine.manifest import MANIFEST, Entry, Manifest
+from b2array.commit import redo
 from b2array.errors import FormatError, UnsupportedError
+from b2array.frame.manifest import MANIFEST, Entry, Manifest
 from b2array.store.endings import LOCK
 from b2array.store.local import LocalStore
 

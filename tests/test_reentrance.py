@@ -14,7 +14,7 @@ import pytest
 
 import b2array
 from b2array import buffers, config
-from b2array.engine import cache
+from b2array.frame import cache
 
 PACKAGE = str(Path(b2array.__file__).parent)
 SHARED = {cache.__file__, buffers.__file__}

@@ -23,10 +23,10 @@ from b2array.array.array import NDArray
 from b2array.codec import chunk
 from b2array.codec.cparams import CParams
 from b2array.codec.header import Special
-from b2array.engine import read, snapshot
-from b2array.engine.handle import Handle
+from b2array.commit.handle import Handle
 from b2array.errors import FormatError
 from b2array.format import index
+from b2array.frame import read, snapshot
 from b2array.store.base import Head, join_views_at, merge
 from b2array.store.local import LocalStore
 from b2array.store.spans import Span

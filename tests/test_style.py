@@ -52,14 +52,14 @@ TODAY = {
     "codec": Counts(5, 10.3, 1, 4),
     "compute": Counts(6, 12.2, 1, 6),
     "display": Counts(4, 11.6, 1, 4),
-    "engine": Counts(94, 11.1, 34, 102),
+    "commit": Counts(60, 10.4, 25, 71),
     "exchange": Counts(5, 10.2, 2, 8),
+    "frame": Counts(20, 10.6, 6, 38),
     "format": Counts(7, 9.6, 1, 4),
     "grid": Counts(5, 12.0, 1, 8),
     "group": Counts(67, 10.5, 17, 115),
     "store": Counts(41, 10.3, 7, 60),
     "tools": Counts(9, 10.4, 2, 8),
-    "workers": Counts(12, 9.7, 3, 19),
     "xarray_io": Counts(13, 10.7, 16, 30),
 }
 # Packages that take over the code of others.

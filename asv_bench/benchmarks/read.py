@@ -6,7 +6,7 @@ import numpy as np
 
 import b2array
 from b2array import config
-from b2array.engine import cache
+from b2array.frame import cache
 
 from . import BLOCKS, CHUNKS, CODECS, field
 

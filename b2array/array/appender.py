@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array import copying
+from b2array.commit import resize
+from b2array.commit.handle import Handle
 from b2array.display.tables import counted
-from b2array.engine import resize
-from b2array.engine.handle import Handle
 from b2array.errors import warn
 from b2array.grid.layout import Layout
 from b2array.printable import printable

@@ -15,14 +15,15 @@ from b2array.array.appender import Appender
 from b2array.array.drafts import ArrayOptions, Casting, CopyKeywords, Url, require_dtype, takes
 from b2array.array.items import Indexed
 from b2array.array.schunk import SChunk
+from b2array.commit import resize
+from b2array.commit.draft import Draft
+from b2array.commit.handle import Handle, Mode
+from b2array.commit.one import commit
 from b2array.compute.mapping import Mapping as Shown
 from b2array.compute.readable import Indexer, Readable, Select, select_fields
 from b2array.display.reading import Reading, explained
-from b2array.engine import resize, snapshot
-from b2array.engine.commit import commit
-from b2array.engine.draft import Draft
-from b2array.engine.handle import Handle, Mode
 from b2array.errors import ReadOnlyError
+from b2array.frame import snapshot
 from b2array.grid.layout import extents
 from b2array.grid.selection import Selection, fields, select, vectorised
 from b2array.printable import printable
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from dask.delayed import Delayed
     from fsspec import AbstractFileSystem
-from b2array.workers import fork as forks
+from b2array.commit import fork as forks
 
 __all__ = ["NDArray", "View", "array_at"]
 

@@ -18,7 +18,7 @@ from b2array import config, threads
 from b2array.array import copying
 from b2array.array.array import NDArray, View
 from b2array.array.drafts import ArrayOptions, NewKeywords, Url, aborting, new_draft, put, require_dtype, takes
-from b2array.engine.draft import Draft
+from b2array.commit.draft import Draft
 from b2array.grid.assignment import check_unmasked
 from b2array.grid.partition import boxes
 from b2array.progress import track

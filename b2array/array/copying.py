@@ -33,16 +33,16 @@ from b2array.codec import codecs
 from b2array.codec.cparams import CParams, given_or_default
 from b2array.codec.interop import readable
 from b2array.codec.rounding import check_dtype
-from b2array.engine import kept, prepare, resize
-from b2array.engine.changes import Keep, changeable
-from b2array.engine.draft import Draft
-from b2array.engine.handle import Handle
-from b2array.engine.kept import KeptState
-from b2array.engine.source import Source
-from b2array.engine.write import rewrite
+from b2array.commit import prepare, resize
+from b2array.commit.changes import Keep, changeable
+from b2array.commit.copied_states import KeptState, states_to_copy
+from b2array.commit.draft import Draft
+from b2array.commit.handle import Handle
+from b2array.commit.write import rewrite
 from b2array.format import text
 from b2array.format.b2nd import CACHE, GEOMETRIES
 from b2array.format.state import State
+from b2array.frame.source import Source
 from b2array.grid import assignment
 from b2array.grid.assignment import Sliceable
 from b2array.grid.chunking import automatic
@@ -86,7 +86,7 @@ def copy_array(
         old = source.state.require_layout()
         kind = old.dtype if dtype is None else target_dtype(old.dtype, require_dtype(dtype), casting)
         # A snapshot of a group belongs to the group, and not to a copy of one of its members.
-        states = sorted([*kept.copied(source), *earlier], key=lambda each: each.entry.time) if snapshots else []
+        states = sorted([*states_to_copy(source), *earlier], key=lambda each: each.entry.time) if snapshots else []
         if kind != old.dtype or not _keeps_chunks(source, old, new):
             return _recode(source, states, kind, url, new, progress=progress)
         place = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)

@@ -21,15 +21,15 @@ from b2array.array import dask_chunks
 from b2array.array.drafts import ArrayOptions, Url, aborting, new_draft
 from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
+from b2array.commit.changes import ChangeSet
+from b2array.commit.draft import Draft
+from b2array.commit.fork import Origin, finish, merge_changes, origin_of, write_part
+from b2array.commit.handle import Handle
 from b2array.compute.readable import Readable
-from b2array.engine.changes import ChangeSet
-from b2array.engine.draft import Draft
-from b2array.engine.handle import Handle
 from b2array.errors import ConflictError, ReadOnlyError, warn
 from b2array.grid import assignment
 from b2array.grid.layout import Layout
 from b2array.progress import track
-from b2array.workers.fork import Origin, finish, merge_changes, origin_of, write_part
 
 if TYPE_CHECKING:
     import dask.array as da

@@ -13,17 +13,17 @@ from b2array.array import snapshots
 from b2array.array.drafts import check_dims
 from b2array.array.snapshots import SnapshotInfo
 from b2array.codec.cparams import CParams
+from b2array.commit.handle import Handle, Mode
+from b2array.commit.one import commit
+from b2array.commit.prepare import copied
+from b2array.commit.single import writers_lock
 from b2array.compute.operators import free_nbytes
 from b2array.compute.readable import Readable
 from b2array.display import tables
-from b2array.engine.commit import commit
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.prepare import copied
-from b2array.engine.single import writers_lock
-from b2array.engine.snapshot import ledger_in
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located_error
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.header import FrameType
+from b2array.frame.snapshot import ledger_in
 from b2array.store.memory import MemoryStore
 
 __all__ = ["Attributes", "Described", "Opened"]

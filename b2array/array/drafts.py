@@ -16,11 +16,9 @@ from b2array.codec.cparams import AUTO, AnyCParams, CParams, given_or_default
 from b2array.codec.header import Special
 from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
-from b2array.engine import resize
-from b2array.engine.draft import Draft, is_part
-from b2array.engine.snapshot import frame_in
-from b2array.engine.source import EMBEDDED, FRAME_NAME
-from b2array.engine.write import write
+from b2array.commit import resize
+from b2array.commit.draft import Draft, is_part
+from b2array.commit.write import write
 from b2array.errors import UnsupportedError
 from b2array.format import b2nd, dtypes, frame
 from b2array.format.annotations import Annotations
@@ -29,6 +27,8 @@ from b2array.format.foreign import check_ending
 from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.index import special_offset
 from b2array.format.state import check_count, cparams_to_note, parse
+from b2array.frame.snapshot import frame_in
+from b2array.frame.source import EMBEDDED, FRAME_NAME
 from b2array.grid import chunking
 from b2array.grid.assignment import broadcast, check_unmasked
 from b2array.grid.chunking import Access

@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from b2array import threads
 from b2array.array.described import Described
+from b2array.commit import resize
+from b2array.commit.handle import Handle
+from b2array.commit.write import chunk_box, write
 from b2array.compute.readable import Indexer, Select
 from b2array.display.reading import Reading, explained
-from b2array.engine import resize
-from b2array.engine.handle import Handle
-from b2array.engine.read import read
-from b2array.engine.source import Source
-from b2array.engine.write import chunk_box, write
 from b2array.errors import ConflictError, PerformanceWarning, warn
+from b2array.frame.read import read
+from b2array.frame.source import Source
 from b2array.grid import assignment
 from b2array.grid.layout import Layout, grid_shape
 from b2array.grid.selection import Selection, check_entries, fields, select

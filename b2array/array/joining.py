@@ -25,11 +25,11 @@ from b2array.array.drafts import (
     takes,
 )
 from b2array.codec.header import Special
-from b2array.engine.draft import Draft
-from b2array.engine.fetch import each_chunk
-from b2array.engine.source import Location, Source
-from b2array.engine.write import rewrite
+from b2array.commit.draft import Draft
+from b2array.commit.write import rewrite
 from b2array.errors import ConflictError
+from b2array.frame.fetch import each_chunk
+from b2array.frame.source import Location, Source
 from b2array.grid.assignment import check_unmasked
 from b2array.grid.layout import Layout
 from b2array.progress import Progress, track

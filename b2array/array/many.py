@@ -12,9 +12,9 @@ import numpy as np
 from b2array import threads
 from b2array.array.array import View
 from b2array.compute.readable import Readable, select_fields
-from b2array.engine.fetch import fetch_from
-from b2array.engine.read import WINDOW_CHUNKS, WINDOW_NBYTES, WINDOWS_UNDER_WAY, ChunkRead, Reader, prepare
-from b2array.engine.source import ChunkRequest
+from b2array.frame.fetch import fetch_from
+from b2array.frame.read import WINDOW_CHUNKS, WINDOW_NBYTES, WINDOWS_UNDER_WAY, ChunkRead, Reader, prepare
+from b2array.frame.source import ChunkRequest
 from b2array.grid.selection import Selection, fields, select
 from b2array.grid.tiling import parts_of_chunks
 

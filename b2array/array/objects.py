@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, overload
 
 from b2array.array.schunk import SChunk
+from b2array.commit.handle import Handle
 from b2array.display.tables import counted
-from b2array.engine.handle import Handle
 from b2array.errors import FormatError, UnsupportedError, located
 from b2array.format.attributes import decode_attr, decode_attrs
 from b2array.format.frame import Frame

@@ -22,22 +22,23 @@ from b2array.codec.cparams import AnyCParams, given_or_default
 from b2array.codec.header import Special
 from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
+from b2array.commit import edits
+from b2array.commit.draft import Draft
+from b2array.commit.handle import Handle, Mode
+from b2array.commit.one import commit
+from b2array.commit.prepare import copied
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.display.tables import counted
-from b2array.engine import edits, kept
-from b2array.engine.commit import commit
-from b2array.engine.draft import Draft
-from b2array.engine.fetch import each_chunk, fetch
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.prepare import copied
-from b2array.engine.snapshot import load
-from b2array.engine.source import ChunkRequest, Source
 from b2array.errors import FormatError, LimitError, UnsupportedError, located_error
 from b2array.format import frame
 from b2array.format.annotations import Annotations
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import cparams_to_note, parse
+from b2array.frame import kept
+from b2array.frame.fetch import each_chunk, fetch
+from b2array.frame.snapshot import load
+from b2array.frame.source import ChunkRequest, Source
 from b2array.grid.assignment import check_unmasked
 from b2array.keywords import spelled_out
 from b2array.printable import printable

@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from b2array.commit.changes import Keep
+from b2array.commit.draft import Draft
+from b2array.commit.handle import Handle
 from b2array.display.tables import size
-from b2array.engine import kept
-from b2array.engine.changes import Keep
-from b2array.engine.draft import Draft
-from b2array.engine.fetch import each_chunk
-from b2array.engine.handle import Handle
-from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, unknown_name
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.checksums import record_nbytes
 from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import State
+from b2array.frame import kept
+from b2array.frame.fetch import each_chunk
+from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, unknown_name
 from b2array.grid.layout import Layout
 
 __all__ = [

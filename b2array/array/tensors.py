@@ -13,11 +13,11 @@ from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
 from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader
-from b2array.engine import snapshot
-from b2array.engine.handle import Handle
+from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
 from b2array.format import dtypes
 from b2array.format.header import FIRST_BYTES
+from b2array.frame import snapshot
 from b2array.store.memory import MemoryStore
 
 __all__ = ["face", "from_bytes"]

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.buffers import memory_nbytes
+from b2array.commit.handle import RECOVERABLE, Handle
 from b2array.compute.mapping import Mapping
 from b2array.compute.operators import Operators
 from b2array.compute.reductions import reduction
-from b2array.engine.handle import RECOVERABLE, Handle
-from b2array.engine.read import read, read_item
 from b2array.errors import warn
+from b2array.frame.read import read, read_item
 from b2array.grid.layout import Layout
 from b2array.grid.selection import Selection, fields, item, orthogonal, select, vectorised
 from b2array.printable import printable

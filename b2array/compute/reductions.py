@@ -23,10 +23,10 @@ from b2array import threads
 from b2array.buffers import scratch
 from b2array.compute.mapping import Mapping
 from b2array.compute.operators import Operators
-from b2array.engine.read import read, read_item
-from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import Source
 from b2array.format.index import SPECIALS
+from b2array.frame.read import read, read_item
+from b2array.frame.snapshot import Snapshot
+from b2array.frame.source import Source
 from b2array.grid.layout import Layout
 from b2array.grid.selection import select, vectorised
 

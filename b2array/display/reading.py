@@ -1,4 +1,4 @@
-"""What a selection will read: the engine's own plan, counted and not carried out."""
+"""What a selection will read: the reader's own plan, counted and not carried out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 from b2array import config
 from b2array.display.drawing import Box, draw, merge
 from b2array.display.tables import Info, beside, size, table, titled
-from b2array.engine.fetch import Ask, fetch, steps_of
-from b2array.engine.read import ChunkRead, Reader, prepare
-from b2array.engine.snapshot import Snapshot
-from b2array.engine.source import ChunkRequest, Source
 from b2array.errors import B2ArrayError
+from b2array.frame.fetch import Ask, fetch, steps_of
+from b2array.frame.read import ChunkRead, Reader, prepare
+from b2array.frame.snapshot import Snapshot
+from b2array.frame.source import ChunkRequest, Source
 from b2array.grid.advice import advice
 from b2array.grid.layout import Layout
 from b2array.grid.selection import Selection
@@ -101,7 +101,7 @@ def explained(
     selection: Selection,
     names: Sequence[str | None] | None,
 ) -> Reading:
-    """Return what the engine would do now to read a selection. This reads only heads of chunks, if it needs them."""
+    """Return what would be done now to read a selection. This reads only heads of chunks, if it needs them."""
     box = np.broadcast_to(np.empty((), layout.dtype), selection.box)
     positions, axes = selection.positions, selection.axes
     reader = prepare(source, layout, positions, axes, box)

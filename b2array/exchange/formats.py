@@ -28,15 +28,15 @@ from b2array.array.schunk import SChunk
 from b2array.array.tensors import face
 from b2array.bloscpack.header import MAGIC, Description, describe
 from b2array.codec.cparams import CParams
-from b2array.engine.commit import commit
-from b2array.engine.handle import Handle
-from b2array.engine.snapshot import load
+from b2array.commit.handle import Handle
+from b2array.commit.one import commit
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import foreign
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
 from b2array.format.kept import ledger_of
 from b2array.format.text import find_dtype, is_unsized
+from b2array.frame.snapshot import load
 from b2array.grid.chunking import Access
 from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member

@@ -19,14 +19,14 @@ from b2array.array import copying, drafts
 from b2array.array.described import Attributes
 from b2array.array.drafts import AnyPlace, ArrayOptions, Kind
 from b2array.array.schunk import create_schunk
-from b2array.engine.commit import commit
-from b2array.engine.draft import Draft
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.kept import KeptState
-from b2array.engine.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name, is_attrs
+from b2array.commit.copied_states import KeptState
+from b2array.commit.draft import Draft
+from b2array.commit.handle import Handle, Mode
+from b2array.commit.one import commit
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import ArraySource, Build, Building, Format, Hierarchy, Options, Piece, Storage
+from b2array.frame.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name, is_attrs
 from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import MAGIC, Archive

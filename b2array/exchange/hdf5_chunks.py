@@ -32,11 +32,11 @@ from b2array.codec import cblosc, filters
 from b2array.codec.cparams import CParams
 from b2array.codec.decode import decode
 from b2array.codec.header import NO_FILTERS, ChunkHeader, FilterId
-from b2array.engine import snapshot
-from b2array.engine.handle import Handle
+from b2array.commit.handle import Handle
 from b2array.errors import FormatError, UnsupportedError, located
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Piece
+from b2array.frame import snapshot
 from b2array.store.memory import MemoryStore
 
 __all__ = ["COMPRESSIONS", "Stage", "check_compression", "compressing", "read_box", "stages_of", "unpack", "write"]

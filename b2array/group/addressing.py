@@ -17,11 +17,11 @@ from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.array.tensors import face
 from b2array.array.times import At, name_of
-from b2array.engine import kept, snapshot
-from b2array.engine.handle import Follower, Handle, Mode
-from b2array.engine.manifest import ARRAY, SUFFIXES
-from b2array.engine.snapshot import Snapshot, ledger_in
+from b2array.commit.handle import Follower, Handle, Mode
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
+from b2array.frame import kept, snapshot
+from b2array.frame.manifest import ARRAY, SUFFIXES
+from b2array.frame.snapshot import Snapshot, ledger_in
 from b2array.group import embedded
 from b2array.group.archive import MAGIC
 from b2array.group.group import AnyMode, Group, check_mode, in_embed_file, open_group

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from b2array import config
 from b2array.array.schunk import SChunk
-from b2array.engine import snapshot
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import EMBEDDED, MANIFEST, check_path, is_embedded, members_among
+from b2array.commit.handle import Handle, Mode
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError, located
+from b2array.frame import snapshot
+from b2array.frame.manifest import EMBEDDED, MANIFEST, check_path, is_embedded, members_among
 from b2array.group import embedded
 from b2array.group.members import Members
 from b2array.store.base import Stamp, Store, in_one_state, stale_reader

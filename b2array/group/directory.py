@@ -1,7 +1,7 @@
 """The members of a group in a local directory.
 
 The files are the list of members, as for python-blosc2. The redo log in the manifest has the last word about the
-members that it names; see `b2array.engine.redo`. Members are opened from the summaries in the manifest; see
+members that it names; see `b2array.commit.redo`. Members are opened from the summaries in the manifest; see
 `b2array.group.summaries`.
 """
 
@@ -17,19 +17,21 @@ from typing import Any, Protocol, Self
 from b2array import config
 from b2array.array.drafts import AnyPlace, FreePlace, Kind, place_new
 from b2array.array.schunk import SChunk
-from b2array.engine import kept, redo, snapshot
-from b2array.engine.catalog import Catalog, read_manifest, write_manifest
-from b2array.engine.draft import Draft
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.kept import KeptState
-from b2array.engine.localize import localize
-from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
-from b2array.engine.prepare import copied
-from b2array.engine.snapshot import Member, Snapshot, load_member
+from b2array.commit import redo
+from b2array.commit.copied_states import KeptState, states_to_copy
+from b2array.commit.draft import Draft
+from b2array.commit.handle import Handle, Mode
+from b2array.commit.localize import localize
+from b2array.commit.manifests import write_manifest
+from b2array.commit.prepare import copied
 from b2array.errors import ConflictError
 from b2array.format import summary
 from b2array.format.header import FrameType
 from b2array.format.summary import Record
+from b2array.frame import snapshot
+from b2array.frame.catalog import Catalog, read_manifest
+from b2array.frame.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
+from b2array.frame.snapshot import Member, Snapshot, load_member
 from b2array.group import embedded, summaries
 from b2array.group.members import Members
 from b2array.store.base import (
@@ -69,7 +71,7 @@ def copy_of(
             layout = own
         place = place_new(url, layout, storage_options, overwrite=overwrite)
         origin = source.source
-        states = sorted([*kept.copied(origin), *earlier], key=lambda each: each.entry.time) if snapshots else []
+        states = sorted([*states_to_copy(origin), *earlier], key=lambda each: each.entry.time) if snapshots else []
         return copied(origin, place.store, place.kind, overwrite=overwrite, kept=states, first=place.first)
 
     return new

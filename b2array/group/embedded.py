@@ -8,12 +8,12 @@ from typing import Any
 
 from b2array import config
 from b2array.array.schunk import SChunk, create_schunk
-from b2array.engine import snapshot
-from b2array.engine.census import EMBEDDED_MAP, EMBEDDED_NOTES, embedded_extents
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import EMBEDDED
+from b2array.commit.census import EMBEDDED_MAP, EMBEDDED_NOTES, embedded_extents
+from b2array.commit.handle import Handle, Mode
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError
 from b2array.format.frame import Frame
+from b2array.frame import snapshot
+from b2array.frame.manifest import EMBEDDED
 from b2array.group.members import Members
 from b2array.store.base import Store
 from b2array.store.memory import MemoryStore

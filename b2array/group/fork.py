@@ -1,7 +1,7 @@
 """Forks of a group's transaction: handles of the group for workers, whose changes become part of the commit.
 
 A fork shows the members as the transaction had them when it was forked, and its own changes. Each member that it has is
-a fork of an array, and waits where those do; see `b2array.workers.fork`. A member that the fork makes waits in its
+a fork of an array, and waits where those do; see `b2array.commit.fork`. A member that the fork makes waits in its
 pickle, whatever the place of the group: nothing is left behind if the worker is killed.
 """
 
@@ -19,18 +19,18 @@ from typing import Any, NoReturn
 
 from b2array.array.described import Attributes
 from b2array.codec.header import Special
-from b2array.engine.changes import ChangeSet, merged
-from b2array.engine.draft import Draft
-from b2array.engine.fetch import each_chunk
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import is_attrs, is_embedded
-from b2array.engine.source import Source
+from b2array.commit.changes import ChangeSet, merged
+from b2array.commit.draft import Draft
+from b2array.commit.fork import Fork, Origin, origin_of
+from b2array.commit.handle import Handle, Mode
 from b2array.errors import ConflictError
+from b2array.frame.fetch import each_chunk
+from b2array.frame.manifest import is_attrs, is_embedded
+from b2array.frame.source import Source
 from b2array.group.directory import NewFrame, copy_of
 from b2array.group.listed import AnyGroup
 from b2array.group.members import Members, check_new
 from b2array.store.base import Mutex
-from b2array.workers.fork import Fork, Origin, origin_of
 
 __all__ = ["Changes", "GroupFork"]
 

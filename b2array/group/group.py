@@ -21,13 +21,13 @@ from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import SnapshotInfo, checked_entry
 from b2array.array.times import At, name_of
+from b2array.commit.draft import Draft
+from b2array.commit.handle import Follower, Handle, Mode
+from b2array.commit.one import commit
 from b2array.display.tables import Block, counted
-from b2array.engine.commit import commit
-from b2array.engine.draft import Draft
-from b2array.engine.handle import Follower, Handle, Mode
-from b2array.engine.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
 from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, warn
 from b2array.format.foreign import check_ending
+from b2array.frame.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
 from b2array.group import embedded, snapshots, unpacked, whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable

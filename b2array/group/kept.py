@@ -13,18 +13,18 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from b2array.engine import kept, snapshot
-from b2array.engine.commit import commit
-from b2array.engine.draft import is_part
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.kept import KeptState
-from b2array.engine.manifest import RETIRED, Manifest, retired_path
-from b2array.engine.prepare import copied
-from b2array.engine.snapshot import Snapshot, ledger_in, unknown_name
-from b2array.engine.source import FRAME_NAME
+from b2array.commit.copied_states import KeptState
+from b2array.commit.draft import is_part
+from b2array.commit.handle import Handle, Mode
+from b2array.commit.one import commit
+from b2array.commit.prepare import copied
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError
 from b2array.format.header import FrameType
 from b2array.format.kept import KEPT, Kept, object_name
+from b2array.frame import kept, snapshot
+from b2array.frame.manifest import RETIRED, Manifest, retired_path
+from b2array.frame.snapshot import Snapshot, ledger_in, unknown_name
+from b2array.frame.source import FRAME_NAME
 from b2array.group.directory import Directory
 from b2array.group.listed import AnyGroup, ListedGroup
 from b2array.group.listing import State, group_ledger, load_members
@@ -71,7 +71,7 @@ def retire(view: Directory, states: Sequence[Snapshot]) -> RetiredFrame:
     token = os.urandom(8).hex()
     store = view.store_of(retired_path(token))
     entries = [held.at for held in states if held.at is not None]
-    keeps = [kept.KeptState(*each) for each in zip(entries, states, strict=True)]
+    keeps = [KeptState(*each) for each in zip(entries, states, strict=True)]
     commit(copied(states[-1], store, FrameType.SPARSE, kept=keeps))
     for path in (retired_path(token), RETIRED, ""):
         view.store_of(path).force()

@@ -14,14 +14,15 @@ from functools import partial
 from typing import Any, Self, TypeAlias
 
 from b2array.array.schunk import SChunk
-from b2array.engine import kept
-from b2array.engine.catalog import Catalog
-from b2array.engine.census import completed, rows_among
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import EMBEDDED, MANIFEST, Manifest, Row, is_embedded
-from b2array.engine.snapshot import Member, Snapshot, ledger_in, load_member, load_published, load_revision
+from b2array.commit.census import completed, rows_among
+from b2array.commit.handle import Handle, Mode
+from b2array.commit.manifests import replace_manifest
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
+from b2array.frame import kept
+from b2array.frame.catalog import Catalog
+from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, Row, is_embedded
+from b2array.frame.snapshot import Member, Snapshot, ledger_in, load_member, load_published, load_revision
 from b2array.group import embedded, summaries
 from b2array.group.directory import Directory
 from b2array.group.listing import State
@@ -171,7 +172,7 @@ class ListedGroup:
             with self.store.lock(MANIFEST), suppress(ConflictError):
                 manifest, version = self.catalog.read()
                 manifest = change(completed(self.store, manifest))
-                self.catalog.write(manifest, version)
+                replace_manifest(self.catalog, manifest, version)
                 return manifest
         raise too_many_conflicts(self.store)
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import msgpack
 
 from b2array.buffers import Buffer
-from b2array.engine.manifest import MANIFEST, Manifest, is_embedded, is_member_name, members_among
 from b2array.errors import FormatError, UnsupportedError, located
 from b2array.format.attributes import UNREADABLE
 from b2array.format.kept import Kept, Ledger, object_name, sealed, unsealed
+from b2array.frame.manifest import MANIFEST, Manifest, is_embedded, is_member_name, members_among
 from b2array.store.base import Store
 from b2array.store.spans import Span
 

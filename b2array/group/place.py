@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from b2array.array.drafts import Url
-from b2array.engine.manifest import EMBEDDED, MANIFEST, SUFFIXES
+from b2array.frame.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.group.archive import MAGIC
 from b2array.store.base import Head
 from b2array.store.local import LocalStore

@@ -1,7 +1,7 @@
 """Several members of a group in an object store changed in one commit.
 
 The transaction collects changes: drafts of members, new members, deletions, snapshots. At the end
-`b2array.engine.many.commit_rows` prepares a revision for each member that changed, and writes the manifest once. That
+`b2array.commit.many.commit_rows` prepares a revision for each member that changed, and writes the manifest once. That
 write is the commit. A snapshot of the group is a copy of the rows of the manifest, and touches no member.
 
 A transaction that is given up deletes nothing: a request of it may still be under way, and chunks never get a name that
@@ -17,19 +17,20 @@ from types import MappingProxyType
 from typing import Any
 
 from b2array.array.drafts import FreePlace
-from b2array.engine import kept
-from b2array.engine.changes import Keep
-from b2array.engine.draft import Draft, warn_of_forgotten
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import ARRAY, OTHER, Manifest, Row, is_embedded
-from b2array.engine.many import commit_rows, each, write_revision
-from b2array.engine.prepare import copied
-from b2array.engine.snapshot import Snapshot, unknown_name
+from b2array.commit.changes import Keep
+from b2array.commit.copied_states import states_to_copy
+from b2array.commit.draft import Draft, warn_of_forgotten
+from b2array.commit.fork import origin_of
+from b2array.commit.handle import Handle, Mode
+from b2array.commit.many import commit_rows, each, write_revision
+from b2array.commit.prepare import copied
 from b2array.errors import ConflictError
 from b2array.format.annotations import GroupCommit
 from b2array.format.header import FrameType
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, object_name
 from b2array.format.state import State as FrameState
+from b2array.frame.manifest import ARRAY, OTHER, Manifest, Row, is_embedded
+from b2array.frame.snapshot import Snapshot, unknown_name
 from b2array.group.directory import NewFrame, copy_of
 from b2array.group.fork import Changes
 from b2array.group.kept import Moment, moment
@@ -37,7 +38,6 @@ from b2array.group.listed import ListedGroup, name_of
 from b2array.group.listing import State, group_ledger, pack_members
 from b2array.group.members import Members, check_new
 from b2array.store.base import create_under_own_name
-from b2array.workers.fork import origin_of
 
 __all__ = ["RowTransaction"]
 
@@ -287,7 +287,7 @@ class RowTransaction(Changes):
             # Its chunks are still there, under numbers that no later member of the name has got.
             draft = Draft(store, None, held.state, is_same=True, first=first)
         else:
-            draft = copied(held, store, FrameType.CONTIGUOUS, is_same=True, kept=kept.copied(held))
+            draft = copied(held, store, FrameType.CONTIGUOUS, is_same=True, kept=states_to_copy(held))
         handle = Handle(Snapshot(store, draft.state, 0, None, ""), "r+")
         handle.enter(draft)
         self._handles[state.path], self._drafts[state.path], self._new[state.path] = handle, draft, name

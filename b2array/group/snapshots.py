@@ -11,13 +11,13 @@ from b2array import threads
 from b2array.array import snapshots
 from b2array.array.drafts import Kind
 from b2array.array.snapshots import Box, SnapshotInfo, differing, snapshot_info
-from b2array.engine import snapshot
-from b2array.engine.handle import Handle
-from b2array.engine.manifest import ATTRS, Manifest, is_attrs, is_embedded, retired_path
-from b2array.engine.snapshot import Snapshot, ledger_in
+from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError
 from b2array.format.kept import Kept
 from b2array.format.state import State as FrameState
+from b2array.frame import snapshot
+from b2array.frame.manifest import ATTRS, Manifest, is_attrs, is_embedded, retired_path
+from b2array.frame.snapshot import Snapshot, ledger_in
 from b2array.group.changing import AnyTransaction
 from b2array.group.directory import copy_of
 from b2array.group.kept import Moment, moment

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from b2array.engine.handle import Handle
-from b2array.engine.snapshot import Snapshot, load, reload, restore, unchanged
+from b2array.commit.handle import Handle
 from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.state import State
 from b2array.format.summary import Summary
+from b2array.frame.snapshot import Snapshot, load, reload, restore, unchanged
 from b2array.store.base import Mutex, Store
 
 __all__ = ["Promised", "promise", "promise_revision"]

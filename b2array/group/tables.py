@@ -20,8 +20,8 @@ from b2array import config
 from b2array.array.array import NDArray
 from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
+from b2array.commit.handle import Handle, Mode
 from b2array.display.tables import counted
-from b2array.engine.handle import Handle, Mode
 from b2array.errors import B2ArrayError, FormatError, LimitError, UnsupportedError, located_error
 
 __all__ = ["DESCRIPTION", "Table", "is_table"]

@@ -2,7 +2,7 @@
 
 Each changed and each new member gets its chunks and its frame in places that no reader looks at. Then one write
 replaces the manifest, and that write is the commit: the manifest gets a redo log, with an entry for each member that
-was changed, made or deleted. From then on readers who open the group see all of it; see `b2array.engine.redo`. The
+was changed, made or deleted. From then on readers who open the group see all of it; see `b2array.commit.redo`. The
 writer carries the log out, so that readers who open members directly see the changes, and removes what goes.
 
 A writer who dies before the commit leaves files that no reader finds; one who dies later leaves a redo log. The next
@@ -32,11 +32,19 @@ from typing import Any
 
 from b2array.array import snapshots
 from b2array.buffers import Buffer
-from b2array.engine import redo
-from b2array.engine.commit import commit, stage
-from b2array.engine.draft import Draft, warn_of_forgotten
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import (
+from b2array.commit import redo
+from b2array.commit.draft import Draft, warn_of_forgotten
+from b2array.commit.fork import origin_of
+from b2array.commit.handle import Handle, Mode
+from b2array.commit.one import commit, stage
+from b2array.commit.single import carry_out_others, waits_for_others
+from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
+from b2array.format.annotations import GroupCommit
+from b2array.format.frame import Frame
+from b2array.format.header import FIRST_BYTES, FrameType
+from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, ledger_of, object_name
+from b2array.format.state import parse
+from b2array.frame.manifest import (
     ARRAY,
     MANIFEST,
     OTHER,
@@ -47,15 +55,8 @@ from b2array.engine.manifest import (
     retired_path,
     staged_path,
 )  # fmt: skip
-from b2array.engine.single import carry_out_others, waits_for_others
-from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, unknown_name
-from b2array.engine.source import FRAME_NAME
-from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
-from b2array.format.annotations import GroupCommit
-from b2array.format.frame import Frame
-from b2array.format.header import FIRST_BYTES, FrameType
-from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, ledger_of, object_name
-from b2array.format.state import parse
+from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, unknown_name
+from b2array.frame.source import FRAME_NAME
 from b2array.group.directory import Directory, NewFrame, copy_of, record_of
 from b2array.group.fork import Changes
 from b2array.group.kept import (
@@ -72,7 +73,6 @@ from b2array.group.members import Members, check_new
 from b2array.store.atomic import require_free
 from b2array.store.base import MISSING, Store, Version, attempts, create_under_own_name, too_many_conflicts
 from b2array.store.forces import together
-from b2array.workers.fork import origin_of
 
 __all__ = ["Transaction"]
 

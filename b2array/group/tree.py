@@ -9,8 +9,8 @@ from b2array.array.array import NDArray
 from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.display.tables import folded, short, size, table, titled
-from b2array.engine.manifest import ATTRS
 from b2array.errors import B2ArrayError
+from b2array.frame.manifest import ATTRS
 from b2array.printable import html_text, printable
 
 __all__ = ["Names", "Tree", "branches", "nested"]

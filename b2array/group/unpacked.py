@@ -30,12 +30,12 @@ from typing import Any, cast
 
 import msgpack
 
-from b2array.engine import snapshot
-from b2array.engine.commit import commit
-from b2array.engine.handle import Handle, Mode
-from b2array.engine.manifest import EMBEDDED
-from b2array.engine.source import FRAME_NAME
+from b2array.commit.handle import Handle, Mode
+from b2array.commit.one import commit
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError, warn
+from b2array.frame import snapshot
+from b2array.frame.manifest import EMBEDDED
+from b2array.frame.source import FRAME_NAME
 from b2array.group import whole
 from b2array.group.archive import MAGIC, NOTE, Archive, is_content
 from b2array.group.directory import Directory, copy_of

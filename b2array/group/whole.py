@@ -10,10 +10,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from b2array.engine.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
-from b2array.engine.source import FRAME_NAME
+from b2array.commit.manifests import replace_manifest
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign
+from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
+from b2array.frame.source import FRAME_NAME
 from b2array.group import embedded
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.changing import committing
@@ -178,7 +179,7 @@ def initialise(group: AnyGroup) -> None:
 
 def _list_nothing(group: ListedGroup) -> None:
     """Write the manifest of a group without members."""
-    group.catalog.write(Manifest({}, os.urandom(8).hex()), None)
+    replace_manifest(group.catalog, Manifest({}, os.urandom(8).hex()), None)
     group.show(*group.catalog.last_seen())
 
 

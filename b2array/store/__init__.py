@@ -26,6 +26,6 @@ spool          new bytes that wait for their commit
 atomic         files that are made elsewhere and renamed; what they may replace
 secrets        keeps passwords and keys out of messages
 
-Above it, `engine` reads spans of chunks and commits frames: ``create`` and ``replace`` publish an object as a whole,
-``adopt`` gives a file that was made beside its name, ``append`` and ``patch`` extend a file on disk or in memory.
+Above it, `frame` reads spans of chunks and `commit` commits frames: ``create`` and ``replace`` publish an object as a
+whole, ``adopt`` gives a file that was made beside its name, ``append`` and ``patch`` extend a file on disk or memory.
 """

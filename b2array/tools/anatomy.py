@@ -24,15 +24,15 @@ from b2array.codec.header import FIELDS as CHUNK_FIELDS
 from b2array.codec.header import ChunkHeader, HeaderField, Special
 from b2array.config import HEADER_LEN
 from b2array.display import tables
-from b2array.engine.fetch import fetch
-from b2array.engine.snapshot import Snapshot, kept_states
-from b2array.engine.source import ChunkRequest, Location
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange.formats import holds_array
 from b2array.format import b2nd, checksums, frame
 from b2array.format.header import FIXED_LEN, FrameType, Header
 from b2array.format.header import HEADER_FIELDS as FRAME_FIELDS
 from b2array.format.kept import ledger_of
+from b2array.frame.fetch import fetch
+from b2array.frame.snapshot import Snapshot, kept_states
+from b2array.frame.source import ChunkRequest, Location
 from b2array.store.base import Listed, Store
 from b2array.store.spans import Span
 

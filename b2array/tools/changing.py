@@ -8,9 +8,9 @@ from typing import Any
 
 from b2array.array.described import Attributes
 from b2array.array.schunk import SChunk
-from b2array.engine.draft import discard
-from b2array.engine.snapshot import frame_in, load
+from b2array.commit.draft import discard
 from b2array.errors import UnsupportedError
+from b2array.frame.snapshot import frame_in, load
 from b2array.group import addressing
 from b2array.group.group import Group, open_group
 from b2array.group.place import group_of

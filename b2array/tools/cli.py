@@ -24,11 +24,11 @@ from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.drafts import place_new
 from b2array.array.schunk import SChunk
+from b2array.commit.copied_states import states_to_copy
+from b2array.commit.handle import Handle
+from b2array.commit.one import commit
+from b2array.commit.prepare import copied
 from b2array.display import tables
-from b2array.engine import kept
-from b2array.engine.commit import commit
-from b2array.engine.handle import Handle
-from b2array.engine.prepare import copied
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.convert import convert_to, is_array, save_intact
 from b2array.exchange.formats import BLP, BLP_BYTES, BYTES, holds_array
@@ -411,7 +411,7 @@ def copy(
             raise UnsupportedError(f"{redact_url(src)} is no array: its chunks can only be copied as they are")
         place = place_new(dst, layout, others, overwrite=overwrite)
         with track(revision.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as bar:
-            states = kept.copied(revision) if snapshots else []
+            states = states_to_copy(revision) if snapshots else []
             commit(copied(revision, place.store, place.kind, overwrite=overwrite, progress=bar, kept=states))
         count, nbytes = tables.counted(revision.frame.nchunks, "chunk"), tables.nbytes(revision.frame.cbytes)
         _say(f"{redact_url(dst)}: {count} in {nbytes}")

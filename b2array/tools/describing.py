@@ -16,13 +16,13 @@ from b2array.array.array import NDArray
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import SnapshotInfo
 from b2array.bloscpack.header import CHECKSUMS
+from b2array.commit.handle import Handle
 from b2array.display import tables
-from b2array.engine import snapshot
-from b2array.engine.handle import Handle
-from b2array.engine.snapshot import Snapshot, ledger_in
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.formats import B2ND, ArraySource, Box, Hierarchy, Storage, holds_array
 from b2array.exchange.places import find
+from b2array.frame import snapshot
+from b2array.frame.snapshot import Snapshot, ledger_in
 from b2array.group.addressing import split_member
 from b2array.group.snapshots import GroupDiff
 from b2array.group.tree import branches, nested

@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from b2array.engine.snapshot import ledger_in
 from b2array.exchange.formats import Storage
 from b2array.format.kept import Kept
+from b2array.frame.snapshot import ledger_in
 from b2array.group import addressing
 from b2array.group.changing import AnyTransaction
 from b2array.group.group import Group

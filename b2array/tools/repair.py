@@ -11,22 +11,22 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from b2array.engine.changes import changeable
-from b2array.engine.commit import commit
-from b2array.engine.draft import Draft
-from b2array.engine.fetch import chunk_number
-from b2array.engine.kept import KeptState
-from b2array.engine.manifest import Row
-from b2array.engine.prepare import copied
-from b2array.engine.single import writers_lock
-from b2array.engine.snapshot import Member, Snapshot, damage_of_listed, kept_states, load, load_revision
-from b2array.engine.source import FRAME_NAME
+from b2array.commit.changes import changeable
+from b2array.commit.copied_states import KeptState
+from b2array.commit.draft import Draft
+from b2array.commit.one import commit
+from b2array.commit.prepare import copied
+from b2array.commit.single import writers_lock
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, located
 from b2array.exchange.formats import Storage
 from b2array.format.annotations import sizes_row
 from b2array.format.header import FrameType
 from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import parse, sized_blocks
+from b2array.frame.fetch import chunk_number
+from b2array.frame.manifest import Row
+from b2array.frame.snapshot import Member, Snapshot, damage_of_listed, kept_states, load, load_revision
+from b2array.frame.source import FRAME_NAME
 from b2array.group.listed import ListedGroup
 from b2array.group.place import group_of
 from b2array.store.base import Store

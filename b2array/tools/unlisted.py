@@ -15,18 +15,18 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from b2array.engine.fetch import chunk_number
-from b2array.engine.manifest import DATA, SUFFIXES, Manifest, Row, index_name, is_index_name
-from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, load_published, load_revision
-from b2array.engine.source import FRAME_NAME
+from b2array.commit import pending
 from b2array.errors import B2ArrayError
 from b2array.format.kept import KEPT, object_name
+from b2array.frame.fetch import chunk_number
+from b2array.frame.manifest import DATA, SUFFIXES, Manifest, Row, index_name, is_index_name
+from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load_published, load_revision
+from b2array.frame.source import FRAME_NAME
 from b2array.group.kept import moment, unneeded
 from b2array.group.listed import ListedGroup, name_of
 from b2array.group.listing import group_ledger
 from b2array.store.base import Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY
-from b2array.workers import pending
 
 __all__ = ["of_member", "outside"]
 

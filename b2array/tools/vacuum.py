@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from b2array.array.schunk import open_schunk
+from b2array.commit import pending
+from b2array.commit.draft import Draft
+from b2array.commit.one import commit
+from b2array.commit.redo import belongs, discard, read_member
 from b2array.display.tables import counted, size
-from b2array.engine.commit import commit
-from b2array.engine.draft import Draft
-from b2array.engine.fetch import chunk_number
-from b2array.engine.manifest import MANIFEST, RETIRED
-from b2array.engine.redo import belongs, discard, read_member
-from b2array.engine.snapshot import Snapshot, kept_states, ledger_in, load, load_published
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
 from b2array.format.kept import KEPT, object_name
+from b2array.frame.fetch import chunk_number
+from b2array.frame.manifest import MANIFEST, RETIRED
+from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load, load_published
 from b2array.group import unpacked
 from b2array.group.directory import Directory
 from b2array.group.kept import remove_frame, unneeded
@@ -39,7 +40,6 @@ from b2array.tools.members import change_each
 from b2array.tools.results import Result, Results, Shown, first_of
 from b2array.tools.unlisted import never_again, of_member, outside
 from b2array.tools.verify import verify_frame
-from b2array.workers import pending
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

@@ -19,13 +19,9 @@ from b2array.array.copying import PIECE_NBYTES
 from b2array.array.schunk import SChunk
 from b2array.codec import decode
 from b2array.codec.chunk import ChunkHead, Stored
+from b2array.commit import pending, redo
 from b2array.display.tables import counted
 from b2array.display.tables import nbytes as shown_nbytes
-from b2array.engine import redo
-from b2array.engine.fetch import chunk_number, fetch
-from b2array.engine.manifest import is_embedded, retired_path
-from b2array.engine.snapshot import Snapshot, damage_of_listed, kept_state, kept_states, load
-from b2array.engine.source import FRAME_NAME, ChunkRequest, Location
 from b2array.errors import (
     B2ArrayError,
     ChecksumError,
@@ -40,6 +36,10 @@ from b2array.exchange.formats import Format, Storage, holds_array
 from b2array.exchange.places import find, require_frames
 from b2array.format import checksums
 from b2array.format.kept import KEPT, ledger_of, object_name
+from b2array.frame.fetch import chunk_number, fetch
+from b2array.frame.manifest import is_embedded, retired_path
+from b2array.frame.snapshot import Snapshot, damage_of_listed, kept_state, kept_states, load
+from b2array.frame.source import FRAME_NAME, ChunkRequest, Location
 from b2array.grid.partition import boxes
 from b2array.group import addressing
 from b2array.group.archive import Archive
@@ -56,7 +56,6 @@ from b2array.store.spans import Span
 from b2array.tools.anatomy import context_of, frame_nbytes, listed, total_nbytes
 from b2array.tools.members import Listing, collect, each_frame
 from b2array.tools.results import Result, Results, Shown, first_of
-from b2array.workers import pending
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

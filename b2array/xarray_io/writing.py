@@ -18,6 +18,7 @@ from b2array.array.array import NDArray
 from b2array.array.dask import Write
 from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
+from b2array.commit.fork import Origin, merge_changes, origin_of
 from b2array.errors import ConflictError, warn
 from b2array.group import group, whole
 from b2array.group.group import Group
@@ -25,7 +26,6 @@ from b2array.group.listed import AnyGroup
 from b2array.group.unpacked import Unpacked, is_place
 from b2array.store.base import pause
 from b2array.store.open import address_of
-from b2array.workers.fork import Origin, merge_changes, origin_of
 from b2array.xarray_io.backend import Url
 from b2array.xarray_io.changing import change, group_at
 from b2array.xarray_io.creating import create

@@ -32,7 +32,7 @@ from lengths import examples
 import b2array
 from b2array import config
 from b2array.array.schunk import SChunk
-from b2array.engine import write
+from b2array.commit import write
 from b2array.errors import (
     B2ArrayError,
     ConflictError,

@@ -16,8 +16,8 @@ import pytest
 import b2array
 from b2array import CParams
 from b2array.array import copying
-from b2array.engine.snapshot import Snapshot
 from b2array.errors import ConflictError
+from b2array.frame.snapshot import Snapshot
 
 CHUNKS = (16, 128)
 SHAPE = (256, 1000)

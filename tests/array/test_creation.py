@@ -172,7 +172,7 @@ def test_without_interop_everything_that_can_be_read_here_is_written(tmp_path):
 @LAYOUTS
 @pytest.mark.parametrize("when", ["encode", "put"])
 def test_a_value_that_fails_half_way_leaves_nothing(tmp_path, monkeypatch, layout, when):
-    from b2array.engine.staging import Staging
+    from b2array.commit.staging import Staging
 
     def failing(*_, **__):
         raise MemoryError

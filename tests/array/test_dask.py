@@ -30,9 +30,9 @@ from b2array import config, threads
 from b2array.array import dask as dask_io
 from b2array.array import dask_chunks
 from b2array.array.frozen import Frozen
+from b2array.commit.fork import finish, origin_of, write_part
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.endings import JOURNAL
-from b2array.workers.fork import finish, origin_of, write_part
 
 LAYOUTS = ["contiguous", "sparse"]
 

@@ -13,13 +13,13 @@ import pytest
 
 import b2array
 from b2array.array.drafts import place_new
-from b2array.engine import draft as drafting
+from b2array.commit import draft as drafting
+from b2array.commit import pending
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.format.header import FrameType
 from b2array.store import disk
 from b2array.store.memory import MemoryStore
 from b2array.store.open import open_store
-from b2array.workers import pending
 
 pytestmark = pytest.mark.crossed
 

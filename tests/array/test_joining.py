@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import b2array
-from b2array.engine.open_chunk import OpenChunk
+from b2array.commit.open_chunk import OpenChunk
 
 RNG = np.random.default_rng(0)
 

@@ -15,9 +15,9 @@ from b2array import config
 from b2array.array.schunk import SChunk
 from b2array.codec import encode
 from b2array.codec.header import NAN_BYTES, Special
-from b2array.engine import snapshot
-from b2array.engine.handle import Handle
+from b2array.commit.handle import Handle
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, ReadOnlyError
+from b2array.frame import snapshot
 from b2array.store.memory import MemoryStore
 
 LAYOUTS = pytest.mark.parametrize("layout", ["contiguous", "sparse"])
@@ -478,7 +478,7 @@ def test_a_pickle_shows_its_state_while_others_go_on(tmp_path, layout):
 
 @LAYOUTS
 def test_a_large_pickle_leaves_out_what_only_writers_need(tmp_path, layout, monkeypatch):
-    monkeypatch.setattr("b2array.engine.handle._PICKLED_NBYTES", 10)
+    monkeypatch.setattr("b2array.commit.handle._PICKLED_NBYTES", 10)
     held = made(tmp_path / "a.b2frame", layout=layout)
     again = pickle.loads(pickle.dumps(held))
     again.update_data(1, data(8))

@@ -20,10 +20,10 @@ from lengths import examples
 
 import b2array
 from b2array import config
-from b2array.engine.kept import opened
-from b2array.engine.snapshot import kept_state, ledger_in
 from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError
 from b2array.format.kept import KEPT, Kept, Ledger, object_name
+from b2array.frame.kept import opened
+from b2array.frame.snapshot import kept_state, ledger_in
 
 LAYOUTS = ["contiguous", "sparse"]
 X = np.random.default_rng(1).integers(0, 9999, (40, 50))

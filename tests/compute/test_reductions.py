@@ -19,9 +19,9 @@ from views import shown
 import b2array
 from b2array import config
 from b2array.codec import decode
+from b2array.commit.handle import Handle
 from b2array.compute import reductions
 from b2array.compute.mapping import Mapping
-from b2array.engine.handle import Handle
 
 pytestmark = pytest.mark.crossed
 

@@ -13,12 +13,12 @@ from lengths import examples
 
 import b2array
 from b2array import config
-from b2array.engine import snapshot
 from b2array.errors import FormatError
 from b2array.format import frame, index
 from b2array.format.header import FrameType
 from b2array.format.kept import DIGEST_NBYTES, Kept, pack_state, sealed, unpack_state
 from b2array.format.state import State
+from b2array.frame import snapshot
 from b2array.store.memory import MemoryStore
 
 LARGEST = 2**40

@@ -30,10 +30,11 @@ from servers import RangeServer
 
 import b2array
 from b2array import Group, NDArray, open_group
-from b2array.engine import manifest, redo
-from b2array.engine.catalog import Catalog
-from b2array.engine.manifest import Entry, Manifest, Row, check_name
+from b2array.commit import manifests, many, redo
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
+from b2array.frame import manifest
+from b2array.frame.catalog import Catalog
+from b2array.frame.manifest import Entry, Manifest, Row, check_name
 from b2array.group import embedded
 from b2array.group.directory import Directory
 from b2array.group.listed import group_at
@@ -547,7 +548,7 @@ def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
     script = f"""
 import os
 from b2array import open_group
-from b2array.engine import redo
+from b2array.commit import redo
 from b2array.group.directory import Directory
 group = open_group({url!r}, "r+")
 calls = 0
@@ -746,20 +747,21 @@ def test_an_answer_to_a_commit_that_is_lost_is_no_failure(
 def test_a_commit_whose_outcome_is_not_known_removes_nothing(
     growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, reads = (Catalog, "read") if "://" in url else (Directory, "read")
-    original = home.write
+    home = Catalog if "://" in url else Directory
+    writer, writes = (many, "replace_manifest") if "://" in url else (Directory, "write")
+    original = getattr(writer, writes)
 
     def cut_off(*_: Any) -> None:
         raise ConnectionError("the network is down")
 
-    def lose(self: Any, *args: Any) -> None:
-        original(self, *args)
-        monkeypatch.setattr(home, reads, cut_off)
+    def lose(*args: Any) -> None:
+        original(*args)
+        monkeypatch.setattr(home, "read", cut_off)
         monkeypatch.setattr(home, "holds", cut_off, raising=False)
         raise TimeoutError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(home, "write", lose)
+        patched.setattr(writer, writes, lose)
         with pytest.raises(TimeoutError), growing.transaction() as changes:
             _append(changes, 1)
     monkeypatch.undo()
@@ -1206,7 +1208,7 @@ def test_a_tree_of_many_members_opens_none_of_them(tmp_path: Path, monkeypatch: 
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"not even a frame")
     group = open_group(tmp_path)
-    monkeypatch.setattr(b2array.engine.snapshot, "load", None)
+    monkeypatch.setattr(b2array.frame.snapshot, "load", None)
     assert len(group.tree().splitlines()) == 1 + 7 + 300
     assert len(group) == 7
     assert len(group["g3"]) == 43
@@ -1275,16 +1277,16 @@ def test_writers_of_the_list_of_members_do_not_lose_each_others_changes(monkeypa
     url = f"memory://test-writers-{next(_serials)}.b2d"
     group = open_group(url, "w")
     group.create("x", data=[1])
-    original = Catalog.write
+    original = many.replace_manifest
     names = iter(["other1", "other2", "other3"])
 
-    def write(self: Catalog, *args: object) -> None:
+    def write(*args: object) -> None:
         for name in names:
             open_group(url, "r+").create(name, data=[1])
             break
-        original(self, *args)  # type: ignore[arg-type]
+        original(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Catalog, "write", write)
+    monkeypatch.setattr(many, "replace_manifest", write)
     group.create("y", data=[1])
     with group.transaction() as changes:
         changes["x"][0] = 2
@@ -1569,7 +1571,7 @@ def test_attributes_replace_what_an_interrupted_writer_has_left_and_nothing_else
     group, stale = open_group(url, "w"), open_group(url, "r+")
     assert not stale.attrs
     with monkeypatch.context() as broken:
-        broken.setattr(Catalog, "write", lambda *_: (_ for _ in ()).throw(TimeoutError))
+        broken.setattr(manifests, "write_manifest", lambda *_: (_ for _ in ()).throw(TimeoutError))
         for begin in (lambda: group.attrs.update(k=1), lambda: group.require_group("a/b")):
             with pytest.raises(TimeoutError):
                 begin()

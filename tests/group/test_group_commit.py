@@ -27,7 +27,7 @@ from operations import WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import Group, config, open_group
-from b2array.engine import redo
+from b2array.commit import redo
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.store import base
 from b2array.store.open import open_store

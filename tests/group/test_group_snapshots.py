@@ -27,8 +27,8 @@ from operations import WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import Group, config, open_group
-from b2array.engine import kept
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
+from b2array.frame import kept
 from b2array.group.snapshots import GroupDiff
 from b2array.store import base
 from b2array.store.open import open_store

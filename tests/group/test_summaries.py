@@ -21,10 +21,10 @@ from servers import RangeServer
 
 import b2array
 from b2array import Group, open_group
-from b2array.engine import snapshot
-from b2array.engine.manifest import MANIFEST, Manifest, Row
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
+from b2array.frame import snapshot
+from b2array.frame.manifest import MANIFEST, Manifest, Row
 from b2array.group.listed import AnyGroup
 from b2array.group.summaries import Promised
 from b2array.store.local import LocalStore

@@ -21,10 +21,10 @@ from clouds import Cloud
 
 import b2array
 from b2array import config, open_group
-from b2array.engine import redo
-from b2array.engine.draft import Draft
-from b2array.engine.manifest import Manifest
+from b2array.commit import redo
+from b2array.commit.draft import Draft
 from b2array.errors import ConflictError
+from b2array.frame.manifest import Manifest
 from b2array.group.directory import Directory
 from b2array.store import disk, links
 from b2array.store.local import LocalStore

@@ -22,7 +22,7 @@ import pytest
 
 import b2array
 from b2array import __main__, bloscpack
-from b2array.engine import snapshot
+from b2array.frame import snapshot
 from b2array.grid.chunking import automatic
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store

@@ -199,7 +199,7 @@ def test_vacuum_removes_what_killed_writers_left_outside_of_the_members(
     before = files()
     group = b2array.open_group(url, "r+")
     if url == "g.b2d":  # elsewhere an array that is not listed may be somebody's
-        monkeypatch.setattr("b2array.engine.staging.CHECKED_AFTER", 0)
+        monkeypatch.setattr("b2array.commit.staging.CHECKED_AFTER", 0)
         unfinished, tasks = group.transaction(), da.arange(8, chunks=4)
         changes = unfinished.__enter__()
         changes.create("new/flat", data=[1, 2])

@@ -18,7 +18,6 @@ from lengths import examples
 
 import b2array
 from b2array import open_group
-from b2array.engine.source import FRAME_NAME
 from b2array.errors import (
     B2ArrayError,
     ChunkLostError,
@@ -27,6 +26,7 @@ from b2array.errors import (
 )
 from b2array.format.fingerprint import MARK_AT
 from b2array.format.header import unpack_header
+from b2array.frame.source import FRAME_NAME
 from b2array.store.base import Store
 from b2array.store.open import open_store
 from b2array.tools import repair as repairing

@@ -21,10 +21,10 @@ from damage import flip, kinds
 import b2array
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import Keep
-from b2array.engine.manifest import RETIRED
-from b2array.engine.snapshot import kept_state
 from b2array.errors import ConflictError
 from b2array.format.kept import KEPT, Kept, Ledger
+from b2array.frame.manifest import RETIRED
+from b2array.frame.snapshot import kept_state
 from b2array.store.open import open_store
 
 Run = Callable[..., tuple[int, str, str]]

@@ -12,14 +12,14 @@ import pytest
 from damage import noise, write
 
 import b2array
-from b2array.engine import staging
-from b2array.engine.source import FRAME_NAME
+from b2array.commit import staging
 from b2array.errors import (
     ConflictError,
     ReadOnlyError,
     UnsupportedError,
 )
 from b2array.format import index
+from b2array.frame.source import FRAME_NAME
 from b2array.store.open import open_store
 
 pytestmark = pytest.mark.usefixtures("_no_cache")

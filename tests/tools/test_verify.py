@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from lengths import examples
 
 import b2array
-from b2array.engine.source import FRAME_NAME
 from b2array.format import checksums
+from b2array.frame.source import FRAME_NAME
 
 pytestmark = pytest.mark.usefixtures("_no_cache")
 

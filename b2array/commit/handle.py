@@ -1,0 +1,503 @@
+"""`Handle`: an open frame, the state that it shows, and the transaction that is under way.
+
+`b2array.NDArray` and `b2array.SChunk` each wrap a handle. A handle shows one committed state, and inside a
+transaction the changes on top of it. Its own commits move it on, and bring in what others have committed by then. Else
+their commits are seen after `refresh`, or always by a `Follower`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NoReturn, TypeVar
+
+from b2array import config
+from b2array.commit.draft import Draft, abandoned
+from b2array.commit.one import commit
+from b2array.commit.single import writers_lock
+from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located_error
+from b2array.format.b2nd import CACHE
+from b2array.format.frame import Frame
+from b2array.format.kept import Kept
+from b2array.format.state import with_index
+from b2array.format.summary import Summary
+from b2array.frame.snapshot import Member, Snapshot, reload
+from b2array.frame.source import Source
+from b2array.store.base import MISSING, Mutex, Store, Version, attempts
+
+__all__ = ["RECOVERABLE", "Follower", "Handle", "Mode"]
+
+_PICKLED_NBYTES = 2**16
+"""A table of sizes that takes more than this, and serves writers only, stays out of pickles."""
+
+RECOVERABLE = (FormatError, UnsupportedError, ConflictError, *MISSING)
+"""What a reading may raise because a commit took away what it reads; see `Handle.recover`."""
+
+Mode = Literal["r", "r+"]
+T = TypeVar("T")
+
+
+class Handle:
+    """An open frame.
+
+    Threads may share one: they are serialised when they commit.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        The state to show.
+    mode : {"r", "r+"}
+        For reading only, or also for changing.
+
+    Attributes
+    ----------
+    store : Store
+        Where the chunks are.
+    source : Source
+        What chunks are read from: the transaction under way, or the committed state.
+    described : Source or Summary
+        The source; or, until a member of a group is read, the summary that describes it.
+    locked : bool
+        Whether the holder of the mutex has the store's lock, too.
+    mutex : Mutex
+        Held while the handle commits, and by changes that join a transaction.
+    small_writes : tuple of (list of int or None, int)
+        The chunk that the last commits wrote in part, and how many they were; None once the user was warned.
+
+    Raises
+    ------
+    ReadOnlyError
+        The frame cannot be changed, and `mode` is "r+".
+    """
+
+    __slots__ = (
+        "_draft",
+        "_mode",
+        "_snapshot",
+        "described",
+        "locked",
+        "mutex",
+        "small_writes",
+        "source",
+        "store",
+    )
+
+    source: Source
+    described: Source | Summary
+
+    def __init__(self, snapshot: Snapshot, mode: Mode) -> None:
+        if mode not in ("r", "r+"):
+            raise ValueError(f"mode must be 'r' or 'r+', not {mode!r}")
+        if mode == "r+" and snapshot.start:
+            raise ReadOnlyError("a frame inside a larger file can only be read")
+        if mode == "r+" and snapshot.at is not None:
+            raise ReadOnlyError(f"{snapshot.url}: a snapshot can only be read; restore() goes back to it")
+        if mode == "r+" and snapshot.frame.metalayer(CACHE) is not None:
+            raise ReadOnlyError(f"{snapshot.url} caches another array for python-blosc2, and can only be read; copy it")
+        if mode == "r+" and not snapshot.store.can.write:
+            raise ReadOnlyError(f"{snapshot.url} can only be read; open it with mode='r'")
+        self._mode: Mode = mode
+        self._show(snapshot)
+        self.mutex = Mutex()
+        self.locked = False
+        self.small_writes: tuple[list[int] | None, int] = [], 0
+
+    def _show(self, snapshot: Snapshot, draft: Draft | None = None) -> None:
+        self.store: Store = snapshot.store
+        self._snapshot, self._draft = snapshot, draft
+        self.source = self.described = draft or snapshot
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The committed state that this handle shows."""
+        return self._snapshot
+
+    @property
+    def frame(self) -> Frame:
+        """Header, index and trailer of what chunks are read from."""
+        return self.source.state.frame
+
+    @property
+    def url(self) -> str:
+        """Where the chunks are, without secrets."""
+        return self.store.url
+
+    @property
+    def mode(self) -> Mode:
+        """For reading ("r"), or for reading and changing ("r+")."""
+        return self._mode
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether changes wait for the end of a transaction."""
+        return self._draft is not None
+
+    @property
+    def draft(self) -> Draft | None:
+        """The changes of the transaction that is under way."""
+        return self._draft
+
+    @property
+    def generation(self) -> str:
+        """Names the committed state that this handle shows; changes with every commit."""
+        return self._snapshot.generation
+
+    def recover(self, source: Source, error: B2ArrayError | OSError) -> Source:
+        """After an error, return the source to read from next, or raise the error with the URL in it.
+
+        A commit through this handle may have taken away what was read; then there is a newer source. ConflictError:
+        another writer took it away.
+        """
+        if not isinstance(error, UnsupportedError):
+            with self.mutex.held:  # once a commit under way is over
+                newest = self.source
+                if _identity(newest) != _identity(source):
+                    return newest
+                if source is self._draft and self._draft.catch_up():
+                    return source
+                if isinstance(source, Snapshot) and source.again is not None:
+                    with suppress(OSError, B2ArrayError):
+                        current = reload(source)
+                        if current.again is None and current.generation == source.generation:
+                            self._show(current, self._draft)  # it was carried out, perhaps to another place
+                            return current
+        _explain(source, error)
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame
+
+    def reading(self, task: Callable[[Source], T]) -> T:
+        """Return what a task reads; call it again where a commit through this handle took that away meanwhile."""
+        source = self.source
+        while True:
+            try:
+                return task(source)
+            except RECOVERABLE as error:
+                source = self.recover(source, error)
+
+    # Changing.
+
+    def attempts(self, *, anywhere: bool = False) -> Iterator[AbstractContextManager[Draft]]:
+        """Yield attempts at a change, until one has succeeded: the loop's body runs again after a conflict.
+
+        ::
+
+            for attempt in handle.attempts():
+                with attempt as draft:
+                    ...  # changes the draft
+
+        The end of the ``with`` block commits the changes. What others committed meanwhile is kept. If they changed the
+        same chunks, there is another attempt. After some attempts the handle takes the store's lock, if there is one,
+        and other writers wait. Inside a transaction the changes join that one. A block that raises changes nothing.
+        With `anywhere`, the change still makes sense if another writer has changed metalayers, number or order of the
+        chunks. ConflictError says that it makes no sense any more.
+        """
+        self.require_writable()
+        for tried in attempts(self.store):
+            if tried == config.retries and not self.store.can.compare:
+                break
+            outcome = _Outcome()
+            yield self._attempt(outcome, anywhere=anywhere)
+            if outcome.is_success:
+                return
+        yield self._last_attempt(anywhere=anywhere)
+
+    @contextmanager
+    def _attempt(self, outcome: _Outcome, *, anywhere: bool) -> Iterator[Draft]:
+        """Let the block change a draft, and commit that; after a conflict, return if another attempt makes sense."""
+        known, joined = self._snapshot, self._draft
+        try:
+            with self._changing() as draft:
+                yield draft
+            outcome.is_success = True
+        except ConflictError:
+            with self.mutex.held:
+                if self._draft is not None:
+                    # It may have begun meanwhile; then the change joins it now.
+                    again = self._draft is not joined or self._draft.catch_up()
+                else:
+                    self._show(self._reloaded())
+                    moved = self._snapshot.generation != known.generation
+                    again = moved and (anywhere or self._snapshot.alike(known))
+            if not again:
+                raise
+
+    @contextmanager
+    def _last_attempt(self, *, anywhere: bool) -> Iterator[Draft]:
+        """Let the block change a draft, and commit that, while other writers wait."""
+        known = self._snapshot
+        with self.mutex.held, ExitStack() as locks:
+            if self._draft is None:
+                if not self.locked:
+                    locks.enter_context(self._lock())
+                self._show(self._reloaded())
+                if not anywhere and not self._snapshot.alike(known):
+                    raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
+            yield locks.enter_context(self._changing(locked=self._draft is None))
+
+    def _reloaded(self) -> Snapshot:
+        """Return the state that the store holds now; ConflictError if the frame was deleted or moved."""
+        try:
+            return reload(self._snapshot)
+        except MISSING as error:
+            _explain(self._snapshot, error)
+            raise
+
+    def _lock(self) -> AbstractContextManager[object]:
+        """Take the store's lock. ConflictError: the directory that it is in was deleted, or replaced by a file."""
+        try:
+            return writers_lock(self.store, self._snapshot.name)
+        except MISSING as error:
+            _explain(self._snapshot, error)
+            raise
+
+    @contextmanager
+    def _changing(self, *, locked: bool = False) -> Iterator[Draft]:
+        """Let the block change a draft, and commit that; with `locked`, the caller holds the store's lock."""
+        with self.mutex.held:
+            joined = self._draft
+            if joined is not None:
+                try:
+                    with joined.attempt():
+                        yield joined
+                except (FormatError, UnsupportedError, FileNotFoundError, NotADirectoryError) as error:
+                    _explain(joined, error)
+                    raise
+                return
+            draft = self.new_draft(locked=locked)
+        try:
+            yield draft
+        except BaseException as error:
+            draft.abort()
+            if isinstance(error, FormatError | UnsupportedError | FileNotFoundError | NotADirectoryError):
+                _explain(draft, error)
+            raise
+        with self.mutex.held:
+            self._commit(draft)
+
+    def _commit(self, draft: Draft) -> None:
+        try:
+            committed = commit(draft)
+            # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
+            if committed is not draft.base:
+                self._show(committed, self._draft)
+            draft.warn_of_forgotten()
+        except (FormatError, *MISSING) as error:
+            _explain(draft, error)
+            raise
+        except KeyboardInterrupt:  # which may come after the store has got the new state
+            with suppress(OSError, B2ArrayError):
+                self._show(reload(self._snapshot), self._draft)
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make everything that is changed through this handle inside the ``with`` block one commit.
+
+        Threads that write through the handle join in, one at a time, and readings through it show the changes. If the
+        block raises, nothing has happened; nor after a ConflictError, which says that another writer has changed chunks
+        that the block read or wrote.
+        """
+        draft = self.begin()
+        try:
+            self.enter(draft)
+            try:
+                yield
+            except BaseException:
+                self.leave(None)
+                draft.abort()
+                raise
+            with self.mutex.held:
+                try:
+                    self._commit(draft)
+                finally:
+                    self._show(self._snapshot)
+        finally:
+            # Ctrl-C may have come at the edge of the transaction. Nothing interrupts an assignment, as it does a call.
+            if self._draft is draft:
+                self._draft, self.source, self.described = None, self._snapshot, self._snapshot
+
+    def begin(self) -> Draft:
+        """Return a draft for a transaction of this handle, on top of the committed state."""
+        self.require_writable()
+        with self.mutex.held:
+            self._require_no_transaction()
+            return self.new_draft()
+
+    def enter(self, draft: Draft) -> None:
+        """Enter a transaction with a draft of `begin`, or of a new frame; the caller commits it, and calls `leave`."""
+        self.require_writable()
+        with self.mutex.held:
+            self._require_no_transaction()
+            if draft.base is not None and draft.base is not self._snapshot:
+                draft.rebase(self._snapshot)  # another thread has committed since it began
+            draft.keep_open()
+            self._show(self._snapshot, draft)
+
+    def _require_no_transaction(self) -> None:
+        if self._draft is not None:
+            raise ValueError("a transaction is under way on this handle already")
+
+    def leave(self, snapshot: Snapshot | None) -> None:
+        """Leave the transaction and show a new state, or the old one, once other threads have finished their change."""
+        with self.mutex.held:
+            self._show(snapshot or self._snapshot)
+
+    def abandon(self, draft: Draft) -> None:
+        """Leave the transaction that was to make the frame, and was given up: the handle raises ConflictError now."""
+        with self.mutex.held:
+            self._show(replace(self._snapshot, again=partial(_refuse_abandoned, self.url)))
+            self.source = self.described = draft
+
+    def require_writable(self) -> None:
+        """Raise ReadOnlyError if the handle was opened for reading."""
+        if self._mode == "r":
+            raise ReadOnlyError(f"{self.url} was opened for reading; {self.store.advice}")
+
+    def new_draft(self, *, locked: bool = False) -> Draft:
+        """Begin a draft on top of the committed state, independent of any that is under way."""
+        if self._snapshot.again is not None:
+            try:
+                self._show(reload(self._snapshot, carries_out=True), self._draft)
+            except MISSING as error:
+                _explain(self._snapshot, error)
+                raise
+        if not self._snapshot.header:
+            current = self._reloaded()
+            if current.generation == self._snapshot.generation:
+                self._show(current, self._draft)
+        return Draft(self.store, self._snapshot, locked=locked or self.locked)
+
+    def at_snapshot(self, mode: Mode = "r") -> Handle:
+        """Return another handle that shows the committed state, and goes on to show it whatever this one commits."""
+        if self._draft is not None:
+            raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
+        return Handle(self._snapshot, mode)
+
+    def replace_state(self, snapshot: Snapshot) -> None:
+        """Show a state that was committed by other means than this handle, unless a transaction is under way."""
+        with self.mutex.held:
+            if self._draft is None:
+                self._show(snapshot)
+
+    def refresh(self) -> None:
+        """Show what others have committed since this handle was opened or last changed something.
+
+        That may be another frame, which somebody has made in the place of this one.
+        """
+        with self.mutex.held:
+            if self._draft is not None:
+                raise ValueError("refresh() inside a transaction would lose its changes")
+            self._show(reload(self._snapshot, even_new=True))
+
+    def close(self) -> None:
+        """Close files. The handle opens them again when it needs them."""
+        self.store.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._draft is not None:
+            raise ValueError("a handle with a transaction under way cannot be pickled")
+        held = self._snapshot
+        thin, index = held.state.without_index(_PICKLED_NBYTES)
+        return _restored, (
+            type(self),
+            held.store,
+            thin,
+            index,
+            held.start,
+            held.version,
+            held.generation,
+            self._mode,
+            held.at,
+            held.again,
+            held.member,
+            held.index,
+        )
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """Whether an attempt at a change has succeeded."""
+
+    is_success: bool = False
+
+
+class Follower(Handle):
+    """A handle that looks at the store each time it is used, except inside a transaction."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> Source:
+        """What chunks are read from: the transaction under way, or what is committed now."""
+        if self._draft is not None:
+            return self._draft
+        self.refresh()
+        return self._snapshot
+
+    @source.setter
+    def source(self, _: Source) -> None:
+        """Ignore the new value: the next use finds the same state, or a newer one."""
+
+    @property
+    def generation(self) -> str:
+        """Names the state that is committed now, or the one that the transaction under way builds on."""
+        if self._draft is None:
+            self.refresh()
+        return self._snapshot.generation
+
+    def begin(self) -> Draft:
+        """Return a draft on top of the state that is committed now."""
+        with self.mutex.held:
+            if self._draft is None:
+                self.refresh()
+            return super().begin()
+
+    def at_snapshot(self, mode: Mode = "r") -> Handle:
+        """Return a handle that shows what is committed now, and does not follow."""
+        if self._draft is None:
+            self.refresh()
+        return super().at_snapshot(mode)
+
+    @property
+    def described(self) -> Source:
+        """The same as `source`."""
+        return self.source
+
+    @described.setter
+    def described(self, _: Source) -> None:
+        """Ignore it, too."""
+
+
+def _refuse_abandoned(url: str, *, carries_out: bool = False) -> NoReturn:  # noqa: ARG001
+    raise abandoned(url)
+
+
+def _identity(source: Source) -> object:
+    """Tell a source from others. Each use of a `Follower` makes a new snapshot, mostly of the same state."""
+    return (source.generation, source.version) if isinstance(source, Snapshot) else id(source)
+
+
+def _explain(source: Source, error: B2ArrayError | OSError) -> None:
+    """Raise an error that says more: with the URL in it, or a `ConflictError` if another writer is the cause.
+
+    Other software moves chunks in its file, and a writer can replace a directory by a file.
+    """
+    if isinstance(error, FormatError | UnsupportedError | FileNotFoundError | NotADirectoryError):
+        stale = source.staleness()
+        if stale is not None:
+            raise stale from error
+    if isinstance(error, FormatError | UnsupportedError) and source.url not in str(error):
+        raise located_error(source.url, error) from error
+
+
+def _restored(
+    kind: type[Handle], store: Store, thin: Frame, index: bytes, start: int, version: Version | None, generation: str,
+    mode: Mode, at: Kept | None, again: Callable[..., Snapshot] | None, member: Member | None, name: str,
+) -> Handle:  # fmt: skip
+    state = with_index(thin, index)
+    held = Snapshot(store, state, start, version, generation, at=at, again=again, member=member, index=name)
+    return kind(held, mode)

@@ -1,0 +1,67 @@
+"""Makes a local group of the files of one that was copied from an object store: `localize`.
+
+On a local disk the files are the list of members, and the index of a member has its usual name. So each member gets the
+index of the revision that the manifest lists, where another one was published last, and the list goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from b2array.commit.manifests import write_manifest
+from b2array.errors import FormatError, UnsupportedError
+from b2array.frame.manifest import DATA, Manifest, Row, data_path, index_name, is_embedded, is_index_name
+from b2array.frame.snapshot import load_published
+from b2array.frame.source import FRAME_NAME
+from b2array.store.base import MISSING, Store, Version
+
+__all__ = ["localize"]
+
+
+def localize(group: Store, manifest: Manifest, version: Version | None) -> None:
+    """Give the files of a group the form of a local one. The caller holds the lock of the manifest.
+
+    Raises
+    ------
+    UnsupportedError
+        The group has snapshots, which name revisions.
+    FormatError
+        A revision that the manifest lists is missing.
+    """
+    if manifest.rows is None:
+        return
+    if manifest.kept:
+        raise UnsupportedError(
+            f"{group.url} was copied from an object store with snapshots, and can only be read here: b2array.convert"
+            " makes a local copy with them"
+        )
+    rows = [row for row in manifest.rows.values() if row.revision and not is_embedded(row.path)]
+    for row in rows:
+        _publish(group, row)
+    write_manifest(group, replace(manifest, rows=None, gone={}), version)
+    listed = {row.path for row in rows}
+    group.delete([path for path in group.walk() if _is_revision(path, listed)])
+
+
+def _publish(group: Store, row: Row) -> None:
+    """Give a member the index of the listed revision, under the usual name."""
+    store = group.below(row.path)
+    try:
+        if load_published(store).generation == row.revision:
+            return
+    except MISSING:
+        pass
+    path = f"{row.path}/{index_name(row.revision)}" if row.sparse else data_path(row.revision)
+    try:
+        content = b"".join(group.below(path).pieces())
+    except MISSING:
+        raise FormatError(f"{group.url}: expected {path}, which the manifest lists, found nothing") from None
+    store.replace(FRAME_NAME if row.sparse else "", content)
+    store.force()
+
+
+def _is_revision(path: str, members: Collection[str]) -> bool:
+    """Whether a file holds a revision of a member."""
+    prefix, _, name = path.rpartition("/")
+    return prefix == DATA or (is_index_name(name) and prefix in members)

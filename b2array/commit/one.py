@@ -1,0 +1,262 @@
+"""`commit`: makes the changes of a draft visible, all at once, on top of what other writers committed meanwhile.
+
+A commit puts the changes on top of the newest state, asks `plan` for the next one, and carries that out; where another
+writer was faster, it does so again. `publish` carries a plan out to its end. `stage` stops before the last write, which
+a group then makes for several members together. An attempt has one of three outcomes: done, refused, or unknown, where
+the answer of a server is lost; then nothing is cleaned up, because the store may refer to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from itertools import chain
+
+from b2array.buffers import Buffer
+from b2array.commit.draft import Draft, discard
+from b2array.commit.many import commit_member
+from b2array.commit.plan import Plan, Step
+from b2array.commit.prepare import make_objects, pieces, planned, require_files, whole
+from b2array.commit.single import makers_lock
+from b2array.errors import B2ArrayError, ConflictError, FormatError, warn
+from b2array.format import index
+from b2array.format.annotations import GroupCommit
+from b2array.format.frame import Frame
+from b2array.frame.snapshot import Snapshot, load_published, reload
+from b2array.store.base import Version, attempts, durability, may_still_happen, too_many_conflicts
+from b2array.store.spans import Span
+
+__all__ = ["commit", "stage"]
+
+_COPIED_AT_ONCE = 2**24
+
+
+def commit(draft: Draft) -> Snapshot:
+    """Make the changes visible, and return the new state.
+
+    ConflictError: another writer has changed what these changes build on, and the store is as that writer left it.
+    """
+    try:
+        draft.flush()
+        if draft.base is not None and not draft.changed:
+            snapshot = draft.base
+        else:
+            draft.staging.require_open()
+            snapshot = _committed(draft)
+    except BaseException:
+        draft.abort()
+        raise
+    draft.settle(snapshot.frame)
+    return snapshot
+
+
+def _committed(draft: Draft) -> Snapshot:
+    if draft.base is None:
+        return _make(draft) if draft.old is None or draft.old.member is None else commit_member(draft)
+    return _change(draft) if draft.base.member is None else commit_member(draft)
+
+
+def _make(draft: Draft) -> Snapshot:
+    """Write the first state of a new frame, which may replace an old one."""
+    with nullcontext() if draft.locked else makers_lock(draft.place):
+        # A writer of the frame that goes must not come in between: it would write into the new one.
+        name = draft.name if draft.old is None else draft.old.name
+        with draft.place.lock(name) if _has_other_writers(draft, name) else nullcontext():
+            made = publish(planned(draft, None), draft, None)
+            if not draft.aside:
+                _remove_old(draft, made)
+                return made
+            draft.place.exchange(made.store)
+            discard(made.store)
+            return replace(made, store=draft.place)
+
+
+def _has_other_writers(draft: Draft, name: str) -> bool:
+    """Whether there may be writers of the frame that a new one replaces, and a lock that they respect."""
+    if draft.locked or draft.new is None or not draft.new.overwrite or not draft.place.can.lock:
+        return False
+    try:
+        return draft.place.stamp(name).size > 0
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _remove_old(draft: Draft, made: Snapshot) -> None:
+    """Remove a frame of the other layout, which a new one has replaced in the same place."""
+    old = draft.old
+    if old is None or old.name == made.name:
+        return
+    if made.name:
+        draft.place.delete([old.name])  # until then readers find the old one
+        return
+    with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
+        offsets = old.frame.offsets
+        draft.place.delete([old.name, *map(index.chunk_name, offsets[offsets >= 0].tolist())])
+
+
+def _change(draft: Draft) -> Snapshot:
+    """Put the changes on top of the newest state, and publish that; again if others were faster."""
+    for _ in attempts(draft.store):
+        with draft.lock():
+            current = _newest(draft)
+            if current.member is not None:  # a group has adopted the frame since it was opened
+                return commit_member(draft)
+            made = planned(draft, current)
+            if made.step == Step.COMPACT and not draft.store.can.append:
+                warn(f"{draft.url}: one file in this store is rewritten with every change")
+            try:
+                return _carry_out(made, draft, current)
+            except ConflictError:  # a store without locks compares while it writes
+                if reload(current).generation == current.generation:
+                    raise
+    raise too_many_conflicts(draft.store)
+
+
+def _carry_out(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
+    return _compact(made, draft, current) if made.step == Step.COMPACT else publish(made, draft, current)
+
+
+def stage(
+    draft: Draft, put: Callable[[Iterable[Buffer]], object], group_commit: GroupCommit | None = None
+) -> tuple[Frame, bytes]:
+    """Write everything but the last step, for a commit of several frames. The caller holds the lock.
+
+    Return the new frame, and the bytes that publish it when the caller writes them over the beginning of the object.
+    They are empty if a new object replaces the old one: then `put` got its pieces. `group_commit` names the commit in
+    the annotations.
+    """
+    draft.flush()
+    for _ in attempts(draft.store):
+        current = None if draft.base is None else _newest(draft)
+        if group_commit is not None:
+            draft.annotate(group_commit=group_commit)
+        made = planned(draft, current)
+        require_files(made, draft)
+        try:
+            if made.step == Step.COMPACT and current is not None:
+                return _stage_compacted(draft, current, put)
+            make_objects(made, draft)
+            if made.step == Step.APPEND and current is not None:
+                _append(made, draft, current)
+                return made.require_state().frame, made.header
+            put(pieces(made, draft))
+            return made.require_state().frame, b""
+        except ConflictError:
+            if current is None or reload(current).generation == current.generation:
+                raise
+    raise too_many_conflicts(draft.store)
+
+
+# Plans.
+
+
+def _newest(draft: Draft) -> Snapshot:
+    """Return the newest state, and put the changes on top of it."""
+    if draft.base is None:
+        raise ValueError("a new frame has no earlier state")
+    current = reload(draft.base)
+    draft.rebase(current)
+    return current
+
+
+# Carrying them out.
+
+
+def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
+    """Carry out a plan, and return the new state.
+
+    An error is ignored if the new state is there all the same, as when an answer was lost.
+    """
+    state = made.require_state()
+    require_files(made, draft)
+    generation = state.frame.fingerprint.hex()
+    make_objects(made, draft)
+    if draft.sparse:
+        draft.store.force()
+    try:
+        version = (
+            _extend(made, draft, current) if current and made.step == Step.APPEND else _write(made, draft, current)
+        )
+    except BaseException as error:
+        draft.is_unknown |= may_still_happen(draft.store, error)
+        if not isinstance(error, Exception):
+            raise
+        exclusive = isinstance(error, FileExistsError) and draft.store.can.lock
+        if exclusive or (durability() == "full" and draft.store.can.local):
+            raise
+        with suppress(OSError, B2ArrayError):
+            found = load_published(draft.store)
+            if found.generation == generation or found.state.annotations.lists(state.annotations):
+                return found
+        raise
+    return Snapshot(draft.store, state, 0, version, generation, header=made.header)
+
+
+def _write(made: Plan, draft: Draft, current: Snapshot | None) -> Version | None:
+    """Write a file or an object with header and tail, and what lies between them. Return its version."""
+    store, name, new = draft.store, draft.name, draft.new
+    expected = current.version if current else new.replaces if new else None
+    exclusive = current is None and new is not None and not new.overwrite
+    if made.finishes_spool:
+        path = draft.staging.finish(made.header, made.tail, durable=durability() != "off")
+        return store.adopt(path, "", exclusive=exclusive, expected=expected).version
+    if exclusive:
+        return store.create(name, pieces(made, draft)).version
+    return store.replace(name, pieces(made, draft), expected=expected).version
+
+
+def _extend(made: Plan, draft: Draft, current: Snapshot) -> Version | None:
+    """Append to the file, and let its header refer to the new index."""
+    store = draft.store
+    if not store.can.append:
+        content = pieces(made, draft, _behind_header(current))
+        return store.replace("", content, expected=current.version).version
+    _append(made, draft, current)
+    try:
+        return store.patch("", 0, made.header).version
+    except BaseException:
+        with suppress(OSError):  # half a header must not stay
+            store.patch("", 0, current.header)
+            store.append("", current.frame.frame_len, ())
+        raise
+
+
+def _behind_header(current: Snapshot) -> Iterator[Buffer]:
+    start, stop = len(current.header), current.frame.frame_len
+    for first in range(start, stop, _COPIED_AT_ONCE):
+        span = Span("", first, min(first + _COPIED_AT_ONCE, stop))
+        yield from current.store.read([span], expected=current.version)
+
+
+def _append(made: Plan, draft: Draft, current: Snapshot) -> None:
+    draft.store.append("", current.frame.frame_len, chain(draft.staging.pieces(made.pieces), (made.tail,)))
+
+
+# Copying chunks.
+
+
+def _compact(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
+    """Replace the old file by one with every chunk, and without dead space."""
+    try:
+        copy = whole(draft, current)
+    except FormatError:
+        if made.otherwise is None:
+            raise
+        # A chunk that cannot be read is no reason to refuse the others.
+        return publish(made.otherwise, draft, current)
+    try:
+        return publish(planned(copy, None), copy, None)
+    finally:
+        draft.is_unknown |= copy.is_unknown
+        copy.abort()
+
+
+def _stage_compacted(draft: Draft, current: Snapshot, put: Callable[[Iterable[Buffer]], object]) -> tuple[Frame, bytes]:
+    copy = whole(draft, current)
+    try:
+        made = planned(copy, None)
+        put(pieces(made, copy))
+        return made.require_state().frame, b""
+    finally:
+        copy.abort()

@@ -1,0 +1,460 @@
+"""`plan`: how a change becomes the next state of a frame. Every decision of a commit is made here, without any I/O.
+
+A frame of two kinds can get its next state in several ways:
+
+=============  ======================================================================================
+new frame      one file or object with everything (`NEW_FRAME`); if it replaces a frame of the other
+               layout, in another place first, which then takes the place of the old one (`EXCHANGE`)
+sparse         the chunks have files already; one write replaces the index (`REPLACE_INDEX`)
+contiguous     the new chunks are appended, with a new index behind them, and then one small write to
+               the header refers to that (`APPEND`)
+contiguous     all chunks are new, and wait in a file beside: that file replaces the old one
+               (`REPLACE_FILE`)
+contiguous     the file is written again with all its chunks (`COMPACT`): where files cannot be
+               extended, where the header cannot be changed in one small write, where most of the file
+               would be dead space, and where the user asks for it
+=============  ======================================================================================
+
+A state that is kept under a name is one more input. Its chunks are no dead space, and a file that has some is never
+replaced by another one without them. The packed index of a kept state lies between the chunks and the index, or in an
+object of its own.
+
+Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format" of the Blosc2 documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from hashlib import blake2b
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.codec.cparams import AUTO
+from b2array.codec.header import FilterId
+from b2array.commit.changes import ChangeSet, Keep, applied, is_spooled
+from b2array.errors import LimitError
+from b2array.format import fingerprint, frame, index
+from b2array.format.annotations import LAYER, pack_records, packed_sizes
+from b2array.format.checksums import record_nbytes
+from b2array.format.foreign_indexes import with_stale_indexes
+from b2array.format.frame import Frame
+from b2array.format.header import FrameType
+from b2array.format.kept import DIGEST_NBYTES, Ledger, has_room, ledger_of, object_name, pack_state
+from b2array.format.state import State, layers_with, parse
+from b2array.frame.snapshot import Snapshot
+
+__all__ = ["Facts", "Plan", "Step", "plan", "unnoted"]
+
+Int64Array = npt.NDArray[np.int64]
+
+_ATOMIC_HEADER = 512
+"""A header is rewritten in place only if it changes only within its first bytes, as many as a disk's sector has."""
+_DEAD_LIMIT = 2**16
+"""With less dead space than this, a commit never writes a whole contiguous frame again."""
+
+
+class Step(Enum):
+    """How a frame gets its next state."""
+
+    NEW_FRAME = auto()
+    EXCHANGE = auto()
+    REPLACE_INDEX = auto()
+    APPEND = auto()
+    REPLACE_FILE = auto()
+    COMPACT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What only the store and the staging area know.
+
+    Parameters
+    ----------
+    url : str
+        The frame, for messages.
+    appendable : bool
+        Whether files can be extended.
+    locks : bool
+        Whether locks exclude other writers. Otherwise each commit is listed, so that its writer finds it again.
+    aside : bool
+        Whether a new frame replaces one of the other layout.
+    header_room : int, optional
+        How many bytes the spool's file has for a header; None if there is no such file.
+    unnoted : mapping of int to int
+        Sizes of chunks' files in bytes, by number, that neither index nor change note. A missing file has none.
+    kept : tuple of State, optional
+        The kept states that stay, if the change lets some go: they tell how much becomes dead space. None if one of
+        them is lost, so that nobody can tell.
+    salt : bytes
+        Random bytes, which tell this commit from an equal one.
+    """
+
+    url: str
+    appendable: bool
+    locks: bool = True
+    aside: bool = False
+    header_room: int | None = None
+    unnoted: Mapping[int, int] = field(default_factory=dict)
+    kept: tuple[State, ...] | None = ()
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What a commit writes, and how.
+
+    Parameters
+    ----------
+    step : Step
+        How the frame gets its next state.
+    header, tail : bytes
+        Header, index and trailer of that state. They are empty for `COMPACT`: another plan follows when all chunks are
+        copied.
+    state : State, optional
+        The next state.
+    pieces : array of int64, shape (n, 2)
+        The ranges of the spooled chunks that lie between header and tail, in this order. For `APPEND`, these and the
+        tail follow the end of the frame.
+    finishes_spool : bool
+        Whether the spool's file, which has them already, becomes the frame.
+    objects : mapping of str to bytes
+        Objects to make first, which the new state refers to.
+    otherwise : Plan, optional
+        What to do if the frame cannot be compacted, because a chunk cannot be read.
+    """
+
+    step: Step
+    header: bytes = b""
+    tail: bytes = b""
+    state: State | None = None
+    pieces: Int64Array = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    finishes_spool: bool = False
+    objects: Mapping[str, bytes] = field(default_factory=dict)
+    otherwise: Self | None = None
+
+    def require_state(self) -> State:
+        """Return the next state; ValueError if it is not known yet."""
+        if self.state is None:
+            raise ValueError("a frame that is compacted first has no next state yet")
+        return self.state
+
+
+def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
+    """Decide how a change is committed on top of the current state; None for a new frame."""
+    if current is None:
+        return _packed(change, None, facts, Step.EXCHANGE if facts.aside else Step.NEW_FRAME)
+    if current.sparse:
+        return _packed(change, current, facts, Step.REPLACE_INDEX)
+    if not facts.appendable:
+        return Plan(Step.COMPACT)
+    # If all chunks are new, write them once, and not a second time behind the old ones.
+    all_new = change.numbers.size == current.frame.nchunks and not change.is_structural
+    keeps_others = bool(current.state.annotations.kept)
+    if all_new and not keeps_others and facts.header_room == len(current.header):
+        made = _packed(change, current, facts, Step.REPLACE_FILE)
+    else:
+        made = _packed(change, current, facts, Step.APPEND)
+        if change.compacts or not _fits(current, made):
+            return Plan(Step.COMPACT)
+    return Plan(Step.COMPACT, otherwise=made) if _is_mostly_dead(made.require_state()) else made
+
+
+def _fits(current: Snapshot, made: Plan) -> bool:
+    """Whether the new header can take the place of the old one in one small write."""
+    old, new = current.header, made.header
+    has_chunks = bool(made.require_state().frame.nchunks)
+    return has_chunks and len(old) == len(new) and new[_ATOMIC_HEADER:] == old[_ATOMIC_HEADER:]
+
+
+def _is_mostly_dead(state: State) -> bool:
+    dead = _dead_nbytes(state, ledger_of(state))
+    # A rewrite also takes time for each chunk, stored or not: so an index of very many may stay behind several times.
+    return dead is not None and dead > max(state.frame.frame_len // 2, _DEAD_LIMIT, state.frame.nchunks)
+
+
+def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
+    """Return how many bytes of a contiguous file nothing needs; None if sizes of chunks are not noted.
+
+    Up to the ledger's floor, kept states need all but the bytes that the ledger says.
+    """
+    offsets, known = state.frame.offsets, state.sizes[:, 0]
+    above = offsets >= ledger.floor
+    if not known[offsets >= 0].all():
+        return None
+    live = int(known[above].sum(dtype=np.int64)) + int(above.sum()) * record_nbytes(state.sizes.shape[1] - 1)
+    return ledger.dead + max(0, state.frame.cbytes - ledger.floor) - live
+
+
+# The next state, and its bytes.
+
+
+def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Step) -> Plan:
+    """Make the next state, and the plan that leads there by a step."""
+    state = applied(change, _start(change, current))
+    if change.changes_values:
+        state = with_stale_indexes(state)
+    is_sparse = state.frame.frame_type == FrameType.SPARSE
+    if step == Step.APPEND and current is not None:
+        placed = _placed(change, state.frame.offsets, current.frame.frame_len - current.frame.header_len)
+    elif facts.header_room and change.extents.size:
+        placed = _in_spool(change)
+    else:
+        placed = _placed(change, state.frame.offsets, 0)
+    offsets = placed.resolve(state.frame.offsets, change)
+    cbytes = index.sparse_cbytes(_stored_nbytes(change, current, facts), offsets) if is_sparse else placed.end
+    kept = _keep(change, current, facts, state.with_frame(offsets=offsets, cbytes=cbytes), placed)
+    cbytes += len(kept.inside)
+    had_data = current is not None and bool((current.frame.offsets >= 0).any())
+    described = replace(
+        state.frame if had_data else _with_filters(change, state),
+        offsets=offsets, cbytes=cbytes, frame_len=0, nthreads_decompress=fingerprint.MARK,
+        vlmetalayers=(*(layer for layer in state.frame.vlmetalayers if layer[0] != LAYER), (LAYER, b"")),
+    )  # fmt: skip
+    header = frame.pack_header(described)
+    annotations = replace(
+        state.annotations,
+        commit=_digest(change, facts),
+        header=header,
+        next=change.next if is_sparse else None,
+        kept=kept.ledger,
+    )
+    if current is None or not current.frame.is_ours or change.numbers.size or change.is_structural:
+        annotations = replace(annotations, sizes=packed_sizes(state.sizes), records=pack_records(state.records))
+    if not facts.locks:
+        annotations = annotations.with_commit_listed()
+    layers = layers_with(described.vlmetalayers, annotations, facts.url)
+    packed = frame.pack(replace(described, vlmetalayers=layers), header)
+    has_room = packed.frame.vlmetalayer(LAYER) is not None
+    next_state = replace(state, frame=packed.frame).with_annotations(annotations) if has_room else parse(packed.frame)
+    finishes = bool(facts.header_room) and facts.header_room == len(packed.header) and step != Step.APPEND
+    return Plan(step, packed.header, kept.inside + packed.tail, next_state, placed.pieces, finishes, kept.objects)
+
+
+def _start(change: ChangeSet, current: Snapshot | None) -> State:
+    if current is not None:
+        return current.state
+    if change.new is None:
+        raise ValueError("a change needs a state that it is made to, or a new frame")
+    return change.new.state
+
+
+class _Placed(NamedTuple):
+    """Where the spooled chunks get their places: the start of each, by its row, and the pieces, and where they end.
+
+    Places are in bytes from the end of the header.
+    """
+
+    starts: Int64Array
+    pieces: Int64Array
+    end: int
+
+    def resolved(self, codes: Int64Array) -> Int64Array:
+        """Return an index with places instead of codes."""
+        if not self.starts.size:  # the same index may be packed already
+            return codes
+        offsets = np.array(codes, np.int64)
+        spooled = is_spooled(offsets)
+        offsets[spooled] = self.starts[-1 - offsets[spooled]]
+        return offsets
+
+    def resolve(self, codes: Int64Array, change: ChangeSet) -> Int64Array:
+        """Do the same for the index that a change has just made: only the chunks that it puts have codes."""
+        if not (self.starts.size and change.numbers.size) or change.new is not None:
+            return self.resolved(codes)
+        spooled = is_spooled(change.codes)
+        codes[change.numbers[spooled]] = self.starts[-1 - change.codes[spooled]]
+        return codes
+
+
+def _placed(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
+    """Place the chunks that the indexes refer to one behind the other, in the order in which they were spooled."""
+    if not change.extents.size:
+        return _Placed(index.NO_OFFSETS, change.extents[:, ::2], data_start)
+    new = codes if change.new is not None else change.codes  # a large index is not searched
+    indexes = [new, *(keep.state.frame.offsets for keep in change.keeps if keep.state is not None)]
+    kept = np.unique(np.concatenate([-1 - each[is_spooled(each)] for each in indexes]))
+    pieces = change.extents[kept][:, ::2]
+    stops = data_start + np.cumsum(pieces[:, 1] - pieces[:, 0])
+    starts = np.zeros(len(change.extents), np.int64)
+    starts[kept] = stops - (pieces[:, 1] - pieces[:, 0])
+    return _Placed(starts, pieces, int(stops[-1]) if stops.size else data_start)
+
+
+def _in_spool(change: ChangeSet) -> _Placed:
+    """Leave everything in its place, for a file that becomes the frame."""
+    return _Placed(change.extents[:, 0], change.extents[:, ::2], int(change.extents[-1, 2]))
+
+
+# Kept states.
+
+
+class _Keeping(NamedTuple):
+    """The ledger of the next state, packed; and packed states: those in front of the index, and those in objects."""
+
+    ledger: bytes | None
+    inside: bytes = b""
+    objects: Mapping[str, bytes] = {}
+
+
+def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State, placed: _Placed) -> _Keeping:
+    """Pack the states that a change keeps, and list them. `made` is the state that it makes."""
+    _require_room(change, current, made, facts)
+    is_ours = current is None or current.frame.is_ours
+    if is_ours and not change.keeps and not change.drops:
+        return _Keeping(made.annotations.kept)
+    ledger = Ledger() if current is None else ledger_of(current.state)
+    if not is_ours:
+        ledger = ledger.suspected()
+    if not change.keeps and not change.drops:
+        return _Keeping(ledger.pack())
+    is_sparse, salt = made.frame.frame_type == FrameType.SPARSE, int.from_bytes(facts.salt[:8], "big")
+    inside, objects, entries, stay = b"", {}, [*ledger.without(change.drops).entries], [made, *(facts.kept or ())]
+    for number, keep in enumerate(change.keeps, salt):
+        kept = _with_places(keep, made, placed)
+        packed = pack_state(kept, frame.pack_header(kept.frame))
+        entry = replace(
+            keep.entry, generation=keep.entry.generation or _digest(change, facts), place=0, packed=b"",
+            shape=None if kept.layout is None else kept.layout.shape, nbytes=len(packed),
+            digest=packed[-DIGEST_NBYTES:],
+        )  # fmt: skip
+        if not is_sparse and kept.frame.nchunks:
+            entry = replace(entry, place=placed.end + len(inside))
+            inside += packed
+        elif not is_sparse or has_room(entries, packed):
+            entry = replace(entry, packed=packed)
+        else:
+            entry = replace(entry, place=number % 2**63)
+            objects[object_name(entry.place)] = packed
+        entries.append(entry)
+        stay.append(kept)
+    floor = dead = 0
+    if not is_sparse:
+        floor = placed.end + len(inside)
+        if (change.drops and facts.kept is not None) or current is None:
+            dead = floor - sum(entry.nbytes for entry in entries if not entry.packed) - _needed_nbytes(stay)
+        else:
+            # Everything that was needed before still is, or counts as needed, and so are the new bytes.
+            before = _dead_nbytes(made, ledger)
+            dead = ledger.dead if before is None else before
+    return _Keeping(Ledger(tuple(entries), floor, max(0, dead)).pack(), inside, objects)
+
+
+def _require_room(change: ChangeSet, current: Snapshot | None, made: State, facts: Facts) -> None:
+    """Raise LimitError if a file without chunks would have to hold those of kept states."""
+    if made.frame.frame_type == FrameType.SPARSE or made.frame.nchunks:
+        return
+    entries = () if current is None else ledger_of(current.state).without(change.drops).entries
+    names = [entry.name for entry in entries if not entry.packed]
+    names += [keep.entry.name for keep in change.keeps if keep.state is not None and keep.state.frame.nchunks]
+    if names:
+        raise LimitError(
+            f"{facts.url}: a file without chunks has no room for those of the snapshots {names}; drop them, keep some "
+            "items, or copy the array with layout='sparse'"
+        )
+
+
+def _with_places(keep: Keep, made: State, placed: _Placed) -> State:
+    if keep.state is None:
+        return made
+    state = keep.state.with_frame(offsets=placed.resolved(keep.state.frame.offsets), cbytes=placed.end)
+    if state.frame.frame_type != FrameType.SPARSE:
+        return state
+    stored = int(state.sizes[state.frame.offsets >= 0, 0].sum(dtype=np.int64))
+    return state.with_frame(cbytes=index.sparse_cbytes(stored, state.frame.offsets))
+
+
+def _needed_nbytes(states: Iterable[State]) -> int:
+    """Return how many bytes the chunks of states take together in a contiguous file, their records included."""
+    places, sizes = [], []
+    for state in states:
+        stored = state.frame.offsets >= 0
+        places.append(state.frame.offsets[stored])
+        sizes.append(state.sizes[stored, 0].astype(np.int64) + record_nbytes(state.sizes.shape[1] - 1))
+    _, first = np.unique(np.concatenate(places), return_index=True)
+    return int(np.concatenate(sizes)[first].sum())
+
+
+def _with_filters(change: ChangeSet, state: State) -> Frame:
+    """Return the frame whose header names the filters that other software shall go on with.
+
+    If the data choose the filters, they are those of the first chunk in the commit that brings the first data. Later
+    commits leave the header alone. Chunks that other processes have put do not count.
+    """
+    described = state.frame
+    if ("filters", AUTO) not in state.annotations.cparams or change.filters is None:
+        return described
+    _, found = change.filters
+    # Stock would cut bits off values that it writes, without rounding and without a bound.
+    exact = [(0, 0) if fid == FilterId.TRUNC_PREC else (fid, meta) for fid, meta in zip(*found, strict=True)]
+    filters, metas = zip(*exact, strict=True)
+    return replace(described, filters=filters, filters_meta=metas)
+
+
+def _digest(change: ChangeSet, facts: Facts) -> bytes:
+    """Return a digest of the base and the chunks that are put on top of it.
+
+    Without it two frames of equal metadata and unequal data could be taken for the same generation. The salt tells this
+    commit from an equal one that came first.
+    """
+    said = b"".join([change.base.encode(), change.numbers.tobytes(), change.records.tobytes()])
+    return blake2b(said, digest_size=16, salt=facts.salt).digest()
+
+
+# The sizes of chunks in files.
+
+_NO_FILES = np.zeros(0, np.int64)
+
+
+class _Count(NamedTuple):
+    """Chunks' files by number, with their sizes in bytes; 0 where nobody has noted it."""
+
+    numbers: Int64Array
+    nbytes: Int64Array
+
+
+def _counts(change: ChangeSet, current: Snapshot | None) -> tuple[int, _Count, _Count]:
+    """Return the size of all files before a change, the files that it removes from the index, and those that it adds.
+
+    Where b2array wrote the base, the sum in its header is right, so only added and removed chunks are counted.
+    """
+    if current is None or not current.frame.is_ours:
+        state = applied(change, _start(change, current))
+        return 0, _count(_NO_FILES, _NO_FILES), _count(state.frame.offsets, state.sizes[:, 0])
+    old, old_nbytes = current.frame.offsets, current.state.sizes[:, 0]
+    before = current.frame.cbytes - index.sparse_cbytes(0, old)
+    if change.is_structural:
+        state = applied(change, current.state)
+        new, new_nbytes = state.frame.offsets, state.sizes[:, 0]
+    else:
+        old, old_nbytes = old[change.numbers], old_nbytes[change.numbers]
+        new, new_nbytes = change.codes, change.sizes[:, 0]
+    gone, came = ~np.isin(old, new), ~np.isin(new, old)
+    return before, _count(old[gone], old_nbytes[gone]), _count(new[came], new_nbytes[came])
+
+
+def _count(numbers: Int64Array, nbytes: npt.NDArray[Any]) -> _Count:
+    stored = numbers >= 0
+    return _Count(numbers[stored], nbytes[stored].astype(np.int64))
+
+
+def unnoted(change: ChangeSet, current: Snapshot | None) -> list[int]:
+    """Return the numbers of the chunks' files whose sizes `plan` needs and nobody has noted."""
+    if _start(change, current).frame.frame_type != FrameType.SPARSE:
+        return []
+    _, gone, came = _counts(change, current)
+    return [n for count in (gone, came) for n in count.numbers[count.nbytes == 0].tolist()]
+
+
+def _stored_nbytes(change: ChangeSet, current: Snapshot | None, facts: Facts) -> int:
+    """Return how many bytes the chunks of a sparse frame take."""
+    before, gone, came = _counts(change, current)
+    return max(0, before - _total(gone, facts) + _total(came, facts))
+
+
+def _total(count: _Count, facts: Facts) -> int:
+    unknown = count.numbers[count.nbytes == 0].tolist()
+    return int(count.nbytes.sum()) + sum(facts.unnoted.get(number, 0) for number in unknown)

@@ -1,0 +1,49 @@
+"""Tables of python-blosc2 (`blosc2.CTable`): groups whose arrays are the columns. Only python-blosc2 may change these.
+
+A table has indexes and counters beside its columns, which a writer of a single column would leave behind: queries of
+python-blosc2 would then miss rows.
+
+Source: ``ctable_storage.py`` of python-blosc2.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+
+from b2array.errors import B2ArrayError, ReadOnlyError
+from b2array.format.attributes import decode_attr
+from b2array.frame.snapshot import load
+from b2array.store.base import MISSING, Store
+from b2array.store.local import LocalStore
+
+__all__ = ["refuse_columns"]
+
+_COLUMN = re.compile(r"(?P<table>.*)[/\\](?P<path>(?:_cols|_indexes)[/\\].+|_valid_rows(?:\.b2nd)?)", re.DOTALL)
+_DESCRIPTION = ("_meta.b2f", "_meta.b2nd", "_meta.b2frame")
+
+
+def refuse_columns(store: Store) -> None:
+    """Raise ReadOnlyError if the array that a store holds is a column of a table, or belongs to one."""
+    parts = _COLUMN.fullmatch(store.url)
+    if parts is None:
+        return
+    if any(map(_describes_a_table, _descriptions(store, parts["table"], parts["path"]))):
+        raise ReadOnlyError(
+            f"{store.url} belongs to a table of python-blosc2, whose indexes and counts of rows would no longer be "
+            f"right; change it with blosc2.open({parts['table']!r}, mode='a'), or write a copy of the array"
+        )
+
+
+def _descriptions(store: Store, table: str, path: str) -> list[Store]:
+    if isinstance(store, LocalStore):
+        return [LocalStore(f"{table}/{name}") for name in _DESCRIPTION]
+    around = store.around(path)
+    return [] if around is None else [around(name) for name in _DESCRIPTION]
+
+
+def _describes_a_table(store: Store) -> bool:
+    with suppress(*MISSING, B2ArrayError):  # what is not there, or cannot be read, python-blosc2 opens as no table
+        kind = load(store).state.attr("kind")
+        return kind is not None and decode_attr(kind) in ("ctable", b"ctable")
+    return False

@@ -1,0 +1,147 @@
+"""Items from memory into chunks: the values of a selection -> blocks -> chunks that are encoded and staged.
+
+The values go into an `OpenChunk`, with the old chunk below it if they replace only a part. It is encoded at once. But
+inside ``with a.transaction()``, a chunk that is written in part, or is the only one of its write, stays open. Nothing
+here knows keys: selections are products, as `b2array.grid.partition` cuts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array import threads
+from b2array.codec.chunk import Stored
+from b2array.commit.draft import Draft
+from b2array.commit.open_chunk import Form, OpenChunk, WriteBuffer
+from b2array.errors import FormatError, UnsupportedError, located_error
+from b2array.frame.fetch import fetch
+from b2array.frame.source import ChunkRequest, Staged
+from b2array.grid.layout import Layout
+from b2array.grid.partition import Axes, Part, Positions
+from b2array.grid.tiling import parts_of_chunks, patch_of
+
+__all__ = ["chunk_box", "rewrite", "write"]
+
+Array = npt.NDArray[Any]
+Slices = tuple[slice, ...]
+
+
+def write(
+    draft: Draft, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, values: Array,
+    fields: str | list[str] | None = None,
+) -> None:  # fmt: skip
+    """Put the selected items into new chunks.
+
+    `values` have one dimension for each factor of the selection, and are converted to the array's type block by block.
+    With `fields`, only these are changed.
+    """
+    chunks = parts_of_chunks(layout, positions, axes)
+    first = list(islice(chunks, 2))
+    by_slices = axes is None and np.ndarray not in map(type, positions)
+    writer = _Writer(draft, Form.of(draft.state, layout), axes, values, fields, by_slices, alone=len(first) == 1)
+    if draft.buffer is not None:
+        writer.keep_open(draft.buffer, chain(first, chunks))
+        return
+    alone = (writer.make(chunk) for chunk in first)
+    _set_chunks(draft, alone if len(first) == 1 else threads.spread(writer.make, chain(first, chunks)))
+
+
+def rewrite(
+    draft: Draft, layout: Layout, numbers: Iterable[int], produce: Callable[[Slices], Array],
+    made: Callable[[], object] = lambda: None, *, exact: bool = False,
+) -> None:  # fmt: skip
+    """Make whole chunks from scratch, a few at a time, and call `made` after each; `exact` ones are never rounded.
+
+    Workers call `produce` with a box of the array, and it returns the items there.
+    """
+    form = Form.of(draft.state, layout)
+    if exact:
+        form = replace(form, cparams=form.cparams.without_bounds())
+
+    def make(number: int) -> Made:
+        coords = tuple(int(coord) for coord in np.unravel_index(number, layout.grid_shape))
+        box = chunk_box(layout, coords)
+        whole = tuple(slice(0, i.stop - i.start, 1) for i in box)
+        values = np.asarray(produce(box))
+        return _Writer(draft, form, None, values, None).make((number, Part(coords, whole, whole)))
+
+    _set_chunks(draft, threads.spread(make, numbers), made)
+
+
+def chunk_box(layout: Layout, coords: Sequence[int]) -> Slices:
+    """Return the box of the array that a chunk covers, one slice an axis."""
+    return tuple(
+        slice(coord * c, min(coord * c + c, n), 1)
+        for coord, c, n in zip(coords, layout.chunks, layout.shape, strict=True)
+    )
+
+
+Made = tuple[int, OpenChunk | bytes | Staged]
+"""The number of a chunk, and the chunk: still open, encoded, or staged."""
+
+
+def _set_chunks(draft: Draft, chunks: Generator[Made], made: Callable[[], object] = lambda: None) -> None:
+    """Store chunks, and refer to them. If one fails, the draft is given up, or `Draft.attempt` undoes the others."""
+    with closing(chunks):  # before the transaction undoes what threads have done
+        for number, chunk in chunks:
+            if isinstance(chunk, OpenChunk):
+                if draft.buffer is not None:
+                    draft.buffer.keep(number, chunk)
+            else:
+                staged = draft.store_chunk(number, chunk) if isinstance(chunk, bytes) else chunk
+                draft.set_chunk(number, staged)
+            made()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Writer:
+    """What the chunks of one write share."""
+
+    draft: Draft
+    form: Form
+    axes: Axes | None
+    values: Array
+    fields: str | list[str] | None
+    by_slices: bool = True
+    alone: bool = False
+
+    def keep_open(self, buffer: WriteBuffer, chunks: Iterator[tuple[int, Part]]) -> None:
+        """Write to chunks and leave them open, as long as there is room for them."""
+        with buffer.mutex.held:
+            # What has to leave the buffer is encoded between two windows, when nothing is put into it.
+            while window := list(islice(chunks, 4 * threads.width())):
+                _set_chunks(self.draft, threads.spread(self.make, window))
+                self.draft.flush(buffer.excess())
+
+    def make(self, of_chunk: tuple[int, Part]) -> Made:
+        """Write to a chunk, and encode it unless it is to stay open; store it at once if it gets a file of its own."""
+        number, part = of_chunk
+        draft, buffer = self.draft, self.draft.buffer
+        patch = patch_of(self.form.layout, part) if self.by_slices else None
+        whole = patch is not None and patch.whole and self.fields is None
+        # A lone chunk stays open, too: only one thread would encode it now, but `flush` encodes many in threads.
+        stays_open = buffer is not None and not (whole and not self.alone)
+        chunk = buffer.chunks.get(number) if buffer is not None and stays_open else None
+        undo = None if chunk is None else draft.undo
+        try:
+            if chunk is None:
+                chunk = OpenChunk(self.form, None if whole else self._stored(number, private=stays_open))
+            chunk.put(part, patch, self.axes, self.values, self.fields, undo)
+        except (FormatError, UnsupportedError) as error:
+            raise located_error(f"chunk {number} of {draft.url}", error) from error
+        if stays_open:
+            return number, chunk
+        buf = chunk.encoded()
+        return number, draft.store_chunk(number, buf) if draft.sparse else buf
+
+    def _stored(self, number: int, *, private: bool) -> Stored:
+        (stored,) = fetch(self.draft, [ChunkRequest(number, None)])
+        # Otherwise an open chunk would hold all of this thread's scratch memory, and count only its own bytes.
+        return Stored.whole(bytes(stored.region), stored.head) if private else stored

@@ -1,0 +1,14 @@
+"""One committed state of a frame, and how it is read. Nothing here changes a store.
+
+To read `a[1:3]`, `read` asks the `cache` for the blocks of each chunk. `fetch` gets the others from the `Snapshot`, and
+compares them with their checksums. `read` decodes them, leaves them in the cache, and copies the items.
+
+source       `Source`: what `read` and `fetch` read from, a snapshot or a transaction on top of one
+manifest     `Manifest`, `Row`, `Entry`: what a group's manifest says (no I/O)
+catalog      reads manifests; `Catalog`, what this process last saw of one
+snapshot     `Snapshot`: one committed state in a store; `load`, `reload`, `load_member`
+kept         a state that has kept its name, and is still there
+fetch        chunks and blocks wanted -> bytes, compared with their checksums
+cache        decoded blocks that the process keeps
+read         blocks -> the items of a selection
+"""

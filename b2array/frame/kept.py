@@ -1,0 +1,56 @@
+"""Kept states of a frame: `opened` makes sure that other software has not written over the chunks of one."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from b2array.errors import ConflictError, FormatError
+from b2array.frame.fetch import each_chunk, fetch
+from b2array.frame.snapshot import Snapshot, kept_state, ledger_in
+from b2array.frame.source import ChunkRequest, Source
+
+__all__ = ["opened", "require_intact"]
+
+_AT_ONCE = 256
+
+
+def opened(held: Snapshot, name: str, *, deep: bool = False) -> Snapshot:
+    """Return a state that the frame of a snapshot keeps under a name.
+
+    If other software has changed the frame since, the beginning of each chunk is compared with its checksums, and all
+    of a chunk whose beginning tells nothing. The rest is compared when it is read. With `deep` all of each chunk is
+    compared now: for callers that trust the places of the chunks, and do not read them.
+
+    Raises what `kept_state` raises; ConflictError if a chunk is not there any more.
+    """
+    entry = ledger_in(held).find(name)
+    if entry is None or (held.frame.is_ours and not entry.suspect):
+        return kept_state(held, name)
+    try:
+        found = kept_state(held, name)
+        require_intact(found, deep=deep)
+    except FormatError as error:
+        raise ConflictError(
+            f"{held.url}: other software has changed the frame since the snapshot {name!r} was made, and took data of "
+            f"it: {error}"
+        ) from error
+    return found
+
+
+def require_intact(held: Source, *, deep: bool) -> None:
+    """Compare the stored chunks with their checksums: all of each chunk if `deep`, or if its head does not tell.
+
+    Raises what `fetch` raises.
+    """
+    stored = [n for n in np.flatnonzero(held.frame.offsets >= 0).tolist() if n not in held.state.annotations.lost]
+    if deep:
+        deque(each_chunk(held, stored), 0)
+        return
+    for first in range(0, len(stored), _AT_ONCE):
+        numbers = stored[first : first + _AT_ONCE]
+        begun = fetch(held, [ChunkRequest(n, (0,)) for n in numbers])
+        # The head of such a chunk is the same whatever its items are.
+        plain = [n for n, each in zip(numbers, begun, strict=True) if each.head.header.memcpyed]
+        fetch(held, [ChunkRequest(n, None) for n in plain])

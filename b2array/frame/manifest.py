@@ -1,0 +1,449 @@
+"""The manifest of a group: the object that lists its members, and changes that they do not show yet.
+
+This module does no I/O. A member is a frame, in one file or in a directory or prefix of its own. Its path is its name
+with a suffix for its kind, as in the directories of python-blosc2's ``TreeStore``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, Self, get_args
+
+import msgpack
+
+from b2array.buffers import Buffer
+from b2array.errors import FormatError, UnsupportedError
+from b2array.format import recent, summary
+from b2array.format.kept import KEPT
+from b2array.format.summary import Record
+from b2array.frame.source import EMBEDDED, FRAME_NAME
+from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, WORK
+
+__all__ = [
+    "ARRAY",
+    "ATTRS",
+    "DATA",
+    "EMBEDDED",
+    "MANIFEST",
+    "OTHER",
+    "RETIRED",
+    "SUFFIXES",
+    "Entry",
+    "Kind",
+    "Manifest",
+    "Retired",
+    "Row",
+    "check_name",
+    "check_path",
+    "data_path",
+    "index_name",
+    "is_attrs",
+    "is_embedded",
+    "is_file_of_group",
+    "is_index_name",
+    "is_member_name",
+    "members_among",
+    "retired_path",
+    "staged_path",
+]
+
+MANIFEST = ".b2group"
+"""The object that holds the manifest."""
+ATTRS = "__vlmeta__"
+"""Last part of the name of the frame with a group's attributes."""
+ARRAY = ".b2nd"
+OTHER = ".b2f"
+"""Suffix of super-chunks; also of an array if a frame of another kind has the usual path."""
+SUFFIXES = (ARRAY, OTHER, ".b2b")
+RETIRED = ".b2retired"
+"""The directory or prefix with what snapshots of the group need of members that are not there any more."""
+DATA = ".b2data"
+"""The prefix, in an object store, with the revisions of contiguous members."""
+
+_MAGIC = "b2array group"
+_VERSION = 3
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
+_UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, msgpack.UnpackException)
+
+
+def check_name(name: str) -> str:
+    """Check a member's name, and return it without a slash at the beginning.
+
+    Raises ValueError for empty parts, the parts "." and "..", control characters, backslashes and reserved endings.
+
+    Examples
+    --------
+    >>> check_name("/ocean/temperature")
+    'ocean/temperature'
+    >>> check_name("../temperature")
+    Traceback (most recent call last):
+    ValueError: '../temperature' cannot name a member: it has the part '..'
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"names of members are str, not {type(name).__name__}")
+    if reason := _refused(name.removeprefix("/")):
+        raise ValueError(f"{name!r} cannot name a member: {reason}")
+    return name.removeprefix("/")
+
+
+def _refused(name: str) -> str:
+    """Return why a name is refused; empty for a valid name."""
+    if not name:
+        return "it is empty"
+    if _FORBIDDEN.search(name):
+        return "it has control characters or backslashes"
+    if any("\ud800" <= letter <= "\udfff" for letter in name):  # of a file whose name is no UTF-8
+        return "it cannot be written as UTF-8"
+    for part in name.split("/"):
+        if part in ("", ".", ".."):
+            return f"it has the part {part!r}"
+        if part == ATTRS or part.endswith(SUFFIXES):
+            return f"{part!r} is reserved"
+    return ""
+
+
+def is_file_of_group(part: str) -> bool:
+    """Whether a part of a path names a file of a group that is not a member."""
+    return part in (MANIFEST, EMBEDDED, RETIRED) or part.endswith((LOCK, TEMPORARY, JOURNAL, WORK, KEPT))
+
+
+def is_member_name(name: str) -> bool:
+    """Whether a name can be that of a member, or of a group's attributes."""
+    group = name.removesuffix(ATTRS)
+    return not _refused(name) if group == name else not _refused(group.removesuffix("/") or "any")
+
+
+def check_path(path: str) -> None:
+    """Raise `FormatError` unless a path is that of a file below a directory."""
+    parts = path.split("/")
+    if "\0" in path or "\\" in path or any(part in ("", ".", "..") for part in parts):
+        raise FormatError(f"expected relative paths of files, found {path!r}")
+
+
+def members_among(paths: Iterable[str]) -> dict[str, str]:
+    """Find the members among the files of a directory: their paths by name, in the order of the names.
+
+    Frames with attributes are among them.
+
+    Examples
+    --------
+    >>> members_among(["b/c.b2nd", "b/c.b2nd.b2lock", "a.b2nd/chunks.b2frame", "a.b2nd/00000000.chunk", "embed.b2e"])
+    {'a': 'a.b2nd', 'b/c': 'b/c.b2nd'}
+    """
+    members = {}
+    for path in sorted(paths):
+        member = path.removesuffix("/" + FRAME_NAME)
+        name = member.rpartition(".")[0]
+        if member.endswith(SUFFIXES) and is_member_name(name):
+            members[name] = member
+    return dict(sorted(members.items()))
+
+
+def staged_path(path: str, token: str, *, sparse: bool) -> str:
+    """Return the path of a staged frame: the object that will replace a member's frame."""
+    return f"{path}/{FRAME_NAME}.{token}{TEMPORARY}" if sparse else f"{path}.{token}{TEMPORARY}"
+
+
+Kind = Literal["header", "index", "frame", "delete"]
+"""How a member changes: its file gets a new header, its index is replaced, its frame is, or it is deleted."""
+_KINDS: Final = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How one member gets the state that a commit has given it.
+
+    `number` is that of the commit. `before` names the state that goes: its generation, or nothing for a new member.
+    `after` is the generation of the new state, or nothing for a deleted member. A "header" has the bytes to write over
+    the beginning of the member's file. The others have a `token`, which names the staged index or frame, or the place
+    where a deleted frame goes first.
+    """
+
+    number: int
+    before: str
+    after: str
+    kind: Kind
+    token: str = ""
+    header: bytes = b""
+
+    def aside(self, path: str) -> str:
+        """Return the path of what is staged for the member at `path`, or of what is being removed."""
+        return staged_path(path, self.token, sparse=self.kind == "index")
+
+    def pack(self) -> list[Any]:
+        """Return the entry as msgpack takes it."""
+        return [self.number, self.before, self.after, self.kind, self.header or self.token]
+
+    @classmethod
+    def unpack(cls, path: object, content: Any) -> Self:
+        """Read the entry for a path."""
+        if not (_is_path(path) or is_embedded(path)):
+            raise FormatError(f"expected the paths of members in the redo log of a manifest, found {path!r}")
+        parts: list[Any] = content if isinstance(content, list) and len(content) == 5 else [None] * 5
+        number, before, after, kind, payload = parts
+        named = type(number) is int and isinstance(before, str) and isinstance(after, str) and kind in _KINDS
+        if not named or not (type(payload) is bytes if kind == "header" else _is_token(payload)):
+            raise FormatError(f"expected how {path!r} changes in the redo log of a manifest, found something else")
+        if kind == "header":
+            return cls(number, before, after, kind, header=payload)
+        return cls(number, before, after, kind, payload)
+
+
+def index_name(revision: str) -> str:
+    """Return the name of the object that holds the index of a revision, beside the chunks of its sparse frame."""
+    return f"{FRAME_NAME}.{revision}"
+
+
+def is_index_name(name: str) -> bool:
+    """Whether a name is one that `index_name` returns."""
+    front, _, revision = name.rpartition(".")
+    return front == FRAME_NAME and _is_revision(revision)
+
+
+def data_path(revision: str) -> str:
+    """Return the path, in the group, of the object that holds a revision of a contiguous member."""
+    return f"{DATA}/{revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the manifest of a group in an object store says of one member.
+
+    Parameters
+    ----------
+    path : str
+        Where the member is published: the path of its frame in the group.
+    revision : str
+        The state that the group has committed: it names the object with the index (`index_name`, `data_path`), which
+        never changes. Empty if no commit of the group has written the member yet: then the published index counts.
+    sparse : bool
+        Whether each chunk has an object for itself.
+    number : int
+        The number of the group's commit that wrote the revision: an older revision has a smaller number.
+    next : int
+        The first number that was never given to the file of a chunk here.
+    """
+
+    path: str
+    revision: str = ""
+    sparse: bool = True
+    number: int = 0
+    next: int = 0
+
+    def pack(self) -> list[Any]:
+        """Return the row as msgpack takes it."""
+        return [self.path, bytes.fromhex(self.revision), self.sparse, self.number, self.next]
+
+    @classmethod
+    def unpack(cls, name: object, content: Any) -> Self:
+        """Read the row of a member with this name."""
+        parts: list[Any] = content if isinstance(content, list) and len(content) == 5 else [None] * 5
+        path, revision, sparse, number, following = parts
+        is_place = isinstance(name, str) and isinstance(path, str) and _belong(name, path)
+        is_count = all(type(count) is int and count >= 0 for count in (number, following))
+        is_state = type(revision) is bytes and len(revision) in (0, _REVISION_NBYTES) and type(sparse) is bool
+        if not (is_place and is_state and is_count):
+            raise FormatError(f"expected a member's name and row in the manifest, found {name!r} and {content!r}")
+        return cls(path, revision.hex(), sparse, number, following)
+
+
+_REVISION_NBYTES = 16
+
+
+def retired_path(token: str) -> str:
+    """Return the path of a frame that keeps states of a member that is not there any more."""
+    return f"{RETIRED}/{token}"
+
+
+Retired = Mapping[str, tuple[tuple[str, bytes], ...]]
+"""Which states the retired frames keep for the group's snapshots: names of these and generations, by token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a group records about its members.
+
+    Parameters
+    ----------
+    rows : mapping of str to Row, optional
+        The members by their names, in an object store. None on a local disk, where the files are the list.
+    identity : str
+        Tells this group from others: a member may be a copy from there.
+    number : int
+        The number of the last commit.
+    redo : mapping of str to Entry
+        The redo log of a local group: how members get the states that commits have given them, by path.
+    summaries : bytes
+        What members say of themselves, packed by `b2array.format.summary`.
+    recent : bytes
+        The last commits, as `b2array.format.recent` lists them.
+    kept : bytes
+        The ledger of the group's snapshots, packed as `b2array.format.kept` does.
+    retired : mapping
+        Which frames keep states for the snapshots of a local group, of members that are not there any more.
+    gone : mapping of str to int
+        For paths of deleted members in an object store, the first number that was never given to the file of a chunk.
+    unknown : tuple
+        Entries of later versions; they stay.
+
+    Examples
+    --------
+    >>> manifest = Manifest({"a/b": Row("a/b.b2nd")}, number=3)
+    >>> Manifest.unpack(manifest.pack()) == manifest
+    True
+    >>> manifest.members
+    {'a/b': 'a/b.b2nd'}
+    """
+
+    rows: Mapping[str, Row] | None = None
+    identity: str = ""
+    number: int = 0
+    redo: Mapping[str, Entry] = field(default_factory=dict)
+    summaries: bytes = b""
+    recent: bytes = b""
+    kept: bytes = b""
+    retired: Retired = field(default_factory=dict)
+    gone: Mapping[str, int] = field(default_factory=dict)
+    unknown: tuple[tuple[Any, Any], ...] = ()
+
+    @property
+    def members(self) -> dict[str, str] | None:
+        """The path of each member by its name; None where the files are the list."""
+        return None if self.rows is None else {name: row.path for name, row in self.rows.items()}
+
+    @property
+    def commit(self) -> tuple[str, int]:
+        """The last commit, in the form that the members of a transaction record."""
+        return self.identity, self.number
+
+    def with_summaries(
+        self, records: Mapping[str, Record | None], gone: Collection[str] = (), members: Mapping[str, str] | None = None
+    ) -> Self:
+        """Return the manifest with other summaries by paths, and without those of paths that are gone.
+
+        `members` has all paths by names. Those without a summary are listed among the summaries, too.
+        """
+        paths = [EMBEDDED if is_embedded(path) else path for path in (members or {}).values()]
+        if not self.summaries and not paths:
+            return self
+        known = {**dict.fromkeys(paths), **summary.unpack_all(self.summaries), **records}
+        return replace(self, summaries=summary.pack_all({path: known[path] for path in known if path not in gone}))
+
+    def with_commit(self, token: str) -> Self:
+        """Return the manifest with the token of its commit before those of the last ones."""
+        return replace(self, recent=recent.with_commit(self.recent, bytes.fromhex(token)))
+
+    def follows(self, other: Self) -> bool:
+        """Whether commits on top of the other manifest's have led to this one."""
+        return recent.has_commit(self.recent, other.recent)
+
+    def pack(self) -> bytes:
+        """Return the manifest as bytes."""
+        rows = None if self.rows is None else {name: row.pack() for name, row in self.rows.items()}
+        known: dict[str, Any] = {"rows": rows, "ident": self.identity, "number": self.number}
+        known["redo"] = {path: entry.pack() for path, entry in self.redo.items()}
+        if self.summaries:
+            known["summaries"] = self.summaries
+        if self.recent:
+            known["recent"] = self.recent
+        if self.kept:
+            known["kept"] = self.kept
+        if self.retired:
+            known["retired"] = {token: [list(state) for state in states] for token, states in self.retired.items()}
+        if self.gone:
+            known["gone"] = self.gone
+        packed: bytes = msgpack.packb({"format": _MAGIC, "version": _VERSION, **known, **dict(self.unknown)})
+        return packed
+
+    @classmethod
+    def unpack(cls, buf: Buffer) -> Self:
+        """Read a manifest."""
+        try:
+            content = msgpack.unpackb(buf, strict_map_key=False)
+        except _UNREADABLE as error:
+            raise FormatError(f"expected a group's manifest, found other bytes ({error})") from None
+        if not isinstance(content, dict) or content.pop("format", None) != _MAGIC:
+            raise FormatError("expected a group's manifest, found something else")
+        version = content.pop("version", None)
+        if type(version) is not int or version < 1:
+            raise FormatError(f"expected a manifest of version {_VERSION}, found {version!r}")
+        if version < _VERSION:
+            raise UnsupportedError(
+                f"expected a manifest of version {_VERSION}, found version {version}, which was never released; remove"
+                f" {MANIFEST} from a local group, and copy the members of other groups one by one"
+            )
+        if version > _VERSION:
+            raise UnsupportedError(f"expected a manifest of version {_VERSION}, found the later version {version}")
+        if "rows" not in content:
+            raise FormatError("expected rows in the manifest, found no such entry")
+        rows = content.pop("rows")
+        if rows is not None:
+            rows = {name: Row.unpack(name, row) for name, row in _checked("rows", rows, dict).items()}
+        log = _checked("redo", content.pop("redo", None), dict)
+        return cls(
+            rows,
+            _checked("ident", content.pop("ident", None), str),
+            _checked("number", content.pop("number", None), int),
+            {path: Entry.unpack(path, entry) for path, entry in log.items()},
+            _checked("summaries", content.pop("summaries", b""), bytes),
+            _checked("recent", content.pop("recent", b""), bytes),
+            _checked("kept", content.pop("kept", b""), bytes),
+            _retired(_checked("retired", content.pop("retired", {}), dict)),
+            _gone(_checked("gone", content.pop("gone", {}), dict)),
+            tuple(content.items()),
+        )
+
+
+def _checked(key: str, value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise FormatError(f"expected {key!r} of type {kind.__name__} in the manifest, found {type(value).__name__}")
+    return value
+
+
+def _gone(content: Mapping[Any, Any]) -> Mapping[str, int]:
+    for path, number in content.items():
+        if not _is_path(path) or type(number) is not int or number < 0:
+            raise FormatError(f"expected a path and a number in the manifest, found {path!r} and {number!r}")
+    return content
+
+
+def _retired(content: Mapping[Any, Any]) -> Retired:
+    for token, states in content.items():
+        listed = states if isinstance(states, list) else [None]
+        if not _is_token(token) or not all(map(_is_state, listed)):
+            raise FormatError(f"expected a token and kept states in the manifest, found {token!r} and {states!r}")
+    return {token: tuple(map(tuple, states)) for token, states in content.items()}
+
+
+def _is_state(content: Any) -> bool:
+    return isinstance(content, list) and [*map(type, content)] == [str, bytes]
+
+
+def _belong(name: str, path: str) -> bool:
+    if any(map(is_file_of_group, name.split("/"))):
+        return False
+    return members_among([path]) == {name: path} or (path == f"{EMBEDDED}/{name}" and is_embedded(path))
+
+
+def is_attrs(name: str) -> bool:
+    """Whether a member of this name holds the attributes of its group."""
+    return name.rpartition("/")[2] == ATTRS
+
+
+def is_embedded(path: object) -> bool:
+    """Whether a path stands for a member in the embedding frame."""
+    return isinstance(path, str) and path.startswith(f"{EMBEDDED}/") and is_member_name(path[len(EMBEDDED) + 1 :])
+
+
+def _is_path(path: object) -> bool:
+    return isinstance(path, str) and bool(members_among([path]))
+
+
+def _is_token(text: object) -> bool:
+    return isinstance(text, str) and re.fullmatch(r"[0-9a-f]{16}", text) is not None
+
+
+def _is_revision(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{32}", text) is not None

@@ -1,0 +1,322 @@
+"""Writers of single members and transactions of their group, in a store that compares versions and has no locks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import blosc2
+import fsspec
+import numpy as np
+import pytest
+from operations import WRITES, Killed, Operations, compare
+
+import b2array
+from b2array import open_group
+from b2array.commit.redo import look
+from b2array.errors import ConflictError, FormatError
+from b2array.frame.catalog import read_manifest
+from b2array.frame.manifest import MANIFEST, Manifest
+from b2array.store import base
+from b2array.store.open import open_store
+
+LAYOUTS = pytest.mark.parametrize("layout", ["sparse", "contiguous"])
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*one file in this store is rewritten")
+
+
+@pytest.fixture
+def operations(monkeypatch: pytest.MonkeyPatch) -> Operations:
+    """Let memory behave as an object store, watch what happens there, and let nobody wait long."""
+    monkeypatch.setattr(base, "_LONGEST_PAUSE", 0.001)
+    kind = type(open_store("memory://any"))
+    compare(kind, monkeypatch)
+    found = Operations()
+    found.listen(kind, monkeypatch)
+    return found
+
+
+@pytest.fixture
+def url(operations: Operations, tmp_path: Path) -> Iterator[str]:
+    place = f"memory://{tmp_path.name}.b2d"
+    yield place
+    with suppress(FileNotFoundError):
+        fsspec.filesystem("memory").rm(place, recursive=True)
+
+
+def made(url: str, layout: Any, *, in_group: bool = True) -> b2array.Group:
+    """Make a group of two arrays, which note it, or do not."""
+    for name in ("x", "y"):
+        if in_group:
+            open_group(url, "a").create(name, data=np.arange(8.0), chunks=(2,), layout=layout)
+        else:
+            b2array.asarray(np.arange(8.0), url=f"{url}/{name}.b2nd", chunks=(2,), layout=layout)
+    return open_group(url, "a")
+
+
+def manifest(url: str) -> Manifest:
+    return read_manifest(open_store(url))[0]
+
+
+def noted(url: str, name: str) -> Any:
+    frame = look(open_store(f"{url}/{name}.b2nd")).frame
+    assert frame is not None
+    return frame.state.annotations.group_commit
+
+
+@LAYOUTS
+def test_a_member_that_notes_no_group_is_written_through_it_once_it_is_adopted(
+    url: str, layout: Any, operations: Operations
+) -> None:
+    made(url, layout, in_group=False)
+    own = b2array.open(f"{url}/x.b2nd", "r+")
+    own.attrs["a"] = 1
+    with open_group(url, "r+").transaction() as changes:
+        changes["x"][0] = 7
+    own.refresh()
+    writes = ["create", "replace", "replace"]  # the index of the revision, the manifest, and the published index
+    for value in (2, 3):
+        names = operations.watch(lambda value=value: own.attrs.update(a=value))
+        assert [name for name in names if name in WRITES] == writes
+    assert own[:2].tolist() == [7, 1]
+
+
+@LAYOUTS
+def test_a_copy_of_a_member_elsewhere_is_written_without_the_group(
+    url: str, layout: Any, operations: Operations
+) -> None:
+    made(url, layout)
+    memory, elsewhere = fsspec.filesystem("memory"), f"{url}-copy.b2nd"
+    memory.copy(f"{url}/x.b2nd", elsewhere, recursive=True)
+    own = b2array.open(elsewhere, "r+")
+    own[0] = 7
+    other = open_group(f"{url}-other.b2d", "w")
+    memory.copy(f"{url}/x.b2nd", f"{other.url}/x.b2nd", recursive=True)
+    b2array.open(f"{other.url}/x.b2nd", "r+")[0] = 8
+    assert [b2array.open(place)[0] for place in (elsewhere, f"{other.url}/x.b2nd")] == [7, 8]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("made_by", ["b2array", "python-blosc2"])
+@pytest.mark.parametrize("change", ["items", "append", "resize", "attribute", "snapshot"])
+def test_the_first_transaction_of_an_array_is_no_conflict_with_itself(
+    url: str, layout: Any, made_by: str, change: str, tmp_path: Path
+) -> None:
+    if made_by == "python-blosc2":
+        blosc2.asarray(np.arange(8.0), urlpath=str(tmp_path / "x.b2nd"), mode="w", chunks=(2,), blocks=(2,))
+        open_store(f"{url}/x.b2nd").create("", (tmp_path / "x.b2nd").read_bytes())
+    else:
+        made(url, layout, in_group=False)
+    expected = np.arange(8.0)
+    with open_group(url, "a").transaction() as changes:
+        x = changes["x"]
+        if change == "items":
+            x[1] = expected[1] = 7
+        elif change == "append":
+            x.append([8.0])
+            expected = np.arange(9.0)
+        elif change == "resize":
+            x.resize(5)
+            expected = np.arange(5.0)
+        elif change == "attribute":
+            x.attrs["unit"] = "m"
+        else:
+            x.snapshot("start")
+    assert b2array.open(f"{url}/x.b2nd")[...].tolist() == expected.tolist()
+    assert noted(url, "x")[2] == "x.b2nd"
+    assert b2array.verify(f"{url}/x.b2nd", deep=True).problems == ()
+
+
+@LAYOUTS
+def test_an_array_that_others_write_goes_back_in_a_transaction(url: str, layout: Any) -> None:
+    made(url, layout, in_group=False)
+    own = b2array.open(f"{url}/x.b2nd", "r+")
+    own.snapshot("start")
+    own[...] = 1
+
+    def restore() -> None:
+        with open_group(url, "a").transaction() as changes:
+            changes["x"].restore("start")
+
+    restore()
+    assert b2array.open(own.url)[...].tolist() == [*range(8)]
+    own[...] = 2
+    restore()
+    assert b2array.open(own.url)[...].tolist() == [*range(8)]
+    assert b2array.verify(own.url, deep=True).problems == ()
+
+
+@LAYOUTS
+def test_a_late_writer_begins_again_on_top_of_a_transaction(url: str, layout: Any, operations: Operations) -> None:
+    group = made(url, layout)
+    own = b2array.open(f"{url}/x.b2nd", "r+")
+    done: list[str] = []
+
+    def transaction(_: int, name: str, call: Callable[[], object]) -> object:
+        found = call()
+        if name == "create" and not done:
+            done.append(name)
+            with group.transaction() as changes:
+                changes["x"][0] = 7
+        return found
+
+    operations.watch(lambda: own.__setitem__(-1, 8), transaction)
+    assert done
+    assert own[:].tolist() == b2array.open(own.url)[:].tolist() == [7, 1, 2, 3, 4, 5, 6, 8]
+
+
+@LAYOUTS
+def test_a_member_is_written_although_its_group_has_lost_its_manifest(url: str, layout: Any) -> None:
+    made(url, layout)
+    open_store(url).delete([MANIFEST])
+    b2array.open(f"{url}/x.b2nd", "r+")[0] = 7
+    with open_group(url, "r+").transaction() as changes:
+        changes["x"][1] = 8
+    assert b2array.open(f"{url}/x.b2nd")[:2].tolist() == [7, 8]
+
+
+@LAYOUTS
+def test_a_member_is_not_written_while_its_manifest_cannot_be_read(url: str, layout: Any) -> None:
+    made(url, layout)
+    good = bytes(open_store(url).head([MANIFEST], 2**20)[0].data)  # type: ignore[union-attr]
+    own = b2array.open(f"{url}/x.b2nd", "r+")
+    open_store(url).replace(MANIFEST, good[: len(good) // 2])
+    with pytest.raises(FormatError, match="manifest"):
+        own[0] = 7
+    open_store(url).replace(MANIFEST, good)
+    own[0] = 7
+    assert b2array.open(own.url)[0] == 7
+
+
+@LAYOUTS
+def test_a_transaction_gets_its_turn_although_another_thread_writes_its_member_all_the_time(
+    url: str, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "_LONGEST_PAUSE", 0.05)
+    group = made(url, layout)
+    is_over, written, failures = threading.Event(), [0.0], []
+
+    def write() -> None:
+        x = b2array.open(f"{url}/x.b2nd", "r+")
+        try:
+            while not is_over.is_set():
+                x[-1] = written[0] + 1
+                written[0] += 1
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            failures.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for n in range(3):
+            begun = written[0]
+            while written[0] < begun + 3:  # it is at work
+                time.sleep(0.001)
+            with group.transaction() as changes:
+                changes["x"][0] = n
+    finally:
+        is_over.set()
+        thread.join(60)
+    assert not failures
+    assert b2array.open(f"{url}/x.b2nd")[:].tolist() == [2, *range(1, 7), written[0]]
+
+
+@LAYOUTS
+def test_a_transaction_is_told_at_once_that_another_writer_has_changed_the_same_items(
+    url: str, layout: Any, operations: Operations
+) -> None:
+    group = made(url, layout)
+    x = b2array.open(f"{url}/x.b2nd", "r+")
+    written: list[int] = []
+
+    def write_x(_: int, name: str, call: Callable[[], object]) -> object:
+        if name == "replace" and not written:
+            written.append(1)
+            x[0] = 8
+        return call()
+
+    def change() -> None:
+        with group.transaction() as changes:
+            changes["x"][0] = 7
+
+    with pytest.raises(ConflictError, match="chunks"):
+        operations.watch(change, write_x)
+    assert len(operations.names) < 40
+    assert b2array.open(x.url)[0] == 8
+
+
+@pytest.mark.crossed
+@LAYOUTS
+@pytest.mark.parametrize("in_group", [True, False])
+def test_a_move_that_is_given_up_takes_nothing_from_a_transaction_that_it_meets(
+    url: str, layout: Any, operations: Operations, *, in_group: bool
+) -> None:
+    def write_and_move(url: str) -> None:
+        b2array.open(f"{url}/x.b2nd", "r+")[2] = 6
+        with suppress(KeyboardInterrupt), open_group(url, "r+").transaction() as changes:
+            changes.move("x", "z")
+            raise KeyboardInterrupt
+
+    def change(group: b2array.Group) -> None:
+        with group.transaction() as changes:
+            changes["x"][0] = changes["y"][0] = 7
+
+    for moment in range(100):
+        group = made(f"{url}/{moment}", layout, in_group=in_group)
+        b2array.open(f"{group.url}/x.b2nd", "r+")[1] = 5
+        if not operations.meets(moment, partial(change, group), partial(write_and_move, group.url)):
+            break
+        found = open_group(group.url)
+        assert (found["x"][:3].tolist(), found["y"][0]) == ([7, 5, 6], 7), moment
+    else:
+        pytest.fail("the transaction took more operations than were looked at")
+
+
+def test_a_transaction_that_begins_while_another_one_commits_builds_on_what_that_leaves(
+    url: str, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = Operations()
+    others.listen(type(open_store(url)), monkeypatch)
+
+    def change(group: b2array.Group) -> None:
+        with group.transaction() as changes:
+            changes["x"][0] = changes["y"][0] = 50
+
+    def kill(_: int, __: str, call: Callable[[], object]) -> object:
+        if "replace" in others.names[:-1]:
+            raise Killed  # after the commit, and before the log is carried out
+        return call()
+
+    def commit(group: b2array.Group) -> None:
+        with suppress(Killed):
+            others.watch(partial(change, group), kill)
+
+    for moment in range(100):
+        group = made(f"{url}/{moment}", "contiguous")
+        change(group)
+        group["x"][0] = group["y"][0] = 0
+        change(group)
+        transaction = open_group(group.url, "r+").transaction()
+        handles: list[b2array.NDArray] = []
+
+        def begin(transaction: Any = transaction, handles: Any = handles) -> None:
+            changes = transaction.__enter__()
+            handles.extend(changes[name] for name in "xy")
+
+        has_met = operations.meets(moment, begin, partial(commit, group))
+        with open_group(group.url, "r+").transaction():
+            pass  # whoever begins to write carries the log out
+        for handle in handles:
+            handle[3] = 53
+        transaction.__exit__(None, None, None)
+        found = open_group(group.url)
+        assert [found[name][n] for name in "xy" for n in (0, 3)] == [50, 53] * 2, moment
+        if not has_met:
+            break
+    else:
+        pytest.fail("the transaction took more operations than were looked at")
