@@ -4,6 +4,7 @@ import importlib as _importlib
 import typing as _typing
 
 from b2array import config, errors
+from b2array.accessors import when_xarray_is_imported as _when_xarray_is_imported
 from b2array.array.array import NDArray
 from b2array.array.chunkwise import map as map
 from b2array.array.creation import (
@@ -156,6 +157,7 @@ _LAZY = {
 }
 
 
+_when_xarray_is_imported()
 _refuse_calls("b2array.array", "b2array.asarray stores an array, b2array.open opens one")
 
 

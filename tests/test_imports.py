@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1] / "b2array"
 
-GROUND = ("buffers", "config", "errors", "keywords", "printable", "progress")
+GROUND = ("accessors", "buffers", "config", "errors", "keywords", "printable", "progress")
 FACES = ("__init__", "__main__")
 
 # What each package may import besides the ground and itself. The public faces and the tools may import everything.
@@ -64,7 +64,7 @@ OPTIONAL = {
     "s3fs": {"store.s3"},
     "tqdm": {"progress"},
     "typer": {"tools.cli", "tools.options"},
-    "xarray": {"array.array", "group.group"}
+    "xarray": {"accessors", "array.array", "group.group"}
     | {f"xarray_io.{path.stem}" for path in (PACKAGE / "xarray_io").glob("*.py")},
     "zarr": {"exchange.zarr"},
     "zfpy": {"codec.zfp"},

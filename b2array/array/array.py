@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from b2array.accessors import dataset_of
 from b2array.array import appender, copying, dask, snapshots
 from b2array.array.appender import Appender
 from b2array.array.drafts import ArrayOptions, Casting, CopyKeywords, Url, require_dtype, takes
@@ -584,9 +585,7 @@ class NDArray(Viewable, Indexed):
         >>> a.to_xarray().sum("time").values
         array([4, 6])
         """
-        import xarray as xr
-
-        dataset = xr.open_dataset(self, engine="b2array", **options)  # type: ignore[arg-type]
+        dataset = dataset_of(self, options)
         (data_array,) = dataset.data_vars.values() if dataset.data_vars else dataset.coords.values()
         return data_array
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array import config, threads
+from b2array.accessors import dataset_of
 from b2array.array import copying, drafts
 from b2array.array.array import NDArray
 from b2array.array.described import Attributes
@@ -484,9 +485,7 @@ class Group(MutableMapping[str, Any]):
         >>> group.to_xarray().level.sel(x=20).item()
         2.5
         """
-        import xarray as xr
-
-        return xr.open_dataset(self, engine="b2array", **options)  # type: ignore[arg-type]
+        return dataset_of(self, options)
 
     def _writable(self) -> AnyGroup | Changes:
         home = writable(self._home, self._mode, self.url)

@@ -25,6 +25,7 @@ try:
 except ImportError:
     raise ModuleNotFoundError("b2array.xarray_io needs the package xarray: pip install 'b2array[xarray]'") from None
 
+from b2array import accessors
 from b2array.keywords import spelled_out
 from b2array.xarray_io.backend import Backend, Url
 from b2array.xarray_io.writing import KEYWORDS, WriteKeywords, to_b2array
@@ -32,11 +33,8 @@ from b2array.xarray_io.writing import KEYWORDS, WriteKeywords, to_b2array
 __all__ = ["Accessor", "Backend", "to_b2array"]
 
 
-@xr.register_dataset_accessor("b2array")
-@xr.register_dataarray_accessor("b2array")
-@xr.register_datatree_accessor("b2array")
 class Accessor:
-    """``ds.b2array`` of datasets, arrays and trees of xarray; it comes with ``import b2array.xarray_io``.
+    """``ds.b2array`` of datasets, arrays and trees of xarray; it comes with ``import b2array``.
 
     Examples
     --------
@@ -52,3 +50,7 @@ class Accessor:
     def to_b2array(self, url: Url, **options: Unpack[WriteKeywords]) -> Any:
         """Write the dataset, array or tree as a group of arrays; parameters as for `b2array.xarray_io.to_b2array`."""
         return to_b2array(self._held, url, **options)
+
+
+# Usually it is registered already. Not so if xarray was just being imported when b2array was.
+accessors.register(xr)
