@@ -19,8 +19,8 @@ import pytest
 
 import b2array
 
-DELAY = 0.02
-"""Seconds that each answer takes, so that requests of one wave overlap."""
+DELAYS = (0.05, 0.2, 0.8)
+"""Seconds that each answer takes, so that requests of one wave overlap; a busy machine needs the longer ones."""
 NATIVE = ("s3", "gcs", "azure")
 
 
@@ -41,6 +41,7 @@ class Counter:
 
     def __init__(self, gate: clouds.Gate) -> None:
         self.gate = gate
+        self.delay = DELAYS[0]
         self.lock = threading.Lock()
         self.count: Count | None = None
 
@@ -52,7 +53,7 @@ class Counter:
                 depth = count.waves + 1
 
         def answer() -> None:
-            time.sleep(DELAY)
+            time.sleep(self.delay)
             if count is not None:
                 with self.lock:
                     count.waves = max(count.waves, depth)
@@ -170,8 +171,10 @@ def test_members_are_made_replaced_moved_and_deleted(bucket: Bucket, group: b2ar
 def test_a_transaction_takes_four_requests_for_each_member_and_two_more(
     bucket: Bucket, group: b2array.Group, members: int, requests: int
 ) -> None:
-    waves = []
-    for _ in range(3):  # on a busy machine, requests that are sent together may arrive one after the other
+    tries = 0
+    for delay in DELAYS:
+        tries += 1
+        bucket.counter.delay = delay
         transaction = group.transaction()
         with bucket.counting() as inside:
             changes = transaction.__enter__()
@@ -180,9 +183,10 @@ def test_a_transaction_takes_four_requests_for_each_member_and_two_more(
         with bucket.counting() as at_the_end:
             transaction.__exit__(None, None, None)
         assert inside.requests + at_the_end.requests <= requests
-        waves.append(at_the_end.waves)
-    assert min(waves) <= 6
-    assert bucket.group()["m1"][0] == values(1)[0] + 3
+        if at_the_end.waves <= 6:
+            break
+    assert at_the_end.waves <= 6
+    assert bucket.group()["m1"][0] == values(1)[0] + tries
 
 
 def test_a_snapshot_costs_the_same_whatever_the_group_has(bucket: Bucket, group: b2array.Group) -> None:
