@@ -82,20 +82,20 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(printable(message, keep_lines=True), category, stacklevel=level)
 
 
-def located(where: str, verb: Callable[[], T]) -> T:
+def prefix_errors(where: str, verb: Callable[[], T]) -> T:
     """Call `verb`, and put `where` in front of its errors about bad bytes."""
     try:
         return verb()
     except (FormatError, UnsupportedError) as error:
-        raise located_error(where, error) from error
+        raise prefix_error(where, error) from error
 
 
-def located_error(where: str, error: B2ArrayError) -> B2ArrayError:
+def prefix_error(where: str, error: B2ArrayError) -> B2ArrayError:
     """Return a new error like this one, with `where` in front of its message.
 
     Examples
     --------
-    >>> located_error("a.b2nd", located_error("a.b2nd", FormatError("expected a frame")))
+    >>> prefix_error("a.b2nd", prefix_error("a.b2nd", FormatError("expected a frame")))
     FormatError('a.b2nd: expected a frame')
     """
     text, where = str(error), printable(where)

@@ -1,7 +1,7 @@
 """Keywords of public functions: their signatures name each one, and a wrong one is answered with the right one.
 
 Many functions pass the options of new arrays on. A type checker reads their names and types from a `TypedDict`, and
-`spelled_out` puts them into the signature that `help`, notebooks and the reference show.
+`spell_out` puts them into the signature that `help`, notebooks and the reference show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ForwardRef, NoReturn, TypeVar, cast
 
 import numpy as np
 
-__all__ = ["F", "refuse_calls", "spelled_out"]
+__all__ = ["F", "refuse_calls", "spell_out"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,7 +67,7 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
 """What other libraries call an argument: which keyword the function must have, and what to write instead."""
 
 
-def spelled_out(kind: type | None = None, defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
+def spell_out(kind: type | None = None, defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
     """Name the keywords of a function in its signature, and refuse others with a hint.
 
     Parameters
@@ -82,7 +82,7 @@ def spelled_out(kind: type | None = None, defaults: Mapping[str, Any] | None = N
     >>> from typing import TypedDict, Unpack
     >>> class Options(TypedDict, total=False):
     ...     chunks: int
-    >>> @spelled_out(Options, {"chunks": 1})
+    >>> @spell_out(Options, {"chunks": 1})
     ... def make(shape, **options: Unpack[Options]): ...
     >>> list(inspect.signature(make).parameters)
     ['shape', 'chunks']

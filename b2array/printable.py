@@ -20,7 +20,7 @@ def printable(text: object, *, keep_lines: bool = False) -> str:
     >>> print(printable("level\x1b[2J"), printable("a\u202eb"), printable("\udc80"))
     level\x1b[2J a\u202eb \udc80
     """
-    return _escaped(str(text), "\n" if keep_lines else "", _escape)
+    return _escape(str(text), "\n" if keep_lines else "", _escape_one)
 
 
 def html_text(text: object) -> str:
@@ -37,14 +37,14 @@ def json_text(data: object) -> str:
     "é\u009b"
     """
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
-    return _escaped(text, "\n", lambda each: json.dumps(each)[1:-1])
+    return _escape(text, "\n", lambda each: json.dumps(each)[1:-1])
 
 
-def _escape(character: str) -> str:
+def _escape_one(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def _escaped(text: str, kept: str, escape_one: Callable[[str], str]) -> str:
+def _escape(text: str, kept: str, escape_one: Callable[[str], str]) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in kept else escape_one(each) for each in text)

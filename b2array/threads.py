@@ -90,7 +90,7 @@ def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Gen
     if len(first) < 2:
         yield from map(task, chain(first, source))
         return
-    yield from _in_order(_shared_pool(nworkers), task, chain(first, source), nworkers * ahead)
+    yield from _in_order(_pool_of_size(nworkers), task, chain(first, source), nworkers * ahead)
 
 
 def each(task: Callable[[T], object], items: Iterable[T]) -> None:
@@ -126,7 +126,7 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
             raise
 
     # This thread works too: one thread less to wake, and to find a processor for.
-    others = _Calls(_shared_pool(nworkers), work)
+    others = _Calls(_pool_of_size(nworkers), work)
     answers = []
     try:
         answers += [others.begin(None) for _ in range(nworkers - 1)]
@@ -274,7 +274,7 @@ _pool: _Pool | None = None
 """Shared by the calls from the main thread."""
 
 
-def _shared_pool(size: int) -> _Pool:
+def _pool_of_size(size: int) -> _Pool:
     global _pool
     pool = _pool
     if pool is None or pool.size != size:

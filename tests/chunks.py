@@ -148,7 +148,7 @@ def rebuilt(buf, order, gap=b""):
 def fetched(buf, numbers):
     """Hold only the blocks `numbers` and what decoding them needs, scattered, as reading from a store does."""
     head = chunk.unpack_head(buf)
-    wanted = sorted(chunk.needed_blocks(head, numbers)) if len(head.starts) else []
+    wanted = sorted(chunk.blocks_to_decode(head, numbers)) if len(head.starts) else []
     starts, stops = np.full_like(head.starts, -1), np.full_like(head.stops, -1)
     region = bytearray(b"\xa5" * 7)
     for number in wanted:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array.errors import ChecksumError, ChunkMissingError, FormatError, located, located_error
+from b2array.errors import ChecksumError, ChunkMissingError, FormatError, prefix_error, prefix_errors
 
 
 def test_errors_say_once_where_they_are():
@@ -14,11 +14,11 @@ def test_errors_say_once_where_they_are():
         raise FormatError("expected this, found that")
 
     with pytest.raises(FormatError, match=r"^here: expected this, found that$"):
-        located("here", lambda: located("here", fail))
+        prefix_errors("here", lambda: prefix_errors("here", fail))
     with pytest.raises(ZeroDivisionError):
-        located("here", lambda: 1 // 0)
-    assert located("here", lambda: 5) == 5
-    assert located_error("here", ChunkMissingError("gone")).args == ("here: gone",)
+        prefix_errors("here", lambda: 1 // 0)
+    assert prefix_errors("here", lambda: 5) == 5
+    assert prefix_error("here", ChunkMissingError("gone")).args == ("here: gone",)
 
 
 def test_an_error_is_not_its_own_cause(tmp_path):

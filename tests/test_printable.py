@@ -109,7 +109,7 @@ def test_what_handles_show_of_themselves_can_be_printed(hostile: Path) -> None:
 
 def test_errors_and_warnings_can_be_printed() -> None:
     assert str(errors.FormatError(HOSTILE)) == printable(HOSTILE)
-    located = errors.located_error(HOSTILE, errors.ChecksumError(f"{HOSTILE}: expected 1, found 2"))
+    located = errors.prefix_error(HOSTILE, errors.ChecksumError(f"{HOSTILE}: expected 1, found 2"))
     assert str(located) == f"{printable(HOSTILE)}: expected 1, found 2"
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

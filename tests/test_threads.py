@@ -277,7 +277,7 @@ def test_each_does_everything_once() -> None:
 
 
 def test_each_does_not_wait_for_threads_that_are_busy_elsewhere() -> None:
-    elsewhere, free = workers._Calls(workers._shared_pool(2), threading.Event.wait), threading.Event()
+    elsewhere, free = workers._Calls(workers._pool_of_size(2), threading.Event.wait), threading.Event()
     answers = [elsewhere.begin(free) for _ in range(2)]
     done: list[int] = []
     workers.each(done.append, range(9))
@@ -419,7 +419,7 @@ def test_a_call_whose_result_nobody_awaits_any_more_has_ended() -> None:
 @pytest.mark.usefixtures("signals")
 def test_calls_are_over_at_the_end_even_if_waiting_for_them_is_interrupted() -> None:
     free, ended = threading.Event(), []
-    calls = workers._Calls(workers._shared_pool(2), lambda n: (free.wait(10), ended.append(n)))
+    calls = workers._Calls(workers._pool_of_size(2), lambda n: (free.wait(10), ended.append(n)))
     for n in range(5):
         calls.begin(n)
     while len(calls._begun) < 2:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from b2array.array import copying
 from b2array.commit import resize
 from b2array.commit.handle import Handle
-from b2array.display.tables import counted
+from b2array.display.tables import count_text
 from b2array.errors import warn
 from b2array.grid.layout import Layout
 from b2array.printable import printable
@@ -77,7 +77,7 @@ class Appender:
             warn(f"{self!r}: it was dropped with them; use it in a with statement, or call commit")
 
     def __repr__(self) -> str:
-        steps = counted(self._uncommitted, "step")
+        steps = count_text(self._uncommitted, "step")
         return f"<b2array.Appender to {printable(self._handle.url)}: along axis {self._axis}, {steps} not committed>"
 
     @property

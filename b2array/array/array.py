@@ -22,7 +22,7 @@ from b2array.commit.handle import Handle, Mode
 from b2array.commit.one import commit
 from b2array.compute.mapping import Mapping as Shown
 from b2array.compute.readable import Indexer, Readable, Select, select_fields
-from b2array.display.reading import Reading, explained
+from b2array.display.reading import Reading, explain
 from b2array.errors import ReadOnlyError
 from b2array.frame import snapshot
 from b2array.grid.layout import extents
@@ -63,18 +63,18 @@ class Viewable(Readable):
     @property
     def view(self) -> Indexer:
         """Lazy views of a part: ``a.view[10:20, ::2]`` reads nothing. Takes integers, slices, Ellipsis and None."""
-        return Indexer("view", self._handle.url, lambda key: View(self, self._shown().sliced(key)))
+        return Indexer("view", self._handle.url, lambda key: View(self, self._shown().slice_by(key)))
 
     def _shown(self) -> Shown:
         return self._mapping(self._handle.source.state.require_layout().shape)
 
     def transpose(self, *axes: Any) -> View:
         """Return a lazy view with another order of the axes, as `numpy.transpose`."""
-        return View(self, self._shown().transposed(*axes))
+        return View(self, self._shown().transpose(*axes))
 
     def squeeze(self, axis: Any = None) -> View:
         """Return a lazy view without axes of length 1, as `numpy.squeeze`."""
-        return View(self, self._shown().squeezed(axis))
+        return View(self, self._shown().squeeze(axis))
 
     def reshape(self, *shape: Any, order: str = "C") -> View:
         """Return a lazy view that splits and joins whole axes, as `numpy.reshape`.
@@ -94,7 +94,7 @@ class Viewable(Readable):
         if order != "C":
             raise ValueError(f"a view is reshaped in C order only, not {order!r}; a[...].reshape() reads the items")
         mapping = self._shown()
-        return View(self, mapping.reshaped(mapping.model.reshape(*shape).shape))
+        return View(self, mapping.reshape(mapping.model.reshape(*shape).shape))
 
 
 class View(Viewable):
@@ -144,8 +144,8 @@ class View(Viewable):
         source = self._handle.source
         layout = source.state.require_layout()
         rest, _ = fields(key, layout.dtype)
-        place, _ = self._fixed.located(select(rest, self.shape))
-        return explained(source, layout, vectorised(place, layout.shape), NDArray(self._handle).dims)
+        place, _ = self._fixed.locate(select(rest, self.shape))
+        return explain(source, layout, vectorised(place, layout.shape), NDArray(self._handle).dims)
 
     @takes(CopyKeywords)
     def copy(
@@ -189,7 +189,7 @@ class View(Viewable):
     def _get(self, key: Any, rule: Select) -> Any:
         rest, names = fields(key, self.dtype)
         selection = rule(rest, self.shape)
-        place, arranged = self._fixed.located(selection)
+        place, arranged = self._fixed.locate(selection)
 
         def located(_: Any, shape: Sequence[int]) -> Selection:
             self._mapping(tuple(shape))

@@ -30,7 +30,7 @@ from b2array.array.drafts import (
 )
 from b2array.array.snapshots import differing
 from b2array.codec import codecs
-from b2array.codec.cparams import CParams, given_or_default
+from b2array.codec.cparams import CParams, resolve_cparams
 from b2array.codec.interop import readable
 from b2array.codec.rounding import check_dtype
 from b2array.commit import prepare, resize
@@ -223,7 +223,7 @@ def cparams_for(old: CParams, dtype: np.dtype[Any], *, interop: bool) -> CParams
     ZFP would change the values once more, and some codecs can only be read.
     """
     if old.is_zfp or not codecs.is_writable(old.codec_id):
-        return given_or_default(None)
+        return resolve_cparams(None)
     old = readable(old) if interop else old
     try:
         check_dtype(old, dtype)

@@ -33,7 +33,7 @@ from b2array.format import dtypes
 from b2array.grid.assignment import check_unmasked
 from b2array.grid.chunking import Access
 from b2array.grid.layout import extents
-from b2array.keywords import spelled_out
+from b2array.keywords import spell_out
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -87,7 +87,7 @@ def create(
     **options: Unpack[NewKeywords],
 ) -> NDArray: ...
 @_shape_first
-@spelled_out()
+@spell_out()
 def create(
     url: Url | None = None,
     shape: Shape | None = None,
@@ -170,7 +170,7 @@ def create(
     options = ArrayOptions(
         chunks, blocks, access, fill_value, cparams, layout, dims, attrs, meta, overwrite, interop, storage_options, fs
     )
-    return NDArray._commit_draft(drafts.filled(url, shape, dtype, options))
+    return NDArray._commit_draft(drafts.draft_filled(url, shape, dtype, options))
 
 
 @takes(NewKeywords)
@@ -267,7 +267,7 @@ def _fill_new(
     dtype: npt.DTypeLike,
     options: ArrayOptions,
 ) -> NDArray:
-    return NDArray._commit_draft(drafts.filled(url, shape, dtype, options))
+    return NDArray._commit_draft(drafts.draft_filled(url, shape, dtype, options))
 
 
 @takes(NewKeywords)
@@ -397,7 +397,7 @@ def asarray(
     return NDArray._commit_draft(copying.holding(x, url, dtype, ArrayOptions(**options)))
 
 
-@spelled_out()
+@spell_out()
 def copy(
     src: NDArray | View | Url,
     dst: Url | None = None,
@@ -629,7 +629,7 @@ def save(
     asarray(x, url=url, dtype=dtype, overwrite=overwrite, **options).close()
 
 
-@spelled_out()
+@spell_out()
 def load(
     url: Url,
     *,

@@ -44,7 +44,7 @@ __all__ = [
     "compute_changes",
     "final",
     "from_dask",
-    "gathered",
+    "gather_changes",
     "join",
     "register_sizeof",
     "store",
@@ -78,8 +78,8 @@ def to_dask(a: Readable, chunks: Any = "auto") -> da.Array:
 
     frozen = Frozen(a)
     automatic = chunks is None or (isinstance(chunks, str) and chunks == "auto")
-    cut = grouped_auto(a) if automatic else _cut(chunks, a)
-    if not automatic and dask_chunks.aligned(cut, a.chunks, [0] * a.ndim) != cut:
+    cut = group_for_tasks(a) if automatic else _cut(chunks, a)
+    if not automatic and dask_chunks.align(cut, a.chunks, [0] * a.ndim) != cut:
         parts = dask_chunks.pieces(cut, _cut(a.chunks, a))
         warn(
             f"chunks {_brief(cut)} do not align with the stored ones {a.chunks}: "
@@ -92,7 +92,7 @@ def to_dask(a: Readable, chunks: Any = "auto") -> da.Array:
     return cast("da.Array", da.from_array(frozen, chunks=cut, name=name, meta=meta))
 
 
-def grouped_auto(a: Readable) -> dask_chunks.Cut:
+def group_for_tasks(a: Readable) -> dask_chunks.Cut:
     """Cut an array into pieces for tasks: enough for many cores, and not larger than dask's setting permits."""
     import dask
     from dask.utils import parse_bytes
@@ -332,7 +332,7 @@ def compute_changes(
                 bar.advance(sum(change.numbers.size for change in put.flat))
 
         with Callback(posttask=done) if progress else nullcontext():
-            graph = final(writes, f"b2array-gather-{uuid4().hex}", gathered)
+            graph = final(writes, f"b2array-gather-{uuid4().hex}", gather_changes)
             return cast(list[list[ChangeSet]], graph.compute(**options))
 
 
@@ -347,7 +347,7 @@ def _watch(
     by_write: dict[str, list[ChangeSet]] = {write.name("put"): [] for write in writes}
     futures = futures_of(client.persist(_join_graphs(writes)))
     for future, put in as_completed(futures, with_results=True):
-        (changes,) = gathered([[put]])
+        (changes,) = gather_changes([[put]])
         by_write[future.key[0]] += changes
         advance(sum(change.numbers.size for change in changes))
     return [*by_write.values()]
@@ -413,7 +413,7 @@ def _align(x: da.Array, chunks: tuple[int, ...], region: Region) -> da.Array:
     """Rechunk a dask array so that no two of its pieces touch the same stored chunk."""
     from dask.array.core import PerformanceWarning
 
-    cut = dask_chunks.aligned(x.chunks, chunks, [part.start for part in region])
+    cut = dask_chunks.align(x.chunks, chunks, [part.start for part in region])
     if cut == x.chunks:
         return x
     warn(
@@ -479,7 +479,7 @@ def _as_declared(values: Any, declared: np.dtype[Any], owner: str = "") -> Any:
     return values
 
 
-def gathered(put: Sequence[Sequence[npt.NDArray[Any]]]) -> list[list[ChangeSet]]:
+def gather_changes(put: Sequence[Sequence[npt.NDArray[Any]]]) -> list[list[ChangeSet]]:
     """Return the changes to commit of each write, from the changes of its tasks."""
     return [[change for item in items for change in item.flat] for items in put]
 
@@ -490,7 +490,7 @@ def _commit(
     make: Callable[[Handle], Any],
     frozen: bool,
 ) -> Any:
-    (changes,) = gathered(put)
+    (changes,) = gather_changes(put)
     origin, _ = shared.value
     array = make(Handle(finish(origin, changes, again=True), "r+"))
     return Frozen(array) if frozen else array

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 
 from b2array.grid.chunking import CHUNK_NBYTES, Access, automatic
 
-__all__ = ["Cut", "aligned", "dividing", "group_chunks", "joining", "pieces", "regular"]
+__all__ = ["Cut", "align", "dividing", "group_chunks", "joining", "pieces", "regular"]
 
 Cut = tuple[tuple[int, ...], ...]
 
@@ -71,14 +71,14 @@ def _grow(units: Sequence[int], extents: Sequence[int], room: int) -> list[int]:
     return sizes
 
 
-def aligned(cut: Cut, chunks: Sequence[int], starts: Sequence[int]) -> Cut:
+def align(cut: Cut, chunks: Sequence[int], starts: Sequence[int]) -> Cut:
     """Move every inner border of a cut, which begins at `starts` in the array, to the nearest border of a chunk.
 
     Examples
     --------
-    >>> aligned(((5, 5, 5),), (4,), (0,))
+    >>> align(((5, 5, 5),), (4,), (0,))
     ((4, 8, 3),)
-    >>> aligned(((5, 5, 5),), (4,), (3,))
+    >>> align(((5, 5, 5),), (4,), (3,))
     ((5, 4, 6),)
     """
     return tuple(_align(*axis) for axis in zip(cut, chunks, starts, strict=True))

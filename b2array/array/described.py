@@ -20,7 +20,7 @@ from b2array.commit.single import writers_lock
 from b2array.compute.operators import free_nbytes
 from b2array.compute.readable import Readable
 from b2array.display import tables
-from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located_error
+from b2array.errors import B2ArrayError, FormatError, UnsupportedError, prefix_error
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.header import FrameType
 from b2array.frame.snapshot import ledger_in
@@ -76,7 +76,7 @@ class Opened:
         try:
             return self._handle.described.state.cparams
         except UnsupportedError as error:
-            raise located_error(self.url, error) from error
+            raise prefix_error(self.url, error) from error
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -194,7 +194,7 @@ class Opened:
     @property
     def snapshots(self) -> tuple[SnapshotInfo, ...]:
         """The snapshots, the oldest first. Their indexes are read to see which bytes each of them holds alone."""
-        return snapshots.listed(self._handle)
+        return snapshots.list_snapshots(self._handle)
 
     def restore(self, name: str) -> None:
         """Go back to a snapshot, in one commit: items, shape, attributes. All snapshots stay.
@@ -255,7 +255,7 @@ class Described(Opened, Readable):
         try:
             handle.described.state.require_layout()
         except (FormatError, UnsupportedError) as error:
-            raise located_error(handle.url, error) from error
+            raise prefix_error(handle.url, error) from error
 
     @property
     def cratio(self) -> float:
@@ -388,7 +388,7 @@ class Attributes(MutableMapping[str, Any]):
             if content is not None:
                 return decode_attr(content)
         except (FormatError, UnsupportedError) as error:
-            raise located_error(f"attribute {name!r} of {self._handle.url}", error) from error
+            raise prefix_error(f"attribute {name!r} of {self._handle.url}", error) from error
         raise KeyError(name)
 
     def __setitem__(self, name: str, value: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.codec import codecs, filters, zfp
-from b2array.codec.cparams import AUTO, AnyCParams, CParams, given_or_default
+from b2array.codec.cparams import AUTO, AnyCParams, CParams, resolve_cparams
 from b2array.codec.header import Special
 from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
@@ -34,7 +34,7 @@ from b2array.grid.assignment import broadcast, check_unmasked
 from b2array.grid.chunking import Access
 from b2array.grid.layout import Layout, extents
 from b2array.grid.selection import select
-from b2array.keywords import F, spelled_out
+from b2array.keywords import F, spell_out
 from b2array.store.atomic import require_free
 from b2array.store.base import Store
 from b2array.store.memory import MemoryStore
@@ -62,8 +62,8 @@ __all__ = [
     "VariableKeywords",
     "aborting",
     "check_dims",
-    "encoded_metalayers",
-    "filled",
+    "draft_filled",
+    "encode_metalayers",
     "name_pairs",
     "new_draft",
     "place_new",
@@ -137,8 +137,8 @@ class ArrayOptions:
 
     def __post_init__(self) -> None:
         if self.cparams is not None:
-            object.__setattr__(self, "cparams", given_or_default(self.cparams))
-        chunking.checked_access(self.access)
+            object.__setattr__(self, "cparams", resolve_cparams(self.cparams))
+        chunking.check_access(self.access)
 
 
 # The names and types of these options, for functions that pass them on. Each class is for the functions that do not
@@ -211,7 +211,7 @@ def takes(kind: type) -> Callable[[F], F]:
     Traceback (most recent call last):
     TypeError: make() got an unexpected keyword argument 'path'
     """
-    return spelled_out(kind, {each.name: each.default for each in fields(ArrayOptions)})
+    return spell_out(kind, {each.name: each.default for each in fields(ArrayOptions)})
 
 
 # The draft.
@@ -220,14 +220,14 @@ def takes(kind: type) -> Callable[[F], F]:
 def new_draft(url: AnyPlace, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Draft:
     """Begin the draft of an array of zeros. Check everything that can be wrong before looking at the place."""
     layout = _layout(shape, dtype, options)
-    params = given_or_default(options.cparams)
+    params = resolve_cparams(options.cparams)
     if params.filters == AUTO and layout.dtype.kind == "U":
         params = replace(params, filters_meta=(4,))  # shuffle the bytes of characters, not of whole items
     check_dtype(params, layout.dtype)
     _check_params(params, layout, interop=options.interop)
     fill = _fill_bytes(options.fill_value, layout.dtype)
     names = check_dims(options.dims, layout.ndim)
-    metalayers = encoded_metalayers(options.meta)
+    metalayers = encode_metalayers(options.meta)
     if wrong := [name for name, _ in metalayers if name in b2nd.NOT_DATA]:
         raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
     attrs = [(name, encode_attr(value, name)) for name, value in name_pairs(options.attrs)]
@@ -252,7 +252,7 @@ def new_draft(url: AnyPlace, shape: Shape, dtype: npt.DTypeLike, options: ArrayO
     return draft
 
 
-def filled(
+def draft_filled(
     url: AnyPlace,
     shape: Shape,
     dtype: npt.DTypeLike,
@@ -356,12 +356,12 @@ def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
 # The place, and metalayers in their stored form.
 
 
-def encoded_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]]:
+def encode_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]]:
     r"""Return metalayers in their stored form: bytes as they are, other values as msgpack; TypeError if that fails.
 
     Examples
     --------
-    >>> encoded_metalayers({"as it is": b"1", "packed": 1})
+    >>> encode_metalayers({"as it is": b"1", "packed": 1})
     [('as it is', b'1'), ('packed', b'\x01')]
     """
     return [(name, raw if isinstance(raw, bytes) else encode_attr(raw)) for name, raw in name_pairs(meta)]

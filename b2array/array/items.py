@@ -15,7 +15,7 @@ from b2array.commit import resize
 from b2array.commit.handle import Handle
 from b2array.commit.write import chunk_box, write
 from b2array.compute.readable import Indexer, Select
-from b2array.display.reading import Reading, explained
+from b2array.display.reading import Reading, explain
 from b2array.errors import ConflictError, PerformanceWarning, warn
 from b2array.frame.read import read
 from b2array.frame.source import Source
@@ -93,7 +93,7 @@ class Indexed(Described):
         source = self._handle.source
         layout = source.state.require_layout()
         rest, _ = fields(key, layout.dtype)
-        return explained(source, layout, select(rest, layout.shape), self.dims)
+        return explain(source, layout, select(rest, layout.shape), self.dims)
 
     def read_direct(self, out: npt.NDArray[Any], key: Any = ...) -> npt.NDArray[Any]:
         """Read into an existing array, and return it: for loops that read again and again.

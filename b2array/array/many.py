@@ -83,7 +83,7 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
     far: list[_Wanted] = []
     near: list[int] = []
     for number, (array, key) in enumerate(asked):
-        wanted = None if isinstance(array, View) else _wanted_from_afar(number, array, key)
+        wanted = None if isinstance(array, View) else _plan_remote_read(number, array, key)
         if wanted is None:
             near.append(number)
         else:
@@ -118,7 +118,7 @@ def _is_worth_a_thread(array: Readable, key: Any) -> bool:
     return _SMALLEST_SHARED <= nbytes <= _LARGEST_SHARED
 
 
-def _wanted_from_afar(number: int, array: Readable, key: Any) -> _Wanted | None:
+def _plan_remote_read(number: int, array: Readable, key: Any) -> _Wanted | None:
     """Prepare to read a selection with others; None if the array is local, or being changed."""
     source = array._handle.source
     if source.is_local or source.buffer is not None:

@@ -13,8 +13,8 @@ from typing import Any, Self, overload
 
 from b2array.array.schunk import SChunk
 from b2array.commit.handle import Handle
-from b2array.display.tables import counted
-from b2array.errors import FormatError, UnsupportedError, located
+from b2array.display.tables import count_text
+from b2array.errors import FormatError, UnsupportedError, prefix_errors
 from b2array.format.attributes import decode_attr, decode_attrs
 from b2array.format.frame import Frame
 
@@ -50,7 +50,7 @@ class Items(Sequence[Any]):
         self._held = SChunk(handle)
         self._kind = next(kind for kind in _KINDS if handle.frame.metalayer(kind) is not None)
         self._last: tuple[int, list[Any]] | None = None
-        self._counts = located(self.url, self._checked_counts)
+        self._counts = prefix_errors(self.url, self._checked_counts)
 
     def _checked_counts(self) -> list[int] | None:
         """Return how many objects each chunk has; None for one."""
@@ -127,7 +127,7 @@ class Items(Sequence[Any]):
         if self._last is None or self._last[0] != number:
             where = f"{self.url}: chunk {number}"
             content = self._held.decompress_chunk(number)
-            self._last = number, located(where, lambda: unpack(content))
+            self._last = number, prefix_errors(where, lambda: unpack(content))
             expected = 1 if self._counts is None else self._counts[number]
             if len(self._last[1]) != expected:
                 nobjects, self._last = len(self._last[1]), None
@@ -142,4 +142,4 @@ class Items(Sequence[Any]):
         return [item for block in blocks for item in block]
 
     def __repr__(self) -> str:
-        return f"<b2array.Items {self.url}: {counted(len(self), _KINDS[self._kind])}>"
+        return f"<b2array.Items {self.url}: {count_text(len(self), _KINDS[self._kind])}>"

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array.described import Attributes, Opened
-from b2array.array.drafts import encoded_metalayers, place_new
+from b2array.array.drafts import encode_metalayers, place_new
 from b2array.buffers import Buffer
 from b2array.codec import decode, encode, lazy
 from b2array.codec.chunk import Context, Stored
-from b2array.codec.cparams import AnyCParams, given_or_default
+from b2array.codec.cparams import AnyCParams, resolve_cparams
 from b2array.codec.header import Special
 from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
@@ -28,8 +28,8 @@ from b2array.commit.handle import Handle, Mode
 from b2array.commit.one import commit
 from b2array.commit.prepare import copied
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
-from b2array.display.tables import counted
-from b2array.errors import FormatError, LimitError, UnsupportedError, located_error
+from b2array.display.tables import count_text
+from b2array.errors import FormatError, LimitError, UnsupportedError, prefix_error
 from b2array.format import frame
 from b2array.format.annotations import Annotations
 from b2array.format.frame import Frame
@@ -40,7 +40,7 @@ from b2array.frame.fetch import each_chunk, fetch
 from b2array.frame.snapshot import load
 from b2array.frame.source import ChunkRequest, Source
 from b2array.grid.assignment import check_unmasked
-from b2array.keywords import spelled_out
+from b2array.keywords import spell_out
 from b2array.printable import printable
 from b2array.progress import track
 from b2array.store.memory import MemoryStore
@@ -112,7 +112,7 @@ class SChunk(Opened):
         return self.nchunks
 
     def __repr__(self) -> str:
-        chunks, pending = counted(self.nchunks, "chunk"), ", in a transaction" * self.in_transaction
+        chunks, pending = count_text(self.nchunks, "chunk"), ", in a transaction" * self.in_transaction
         return f"<b2array.SChunk {printable(self.url)}: {chunks}, {self.nbytes} bytes{pending}>"
 
     # Reading.
@@ -298,7 +298,7 @@ class SChunk(Opened):
             return self.nchunks
 
 
-@spelled_out()
+@spell_out()
 def open_schunk(
     url: str | os.PathLike[str],
     mode: Mode = "r",
@@ -336,7 +336,7 @@ def open_schunk(
     return SChunk(Handle(revision if at is None else kept.opened(revision, at), mode))
 
 
-@spelled_out()
+@spell_out()
 def create_schunk(
     url: str | os.PathLike[str] | None = None,
     *,
@@ -401,11 +401,11 @@ def create_schunk(
             raise ValueError(f"{name} must be a multiple of the typesize {typesize}, not {size}")
         if size > most:
             raise LimitError(f"{name} must be at most {most} bytes, not {size}")
-    params = given_or_default(cparams)
+    params = resolve_cparams(cparams)
     check_dtype(params, np.dtype(np.void))
     if interop:
         require_readable(params, typesize, delta=False)
-    layers = encoded_metalayers(meta)
+    layers = encode_metalayers(meta)
     place = place_new(url, layout, storage_options, fs=fs, overwrite=overwrite)
     new = frame.create(
         params, frame_type=place.kind, typesize=typesize, chunksize=chunksize, blocksize=blocksize, metalayers=layers
@@ -431,7 +431,7 @@ def _data(source: Source, n: int, stored: Stored) -> npt.NDArray[np.uint8]:
     try:
         return decode.decode(stored.region, context=context)
     except (FormatError, UnsupportedError) as error:
-        raise located_error(f"chunk {n} of {source.url}", error) from error
+        raise prefix_error(f"chunk {n} of {source.url}", error) from error
 
 
 def _items(source: Source, items: slice) -> bytes:

@@ -30,12 +30,12 @@ __all__ = [
     "Box",
     "SnapshotInfo",
     "check_snapshot_name",
-    "checked_entry",
     "differences",
     "differing",
     "drop",
     "keep",
-    "listed",
+    "list_snapshots",
+    "make_entry",
     "own_nbytes",
     "restore",
     "snapshot_info",
@@ -104,7 +104,7 @@ def keep(
     when: float | None = None,
 ) -> None:
     """Keep the state that a handle shows, or that its transaction makes, under a name."""
-    entry = checked_entry(name, message, attrs, group=group, when=when)
+    entry = make_entry(name, message, attrs, group=group, when=when)
     handle.require_writable()
     seen = handle.generation
 
@@ -120,7 +120,7 @@ def keep(
             draft.keep(Keep(entry))
 
 
-def checked_entry(
+def make_entry(
     name: str,
     message: str,
     attrs: Mapping[str, Any] | None,
@@ -193,7 +193,7 @@ def restore(handle: Handle, name: str) -> None:
             draft.go_back(kept.opened(draft.base, name, deep=True).state)
 
 
-def listed(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
+def list_snapshots(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
     """List the snapshots, the oldest first. If they are `alone`, the present state of the frame counts for nothing."""
 
     def task(_: object) -> tuple[SnapshotInfo, ...]:

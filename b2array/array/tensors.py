@@ -14,7 +14,7 @@ from b2array.array.schunk import SChunk
 from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader
 from b2array.commit.handle import Handle
-from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, located_error
+from b2array.errors import B2ArrayError, FormatError, LimitError, ReadOnlyError, UnsupportedError, prefix_error
 from b2array.format import dtypes
 from b2array.format.header import FIRST_BYTES
 from b2array.frame import snapshot
@@ -81,7 +81,7 @@ def _tensor(chunks: SChunk) -> NDArray:
         dtype = dtypes.make_dtype(spec if isinstance(spec, str) else [tuple(field) for field in spec])
         nbytes = math.prod(shape) * dtype.itemsize
     except B2ArrayError as error:
-        raise located_error(chunks.url, error) from error
+        raise prefix_error(chunks.url, error) from error
     except (ValueError, TypeError) as error:
         raise FormatError(f"{chunks.url}: expected shape and type of an array in {_TENSOR!r}: {error}") from None
     if nbytes != chunks.nbytes or any(type(extent) is not int or extent < 0 for extent in shape):

@@ -18,7 +18,7 @@ from b2array.bloscpack.header import FileHeader, digest_size
 from b2array.codec.chunk import extents
 from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.config import HEADER_LEN
-from b2array.errors import FormatError, located
+from b2array.errors import FormatError, prefix_errors
 from b2array.store.base import Mutex
 
 __all__ = ["ChunkRange", "Chunks"]
@@ -105,7 +105,7 @@ class Chunks:
         """Whether there is a chunk `n`. This finds the chunks up to it."""
         if n >= len(self):
             with self._mutex.held:
-                while len(self) <= n and located(f"chunk {len(self)} of {self._url}", self._step):
+                while len(self) <= n and prefix_errors(f"chunk {len(self)} of {self._url}", self._step):
                     pass
         return n < len(self)
 

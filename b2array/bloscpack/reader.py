@@ -25,7 +25,7 @@ from b2array.buffers import Buffer
 from b2array.codec import decode
 from b2array.codec.codecs import MAX_RATIO
 from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
-from b2array.errors import B2ArrayError, FormatError, UnsupportedError, located
+from b2array.errors import B2ArrayError, FormatError, UnsupportedError, prefix_errors
 from b2array.grid.partition import Positions, parts, put, take
 from b2array.grid.selection import select
 from b2array.printable import printable
@@ -76,7 +76,7 @@ class Reader:
         self.url = store.url
         """Where the file is, without secrets."""
         self._last: tuple[int, Bytes] | None = None
-        located(store.url, self._read_head)
+        prefix_errors(store.url, self._read_head)
 
     def _read_head(self) -> None:
         (beginning,) = self._store.head([""], _BEGINNING)
@@ -334,7 +334,7 @@ class Reader:
         """Compare the checksum of chunk `n`, and return the chunk without it."""
         chunk = self.place(n)
         (view,) = self._fetch([chunk])
-        return bytes(located(f"chunk {n} of {self.url}", lambda: self._verify(view)))
+        return bytes(prefix_errors(f"chunk {n} of {self.url}", lambda: self._verify(view)))
 
     def place(self, n: int) -> ChunkRange:
         """Find chunk `n`."""
@@ -366,7 +366,7 @@ class Reader:
                 raise FormatError(f"expected {chunk.nbytes} uncompressed bytes, found {nbytes}")
             return decode.decode(stored)
 
-        return located(f"chunk {chunk.number} of {self.url}", decoded)
+        return prefix_errors(f"chunk {chunk.number} of {self.url}", decoded)
 
     def _verify(self, view: memoryview) -> memoryview:
         """Return the bytes of a chunk after comparing their checksum, which is behind them."""

@@ -25,7 +25,7 @@ from b2array.bloscpack.reader import Reader, Url
 from b2array.buffers import Buffer
 from b2array.codec import cblosc
 from b2array.codec.codecs import codec_name
-from b2array.codec.cparams import AnyCParams, CParams, given_or_default
+from b2array.codec.cparams import AnyCParams, CParams, resolve_cparams
 from b2array.codec.header import CODEC_FORMATS, FilterId
 from b2array.codec.rounding import check_dtype
 from b2array.errors import FormatError, LimitError, UnsupportedError
@@ -94,7 +94,7 @@ class _ChunkEncoder:
         put: Callable[..., int],
         offsets: Iterable[int] = (),
     ) -> None:
-        cparams = given_or_default(cparams)
+        cparams = resolve_cparams(cparams)
         check_dtype(cparams, np.dtype(np.void))
         self._how = *blosc1_options(cparams), 0
         self.typesize = itemsize if itemsize <= _MAX_ITEMSIZE else 1

@@ -22,10 +22,10 @@ __all__ = [
     "ChunkHead",
     "Context",
     "Stored",
+    "blocks_to_decode",
     "extents",
     "fill",
     "head_nbytes",
-    "needed_blocks",
     "unpack_head",
 ]
 
@@ -151,7 +151,7 @@ def unpack_head(buf: Buffer, header: ChunkHeader | None = None) -> ChunkHead:
     return ChunkHead(header, starts, extents(starts, header.cbytes), dictionary)
 
 
-def needed_blocks(head: ChunkHead, numbers: Sequence[int] | Int64Array) -> Sequence[int] | Int64Array:
+def blocks_to_decode(head: ChunkHead, numbers: Sequence[int] | Int64Array) -> Sequence[int] | Int64Array:
     """Return the blocks that must be at hand to decode the blocks `numbers`: with DELTA also the first."""
     if FilterId.DELTA in head.header.filters and head.header.has_streams and 0 not in numbers:
         return (0, *numbers)

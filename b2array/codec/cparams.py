@@ -14,7 +14,7 @@ import numpy as np
 from b2array.codec import codecs, filters, zfp
 from b2array.codec.header import NFILTERS, NO_FILTERS, CodecId, FilterId
 
-__all__ = ["AUTO", "BOUNDS", "METADATA", "AnyCParams", "CParams", "SplitMode", "given_or_default"]
+__all__ = ["AUTO", "BOUNDS", "METADATA", "AnyCParams", "CParams", "SplitMode", "resolve_cparams"]
 
 AUTO: Literal["auto"] = "auto"
 """Stands for filters that are chosen for each chunk by its data."""
@@ -217,7 +217,7 @@ AnyCParams = CParams | str | Mapping[str, Any] | None
 """What functions take: parameters, the name of a codec, or what python-blosc2 takes."""
 
 
-def given_or_default(cparams: AnyCParams) -> CParams:
+def resolve_cparams(cparams: AnyCParams) -> CParams:
     """Return the parameters that a user gave; for None, those that `CParams` has by default.
 
     Parameters
@@ -233,7 +233,7 @@ def given_or_default(cparams: AnyCParams) -> CParams:
 
     Examples
     --------
-    >>> given_or_default("lz4").codec, given_or_default({"clevel": 9, "filters": [0, 2]}).filters
+    >>> resolve_cparams("lz4").codec, resolve_cparams({"clevel": 9, "filters": [0, 2]}).filters
     ('lz4', ('bitshuffle',))
     """
     if cparams is None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.codec import cblosc, choice, codecs, filters, rounding
-from b2array.codec.cparams import AUTO, METADATA, AnyCParams, CParams, given_or_default
+from b2array.codec.cparams import AUTO, METADATA, AnyCParams, CParams, resolve_cparams
 from b2array.codec.header import (
     BLOSC1_HEADER_LEN,
     BLOSC2_FLAG_DICT,
@@ -47,10 +47,10 @@ __all__ = [
     "default_blocksize",
     "encode",
     "header_of",
+    "make_storable",
     "plain",
     "run_pipeline",
     "special_chunk",
-    "stored_special",
     "with_kept_bits",
 ]
 
@@ -208,10 +208,10 @@ def compress(
     """
     if typesize is None:
         typesize = (buf if isinstance(buf, np.ndarray) else memoryview(buf)).itemsize
-    params = given_or_default(cparams)
+    params = resolve_cparams(cparams)
     if params.is_lossy:
         rounding.check_dtype(params, buf.dtype if isinstance(buf, np.ndarray) else np.dtype(np.void))
-        buf = rounding.rounded(np.ascontiguousarray(buf), params)
+        buf = rounding.round_items(np.ascontiguousarray(buf), params)
     return encode(buf, typesize=typesize, cparams=params)
 
 
@@ -257,7 +257,7 @@ def special_chunk(
     return header.pack() + item
 
 
-def stored_special(buf: bytes) -> bytes:
+def make_storable(buf: bytes) -> bytes:
     """Turn a chunk of zeros, NaN or uninitialised values into one that can be stored; return others as they are.
 
     The C library cannot read parts of such chunks from a file, except of repeated values. It does not open a frame with
@@ -439,16 +439,16 @@ def _pieces(
 
 def _run_value(fmt: CodecFormat, payload: memoryview, nbytes: int) -> int | None:
     """Return the byte that a payload of `nbytes` bytes repeats, or None."""
-    decoded = _known_run_value if len(payload) <= _MAX_KNOWN_RUN else _decoded_run_value
+    decoded = _known_run_value if len(payload) <= _MAX_KNOWN_RUN else _decode_run_value
     return decoded(fmt, bytes(payload), nbytes)
 
 
-def _decoded_run_value(fmt: CodecFormat, payload: bytes, nbytes: int) -> int | None:
+def _decode_run_value(fmt: CodecFormat, payload: bytes, nbytes: int) -> int | None:
     data = cblosc.decode_stream(fmt, payload, nbytes)
     return int(data[0]) if (data == data[0]).all() else None
 
 
-_known_run_value = lru_cache(maxsize=4096)(_decoded_run_value)
+_known_run_value = lru_cache(maxsize=4096)(_decode_run_value)
 _MAX_KNOWN_RUN = 1024
 """We remember the runs in payloads of at most this many bytes: they look the same in every block."""
 

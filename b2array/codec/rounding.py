@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from b2array.codec.cparams import CParams
 
-__all__ = ["check_dtype", "kept_bits", "rounded"]
+__all__ = ["check_dtype", "count_kept_bits", "round_items"]
 
 Array = npt.NDArray[Any]
 
@@ -41,7 +41,7 @@ def check_dtype(cparams: CParams, dtype: np.dtype[Any]) -> None:
         raise ValueError(f"keepbits must be 1 to {most} for {dtype}, not {cparams.keepbits}")
 
 
-def rounded(items: Array, cparams: CParams, fill: bytes | None = None) -> Array:
+def round_items(items: Array, cparams: CParams, fill: bytes | None = None) -> Array:
     """Return floats or complex numbers, rounded; those with the bytes of `fill` stay as they are."""
     values = items.view(_part(items.dtype))
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
@@ -59,7 +59,7 @@ def rounded(items: Array, cparams: CParams, fill: bytes | None = None) -> Array:
     return result
 
 
-def kept_bits(items: Array) -> int:
+def count_kept_bits(items: Array) -> int:
     """Return how many bits of the mantissa the filter TRUNC_PREC has to keep, so that no item changes.
 
     0 says that the filter does not help: it does not know the type, or some item has all bits.

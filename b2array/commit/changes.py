@@ -25,7 +25,7 @@ from b2array.format import index
 from b2array.format.annotations import Annotations, Records, Sizes
 from b2array.format.frame import Frame
 from b2array.format.kept import Kept, ledger_of
-from b2array.format.state import State, changed_chunks, copy_table, sized_blocks, with_index
+from b2array.format.state import State, copy_table, count_sized_blocks, find_changed_chunks, with_index
 from b2array.frame.snapshot import Snapshot
 from b2array.frame.source import FilterSlots
 from b2array.store.base import Version
@@ -228,7 +228,7 @@ def reindexed(state: State, order: Int64Array, geometry: Frame) -> State:
         offsets=offsets, metalayers=geometry.metalayers, nbytes=geometry.nbytes, chunksize=geometry.chunksize,
         blocksize=geometry.blocksize, vl_blocks=geometry.vl_blocks,
     )  # fmt: skip
-    return new.with_tables(_with_width(sizes, 1 + sized_blocks(new.frame)), records)
+    return new.with_tables(_with_width(sizes, 1 + count_sized_blocks(new.frame)), records)
 
 
 def _with_width(sizes: Sizes, width: int) -> Sizes:
@@ -239,7 +239,7 @@ def _with_width(sizes: Sizes, width: int) -> Sizes:
 
 def applied(change: ChangeSet, state: State) -> State:
     """Return the state that a change makes of another one; its index has codes for the chunks that the change puts."""
-    annotations = notes.merged(change.before, change.after, state.annotations)
+    annotations = notes.merge(change.before, change.after, state.annotations)
     if change.order is not None and change.geometry is not None:
         state = reindexed(state, change.order, change.geometry)
     state = state.with_annotations(annotations)
@@ -292,7 +292,7 @@ def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
     was, now = base.version, current.version
     moved = not current.sparse and (was and was.tag) != (now and now.tag)
     comparable = current.alike(base) and current.frame.is_ours
-    theirs = changed_chunks(base.state, current.state, moved=moved) if comparable else None
+    theirs = find_changed_chunks(base.state, current.state, moved=moved) if comparable else None
     if change.is_structural or change.compacts or theirs is None:
         raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the change")
     ours = np.union1d(change.numbers, change.reads)
@@ -328,7 +328,7 @@ def _joined(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     if names:
         raise ConflictError(f"{url}: two forks have set the attributes {sorted(names)} to different values")
     # Each is compared with the state that its fork began with: the transaction may have changed in between.
-    contradictory = notes.contradictions(a.before, a.after, notes.merged(b.before, b.after, a.before))
+    contradictory = notes.contradictions(a.before, a.after, notes.merge(b.before, b.after, a.before))
     if contradictory:
         raise ConflictError(f"{url}: two forks have set {contradictory} to different values")
     more = np.setdiff1d(np.arange(b.numbers.size), of_b)
@@ -359,7 +359,7 @@ def _joined(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
         a, numbers=both(a.numbers, b.numbers[more]), codes=both(a.codes, codes),
         sizes=both(a.sizes, b.sizes[more]), records=both(a.records, b.records[more]),
         extents=np.concatenate([a.extents, rows]), segments=tuple(segments), reads=np.union1d(a.reads, b.reads),
-        attrs={**a.attrs, **b.attrs}, after=notes.merged(b.before, b.after, a.after), next=max(a.next, b.next),
+        attrs={**a.attrs, **b.attrs}, after=notes.merge(b.before, b.after, a.after), next=max(a.next, b.next),
         filters=min(filter(None, (a.filters, b.filters)), default=None), made=np.concatenate([a.made, b.made]),
         of_fork=replace(
             ours, forks=ours.forks | theirs.forks, seen=both(ours.seen, theirs.seen[more]),

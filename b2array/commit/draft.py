@@ -626,7 +626,7 @@ class Draft(Source):
             self.set_chunk(n, staged)
         for name, content in change.attrs.items():
             self.set_attr(name, content)
-        self.state = self.state.with_annotations(notes.merged(change.before, change.after, self.state.annotations))
+        self.state = self.state.with_annotations(notes.merge(change.before, change.after, self.state.annotations))
         self._read[change.reads[~self._touched[change.reads]]] = True
 
     # On top of what other writers committed.

@@ -17,7 +17,7 @@ from b2array import config
 from b2array.commit.draft import Draft, abandoned
 from b2array.commit.one import commit
 from b2array.commit.single import writers_lock
-from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, located_error
+from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, prefix_error
 from b2array.format.b2nd import CACHE
 from b2array.format.frame import Frame
 from b2array.format.kept import Kept
@@ -491,7 +491,7 @@ def _explain(source: Source, error: B2ArrayError | OSError) -> None:
         if stale is not None:
             raise stale from error
     if isinstance(error, FormatError | UnsupportedError) and source.url not in str(error):
-        raise located_error(source.url, error) from error
+        raise prefix_error(source.url, error) from error
 
 
 def _restored(

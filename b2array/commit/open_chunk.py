@@ -196,8 +196,8 @@ class OpenChunk:
         form, data = self.form, self._joined(numbers)
         if not form.cparams.is_lossy:
             return data, 0
-        items = rounding.rounded(data.view(form.layout.dtype), form.cparams, form.fill)
-        bits = rounding.kept_bits(items) if form.typesize == form.layout.itemsize else 0
+        items = rounding.round_items(data.view(form.layout.dtype), form.cparams, form.fill)
+        bits = rounding.count_kept_bits(items) if form.typesize == form.layout.itemsize else 0
         return items.view(np.uint8), bits
 
     def _joined(self, numbers: list[int]) -> Bytes:

@@ -38,7 +38,7 @@ from b2array.codec.header import FilterId
 from b2array.commit.changes import ChangeSet, Keep, applied, is_spooled
 from b2array.errors import LimitError
 from b2array.format import fingerprint, frame, index
-from b2array.format.annotations import LAYER, pack_records, packed_sizes
+from b2array.format.annotations import LAYER, pack_fitting_sizes, pack_records
 from b2array.format.checksums import record_nbytes
 from b2array.format.foreign_indexes import with_stale_indexes
 from b2array.format.frame import Frame
@@ -223,7 +223,7 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Ste
         kept=kept.ledger,
     )
     if current is None or not current.frame.is_ours or change.numbers.size or change.is_structural:
-        annotations = replace(annotations, sizes=packed_sizes(state.sizes), records=pack_records(state.records))
+        annotations = replace(annotations, sizes=pack_fitting_sizes(state.sizes), records=pack_records(state.records))
     if not facts.locks:
         annotations = annotations.with_commit_listed()
     layers = layers_with(described.vlmetalayers, annotations, facts.url)
@@ -308,7 +308,7 @@ def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State
         return _Keeping(made.annotations.kept)
     ledger = Ledger() if current is None else ledger_of(current.state)
     if not is_ours:
-        ledger = ledger.suspected()
+        ledger = ledger.suspect_all()
     if not change.keeps and not change.drops:
         return _Keeping(ledger.pack())
     is_sparse, salt = made.frame.frame_type == FrameType.SPARSE, int.from_bytes(facts.salt[:8], "big")

@@ -19,7 +19,7 @@ from b2array.commit.draft import Draft, removed
 from b2array.commit.plan import Facts, Plan, plan, unnoted
 from b2array.commit.tables import refuse_columns
 from b2array.config import HEADER_LEN
-from b2array.errors import FormatError, located, located_error
+from b2array.errors import FormatError, prefix_error, prefix_errors
 from b2array.format import index
 from b2array.format.annotations import LAYER, Annotations
 from b2array.format.foreign_indexes import with_stale_indexes
@@ -74,7 +74,7 @@ def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
     names = [index.chunk_name(number) for number in numbers]
     for number, name, head in zip(numbers, names, store.head(names, HEADER_LEN) if names else (), strict=True):
         if not isinstance(head, Exception):
-            sizes[number] = located(f"{store.url}: {name}", partial(ChunkHeader.unpack, head.data)).cbytes
+            sizes[number] = prefix_errors(f"{store.url}: {name}", partial(ChunkHeader.unpack, head.data)).cbytes
         elif not isinstance(head, FileNotFoundError):
             raise head
     return sizes
@@ -181,7 +181,7 @@ def _copy_kept(new: Draft, old: Frame, kept: Sequence[KeptState]) -> None:
             try:
                 require_intact(held, deep=True)
             except FormatError as error:
-                raise located_error(f"{held.url}: the snapshot {entry.name!r} is damaged; drop it", error) from error
+                raise prefix_error(f"{held.url}: the snapshot {entry.name!r} is damaged; drop it", error) from error
         missing = [n for n in wanted if int(offsets[n]) not in copies]
         for n, each in zip(missing, each_chunk(held, missing), strict=True):
             staged = new.store_stored(n, bytes(each.region))

@@ -20,7 +20,7 @@ from b2array.commit.draft import Draft
 from b2array.commit.write import rewrite, write
 from b2array.errors import ConflictError
 from b2array.format import index
-from b2array.format.state import State, reshaped
+from b2array.format.state import State, reshape
 from b2array.frame.read import read
 from b2array.frame.source import Source
 from b2array.grid import assignment, selection
@@ -42,7 +42,7 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
     old = draft.state.require_layout()
     if shape == old.shape:
         return
-    state = reshaped(draft.state, shape)
+    state = reshape(draft.state, shape)
     new = state.require_layout()
     rows = [np.arange(min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
     _reindex(draft, state, rows)
@@ -83,7 +83,7 @@ def append(draft: Draft, values: Array, axis: int) -> None:
     old = draft.state.require_layout()
     length = old.shape[axis]
     shape = _with(old.shape, axis, length + values.shape[axis])
-    state = reshaped(draft.state, shape)
+    state = reshape(draft.state, shape)
     new = state.require_layout()
     _reindex(draft, state, [np.arange(n) for n in old.grid_shape], fill=False)
     key = tuple(slice(length if n == axis else 0, extent, 1) for n, extent in enumerate(shape))
@@ -132,7 +132,7 @@ def _splice(draft: Draft, pieces: Iterable[_Piece], axis: int, values: Array | N
     edges = [0, *accumulate(piece.length for piece in parts)]
     rows = [np.arange(n) for n in old.grid_shape]
     shape = _with(old.shape, axis, edges[-1])
-    state = reshaped(draft.state, shape)
+    state = reshape(draft.state, shape)
     new = state.require_layout()
     rows[axis] = np.full(new.grid_shape[axis], -1)
     step = old.chunks[axis]

@@ -172,7 +172,7 @@ class Staging:
         self.require_open()
         head = head or chunk.unpack_head(buf)
         if head.header.special not in (Special.NONE, Special.VALUE):
-            buf = encode.stored_special(buf)
+            buf = encode.make_storable(buf)
             head = chunk.unpack_head(buf)
         row = sizes_row(head, nblocks)
         if self._spool is None:

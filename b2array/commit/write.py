@@ -20,7 +20,7 @@ from b2array import threads
 from b2array.codec.chunk import Stored
 from b2array.commit.draft import Draft
 from b2array.commit.open_chunk import Form, OpenChunk, WriteBuffer
-from b2array.errors import FormatError, UnsupportedError, located_error
+from b2array.errors import FormatError, UnsupportedError, prefix_error
 from b2array.frame.fetch import fetch
 from b2array.frame.source import ChunkRequest, Staged
 from b2array.grid.layout import Layout
@@ -135,7 +135,7 @@ class _Writer:
                 chunk = OpenChunk(self.form, None if whole else self._stored(number, private=stays_open))
             chunk.put(part, patch, self.axes, self.values, self.fields, undo)
         except (FormatError, UnsupportedError) as error:
-            raise located_error(f"chunk {number} of {draft.url}", error) from error
+            raise prefix_error(f"chunk {number} of {draft.url}", error) from error
         if stays_open:
             return number, chunk
         buf = chunk.encoded()

@@ -56,8 +56,8 @@ class Mapping:
 
     Examples
     --------
-    >>> turned = Mapping.of((4, 6)).transposed(1, 0)
-    >>> turned.lengths, turned.sliced((slice(None, None, -2), 3)).starts, turned.reshaped((3, 8)).lengths
+    >>> turned = Mapping.of((4, 6)).transpose(1, 0)
+    >>> turned.lengths, turned.slice_by((slice(None, None, -2), 3)).starts, turned.reshape((3, 8)).lengths
     ((6, 4), (3, 5), (3, 8))
     """
 
@@ -88,7 +88,7 @@ class Mapping:
         """A NumPy array of the view's shape with one item in memory, to find out what NumPy accepts."""
         return np.broadcast_to(np.int8(0), self.lengths)
 
-    def transposed(self, *axes: Any) -> Mapping:
+    def transpose(self, *axes: Any) -> Mapping:
         """Reorder the axes, as `numpy.ndarray.transpose`."""
         numbered = np.broadcast_to(np.int8(0), range(len(self.axes)))  # the length of an axis is its number
         order = numbered.transpose(*axes).shape
@@ -96,15 +96,15 @@ class Mapping:
             self, axes=tuple(self.axes[axis] for axis in order), numbers=tuple(self.numbers[axis] for axis in order)
         )
 
-    def squeezed(self, axis: Any) -> Mapping:
+    def squeeze(self, axis: Any) -> Mapping:
         """Leave out axes of length 1, as `numpy.squeeze`."""
         shape = self.model.squeeze(axis).shape
         chosen = range(len(self.axes)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
         gone = {number % len(self.axes) for number in chosen if self.lengths[number] == 1}
         kept = tuple(number for n, number in enumerate(self.numbers) if n not in gone)
-        return replace(self.reshaped(shape), numbers=kept)
+        return replace(self.reshape(shape), numbers=kept)
 
-    def reshaped(self, shape: tuple[int, ...]) -> Mapping:
+    def reshape(self, shape: tuple[int, ...]) -> Mapping:
         """Split and join axes; raise ValueError where a split is not even. The number of items stays."""
         numbers = self._numbers_in(shape)
         if not math.prod(shape):
@@ -146,7 +146,7 @@ class Mapping:
             outer *= length
         return tuple(numbers)
 
-    def sliced(self, key: Any) -> Mapping:
+    def slice_by(self, key: Any) -> Mapping:
         """Take what a key of integers, slices, Ellipsis and None selects; of joined axes, part of one or whole rows."""
         selection = select(key, self.lengths)
         if selection.kind not in ("basic", "scalar"):
@@ -159,7 +159,7 @@ class Mapping:
         positions = [range(n)[part][flip] for n, part, flip in zip(self.lengths, slices, flips, strict=True)]
         axes = tuple(self._take(axis, along, starts) for axis, along in enumerate(positions))
         # Integers have left axes of length 1.
-        taken = Mapping(self.shape, tuple(starts), axes, (None,) * len(axes)).reshaped(selection.shape)
+        taken = Mapping(self.shape, tuple(starts), axes, (None,) * len(axes)).reshape(selection.shape)
         return replace(taken, numbers=self._numbers_after(key))
 
     def _numbers_after(self, key: Any) -> tuple[int | None, ...]:
@@ -208,7 +208,7 @@ class Mapping:
             covered.append(math.prod([*outer, *inner]))
         return tuple(covered)
 
-    def located(self, selection: Selection) -> tuple[tuple[Any, ...], Callable[[Array], Array]]:
+    def locate(self, selection: Selection) -> tuple[tuple[Any, ...], Callable[[Array], Array]]:
         """Return where the items of a selection of the view are, and a function that arranges them.
 
         The first is a key of the array for `vectorised`, which takes the items in the order of storage. The function
@@ -242,7 +242,7 @@ class Mapping:
                 moves = [dims[n].moves.get(axis, (0,)) for n in joint]
                 key[axis] = sum(np.ix_(*moves), start)
 
-        def arranged(items: Array) -> Array:
+        def arrange(items: Array) -> Array:
             order = [*joint, *straight]
             lengths = [dims[n].length if dims[n].moves else 1 for n in order]
             box = items.reshape(lengths).transpose(np.argsort(order))
@@ -253,7 +253,7 @@ class Mapping:
             ordered: Array = box.transpose(np.argsort(selection.order or range(box.ndim)))
             return ordered.reshape(selection.shape)
 
-        return (*key, ...), arranged  # with an ellipsis, even a single item is an array
+        return (*key, ...), arrange  # with an ellipsis, even a single item is an array
 
     def _widen(self, positions: Positions, axes: Sequence[int]) -> tuple[Positions, slice]:
         """Widen a part of joined axes to whole rows, and say where in them the part is; not if they are far longer.

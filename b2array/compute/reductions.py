@@ -257,10 +257,10 @@ def _pieces(
     def piece(job: tuple[Box, bool]) -> tuple[Box, State]:
         box, is_one = job
         if is_one:
-            where = of_digits.sliced(tuple(i.start for i in box)).starts
+            where = of_digits.slice_by(tuple(i.start for i in box)).starts
             item = np.asarray(read_item(source, layout, where), layout.dtype)
             return use(box, np.broadcast_to(item, [i.stop - i.start for i in box]))
-        key, arranged = of_digits.located(select((*box, ...), of_digits.lengths))
+        key, arranged = of_digits.locate(select((*box, ...), of_digits.lengths))
         wanted = vectorised(key, layout.shape)
         memory = scratch("pieces", math.prod(wanted.shape) * layout.itemsize, 2 * _MOST_NBYTES)
         items = memory.view(layout.dtype).reshape(wanted.shape)

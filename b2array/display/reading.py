@@ -13,7 +13,7 @@ import numpy as np
 
 from b2array import config
 from b2array.display.drawing import Box, draw, merge
-from b2array.display.tables import Info, beside, size, table, titled
+from b2array.display.tables import Info, beside, put_title, size, table
 from b2array.errors import B2ArrayError
 from b2array.frame.fetch import Ask, fetch, steps_of
 from b2array.frame.read import ChunkRead, Reader, prepare
@@ -25,7 +25,7 @@ from b2array.grid.selection import Selection
 from b2array.grid.tiling import parts_of_chunks
 from b2array.store.spans import coalesce
 
-__all__ = ["Reading", "explained"]
+__all__ = ["Reading", "explain"]
 
 _LIMIT = 16 * 2**20
 """Stores ask for at most this many bytes at once, but for one block."""
@@ -92,10 +92,10 @@ class Reading:
     def _repr_html_(self) -> str:
         layout = self._layout
         picture = draw(layout.shape, layout.chunks, solid=self._touched, shaded=self._around, names=self._names)
-        return titled("reading", self._url, [beside(table(self._rows()), picture)])
+        return put_title("reading", self._url, [beside(table(self._rows()), picture)])
 
 
-def explained(
+def explain(
     source: Source,
     layout: Layout,
     selection: Selection,

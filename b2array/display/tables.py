@@ -26,18 +26,18 @@ __all__ = [
     "beside",
     "codec",
     "corners",
-    "counted",
+    "count_text",
     "errors",
     "filter_list",
     "filters",
-    "folded",
+    "fold",
     "item",
     "nbytes",
     "near",
+    "put_title",
     "short",
     "size",
     "table",
-    "titled",
 ]
 
 _CELL = "text-align: left; padding: 1px 12px 1px 0"
@@ -75,12 +75,12 @@ def _row(*parts: str) -> str:
     return f'<div style="display: flex; gap: 12px 36px; align-items: flex-start">{"".join(parts)}</div>'
 
 
-def folded(summary: str, content: str) -> str:
+def fold(summary: str, content: str) -> str:
     """Return a part that a click unfolds."""
     return f"<details><summary>{html_text(summary)}</summary>{content}</details>"
 
 
-def titled(kind: str, where: str, parts: Iterable[str]) -> str:
+def put_title(kind: str, where: str, parts: Iterable[str]) -> str:
     """Put parts below a line with the kind of a thing and its place."""
     return f"<div><b>{html_text(kind)}</b> <code>{html_text(near(where))}</code>{''.join(parts)}</div>"
 
@@ -253,9 +253,9 @@ def array_page(
         )
     ]
     if values:
-        parts.append(folded("values", f"<pre>{html_text(values)}</pre>"))
+        parts.append(fold("values", f"<pre>{html_text(values)}</pre>"))
     if attrs:
-        parts.append(folded(f"attributes ({len(attrs)})", table({name: short(value) for name, value in attrs.items()})))
+        parts.append(fold(f"attributes ({len(attrs)})", table({name: short(value) for name, value in attrs.items()})))
     always = (
         "shape",
         "chunks",
@@ -270,8 +270,8 @@ def array_page(
         "url",
         "attrs",
     )
-    parts.append(folded("more", table({name: value for name, value in rows.items() if name not in always})))
-    return titled("b2array.NDArray", rows["url"], parts)
+    parts.append(fold("more", table({name: value for name, value in rows.items() if name not in always})))
+    return put_title("b2array.NDArray", rows["url"], parts)
 
 
 def codec(cparams: CParams) -> str:
@@ -321,12 +321,12 @@ def nbytes(count: int) -> str:
     return str(count) if count < 1024 else f"{count} ({size(count)})"
 
 
-def counted(n: int, noun: str) -> str:
+def count_text(n: int, noun: str) -> str:
     """Return a number with its noun.
 
     Examples
     --------
-    >>> counted(1, "chunk"), counted(0, "chunk")
+    >>> count_text(1, "chunk"), count_text(0, "chunk")
     ('1 chunk', '0 chunks')
     """
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

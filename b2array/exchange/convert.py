@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array.array import array_at
-from b2array.codec.cparams import AnyCParams, given_or_default
-from b2array.display.tables import counted
+from b2array.codec.cparams import AnyCParams, resolve_cparams
+from b2array.display.tables import count_text
 from b2array.display.tables import nbytes as shown_nbytes
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, warn
 from b2array.exchange.formats import (
@@ -35,10 +35,10 @@ from b2array.exchange.formats import (
 )
 from b2array.exchange.hdf5 import FOLLOWING, HDF5
 from b2array.exchange.places import find
-from b2array.grid.chunking import Access, automatic, checked_access
+from b2array.grid.chunking import Access, automatic, check_access
 from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member
-from b2array.keywords import spelled_out
+from b2array.keywords import spell_out
 from b2array.progress import track
 from b2array.store.open import address_of, open_store
 from b2array.store.secrets import redact_url
@@ -74,7 +74,7 @@ class FormatKeywords(TypedDict, total=False):
     max_app_chunks: int | None
 
 
-@spelled_out(FormatKeywords)
+@spell_out(FormatKeywords)
 def convert(
     src: Url,
     dst: Url,
@@ -234,8 +234,8 @@ class Conversion:
         """Say how much failed."""
         groups = sum(name.endswith("/") for name in self.failed)
         parts = {
-            f"{self._lost} of {counted(self.narrays, 'array')}": self._lost,
-            f"the attributes of {counted(groups, 'group')}": groups,
+            f"{self._lost} of {count_text(self.narrays, 'array')}": self._lost,
+            f"the attributes of {count_text(groups, 'group')}": groups,
             "the whole list of arrays": "" in self.failed,
         }
         return " and ".join(part for part, happened in parts.items() if happened)
@@ -248,7 +248,7 @@ class Conversion:
                 nbytes += copy.nbytes
                 stored += copy.stored() or 0
         return (
-            f"{counted(self.narrays - self._lost, 'array')} of {shown_nbytes(nbytes)} in {shown_nbytes(stored)},"
+            f"{count_text(self.narrays - self._lost, 'array')} of {shown_nbytes(nbytes)} in {shown_nbytes(stored)},"
             f" ratio {f'{nbytes / stored:.2f}' if stored else 'none'}, {self.seconds:.2f} s"
         )
 
@@ -292,14 +292,14 @@ def convert_to(
     wanted = Options(
         (),
         None,
-        None if cparams is None else given_or_default(cparams),
+        None if cparams is None else resolve_cparams(cparams),
         layout,
         overwrite,
         dst_options,
         options,
         (None if chunks is None else tuple(chunks), None if blocks is None else tuple(blocks)),
         snapshots,
-        access=checked_access(access),
+        access=check_access(access),
     )
     if wanted.cparams is not None and wanted.cparams.allows_errors:
         _check_rounding(to_format, verify=verify)
@@ -310,7 +310,7 @@ def convert_to(
             if to_format.name == "b2d" and not split_member(dst_url)[1]:
                 wanted = wanted._replace(moments=tuple(opened() for opened in tree.snapshots.values()))
             else:
-                lost = counted(len(tree.snapshots), "snapshot")
+                lost = count_text(len(tree.snapshots), "snapshot")
                 warn(f"{redact_url(dst_url)}: the copy leaves out {lost} of the group")
         build = to_format.building
         if build is not None and names != ("",):  # a group stays a group, whatever it has

@@ -390,7 +390,7 @@ def _write_b2nd(url: str, source: ArraySource, pieces: Iterable[Piece], settings
             copying.copy_array(source.handle, url, options, snapshots=settings.snapshots, progress=settings.progress)
         )
         return
-    commit(drafts.filled(url, source.shape, source.dtype, array_options(source, settings), pieces))
+    commit(drafts.draft_filled(url, source.shape, source.dtype, array_options(source, settings), pieces))
 
 
 def _chunks(settings: Options) -> tuple[int, ...] | None:
@@ -436,7 +436,7 @@ def _map_tree(
 
 def _map_npy(path: str, url: str) -> npt.NDArray[Any]:
     if (start := first_bytes(path))[: len(_NPY_MAGIC)] != _NPY_MAGIC:  # NumPy would take it for a pickle
-        raise FormatError(f"{url}: expected a .npy file, found {foreign.described(start)}")
+        raise FormatError(f"{url}: expected a .npy file, found {foreign.describe(start)}")
     try:
         data: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:

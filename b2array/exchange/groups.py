@@ -95,7 +95,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
 def tree_of(home: Container, paths: Mapping[str, str], error: Exception | None = None) -> Hierarchy:
     """Return members of a group, with the attributes of groups, as a source."""
 
-    def opened(name: str) -> ArraySource:
+    def open_source(name: str) -> ArraySource:
         return formats.source_of(home.open(paths[name], "r"))
 
     def attrs(path: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def tree_of(home: Container, paths: Mapping[str, str], error: Exception | None =
     groups = {name: path for name, path in paths.items() if is_attrs(name)}
     return Hierarchy(
         tuple(name for name in paths if name not in groups),
-        opened,
+        open_source,
         {name.removesuffix(ATTRS).rstrip("/"): partial(attrs, path) for name, path in groups.items()},
         error,
     )
@@ -128,7 +128,7 @@ def _frame(
         kind = settings.layout if layout == "auto" else layout
         if handle is None:
             options = formats.array_options(source, settings._replace(layout=kind, overwrite=overwrite))
-            return drafts.filled(url, source.shape, source.dtype, options, pieces)
+            return drafts.draft_filled(url, source.shape, source.dtype, options, pieces)
         chunks, blocks = settings.given
         return copying.copy_array(
             handle,

@@ -73,7 +73,7 @@ def _tree(
                 del paths[inner]
                 ragged |= {f"{inner}/{part}".strip("/"): (at, part) for part in hdf5_ragged.PARTS}
 
-        def opened(inner: str) -> ArraySource:
+        def open_source(inner: str) -> ArraySource:
             at, part = ragged.get(inner, (paths.get(inner, f"{name}/{inner}".strip("/")), ""))
             where = f"{place}#{at}"
             with _reading(where):
@@ -90,7 +90,7 @@ def _tree(
             return _attrs(node_at(at), f"{place}#{at}")
 
         groups = {at[top:]: partial(attrs, at) for at, is_group in nodes.items() if is_group}
-        yield Hierarchy((*paths, *ragged), opened, groups)
+        yield Hierarchy((*paths, *ragged), open_source, groups)
 
 
 def _part(h5py: ModuleType, node: Any, part: str, where: str) -> ArraySource:
@@ -134,7 +134,7 @@ def _open_file(h5py: ModuleType, path: str, url: str) -> Any:
         raise
     except OSError as error:
         start = formats.first_bytes(path)
-        described = "a damaged one" if start.startswith(_MAGIC) else foreign.described(start)
+        described = "a damaged one" if start.startswith(_MAGIC) else foreign.describe(start)
         raise FormatError(f"{url}: expected an HDF5 file, found {described} ({error})") from None
 
 
@@ -226,14 +226,14 @@ def _is_portable(value: Any) -> bool:
 def _source(node: Any, where: str) -> ArraySource:
     data = node
 
-    def stored() -> int:
+    def count_stored() -> int:
         with _reading(where):
             return int(node.id.get_storage_size())
 
     h5py = formats.require("h5py", "hdf5", "HDF5")
     if node.shape is None:  # a dataset of no items, whose type is all that it has
         kind = np.dtype("U1") if node.dtype.hasobject else np.lib.format.drop_metadata(node.dtype)
-        return ArraySource((0,), kind, lambda _: np.empty(0, kind), attrs=_attrs(node, where), stored=stored)
+        return ArraySource((0,), kind, lambda _: np.empty(0, kind), attrs=_attrs(node, where), stored=count_stored)
     with _reading(where):
         stages = hdf5_chunks.stages_of(h5py, node, where)
 
@@ -260,7 +260,7 @@ def _source(node: Any, where: str) -> ArraySource:
         attrs=_attrs(node, where) | _names_of_values(h5py, data.dtype, node.attrs),
         dims=dims if any(dims) else None,
         fill_value=fill,
-        stored=stored,
+        stored=count_stored,
         unlimited=tuple(axis for axis, n in enumerate(node.maxshape) if n is None),
     )
 
@@ -294,7 +294,7 @@ def _with_sized_fields(
             )
         longest |= {name: 1} if field.hasobject else {}
 
-    def decoded(box: Box) -> dict[str, list[str]]:
+    def decode(box: Box) -> dict[str, list[str]]:
         records = read(box)
         try:
             return {name: [item.decode("utf-8") for item in records[name].reshape(-1)] for name in longest}
@@ -302,7 +302,7 @@ def _with_sized_fields(
             raise UnsupportedError(f"{where}: a field of text holds {error.object[:20]!r}, which is no UTF-8") from None
 
     for box in boxes(data.shape, _TEXTS, data.chunks):
-        for name, texts in decoded(box).items():
+        for name, texts in decode(box).items():
             longest[name] = max(longest[name], *map(len, texts))
     fields = [
         (name, f"U{longest[name]}" if name in longest else np.lib.format.drop_metadata(data.dtype[name]))
@@ -310,15 +310,15 @@ def _with_sized_fields(
     ]
     dtype = np.dtype(fields)
 
-    def sized(box: Box) -> npt.NDArray[Any]:
+    def read_sized(box: Box) -> npt.NDArray[Any]:
         records = read(box)
         new = np.zeros(records.shape, dtype)
-        texts = decoded(box)
+        texts = decode(box)
         for name in data.dtype.names:
             new[name] = np.reshape(texts[name], records.shape) if name in texts else records[name]
         return new
 
-    return dtype, sized
+    return dtype, read_sized
 
 
 def _has_other_bytes(data: Any, where: str) -> bool:

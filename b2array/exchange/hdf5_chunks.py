@@ -33,7 +33,7 @@ from b2array.codec.cparams import CParams
 from b2array.codec.decode import decode
 from b2array.codec.header import NO_FILTERS, ChunkHeader, FilterId
 from b2array.commit.handle import Handle
-from b2array.errors import FormatError, UnsupportedError, located
+from b2array.errors import FormatError, UnsupportedError, prefix_errors
 from b2array.exchange import formats
 from b2array.exchange.formats import Box, Piece
 from b2array.frame import snapshot
@@ -117,10 +117,12 @@ def read_box(
         )
     convert = _converter(h5py, node)
 
-    def unpacked(raw: _Raw) -> tuple[tuple[int, ...], Buffer]:
-        return raw.at, located(f"{where}: the chunk at {raw.at}", lambda: unpack(raw.content, raw.mask, stages, nbytes))
+    def unpack_chunk(raw: _Raw) -> tuple[tuple[int, ...], Buffer]:
+        return raw.at, prefix_errors(
+            f"{where}: the chunk at {raw.at}", lambda: unpack(raw.content, raw.mask, stages, nbytes)
+        )
 
-    for at, content in threads.spread(unpacked, _stored_chunks(node, starts, where)):
+    for at, content in threads.spread(unpack_chunk, _read_stored_chunks(node, starts, where)):
         items = convert(content)
         spans = [
             (max(start, first), min(stop, first + n), first, start)
@@ -131,7 +133,7 @@ def read_box(
     return out
 
 
-def _stored_chunks(node: Any, starts: list[tuple[int, int]], where: str) -> Iterator[_Raw]:
+def _read_stored_chunks(node: Any, starts: list[tuple[int, int]], where: str) -> Iterator[_Raw]:
     """Yield the chunks with some of the items; those that were never written are not stored."""
     size = node.file.id.get_filesize()
     firsts = [range(start - start % n, stop, n) for (start, stop), n in zip(starts, node.chunks, strict=True)]
@@ -230,7 +232,7 @@ def _converter(h5py: ModuleType, node: Any) -> Callable[[Buffer], npt.NDArray[An
     if stored == h5py.h5t.py_create(dtype, logical=True):
         return lambda content: np.frombuffer(content, dtype).reshape(shape)
 
-    def converted(content: Buffer) -> npt.NDArray[Any]:
+    def convert(content: Buffer) -> npt.NDArray[Any]:
         # HDF5 knows more types than NumPy has. It converts them as it reads.
         with h5py.File("chunk", "w", driver="core", backing_store=False) as file:
             plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -240,7 +242,7 @@ def _converter(h5py: ModuleType, node: Any) -> Callable[[Buffer], npt.NDArray[An
             data.write_direct_chunk((0,) * len(shape), content)
             return np.asarray(h5py.Dataset(data)[...])
 
-    return converted
+    return convert
 
 
 # Writing.
@@ -305,11 +307,11 @@ def write(
     """Compress pieces of whole chunks in threads, and write them to a dataset that `compressing` describes."""
     params = cparams or _DEFAULT
 
-    def packed(part: tuple[tuple[int, ...], npt.NDArray[Any]]) -> tuple[tuple[int, ...], bytes]:
+    def pack(part: tuple[tuple[int, ...], npt.NDArray[Any]]) -> tuple[tuple[int, ...], bytes]:
         at, items = part
         return at, _blosc_chunk(items, params) if compression == "blosc" else _frame(items, params, blocks)
 
-    for at, content in threads.spread(packed, _chunks_of(pieces, data.chunks, fill)):
+    for at, content in threads.spread(pack, _chunks_of(pieces, data.chunks, fill)):
         data.id.write_direct_chunk(at, content)
 
 

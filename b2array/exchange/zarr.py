@@ -54,7 +54,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     root = _open_node(url, storage_options)
     if root is None:
         if Path(_parts(url)).is_file():
-            described = foreign.described(formats.first_bytes(_parts(url)))
+            described = foreign.describe(formats.first_bytes(_parts(url)))
             raise FormatError(f"{redact_url(url)}: expected a directory of Zarr, found {described}")
         raise FileNotFoundError(f"{redact_url(url)} does not exist, or is not a Zarr array")
     if not isinstance(root, _zarr().Group):
@@ -70,7 +70,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     error = None
     if unknown:
         try:
-            error = _left_out(url, storage_options, {"": root, **members})
+            error = _find_orphans(url, storage_options, {"": root, **members})
         except UnsupportedError:  # a web server whose pages are lists for zarr
             for each in unknown:
                 warn(str(each.message))
@@ -85,15 +85,15 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
         else:
             arrays.append(name)
 
-    def opened(name: str) -> ArraySource:
+    def open_source(name: str) -> ArraySource:
         where = f"{redact_url(url)}/{name}"
         with _reading(where):
             return _source(members[name] or root[name], where)
 
-    yield Hierarchy(tuple(arrays), opened, groups, error)
+    yield Hierarchy(tuple(arrays), open_source, groups, error)
 
 
-def _left_out(url: str, storage_options: Storage, nodes: Mapping[str, Any]) -> FormatError | None:
+def _find_orphans(url: str, storage_options: Storage, nodes: Mapping[str, Any]) -> FormatError | None:
     """Return an error that names directories with files that look like Zarr's but belong to no known node."""
     groups = {name for name, node in nodes.items() if isinstance(node, _zarr().Group)}
     lost = set()
@@ -183,7 +183,7 @@ def _source(node: Any, where: str) -> ArraySource:
         with _reading(where):
             return np.asarray(node[box])
 
-    def stored() -> int | None:
+    def count_stored() -> int | None:
         return node.nbytes_stored() or None  # nothing at all: the store does not list files
 
     attrs = dict(node.attrs)
@@ -206,7 +206,7 @@ def _source(node: Any, where: str) -> ArraySource:
         attrs,
         None if dims is None else tuple(dims),
         0 if node.fill_value is None else node.fill_value,
-        stored,
+        count_stored,
         is_sharded=blocks is not None,
     )
 

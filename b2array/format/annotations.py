@@ -33,10 +33,10 @@ __all__ = [
     "Records",
     "Sizes",
     "block_bounds",
-    "merged",
+    "merge",
+    "pack_fitting_sizes",
     "pack_records",
     "pack_sizes",
-    "packed_sizes",
     "sizes_row",
     "unpack_records",
     "unpack_sizes",
@@ -276,7 +276,7 @@ def _cparams(cparams: dict[object, object]) -> tuple[tuple[str, Any], ...]:
     )
 
 
-def merged(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotations:
+def merge(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotations:
     """Merge the annotations of two writers, without attributes. Where both have changed an entry, ours wins."""
     changed = {name: getattr(ours, name) for name in _MERGED if getattr(ours, name) != getattr(base, name)}
     written, lost = set(base.lost) - set(ours.lost), set(ours.lost) - set(base.lost)
@@ -340,7 +340,7 @@ def pack_sizes(rows: Sizes) -> bytes | None:
     return packed if len(packed) <= (MAX_SIZES_NBYTES if rows.shape[1] > 1 else _MAX_CHUNK_SIZES_NBYTES) else None
 
 
-def packed_sizes(sizes: Sizes) -> bytes | None:
+def pack_fitting_sizes(sizes: Sizes) -> bytes | None:
     """Pack sizes of chunks and blocks; only of chunks if all take too much room; None if even these do."""
     if not sizes.any():
         return None

@@ -32,7 +32,7 @@ __all__ = [
     "record_crc",
     "record_nbytes",
     "unpack_record",
-    "verified_sums",
+    "verify_sums",
 ]
 
 _RECORD_HEAD = struct.Struct("<4s2H2I")
@@ -96,7 +96,7 @@ def check_head(record: Record, head: Buffer) -> None:
     _compare("the chunk's header and block starts", record.head_crc, head)
 
 
-def verified_sums(
+def verify_sums(
     behind: Buffer,
     head: chunk.ChunkHead,
     head_bytes: Buffer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from b2array.buffers import Buffer
 
-__all__ = ["ZARR", "check_ending", "described", "zarr_text"]
+__all__ = ["ZARR", "check_ending", "describe", "zarr_text"]
 
 _CONVERT = "b2array.convert stores it as an array"
 _MAGICS = (
@@ -25,12 +25,12 @@ ZARR = ("zarr.json", ".zarray", ".zgroup")
 """Every directory of Zarr has one of these files."""
 
 
-def described(buf: Buffer) -> str:
+def describe(buf: Buffer) -> str:
     """Say what a file is, by its first bytes, and what opens it.
 
     Examples
     --------
-    >>> described(b""), described(b"x,y")
+    >>> describe(b""), describe(b"x,y")
     ('an empty file', "text, b'x,y'")
     """
     start = bytes(buf[:64])

@@ -34,7 +34,7 @@ __all__ = [
     "Frame",
     "Packed",
     "create",
-    "noted_header",
+    "get_header_copy",
     "pack",
     "pack_header",
     "pack_vlmeta",
@@ -231,7 +231,7 @@ def _verify(
         # A later C library may use this type for its own fingerprints. Two damages at once are less likely.
         if metalayers.find(layers, "b2array") is None and head.nthreads_decompress != fingerprint.MARK:
             return head, _NO_FINGERPRINT
-        before = noted_header(layers)
+        before = get_header_copy(layers)
         if (
             before is None
             or not fingerprint.is_changed_by_others(now, before)
@@ -244,12 +244,12 @@ def _verify(
         old = unpack_header(fingerprint.with_frame_len(before, fingerprint.frame_len(now)))
         return replace(head, typesize=old.typesize, blocksize=old.blocksize), _NO_FINGERPRINT
     # Other software removes our fingerprint or keeps it, but does not write its own.
-    if (fingerprint_type or any(stored)) and noted_header(layers) is not None:
+    if (fingerprint_type or any(stored)) and get_header_copy(layers) is not None:
         raise FormatError(f"expected a fingerprint of type 3, or none, found one of type {fingerprint_type}")
     return head, fingerprint_type
 
 
-def noted_header(layers: Layers) -> bytes | None:
+def get_header_copy(layers: Layers) -> bytes | None:
     """Return the copy of the header that b2array's layer in the trailer has, or None."""
     raw = metalayers.find(layers, "b2array")
     try:

@@ -222,7 +222,7 @@ def check_filters(cparams: CParams, typesize: int) -> None:
 def header_nbytes(buf: Buffer) -> int:
     """Return the length of the header that begins with `buf`; its first 15 bytes are enough."""
     if bytes(buf[2:10]) != _MAGIC:
-        raise FormatError(f"expected a Blosc2 frame, found {foreign.described(buf)}")
+        raise FormatError(f"expected a Blosc2 frame, found {foreign.describe(buf)}")
     if len(buf) < 15:
         raise FormatError(f"expected the first 15 bytes of a frame header, found {len(buf)} bytes")
     (header_len,) = struct.unpack_from(">i", buf, 11)

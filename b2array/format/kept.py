@@ -32,7 +32,7 @@ from b2array.format.attributes import UNREADABLE
 from b2array.format.checksums import record_nbytes
 from b2array.format.frame import FINGERPRINT_128
 from b2array.format.header import FrameType, Header, unpack_header
-from b2array.format.state import State, parse, sized_blocks
+from b2array.format.state import State, count_sized_blocks, parse
 
 __all__ = [
     "DIGEST_NBYTES",
@@ -43,9 +43,9 @@ __all__ = [
     "ledger_of",
     "object_name",
     "pack_state",
-    "sealed",
+    "seal",
     "unpack_state",
-    "unsealed",
+    "unseal",
 ]
 
 KEPT = ".b2kept"
@@ -179,7 +179,7 @@ class Ledger:
         """Return a ledger without the entries of these names."""
         return replace(self, entries=tuple(entry for entry in self.entries if entry.name not in names))
 
-    def suspected(self) -> Self:
+    def suspect_all(self) -> Self:
         """Return a ledger that notes of each state that other software has changed the frame since."""
         return replace(self, entries=tuple(replace(entry, suspect=True) for entry in self.entries))
 
@@ -276,7 +276,7 @@ def pack_state(state: State, header: bytes) -> bytes:
         "index": _pack_index(state),
     }
     packed: bytes = msgpack.packb(content, use_bin_type=True, unicode_errors="surrogateescape")
-    return sealed(packed)
+    return seal(packed)
 
 
 def unpack_state(buf: Buffer, entry: Kept) -> State:
@@ -284,7 +284,7 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
 
     FormatError: the bytes are damaged, or belong to another state. UnsupportedError: a later version wrote them.
     """
-    content = _unpack_content(unsealed(buf, entry.digest, f"the state {entry.name!r}"))
+    content = _unpack_content(unseal(buf, entry.digest, f"the state {entry.name!r}"))
     header = unpack_header(fingerprint.with_frame_len(content["header"], _NO_FRAME_LEN))
     offsets, sizes = _unpack_index(content["index"], content["nchunks"], header)
     described = frame.with_tail(
@@ -295,18 +295,18 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
         fingerprint_type=FINGERPRINT_128,
         fingerprint=entry.generation,
     )
-    all_sizes = np.zeros((len(offsets), 1 + sized_blocks(described)), np.uint32)
+    all_sizes = np.zeros((len(offsets), 1 + count_sized_blocks(described)), np.uint32)
     all_sizes[:, 0] = sizes
     return parse(described).with_tables(all_sizes, None)
 
 
-def sealed(packed: bytes) -> bytes:
+def seal(packed: bytes) -> bytes:
     """Return bytes with their digest behind them."""
     return packed + _digest(packed)
 
 
-def unsealed(buf: Buffer, digest: bytes, what: str) -> bytes:
-    """Return what `sealed` was given. FormatError: it is not what the digest is of; `what` names it."""
+def unseal(buf: Buffer, digest: bytes, what: str) -> bytes:
+    """Return what `seal` got. FormatError if the digest does not match; `what` names the bytes in it."""
     packed, stored_digest = bytes(buf[:-DIGEST_NBYTES]), bytes(buf[-DIGEST_NBYTES:])
     if stored_digest != digest or _digest(packed) != digest:
         raise FormatError(f"expected {what} with the digest {digest.hex()}, found other bytes")

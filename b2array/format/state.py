@@ -29,15 +29,15 @@ from b2array.grid.layout import MAX_NDIM, Layout
 
 __all__ = [
     "State",
-    "changed_chunks",
     "check_count",
     "copy_table",
+    "count_sized_blocks",
     "cparams_to_note",
+    "find_changed_chunks",
     "future_part",
     "layers_with",
     "parse",
-    "reshaped",
-    "sized_blocks",
+    "reshape",
     "with_index",
 ]
 
@@ -89,7 +89,7 @@ class State:
         """The sizes of chunks and their blocks, one row a chunk; zeros where they are not known."""
         sizes = self._sizes
         if sizes is None:
-            sizes = _unpacked_sizes(self.frame, self.annotations)
+            sizes = _unpack_sizes(self.frame, self.annotations)
             object.__setattr__(self, "_sizes", sizes)
         return sizes
 
@@ -98,7 +98,7 @@ class State:
         """The checksum of each chunk's record of checksums; zeros where it is not known."""
         records = self._records
         if records is None:
-            records = _unpacked_records(self.frame, self.annotations)
+            records = _unpack_records(self.frame, self.annotations)
             object.__setattr__(self, "_records", records)
         return records
 
@@ -302,7 +302,7 @@ def _with_named_dtype(layout: Layout, name: str | None) -> Layout:
     return layout if dtype is None or dtype.itemsize != layout.itemsize else replace(layout, dtype=dtype)
 
 
-def sized_blocks(described: Frame) -> int:
+def count_sized_blocks(described: Frame) -> int:
     """Return how many blocks of each chunk have their sizes noted."""
     if described.chunksize <= 0 or described.blocksize <= 0 or described.vl_blocks:
         return 0
@@ -310,8 +310,8 @@ def sized_blocks(described: Frame) -> int:
     return nblocks if described.nchunks * (1 + nblocks) <= _SIZES_LIMIT else 0
 
 
-def _unpacked_sizes(described: Frame, annotations: Annotations) -> Sizes:
-    sizes = np.zeros((described.nchunks, 1 + sized_blocks(described)), np.uint32)
+def _unpack_sizes(described: Frame, annotations: Annotations) -> Sizes:
+    sizes = np.zeros((described.nchunks, 1 + count_sized_blocks(described)), np.uint32)
     # If other software wrote last, the sizes may belong to other chunks.
     if annotations.sizes is not None and described.is_ours:
         for width in {sizes.shape[1], 1}:
@@ -321,7 +321,7 @@ def _unpacked_sizes(described: Frame, annotations: Annotations) -> Sizes:
     return sizes
 
 
-def _unpacked_records(described: Frame, annotations: Annotations) -> Records:
+def _unpack_records(described: Frame, annotations: Annotations) -> Records:
     # If other software wrote last, the records may belong to other chunks.
     if annotations.records is not None and described.is_ours:
         noted = unpack_records(annotations.records, described.nchunks)
@@ -361,7 +361,7 @@ def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
     return (*others, (LAYER, frame.pack_vlmeta(annotations.pack())))
 
 
-def changed_chunks(was: State, now: State, *, moved: bool) -> set[int] | None:
+def find_changed_chunks(was: State, now: State, *, moved: bool) -> set[int] | None:
     """Return which chunks differ between two states with the same number of chunks; None if that is unknown.
 
     `moved` says that equal places in the two states do not mean equal chunks, nor other places other chunks.
@@ -386,7 +386,7 @@ def check_count(layout: Layout) -> None:
         )
 
 
-def reshaped(state: State, shape: tuple[int, ...]) -> State:
+def reshape(state: State, shape: tuple[int, ...]) -> State:
     """Return a state whose metalayer and layout have another shape.
 
     The index and the size of the data still describe the old shape. Chunks and blocks stay, except where chunks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from b2array import config
-from b2array.errors import LimitError, located
+from b2array.errors import LimitError, prefix_errors
 from b2array.frame.manifest import MANIFEST, Manifest
 from b2array.store.base import MISSING, Store, Version
 
@@ -36,7 +36,7 @@ def read_manifest(
     where, data = f"{group.url}/{MANIFEST}", head.data
     if len(data) == limit:
         raise LimitError(f"{where} has {limit} bytes or more")
-    return located(where, lambda: Manifest.unpack(data)), head.version or version
+    return prefix_errors(where, lambda: Manifest.unpack(data)), head.version or version
 
 
 class Catalog:

@@ -22,7 +22,7 @@ from b2array.codec import cblosc, chunk, decode, encode
 from b2array.codec.chunk import ChunkHead, Stored
 from b2array.codec.header import MAX_DICT_NBYTES, ChunkHeader, FilterId
 from b2array.config import HEADER_LEN
-from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, located_error
+from b2array.errors import B2ArrayError, ChunkMissingError, FormatError, UnsupportedError, prefix_error
 from b2array.format import checksums
 from b2array.format.annotations import Sizes, block_bounds
 from b2array.frame.source import SPOOL, CachedHead, ChunkRequest, Location, Source
@@ -258,7 +258,7 @@ def _refuse_missing(source: Source, asked: list[tuple[int, Ask]], error: OSError
 def _located(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
     location, found_in = source.locate(n), f"chunk {n} of {source.url}"
     in_file = isinstance(location, Location) and chunk_number(location.name) is not None
-    return located_error(f"{found_in}, {location.name}" if in_file else found_in, error)
+    return prefix_error(f"{found_in}, {location.name}" if in_file else found_in, error)
 
 
 def steps_of(source: Source, request: ChunkRequest) -> Steps:
@@ -366,7 +366,7 @@ class _Chunk:
             behind = yield self.ask(cbytes, cbytes + checksums.record_nbytes(nblocks))
         self._remember(head, stored.region, behind)
         # Blocks that are not wanted may be damaged.
-        wanted = None if self.blocks is None else chunk.needed_blocks(head, self.blocks)
+        wanted = None if self.blocks is None else chunk.blocks_to_decode(head, self.blocks)
         if wanted is None or wanted[-1] >= nblocks:  # other blocks than those of the frame
             wanted = range(nblocks)
         if self.cached is not None and self.cached.sums is not None:
@@ -392,7 +392,7 @@ class _Chunk:
         """
         blocks = () if self.blocks is None else self.blocks
         if FilterId.DELTA in head.header.filters:
-            blocks = chunk.needed_blocks(head, blocks)
+            blocks = chunk.blocks_to_decode(head, blocks)
         if not len(blocks) or blocks[-1] >= len(head.starts):  # other blocks than those of the frame
             return None
         if len(blocks) == 1 and self.is_local:  # a point
@@ -476,7 +476,7 @@ class _Chunk:
         view = yield Ask([Span(name, base, base + front), *ask.spans], [], front + ask.nbytes)
         head_bytes = bytes(view[:front])
         head = self.unpack_head(view[:front])
-        needed = chunk.needed_blocks(head, numbers.tolist())
+        needed = chunk.blocks_to_decode(head, numbers.tolist())
         if (
             len(head.starts) == len(bounds) - 1
             and len(needed) == len(numbers)
@@ -501,7 +501,7 @@ class _Chunk:
         sums = None
         if self.record_due:
             number = chunk_number(self.location.name)
-            sums = checksums.verified_sums(
+            sums = checksums.verify_sums(
                 behind, head, head_bytes, number=-1 if number is None else number,
                 crc=int(self.source.state.records[self.number]),
             )  # fmt: skip

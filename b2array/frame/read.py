@@ -24,7 +24,7 @@ from b2array.codec import decode
 from b2array.codec.chunk import Context, Stored
 from b2array.codec.decode import Tile
 from b2array.codec.header import NAN_BYTES, ChunkHeader, Special
-from b2array.errors import FormatError, UnsupportedError, located_error
+from b2array.errors import FormatError, UnsupportedError, prefix_error
 from b2array.frame import cache
 from b2array.frame.cache import Entry
 from b2array.frame.fetch import fetch
@@ -125,7 +125,7 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
                 return _value(stored, layout.dtype)[()]
             found = reader.decoded_whole(number, keep=key is not None)
         except (FormatError, UnsupportedError) as error:
-            raise located_error(f"chunk {number} of {source.url}", error) from error
+            raise prefix_error(f"chunk {number} of {source.url}", error) from error
     tile, row, _ = found[block]
     return tile.item(row, position, layout.dtype)
 
@@ -270,7 +270,7 @@ class Reader(NamedTuple):
             for step in steps:
                 self._copy_step(job, step, stored, reference)
         except (FormatError, UnsupportedError) as error:
-            raise located_error(f"chunk {job.number} of {self.source.url}", error) from error
+            raise prefix_error(f"chunk {job.number} of {self.source.url}", error) from error
 
     def is_regular(self, header: ChunkHeader) -> bool:
         """Say whether the blocks of a chunk are those of the array; refuse a chunk of another size."""

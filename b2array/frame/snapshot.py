@@ -22,7 +22,7 @@ import numpy.typing as npt
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec.header import Special
-from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located, located_error
+from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, prefix_error, prefix_errors
 from b2array.format import foreign, frame, index
 from b2array.format.frame import FINGERPRINT_NBYTES, Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
@@ -463,7 +463,7 @@ def _same_frame(held: Snapshot, current: Snapshot, *, even_new: bool) -> Snapsho
 
 def ledger_in(held: Snapshot) -> Ledger:
     """Return the ledger of a frame; FormatError or UnsupportedError, with the frame's URL, if it cannot be read."""
-    return located(held.url, lambda: ledger_of(held.state))
+    return prefix_errors(held.url, lambda: ledger_of(held.state))
 
 
 def kept_state(held: Snapshot, name: str, generation: bytes | None = None) -> Snapshot:
@@ -518,9 +518,9 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
         try:
             state = unpack_state(known[entry], entry)
         except (FormatError, UnsupportedError) as error:
-            raise located_error(f"{held.url}: snapshot {entry.name!r}", error) from error
+            raise prefix_error(f"{held.url}: snapshot {entry.name!r}", error) from error
         if state.frame.frame_type != held.frame.frame_type:
-            raise located_error(f"{held.url}: snapshot {entry.name!r}", _wrong_kind(state.frame.frame_type))
+            raise prefix_error(f"{held.url}: snapshot {entry.name!r}", _wrong_kind(state.frame.frame_type))
         found.append(
             Snapshot(
                 held.store, state, held.start, held.version, entry.generation.hex(), held.unique, at=entry,
@@ -548,7 +548,7 @@ def restore(store: Store, data: Buffer, version: Version | None, unique: str = "
     try:
         sparse = unpack_header(data).frame_type == FrameType.SPARSE
     except (FormatError, UnsupportedError) as error:
-        raise located_error(store.url, error) from error
+        raise prefix_error(store.url, error) from error
     return _parse(store, FRAME_NAME * sparse, 0, memoryview(data), version, unique)
 
 
@@ -590,7 +590,7 @@ def _parse(
             tail = read_whole(store, Span(name, start + first, start + stop), version)
         found = frame.unpack(data, tail, head, bare=bare)
     except (FormatError, UnsupportedError) as error:
-        raise located_error(store.url, error) from error
+        raise prefix_error(store.url, error) from error
     header = bytes(data[:header_len])
     generation = found.fingerprint.hex() if found.is_ours else _digest(header, tail, version)
     state = State(found, None) if bare else parse(found)

@@ -13,7 +13,7 @@ from typing import get_args
 from b2array.grid.chunking import Access, automatic
 from b2array.grid.layout import Layout
 
-__all__ = ["advice", "decoded_nbytes"]
+__all__ = ["advice", "count_decoded_nbytes"]
 
 _MUCH = 8
 """A key is served badly if another kind of access would decode so many times less for it."""
@@ -23,15 +23,15 @@ _LEAST_NBYTES = 2 * 2**20
 """What decodes less takes a few milliseconds, and no advice."""
 
 
-def decoded_nbytes(layout: Layout, positions: Sequence[slice]) -> int:
+def count_decoded_nbytes(layout: Layout, positions: Sequence[slice]) -> int:
     """Return the bytes of the blocks that slices with positive steps touch."""
     nblocks = 1
     for along in zip(layout.shape, layout.chunks, layout.blocks, positions, strict=True):
-        nblocks *= _touched(*along)
+        nblocks *= _count_touched(*along)
     return nblocks * layout.block_nbytes
 
 
-def _touched(extent: int, chunk: int, block: int, position: slice) -> int:
+def _count_touched(extent: int, chunk: int, block: int, position: slice) -> int:
     """Count the blocks along an axis that a slice touches."""
     part = range(*position.indices(extent))
     if not part:
@@ -60,10 +60,10 @@ def advice(layout: Layout, positions: Sequence[slice]) -> str:
         return ""
     if all(len(range(*p.indices(n))) == n for p, n in zip(positions, layout.shape, strict=True)):
         return _of_array(layout)
-    own = decoded_nbytes(layout, positions)
+    own = count_decoded_nbytes(layout, positions)
     if own < _LEAST_NBYTES:
         return ""
-    others = {word: decoded_nbytes(_other(layout, word), positions) for word in get_args(Access)}
+    others = {word: count_decoded_nbytes(_other(layout, word), positions) for word in get_args(Access)}
     best = min(others, key=others.__getitem__)
     ratio = own / others[best]
     return f'access="{best}" would decode {ratio:.0f} times less' if ratio >= _MUCH else ""
@@ -79,8 +79,8 @@ def _of_array(layout: Layout) -> str:
     balanced = _other(layout, "balanced")
     listed = []
     for name, positions in _usual_keys(layout.shape):
-        own = decoded_nbytes(layout, positions)
-        ratio = own / decoded_nbytes(balanced, positions)
+        own = count_decoded_nbytes(layout, positions)
+        ratio = own / count_decoded_nbytes(balanced, positions)
         if own >= _LEAST_NBYTES and ratio >= _UNBALANCED:
             listed.append(f"{name} ({ratio:.0f} times)")
     return f'access="balanced" would decode less for {", ".join(listed)}' if listed else ""

@@ -16,7 +16,7 @@ import numpy as np
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.grid.layout import MAX_NDIM, grid_shape
 
-__all__ = ["Access", "automatic", "checked_access"]
+__all__ = ["Access", "automatic", "check_access"]
 
 Access = Literal["balanced", "planes", "series", "boxes"]
 """What an array is read by, mostly. "balanced" serves every direction."""
@@ -100,13 +100,13 @@ def automatic(
     if any(n < 0 for n in extents):
         raise ValueError("negative dimensions are not allowed")
     size = max(itemsize, 1)
-    word = checked_access(access) or ("planes" if 0 in outer else "balanced")
+    word = check_access(access) or ("planes" if 0 in outer else "balanced")
     share = math.prod(n or GROWING for n in extents) * size // FEW_CHUNKS
     usual = min(max(share, LEAST_CHUNK_NBYTES), CHUNK_NBYTES)
-    chunk, chunk_nbytes = _given("chunks", chunks, outer, usual)
+    chunk, chunk_nbytes = _resolve("chunks", chunks, outer, usual)
     chunk += tuple(inner)
     within = tuple(n if c is None else c for c, n in zip(chunk, extents, strict=True))
-    block, block_nbytes = _given("blocks", blocks, within[: len(outer)], 0)
+    block, block_nbytes = _resolve("blocks", blocks, within[: len(outer)], 0)
     block += tuple(inner)
     exact = tuple(c is not None for c in chunk)
     if word == "planes":
@@ -114,8 +114,8 @@ def automatic(
         chosen = _thin_block(within, target / size, block, exact)
     else:
         wanted = _Size.of(block_nbytes) if block_nbytes else _usual_size(word, size)
-        wanted = wanted.limited(chunk_nbytes).of_items(size)
-        room = chunk_nbytes / size / _known(chunk)
+        wanted = wanted.at_most(chunk_nbytes).of_items(size)
+        room = chunk_nbytes / size / _known_product(chunk)
         chosen = _block(within, wanted, block, exact, word, max(1.0, room))
     grid = grid_shape(within, chosen)
     spanned = tuple(g if fixed else None for g, fixed in zip(grid, exact, strict=True))
@@ -129,7 +129,7 @@ def automatic(
     return whole, chosen
 
 
-def checked_access(word: Any) -> Access | None:
+def check_access(word: Any) -> Access | None:
     """Return the word, or None; ValueError if it is another one."""
     if word is not None and word not in get_args(Access):
         raise ValueError(f"access must be one of {', '.join(map(repr, get_args(Access)))}, not {word!r}")
@@ -137,7 +137,7 @@ def checked_access(word: Any) -> Access | None:
     return chosen
 
 
-def _given(name: str, wanted: Any, extents: tuple[int, ...], nbytes: int) -> tuple[_Partial, int]:
+def _resolve(name: str, wanted: Any, extents: tuple[int, ...], nbytes: int) -> tuple[_Partial, int]:
     """Return the extents that the user gives, None elsewhere, and the size of a part in bytes."""
     if isinstance(wanted, Mapping):
         axes = {as_int(axis) % max(len(extents), 1): entry for axis, entry in wanted.items()}
@@ -213,7 +213,7 @@ class _Size(NamedTuple):
     def of(cls, target: float) -> _Size:
         return cls(target * 3 / 4, target, target * 4 / 3)
 
-    def limited(self, most: float) -> _Size:
+    def at_most(self, most: float) -> _Size:
         """Return the size, but not more than this."""
         return _Size(*(min(each, most) for each in self))
 
@@ -249,7 +249,7 @@ def _usual_size(word: Access, itemsize: int) -> _Size:
     return _BALANCED[8 if itemsize >= 8 else 1]
 
 
-def _known(fixed: _Partial) -> int:
+def _known_product(fixed: _Partial) -> int:
     """Return the product of the extents that are known."""
     return math.prod(n for n in fixed if n is not None)
 
@@ -269,7 +269,7 @@ def _block(
     of items and of the same share. Along the axes whose chunks are not given, a chunk has room for so many items.
     """
     lengths = list(fixed)
-    known = _known(fixed)
+    known = _known_product(fixed)
     free = [axis for axis, n in enumerate(fixed) if n is None]
     while free:
         last = extents[free[-1]]
@@ -291,7 +291,7 @@ def _block(
     left = max(1.0, wanted.target / known)
     ideals = _along_first(rest, left, weights, _SERIES) if word == "series" else _spread(rest, left, weights)
     axes = [_Axis(extents[axis], ideal, top, exact[axis]) for axis, ideal, top in zip(free, ideals, tops, strict=True)]
-    chosen = _fitted(tuple(axes), wanted.without(known))
+    chosen = _fit(tuple(axes), wanted.without(known))
     for axis, length in zip(free, chosen, strict=True):
         lengths[axis] = length
     return tuple(n or 1 for n in lengths)
@@ -311,7 +311,7 @@ def _counts(grid: tuple[int, ...], target: float, fixed: _Partial, word: Access)
     """Choose how many blocks a chunk has along each axis: equally many chunks along all, but more along the first."""
     free = [axis for axis, n in enumerate(fixed) if n is None]
     cells = [float(grid[axis] or GROWING) for axis in free]
-    left = max(1.0, target / _known(fixed))
+    left = max(1.0, target / _known_product(fixed))
     if word == "series":
         ideals = _along_first(cells, left, cells, 1)
     else:
@@ -319,7 +319,7 @@ def _counts(grid: tuple[int, ...], target: float, fixed: _Partial, word: Access)
         ideals = _spread(cells, left, shares)
     axes = [_Axis(grid[axis], ideal) for axis, ideal in zip(free, ideals, strict=True)]
     limits = _Size(left / 2, left, left * 4 / 3)
-    chosen = iter(_fitted(tuple(axes), limits))
+    chosen = iter(_fit(tuple(axes), limits))
     return tuple(next(chosen) if n is None else n for n in fixed)
 
 
@@ -334,7 +334,7 @@ def _spread(extents: Sequence[float], nitems: float, weights: Sequence[float]) -
     free, left = list(range(len(extents))), nitems
     while free:
         # Rounded, so that the last digit of a machine's `pow` cannot matter.
-        factor = _rounded((left / math.prod(weights[axis] for axis in free)) ** (1 / len(free)))
+        factor = _round_off((left / math.prod(weights[axis] for axis in free)) ** (1 / len(free)))
         long = [axis for axis in free if factor * weights[axis] >= extents[axis]]
         short = [axis for axis in free if factor * weights[axis] <= 1]
         if not long and not short:
@@ -346,10 +346,10 @@ def _spread(extents: Sequence[float], nitems: float, weights: Sequence[float]) -
         bound = long or short
         left = max(1.0, left / math.prod(lengths[axis] for axis in bound))
         free = [axis for axis in free if axis not in bound]
-    return [_rounded(length) for length in lengths]
+    return [_round_off(length) for length in lengths]
 
 
-def _rounded(number: float) -> float:
+def _round_off(number: float) -> float:
     return float(f"{number:.9g}")
 
 
@@ -399,7 +399,7 @@ class _Axis(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _fitted(axes: tuple[_Axis, ...], limits: _Size) -> tuple[int, ...]:
+def _fit(axes: tuple[_Axis, ...], limits: _Size) -> tuple[int, ...]:
     """Choose whole lengths near the ideal ones, with little padding, whose product is within limits if possible."""
     options = [axis.lengths() for axis in axes]
     if math.prod(map(len, options)) <= _MOST_TRIED:
@@ -414,7 +414,7 @@ def _fitted(axes: tuple[_Axis, ...], limits: _Size) -> tuple[int, ...]:
 def _badness(axes: Sequence[_Axis], lengths: Sequence[int], limits: _Size) -> tuple[float, float]:
     nitems = math.prod(lengths)
     outside = max(limits.least / nitems, nitems / limits.most, 1.0)
-    return _rounded(outside), _rounded(math.prod(map(_Axis.badness, axes, lengths)))
+    return _round_off(outside), _round_off(math.prod(map(_Axis.badness, axes, lengths)))
 
 
 def _thin_block(

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from b2array import config
 from b2array.array.schunk import SChunk
 from b2array.commit.handle import Handle, Mode
-from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError, located
+from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError, prefix_errors
 from b2array.frame import snapshot
 from b2array.frame.manifest import EMBEDDED, MANIFEST, check_path, is_embedded, members_among
 from b2array.group import embedded
@@ -101,7 +101,7 @@ class Archive:
             for info in opened.infolist():
                 path = _path_of(info)
                 if path in entries and is_content(path):
-                    located(f"{self.url}: {path}", partial(self._copy, opened, info, entries[path], target))
+                    prefix_errors(f"{self.url}: {path}", partial(self._copy, opened, info, entries[path], target))
 
     @contextmanager
     def _of_one_archive(self, stamp: Stamp) -> Iterator[None]:
@@ -131,7 +131,7 @@ class Archive:
     def _read(self) -> tuple[Stamp, dict[str, _Entry], Members]:
         stamp = self.store.stamp("")
         with self._of_one_archive(stamp):
-            entries = located(self.url, lambda: _entries(self.store, stamp))
+            entries = prefix_errors(self.url, lambda: _entries(self.store, stamp))
             inner = embedded.members(SChunk(self._open(EMBEDDED, stamp, entries))) if EMBEDDED in entries else {}
         return stamp, entries, Members({**inner, **members_among(entries)})
 
@@ -154,7 +154,7 @@ class Archive:
         start = entry.start + self._header_nbytes(where, entry, stamp)
         # Its own store keeps the archive open as long as the member is used, even if another archive replaces it.
         store = open_store(self._address, storage_options=self._options)
-        held = located(where, lambda: snapshot.load(store, start=start))
+        held = prefix_errors(where, lambda: snapshot.load(store, start=start))
         if held.version not in (None, stamp.version):
             raise stale_reader(self.url)
         if held.frame.frame_len > entry.nbytes:

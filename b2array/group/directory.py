@@ -42,7 +42,7 @@ from b2array.store.base import (
     stale_reader,
     too_many_conflicts,
 )
-from b2array.store.open import joined, open_store
+from b2array.store.open import join_url, open_store
 
 __all__ = ["Directory", "NewFrame", "copy_of", "record_of"]
 
@@ -128,7 +128,7 @@ class Directory:
     def address(self, path: str) -> str:
         """Return the path of a member in the file system; FormatError if a symbolic link would lead there."""
         self.store.refuse_links(path)
-        return joined(self._address, path)
+        return join_url(self._address, path)
 
     def store_of(self, path: str) -> Store:
         """Return the store of a path in the group."""

@@ -20,12 +20,12 @@ from b2array.array.drafts import AnyPlace, ArrayOptions, Kind, MemberKeywords, S
 from b2array.array.many import read_many
 from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
-from b2array.array.snapshots import SnapshotInfo, checked_entry
+from b2array.array.snapshots import SnapshotInfo, make_entry
 from b2array.array.times import At, name_of
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Follower, Handle, Mode
 from b2array.commit.one import commit
-from b2array.display.tables import Block, counted
+from b2array.display.tables import Block, count_text
 from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, warn
 from b2array.format.foreign import check_ending
 from b2array.frame.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
@@ -44,7 +44,7 @@ from b2array.group.place import group_of
 from b2array.group.snapshots import GroupDiff
 from b2array.group.tables import Table, is_table
 from b2array.group.tree import Names, Tree
-from b2array.keywords import refuse_calls, spelled_out
+from b2array.keywords import refuse_calls, spell_out
 from b2array.printable import printable
 from b2array.store.base import attempts
 from b2array.store.open import address_of, cut, open_store
@@ -78,7 +78,7 @@ _NEIGHBOURS: Final = {
 refuse_calls("b2array.group", "b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
 
 
-@spelled_out()
+@spell_out()
 def open_group(  # noqa: PLR0911 - there are many kinds of places
     url: str | os.PathLike[str] | BinaryFile,
     mode: AnyMode = "r",
@@ -537,7 +537,7 @@ class Group(MutableMapping[str, Any]):
             given = ArrayOptions(**wanted, overwrite=overwrite, storage_options=home.storage_options)
             if shape is None:
                 return copying.holding(data, url, dtype, given)
-            return drafts.filled(url, shape, float if dtype is None else dtype, given)
+            return drafts.draft_filled(url, shape, float if dtype is None else dtype, given)
 
         return NDArray(_replaced(home, self._prefix + name, ARRAY, new, overwrite=overwrite))
 
@@ -584,7 +584,7 @@ class Group(MutableMapping[str, Any]):
         {'grid': 'coarse'}
         """
         self._writable()
-        drafts.encoded_metalayers(attrs)  # raises TypeError for attributes that cannot be stored
+        drafts.encode_metalayers(attrs)  # raises TypeError for attributes that cannot be stored
         inner = self._inner(check_name(name))
         is_new = not self._members().is_group(inner.name)
         if is_new:
@@ -908,7 +908,7 @@ class Group(MutableMapping[str, Any]):
         >>> group["level"][:].tolist(), sorted(group)
         ([1, 2], ['level', 'rain'])
         """
-        entry = checked_entry(name, message, attrs)
+        entry = make_entry(name, message, attrs)
         home = self._keeper()
         if isinstance(home, AnyTransaction):
             home.snapshot(entry, replace=replace)
@@ -1063,7 +1063,7 @@ class Group(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         pending = ", in a transaction" * isinstance(self._home, Changes)
-        return f"<b2array.Group {printable(self.url)}: {counted(len(self), 'member')}{pending}>"
+        return f"<b2array.Group {printable(self.url)}: {count_text(len(self), 'member')}{pending}>"
 
     @property
     def info(self) -> Tree:

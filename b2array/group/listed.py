@@ -28,7 +28,7 @@ from b2array.group.directory import Directory
 from b2array.group.listing import State
 from b2array.group.members import Members
 from b2array.store.base import MISSING, Store, Version, attempts, stale_reader, too_many_conflicts
-from b2array.store.open import joined, open_store
+from b2array.store.open import join_url, open_store
 
 __all__ = ["AnyGroup", "ListedGroup", "group_at", "name_of"]
 
@@ -89,7 +89,7 @@ class ListedGroup:
     def address(self, path: str) -> str:
         """Return the URL of a path in the group; ValueError if it would be that of another place."""
         self._require_plain()
-        return joined(self._address, path)
+        return join_url(self._address, path)
 
     def store_of(self, path: str) -> Store:
         """Return the store of a path in the group. Raises what `address` raises."""
@@ -98,7 +98,7 @@ class ListedGroup:
 
     def _require_plain(self) -> None:
         if "?" in self._address and (self.store.can.lock or self.store.can.compare):
-            # These stores have no queries: it is a letter of the group's name, but not where `joined` puts it.
+            # These stores have no queries: it is a letter of the group's name, but not where `join_url` puts it.
             raise ValueError(f"{self.url}: expected the URL of a group, found a '?' behind it")
 
     # What is listed.

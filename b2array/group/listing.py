@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import msgpack
 
 from b2array.buffers import Buffer
-from b2array.errors import FormatError, UnsupportedError, located
+from b2array.errors import FormatError, UnsupportedError, prefix_errors
 from b2array.format.attributes import UNREADABLE
-from b2array.format.kept import Kept, Ledger, object_name, sealed, unsealed
+from b2array.format.kept import Kept, Ledger, object_name, seal, unseal
 from b2array.frame.manifest import MANIFEST, Manifest, is_embedded, is_member_name, members_among
 from b2array.store.base import Store
 from b2array.store.spans import Span
@@ -36,7 +36,7 @@ class State(NamedTuple):
 
 def group_ledger(url: str, manifest: Manifest) -> Ledger:
     """Return the ledger of the snapshots of a group; FormatError or UnsupportedError if it cannot be read."""
-    return located(f"{url}/{MANIFEST}", lambda: Ledger.unpack(manifest.kept))
+    return prefix_errors(f"{url}/{MANIFEST}", lambda: Ledger.unpack(manifest.kept))
 
 
 def pack_members(members: Mapping[str, State]) -> bytes:
@@ -49,7 +49,7 @@ def pack_members(members: Mapping[str, State]) -> bytes:
     {'x': State(path='x.b2nd', generation=b'1', sparse=False)}
     """
     packed: bytes = msgpack.packb({"v": _VERSION, "members": {name: [*state] for name, state in members.items()}})
-    return sealed(packed)
+    return seal(packed)
 
 
 def unpack_members(buf: Buffer, digest: bytes) -> dict[str, State]:
@@ -57,7 +57,7 @@ def unpack_members(buf: Buffer, digest: bytes) -> dict[str, State]:
 
     FormatError: it is something else. UnsupportedError: a later version wrote it.
     """
-    packed = unsealed(buf, digest, "the members of a snapshot")
+    packed = unseal(buf, digest, "the members of a snapshot")
     content: Any = None
     with suppress(*UNREADABLE):
         content = msgpack.unpackb(packed)
@@ -82,4 +82,4 @@ def load_members(group: Store, url: str, entry: Kept) -> dict[str, State]:
     view: Buffer = entry.packed
     if not view:
         (view,) = group.read([Span(object_name(entry.place), 0, entry.nbytes)])
-    return located(f"{url}: snapshot {entry.name!r}", lambda: unpack_members(view, entry.digest))
+    return prefix_errors(f"{url}: snapshot {entry.name!r}", lambda: unpack_members(view, entry.digest))

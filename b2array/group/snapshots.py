@@ -113,7 +113,7 @@ def listed(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
             if ours:
                 return {
                     each.name: each.nbytes
-                    for each in snapshots.listed(Handle(held, "r"), alone=is_retired)
+                    for each in snapshots.list_snapshots(Handle(held, "r"), alone=is_retired)
                     if each.name in ours
                 }
         return {}

@@ -21,8 +21,8 @@ from b2array.array.array import NDArray
 from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.commit.handle import Handle, Mode
-from b2array.display.tables import counted
-from b2array.errors import B2ArrayError, FormatError, LimitError, UnsupportedError, located_error
+from b2array.display.tables import count_text
+from b2array.errors import B2ArrayError, FormatError, LimitError, UnsupportedError, prefix_error
 
 __all__ = ["DESCRIPTION", "Table", "is_table"]
 
@@ -137,7 +137,9 @@ class Table:
         return records
 
     def __repr__(self) -> str:
-        return f"<b2array.Table {self.url}: {counted(len(self), 'row')}, columns {', '.join(self._schema) or 'none'}>"
+        return (
+            f"<b2array.Table {self.url}: {count_text(len(self), 'row')}, columns {', '.join(self._schema) or 'none'}>"
+        )
 
     # Reading.
 
@@ -145,7 +147,7 @@ class Table:
         try:
             return verb()
         except B2ArrayError as error:
-            raise located_error(self.url, error) from error
+            raise prefix_error(self.url, error) from error
 
     def _read_schema(self) -> dict[str, Mapping[str, Any]]:
         text = SChunk(self._handle(DESCRIPTION)).vlmeta.get("schema")

@@ -38,7 +38,7 @@ from b2array.commit.fork import origin_of
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.one import commit, stage
 from b2array.commit.single import carry_out_others, waits_for_others
-from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, located_error
+from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, prefix_error
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES, FrameType
@@ -457,7 +457,7 @@ class Transaction(Changes):
             return retire(self._view, kept_states(held, needed))
         except FormatError as error:
             names = ", ".join(repr(entry.name) for entry in needed)
-            raise located_error(
+            raise prefix_error(
                 f"{held.url} cannot go: snapshots of the group need it, and cannot be copied; drop them first: {names}",
                 error,
             ) from error

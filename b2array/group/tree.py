@@ -8,7 +8,7 @@ from typing import Any
 from b2array.array.array import NDArray
 from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
-from b2array.display.tables import folded, short, size, table, titled
+from b2array.display.tables import fold, put_title, short, size, table
 from b2array.errors import B2ArrayError
 from b2array.frame.manifest import ATTRS
 from b2array.printable import html_text, printable
@@ -31,7 +31,7 @@ class Names(str):
         """Draw names in a group."""
         tree = nested(dict.fromkeys(names))
         found = cls("\n".join([f"/{printable(group.name)}", *branches(tree)]))
-        found._html = titled("b2array.Group", group.url, [_items(tree)])
+        found._html = put_title("b2array.Group", group.url, [_items(tree)])
         return found
 
     def __repr__(self) -> str:
@@ -67,8 +67,8 @@ class Tree:
         parts = [_items(nested(self._members))]
         if self._attrs:
             attrs = {name: short(value) for name, value in self._attrs.items()}
-            parts.insert(0, folded(f"attributes ({len(attrs)})", table(attrs)))
-        return titled("b2array.Group", self._url, parts)
+            parts.insert(0, fold(f"attributes ({len(attrs)})", table(attrs)))
+        return put_title("b2array.Group", self._url, parts)
 
 
 def nested(members: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _items(tree: Mapping[str, Any]) -> str:
         member = node.get("") if name else None
         if isinstance(member, NDArray):
             # Without values: this page is about many arrays.
-            parts.append(folded(f"{name}  {_described(member)}", member._page()))
+            parts.append(fold(f"{name}  {_described(member)}", member._page()))
         elif name and not any(node):
             parts.append(f"<div>{html_text(name)} {html_text(_described(member)) if member is not None else ''}</div>")
         elif name:

@@ -84,7 +84,7 @@ def home_in_file(file: BinaryFile) -> Archive:
     store = open_store(file)
     if not is_archive(store):
         (head,) = store.head([""], 16)
-        found = "nothing" if isinstance(head, Exception) else foreign.described(head.data)
+        found = "nothing" if isinstance(head, Exception) else foreign.describe(head.data)
         raise FormatError(f"{store.url}: expected a zip archive, found {found}")
     return Archive(file, {})
 
@@ -117,7 +117,7 @@ def is_archive(store: Store) -> bool:
     if bytes(head.data[:4]) in MAGIC:
         return True
     if store.can.local or store.url.endswith(".b2z"):
-        raise FormatError(f"{store.url}: expected a directory or a zip archive, found {foreign.described(head.data)}")
+        raise FormatError(f"{store.url}: expected a directory or a zip archive, found {foreign.describe(head.data)}")
     return False
 
 

@@ -502,7 +502,7 @@ def too_short(place: str, start: int, stop: int, found: int) -> FormatError:
     return FormatError(f"{place}: expected {stop - start} bytes at {start}, found {max(0, found)}")
 
 
-def hidden(place: str) -> HiddenError:
+def make_hidden_error(place: str) -> HiddenError:
     """Make the error for an object that is missing or may not be read."""
     return HiddenError(
         errno.EACCES,
@@ -526,7 +526,7 @@ def too_many_conflicts(store: Store) -> ConflictError:
     return ConflictError(f"{store.url}: other writers came first {_count(store)} times")
 
 
-def held_already(place: str) -> RuntimeError:
+def make_deadlock_error(place: str) -> RuntimeError:
     """Make the error for a thread that would wait for itself."""
     return RuntimeError(
         f"{place}: this thread holds the lock already, or waits for it: it writes to the same frame inside of a write"
@@ -673,4 +673,4 @@ class Mutex:
             threading.Condition(self._lock).notify(0)  # does nothing in a thread that holds the lock
         except RuntimeError:
             return lock
-        raise held_already(place)
+        raise make_deadlock_error(place)

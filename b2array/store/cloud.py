@@ -21,8 +21,17 @@ from b2array import threads
 from b2array.buffers import Buffer
 from b2array.errors import LimitError
 from b2array.store import upload
-from b2array.store.base import Capabilities, HiddenError, Stamp, Version, conflict, hidden, join_pieces, where
-from b2array.store.file_systems import spelled_out
+from b2array.store.base import (
+    Capabilities,
+    HiddenError,
+    Stamp,
+    Version,
+    conflict,
+    join_pieces,
+    make_hidden_error,
+    where,
+)
+from b2array.store.file_systems import spell_out
 from b2array.store.remote import ABSENT, FsspecStore, answer, at_once, join, status_of
 from b2array.store.spans import Span
 
@@ -64,7 +73,7 @@ class CloudStore(FsspecStore):
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         super().__init__(url, storage_options)
         # Equal stores share what is cached. Without plain options, it is unknown whether stores are equal.
-        options = spelled_out(self._options)
+        options = spell_out(self._options)
         asked = repr((url, sorted(options.items()))) if _plain(options) else os.urandom(16).hex()
         self._ident = blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
 
@@ -120,7 +129,7 @@ class CloudStore(FsspecStore):
 
     def _translate(self, error: Exception, name: str) -> Exception:
         if isinstance(error, HiddenError):
-            return hidden(where(self.url, name))
+            return make_hidden_error(where(self.url, name))
         # File systems do not look before they write: if the object exists, a condition has failed.
         if isinstance(error, FileExistsError):
             return conflict(where(self.url, name))
@@ -190,7 +199,7 @@ class CloudStore(FsspecStore):
             # Requests in threads of their own have ended after Ctrl-C, too.
             deque(threads.ahead(begin, [None], 1, apart=True), maxlen=0)
             sent: list[Any] = []
-            numbered = _numbered(parts)
+            numbered = _number(parts)
             while some := list(itertools.islice(numbered, self.uploads)):
                 sent += threads.ahead(send, some, self.uploads, apart=True)
                 nbytes = some[-1].stop
@@ -227,7 +236,7 @@ async def remove_each(requests: Iterable[Awaitable[object]]) -> None:
             raise error
 
 
-def _numbered(contents: Iterator[bytes]) -> Iterator[Part]:
+def _number(contents: Iterator[bytes]) -> Iterator[Part]:
     """Yield the parts of an object; the last one says how large the object is."""
     start, ahead = 0, next(contents)
     for number in itertools.count():

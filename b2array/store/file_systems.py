@@ -17,7 +17,7 @@ from b2array.errors import UnsupportedError
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["FILE_SYSTEM", "address_of", "of_this_process", "protocols", "register", "spelled_out"]
+__all__ = ["FILE_SYSTEM", "address_of", "of_this_process", "protocols", "register", "spell_out"]
 
 FILE_SYSTEM: Final = "file system"
 """The storage option that holds a file system of the caller's. Options of fsspec are keywords, which have no space."""
@@ -118,13 +118,13 @@ def of_this_process(fs: Any) -> Any:
         ) from None
 
 
-def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
+def spell_out(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return storage options with the arguments of file systems instead of the file systems.
 
     Examples
     --------
     >>> import fsspec
-    >>> spelled_out({FILE_SYSTEM: fsspec.filesystem("memory")})
+    >>> spell_out({FILE_SYSTEM: fsspec.filesystem("memory")})
     {'file system': {'class': 'fsspec.implementations.memory.MemoryFileSystem'}}
     """
     if FILE_SYSTEM not in options:

@@ -41,7 +41,7 @@ from b2array.store.base import (
 from b2array.store.descriptors import count_use, keep, open_descriptor
 from b2array.store.endings import LOCK, TEMPORARY
 from b2array.store.links import OpenDirectory
-from b2array.store.locks import free_lock, locked, remove_lock
+from b2array.store.locks import free_lock, lock_file, remove_lock
 from b2array.store.spans import Span
 
 __all__ = ["LocalStore"]
@@ -645,10 +645,10 @@ class LocalStore(Store):
 
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:
         if name:
-            return locked(self._path(LOCK), shared=shared)
+            return lock_file(self._path(LOCK), shared=shared)
         path = self._path("")
         if not self._follows("") or not os.path.islink(path):
-            return locked(path + LOCK, shared=shared)
+            return lock_file(path + LOCK, shared=shared)
         return _both(os.path.realpath(path) + LOCK, path + LOCK, shared=shared)
 
     def close(self) -> None:
@@ -658,5 +658,5 @@ class LocalStore(Store):
 @contextmanager
 def _both(of_file: str, of_link: str, *, shared: bool) -> Iterator[None]:
     """Take the lock that all names of a file share, and the one that the C library takes by a symbolic link."""
-    with locked(of_file, shared=shared), locked(of_link, shared=shared):
+    with lock_file(of_file, shared=shared), lock_file(of_link, shared=shared):
         yield

@@ -20,13 +20,13 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from b2array.errors import FormatError
-from b2array.store.base import held_already
+from b2array.store.base import make_deadlock_error
 from b2array.store.descriptors import allow, limit
 from b2array.store.disk import READ
 from b2array.store.endings import LOCK
 from b2array.store.links import OpenDirectory, open_itself
 
-__all__ = ["free_lock", "holds_locks", "locked", "remove_lock"]
+__all__ = ["free_lock", "holds_locks", "lock_file", "remove_lock"]
 
 if sys.platform == "win32":
     import msvcrt
@@ -192,7 +192,7 @@ def _still_has(path: str, file: _LockFile) -> bool:
         return False
 
 
-def locked(path: str, *, shared: bool) -> AbstractContextManager[object]:
+def lock_file(path: str, *, shared: bool) -> AbstractContextManager[object]:
     """Take the lock on the lock file of the C library, and hold it until the ``with`` block ends.
 
     Readers take it only if the file exists. Writers make it, but not its directory: FileNotFoundError if that is gone.
@@ -212,7 +212,7 @@ def locked(path: str, *, shared: bool) -> AbstractContextManager[object]:
         file = _open_lock(path, shared=shared)
         try:
             if _is_held(file, shared=False) or (not shared and _is_held(file, shared=True)):
-                raise held_already(path)  # noqa: TRY301 - the file must be closed
+                raise make_deadlock_error(path)  # noqa: TRY301 - the file must be closed
             if shared and _is_held(file, shared=True):
                 file.close()
                 return nullcontext()
@@ -231,7 +231,7 @@ def locked(path: str, *, shared: bool) -> AbstractContextManager[object]:
 def free_lock(path: str) -> FileIO | None:
     """Take the lock for writing if it is free, and hold it until the file that is returned is closed; else None.
 
-    A forked process has that file closed. FormatError as for `locked`.
+    A forked process has that file closed. FormatError as for `lock_file`.
     """
     while True:
         file = _open_lock(path, shared=False)

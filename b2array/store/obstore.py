@@ -138,10 +138,10 @@ class ObstoreStore(CloudStore):
 
     def _put_parts(self, name: str, parts: Iterator[bytes], expected: Version | None) -> Stamp:
         if expected is not None:  # obstore has no condition for an upload in parts
-            return self._put(name, self._collected(name, parts), expected)
+            return self._put(name, self._collect(name, parts), expected)
         failures: list[BaseException] = []
 
-        def noted() -> Iterator[bytes]:
+        def note_failures() -> Iterator[bytes]:
             try:
                 yield from parts
             except BaseException as error:
@@ -150,7 +150,7 @@ class ObstoreStore(CloudStore):
 
         def put(fs: Any, path: str) -> Any:
             store, key = _place(fs, path)
-            return store.put(key, noted(), use_multipart=True, chunk_size=PART, max_concurrency=self.uploads)
+            return store.put(key, note_failures(), use_multipart=True, chunk_size=PART, max_concurrency=self.uploads)
 
         try:
             self._call(name, put)
@@ -161,7 +161,7 @@ class ObstoreStore(CloudStore):
         self._forget(name)
         return self.stamp(name)
 
-    def _collected(self, name: str, parts: Iterator[bytes]) -> bytearray:
+    def _collect(self, name: str, parts: Iterator[bytes]) -> bytearray:
         """Return parts as one; raise LimitError when they are too many for one request."""
         content = bytearray()
         for part in parts:

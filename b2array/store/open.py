@@ -19,7 +19,7 @@ from b2array.store.secrets import redact_url
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["FILE_SYSTEM", "address_of", "cut", "joined", "open_store", "with_home"]
+__all__ = ["FILE_SYSTEM", "address_of", "cut", "join_url", "open_store", "with_home"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
@@ -147,18 +147,18 @@ def cut(url: str) -> tuple[str, str, str]:
     return front, path.strip("/"), "::".join([f"{mark}{query}", *links[at + 1 :]])
 
 
-def joined(url: str, path: str) -> str:
+def join_url(url: str, path: str) -> str:
     """Return the URL of a path below another URL.
 
     Examples
     --------
-    >>> joined("/data/group.b2d/", "a/b.b2nd")
+    >>> join_url("/data/group.b2d/", "a/b.b2nd")
     '/data/group.b2d/a/b.b2nd'
-    >>> joined("simplecache::https://example.org/group?key=1", "50%.b2nd")
+    >>> join_url("simplecache::https://example.org/group?key=1", "50%.b2nd")
     'simplecache::https://example.org/group/50%25.b2nd?key=1'
-    >>> joined("zip://inside::file:///archive.zip", "a.b2nd")
+    >>> join_url("zip://inside::file:///archive.zip", "a.b2nd")
     'zip://inside/a.b2nd::file:///archive.zip'
-    >>> joined("memory://", "a.b2nd")
+    >>> join_url("memory://", "a.b2nd")
     'memory://a.b2nd'
     """
     front, base, back = cut(url)

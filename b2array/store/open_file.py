@@ -153,12 +153,12 @@ class OpenFileStore(Store):
             self._require_unnamed(name)
             found = self._at(start, stop)
             if len(found) < stop - start and not clip:
-                raise too_short(self.url, *self._missed(spans, start + len(found)))
+                raise too_short(self.url, *self._first_missing(spans, start + len(found)))
             buffers.append(found)
         return scatter(spans, merged, buffers)
 
     @staticmethod
-    def _missed(spans: Sequence[Span], end: int) -> tuple[int, int, int]:
+    def _first_missing(spans: Sequence[Span], end: int) -> tuple[int, int, int]:
         span = next(span for span in spans if span.stop > end)
         return span.start, span.stop, end - span.start
 

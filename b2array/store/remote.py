@@ -35,8 +35,8 @@ from b2array.store.base import (
     too_short,
     where,
 )
-from b2array.store.file_systems import FILE_SYSTEM, of_this_process, protocols, register, spelled_out
-from b2array.store.open import cut, joined
+from b2array.store.file_systems import FILE_SYSTEM, of_this_process, protocols, register, spell_out
+from b2array.store.open import cut, join_url
 from b2array.store.secrets import leaks, redact, redact_url, secrets
 from b2array.store.spans import Span
 
@@ -132,7 +132,7 @@ class FsspecStore(Store):
         self.is_prefix = True if url.partition("::")[0].partition("?")[0].endswith("/") else None
         self._address = url
         self._options = dict(storage_options)
-        self._secrets = secrets(url, spelled_out(self._options))
+        self._secrets = secrets(url, spell_out(self._options))
         self._connection: tuple[int, Any, str] | None = None
         given = self._options.get(FILE_SYSTEM)
         if given is not None:
@@ -160,13 +160,13 @@ class FsspecStore(Store):
             return None
         outer = base.removesuffix(path).rstrip("/")
         address = f"{front}{outer}{back}"
-        return lambda inner: type(self)(joined(address, inner) if inner else address, self._options)
+        return lambda inner: type(self)(join_url(address, inner) if inner else address, self._options)
 
     def below(self, path: str, *, shown_as: str | None = None) -> Self:
         if not path:
             return self
-        shown = None if shown_as is None else redact_url(joined(self._address, shown_as))
-        return _with_url(type(self), joined(self._address, path), self._options, shown)
+        shown = None if shown_as is None else redact_url(join_url(self._address, shown_as))
+        return _with_url(type(self), join_url(self._address, path), self._options, shown)
 
     def _connect(self) -> tuple[Any, str]:
         """Return the file system and the root in it; a forked child connects again."""
@@ -348,7 +348,7 @@ class FsspecStore(Store):
         def ask(fs: Any, root: str) -> dict[str, Listed]:
             fs.invalidate_cache(root)
             files = [info for info in self._list(fs, "ls", root, detail=True) if info["type"] == "file"]
-            return {_name(info["name"], root): Listed(info["size"], _modified(info)) for info in files}
+            return {_name(info["name"], root): Listed(info["size"], _modification_time(info)) for info in files}
 
         return self._call("", ask)
 
@@ -465,9 +465,9 @@ class CachingStore(FsspecStore):
         groups = [[*group] for _, group in itertools.groupby(spans, key=lambda span: span.name)]
         with _caching.held:
             # Ctrl-C must not let go of the lock while fsspec still fills a file.
-            return [*itertools.chain(*threads.ahead(self._copied, groups, min(parallel, len(groups)), apart=True))]
+            return [*itertools.chain(*threads.ahead(self._read_copy, groups, min(parallel, len(groups)), apart=True))]
 
-    def _copied(self, spans: Sequence[Span]) -> list[Any]:
+    def _read_copy(self, spans: Sequence[Span]) -> list[Any]:
         answers, name = super()._ranges(spans, None), spans[0].name
         if any(isinstance(each, Exception) for each in answers):
             with suppress(Exception):
@@ -537,7 +537,7 @@ def bytes_range(start: int, stop: int) -> str:
 
 def join(root: str, name: str) -> str:
     """Return the address of an object: its name goes behind the root of the store and in front of a query."""
-    return joined(root, name) if name else root
+    return join_url(root, name) if name else root
 
 
 def _name(path: str, root: str) -> str:
@@ -551,7 +551,7 @@ def stamp_of(info: Mapping[str, Any]) -> Stamp:
     return Stamp(-1 if size is None else size, Version(tag if tag.startswith('"') else f"{tag}:{size}"))
 
 
-def _modified(info: Mapping[str, Any]) -> float | None:
+def _modification_time(info: Mapping[str, Any]) -> float | None:
     value = next((info[key] for key in _TIMES if info.get(key)), None)
     if isinstance(value, str):
         value = datetime.fromisoformat(value)

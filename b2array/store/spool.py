@@ -185,7 +185,7 @@ class Spool:
         with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
             if self.on_disk:
-                return memoryview(self._from_file(self._opened(), start, stop))
+                return memoryview(self._from_file(self._open(), start, stop))
             number = bisect_right(self._starts, start) - 1
             base = self._starts[number]
             return memoryview(bytearray(memoryview(self._pieces[number])[start - base : stop - base]))
@@ -194,7 +194,7 @@ class Spool:
         """Yield the bytes of a range that begins and ends at borders of pieces, when nobody writes any more."""
         if self.on_disk:
             for position in range(start, stop, _STEP):
-                yield self._from_file(self._opened(), position, min(position + _STEP, stop))
+                yield self._from_file(self._open(), position, min(position + _STEP, stop))
             return
         number = max(0, bisect_right(self._starts, start) - 1)
         while number < len(self._starts) and self._starts[number] < stop:
@@ -222,7 +222,7 @@ class Spool:
             self._require_open()
             if not self.on_disk or len(header) != self.reserved:
                 raise ValueError(f"expected a file and a header of {self.reserved} bytes, found {len(header)}")
-            file = self._opened()
+            file = self._open()
             file.seek(0)
             file.write(header)
             file.seek(self.reserved + self.length)
@@ -233,14 +233,14 @@ class Spool:
                 os.fsync(file.fileno())
 
     def _flush(self) -> None:
-        file = self._opened()
+        file = self._open()
         if self._pieces:
             file.seek(self.reserved + self._starts[0])
             file.writelines(self._pieces)
             file.flush()  # otherwise a forked process would write the same bytes again
         self._starts, self._pieces = [], []  # both at once, whatever interrupts
 
-    def _opened(self) -> IO[bytes]:
+    def _open(self) -> IO[bytes]:
         """Return the file; make it, or open it again, where that is necessary."""
         if self._file is None and self.path is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open until the end

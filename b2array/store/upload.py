@@ -42,10 +42,10 @@ def split(data: Buffer | Iterable[Buffer]) -> bytes | Iterator[bytes]:
         return data
     parts = _parts(data)
     first = deque(itertools.islice(parts, WHOLE // PART + 1))
-    return itertools.chain(_drained(first), parts) if sum(map(len, first)) > WHOLE else b"".join(first)
+    return itertools.chain(_drain(first), parts) if sum(map(len, first)) > WHOLE else b"".join(first)
 
 
-def _drained(first: deque[bytes]) -> Iterator[bytes]:
+def _drain(first: deque[bytes]) -> Iterator[bytes]:
     """Yield parts, and keep no reference to them."""
     while first:
         yield first.popleft()

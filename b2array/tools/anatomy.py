@@ -44,7 +44,7 @@ __all__ = [
     "context_of",
     "fields",
     "frame_nbytes",
-    "listed",
+    "list_objects",
     "survey",
     "total_nbytes",
 ]
@@ -123,7 +123,7 @@ class Survey:
                 rows[f"{name} of a chunk"] = f"{min(values):{form}} to {max(values):{form}}, median {middle:{form}}"
         used = Counter(each.filters for each in stored if each.filters)
         if used:
-            rows["filters"] = "; ".join(f"{names}: {tables.counted(n, 'chunk')}" for names, n in used.most_common())
+            rows["filters"] = "; ".join(f"{names}: {tables.count_text(n, 'chunk')}" for names, n in used.most_common())
         if self.total is not None:
             rows["file"] = tables.nbytes(self.total)
         rows["live"] = tables.nbytes(self.live)
@@ -176,7 +176,7 @@ def _survey_of_frame(revision: Snapshot) -> Survey:
                 kind = "lost" if place is None else place.name.lower()
                 chunks.append(ChunkSizes(n, None, "", head.chunk_nbytes(n) or 0, 0, 0, kind))
     own, nbytes = frame_nbytes(head), sum(live.values())
-    total = total_nbytes(revision, listed(revision.store) if revision.sparse else None)
+    total = total_nbytes(revision, list_objects(revision.store) if revision.sparse else None)
     kept = _snapshots_nbytes(revision)
     dead = None if total is None else max(0, total - own - nbytes - kept)
     grid = revision.state.require_layout().grid_shape or (1,) if holds_array(head) else (head.nchunks,)
@@ -242,7 +242,7 @@ def context_of(described: Header) -> Context:
     return Context(described.codec, described.codec_meta, blocks)
 
 
-def listed(store: Store) -> Mapping[str, Listed] | None:
+def list_objects(store: Store) -> Mapping[str, Listed] | None:
     """Return the store's objects, or None if it cannot be listed, for example without permission."""
     try:
         return store.listing()
@@ -258,7 +258,7 @@ def chunk_map(chunks: Sequence[ChunkSizes], grid: Sequence[int]) -> Iterator[str
     """
     grid = [n for n in grid if n != 1]
     if len(grid) < 2:
-        yield from _wrapped(chunks)
+        yield from _wrap(chunks)
         return
     columns, plane = grid[-1], grid[-2]
     rows = prod(grid) // columns if columns else 0
@@ -271,7 +271,7 @@ def chunk_map(chunks: Sequence[ChunkSizes], grid: Sequence[int]) -> Iterator[str
         yield f"and {rows - _MAP_ROWS} more rows"
 
 
-def _wrapped(chunks: Sequence[ChunkSizes]) -> Iterator[str]:
+def _wrap(chunks: Sequence[ChunkSizes]) -> Iterator[str]:
     most = _MAP_ROWS * _MAP_COLUMNS
     symbols = "".join(map(_symbol, chunks[:most]))
     for first in range(0, len(symbols), _MAP_COLUMNS):

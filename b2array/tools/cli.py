@@ -413,7 +413,7 @@ def copy(
         with track(revision.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as bar:
             states = states_to_copy(revision) if snapshots else []
             commit(copied(revision, place.store, place.kind, overwrite=overwrite, progress=bar, kept=states))
-        count, nbytes = tables.counted(revision.frame.nchunks, "chunk"), tables.nbytes(revision.frame.cbytes)
+        count, nbytes = tables.count_text(revision.frame.nchunks, "chunk"), tables.nbytes(revision.frame.cbytes)
         _say(f"{redact_url(dst)}: {count} in {nbytes}")
         return OK
     started = time.perf_counter()

@@ -64,17 +64,17 @@ def describe(url: str, storage_options: Storage, at: str | None = None) -> Overv
     if kind.name == "blp":
         with bloscpack.open(address, storage_options=storage_options) as f:
             about = _bloscpack(f)
-            return Overview(about, typed(url, about, None), {})
+            return Overview(about, to_values(url, about, None), {})
     with kind.tree(address, storage_options) as tree:
         if tree.names == ("",) or (len(tree.names) == 1 and kind.name not in ("b2d", "b2z")):
             source = tree.only(url)
             frame = None if source.handle is None else source.handle.snapshot
             about = {"format": kind.name} | _source(source) if frame is None else _frame(frame)
-            return Overview(about, typed(url, about, frame), {})
+            return Overview(about, to_values(url, about, frame), {})
         members, failed = _describe_members(tree, tree.names)
         names = [*tree.snapshots] if at is None else []
     about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact_url(url)} | _group(members)
-    fields = typed(url, about | {"snapshot": at, "snapshots": names}, None)
+    fields = to_values(url, about | {"snapshot": at, "snapshots": names}, None)
     about |= {"snapshots": ", ".join(names) or None} if at is None else {"snapshot": at}
     return Overview(about, fields, failed)
 
@@ -111,7 +111,7 @@ FIELDS = (
 """What a description as JSON always has, null where it says nothing; its schema is in ``docs/_static``."""
 
 
-def typed(url: str, about: Mapping[str, Any], frame: Snapshot | None) -> dict[str, Any]:
+def to_values(url: str, about: Mapping[str, Any], frame: Snapshot | None) -> dict[str, Any]:
     """Return a description for programs: always the same names, with values instead of texts."""
     rows = {name.replace(" ", "_"): value for name, value in about.items()}
     fields: dict[str, Any] = dict.fromkeys(FIELDS) | {name: rows[name] for name in FIELDS if name in rows}
@@ -128,13 +128,13 @@ def typed(url: str, about: Mapping[str, Any], frame: Snapshot | None) -> dict[st
         fields["compression"] = {name: getattr(cparams, name) for name in names}
         fields["metalayers"] = [name for name, _ in frame.frame.metalayers]
         fields["nchunks"], fields["generation"] = chunks.nchunks, chunks.generation
-        fields["snapshots"] = _kept_names(frame)
+        fields["snapshots"] = _snapshot_names(frame)
     if rows["format"] == "array" and frame is not None:
         fields["fill_value"] = NDArray(Handle(frame, "r")).fill_value
     return fields
 
 
-def _kept_names(frame: Snapshot) -> list[str]:
+def _snapshot_names(frame: Snapshot) -> list[str]:
     if frame.at is not None:
         return []
     try:

@@ -17,12 +17,12 @@ from b2array.commit.draft import Draft
 from b2array.commit.one import commit
 from b2array.commit.prepare import copied
 from b2array.commit.single import writers_lock
-from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, located
+from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, prefix_errors
 from b2array.exchange.formats import Storage
 from b2array.format.annotations import sizes_row
 from b2array.format.header import FrameType
 from b2array.format.kept import Kept, ledger_of
-from b2array.format.state import parse, sized_blocks
+from b2array.format.state import count_sized_blocks, parse
 from b2array.frame.fetch import chunk_number
 from b2array.frame.manifest import Row
 from b2array.frame.snapshot import Member, Snapshot, damage_of_listed, kept_states, load, load_revision
@@ -33,7 +33,7 @@ from b2array.store.base import Store
 from b2array.store.local import LocalStore
 from b2array.store.open import address_of, open_store
 from b2array.store.secrets import redact_url
-from b2array.tools.anatomy import listed
+from b2array.tools.anatomy import list_objects
 from b2array.tools.members import change_each
 from b2array.tools.results import Result, Results, Shown, first_of
 from b2array.tools.salvage import Salvaged, salvage
@@ -173,8 +173,8 @@ def _repair(
         _read(store, None)  # raises an error if there is no frame, before the lock leaves a file
     name = FRAME_NAME if is_directory else ""
     with store.lock(name, shared=True) if dry_run else writers_lock(store, name):
-        revision, saved = _read(store, _listed_at(store, url, storage_options))
-        actions, files = saved.notes, listed(store)
+        revision, saved = _read(store, _find_row(store, url, storage_options))
+        actions, files = saved.notes, list_objects(store)
         findings = inspect(revision, deep=True, files=files, progress=progress, keep_heads=True)
         if unsupported := [problem.text for problem in findings.problems if problem.kind == "unsupported"]:
             raise UnsupportedError(unsupported[0])
@@ -213,7 +213,7 @@ def _read(store: Store, listed: tuple[Member, Row] | None) -> tuple[Snapshot, Sa
         with suppress(FormatError, UnsupportedError, FileNotFoundError):
             revision = load_revision(*listed)
             return revision, Salvaged(revision.frame, notes=(f"wrote the published index again, because of: {reason}",))
-    saved = located(store.url, lambda: salvage(store, reason))
+    saved = prefix_errors(store.url, lambda: salvage(store, reason))
     name = FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else ""
     version = store.stamp(name).version
     member = None if listed is None else listed[0]
@@ -221,7 +221,7 @@ def _read(store: Store, listed: tuple[Member, Row] | None) -> tuple[Snapshot, Sa
     return revision, replace(saved, notes=(f"put the frame together again, because of: {reason}", *saved.notes))
 
 
-def _listed_at(store: Store, url: str, storage_options: Storage) -> tuple[Member, Row] | None:
+def _find_row(store: Store, url: str, storage_options: Storage) -> tuple[Member, Row] | None:
     """Return the member that a group in an object store lists in a place, with its row."""
     place = None if store.can.local else group_of(url, storage_options)
     if place is None:
@@ -287,11 +287,11 @@ def _write(
         return
     kept = revision.state.annotations.kept
     if not revision.frame.is_ours:
-        kept = ledger_of(revision.state).suspected().pack()
+        kept = ledger_of(revision.state).suspect_all().pack()
     annotations = replace(revision.state.annotations, next=None, sizes=None, records=None, kept=kept)
     state = changeable(revision.state).with_annotations(annotations)
     for n in findings.checked:
-        state.sizes[n] = sizes_row(findings.heads[n], sized_blocks(revision.frame))
+        state.sizes[n] = sizes_row(findings.heads[n], count_sized_blocks(revision.frame))
         state.records[n] = findings.records[n]
     draft = Draft(store, None, state, overwrite=True, locked=True, replaces=version)
     numbers = [number for name in files if (number := chunk_number(name)) is not None]

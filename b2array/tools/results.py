@@ -135,7 +135,7 @@ class Results(Result):
             for name, each in members.items()
         }
         wrong = sum(not each.ok for each in self.members.values())
-        headline = tables.counted(len(members), "member") + (f", {wrong} of them not in order" if wrong else "")
+        headline = tables.count_text(len(members), "member") + (f", {wrong} of them not in order" if wrong else "")
         lines = [f"{name}: {line}" for name, each in members.items() for line in each.lines]
         return Shown(headline, rows, lines, ("member", "result", *columns) if rows else ())
 

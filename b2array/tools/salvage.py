@@ -156,7 +156,7 @@ def _candidates(file: _DamagedFile) -> Iterator[tuple[bytes, bytes, str]]:
         (header_len,) = struct.unpack_from(">i", first, 0x0B)
         if _SMALLEST_HEADER <= header_len <= min(end, config.limits.metadata_nbytes):
             headers.append((file.read(0, header_len), ""))
-        noted = frame.noted_header(trailer.layers)
+        noted = frame.get_header_copy(trailer.layers)
         if noted is not None:
             headers.append((noted, "took the header that is noted in the trailer; "))
         for header, origin in headers:

@@ -112,12 +112,12 @@ def _in_prefix(
         if not wanted and any(name.endswith(JOURNAL) for name in files):  # a transaction is about to make the member
             files = pending.of_one_age(files)
         indexes = {name: each for name, each in files.items() if is_index_name(name)}
-        old = _replaced(indexes, {index_name(revision) for revision in wanted}, seconds, now)
+        old = _find_replaced(indexes, {index_name(revision) for revision in wanted}, seconds, now)
         states = _states(group, path, {name.rpartition(".")[2] for name in indexes} - {*old}, wanted)
         listed = group.rows.get(name_of(path))
         if listed is not None and listed.path == path and not listed.revision:
             states.append(load_published(store))
-        needed, objects = _needed(states)
+        needed, objects = _find_needed(states)
         unneeded_objects = {name: indexes[name] for name in indexes if name.rpartition(".")[2] in old}
         unneeded_objects |= {name: each for name, each in files.items() if name.endswith(TEMPORARY)}
         unneeded_objects |= {name: each for name, each in files.items() if name.endswith(KEPT) and name not in objects}
@@ -127,7 +127,7 @@ def _in_prefix(
     return {}
 
 
-def _replaced(
+def _find_replaced(
     indexes: Mapping[str, Listed],
     live: Collection[str],
     seconds: float,
@@ -172,7 +172,7 @@ def _states(
     return states
 
 
-def _needed(states: Iterable[Snapshot]) -> tuple[Int64Array, set[str]]:
+def _find_needed(states: Iterable[Snapshot]) -> tuple[Int64Array, set[str]]:
     """Return the numbers of the chunks that some states need, and the objects with states that they keep."""
     numbers, objects = [np.zeros(0, np.int64)], set[str]()
     for state in states:
@@ -199,7 +199,7 @@ def _contiguous(
         members.setdefault("" if noted is None else noted.path, {})[f".{path.rpartition('/')[2]}"] = each
     unneeded_objects = {}
     for indexes in members.values():
-        for revision in _replaced(indexes, {f".{each}" for each in live[""]}, seconds, now):
+        for revision in _find_replaced(indexes, {f".{each}" for each in live[""]}, seconds, now):
             unneeded_objects[f"{DATA}/{revision}"] = indexes[f".{revision}"]
     return unneeded_objects
 

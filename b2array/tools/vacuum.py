@@ -19,7 +19,7 @@ from b2array.commit import pending
 from b2array.commit.draft import Draft
 from b2array.commit.one import commit
 from b2array.commit.redo import belongs, discard, read_member
-from b2array.display.tables import counted, size
+from b2array.display.tables import count_text, size
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
@@ -64,7 +64,7 @@ class Cleanup(Result):
 
     def shown(self) -> Shown:
         """Return how many bytes were freed, and the files."""
-        headline = f"{'would free' if self.dry_run else 'freed'} {counted(self.nbytes, 'byte')}"
+        headline = f"{'would free' if self.dry_run else 'freed'} {count_text(self.nbytes, 'byte')}"
         headline += f" ({size(self.nbytes)})" * (self.nbytes >= 1024)
         return Shown(headline, {"files": f"{len(self.removed)}: {first_of(self.removed)}"} if self.removed else {})
 
@@ -200,7 +200,7 @@ def _older(store: Store, files: Mapping[str, Listed], seconds: float) -> dict[st
 
 def _removable(store: Store, seconds: float) -> tuple[Snapshot | None, dict[str, Listed]]:
     """Return the frame, if there is one, and what it does not need."""
-    listed = _listed_member(store)
+    listed = _load_listed_member(store)
     if listed is not None:
         return listed, of_member(listed, seconds, store.now())
     try:
@@ -259,7 +259,7 @@ def _outside_locked(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup |
         return _outside(group, seconds, dry_run)
 
 
-def _listed_member(store: Store) -> Snapshot | None:
+def _load_listed_member(store: Store) -> Snapshot | None:
     """Return the state of a member of a group in an object store; None for any other frame."""
     if store.can.local:
         return None

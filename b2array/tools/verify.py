@@ -20,7 +20,7 @@ from b2array.array.schunk import SChunk
 from b2array.codec import decode
 from b2array.codec.chunk import ChunkHead, Stored
 from b2array.commit import pending, redo
-from b2array.display.tables import counted
+from b2array.display.tables import count_text
 from b2array.display.tables import nbytes as shown_nbytes
 from b2array.errors import (
     B2ArrayError,
@@ -30,7 +30,7 @@ from b2array.errors import (
     ConflictError,
     FormatError,
     UnsupportedError,
-    located_error,
+    prefix_error,
 )
 from b2array.exchange.formats import Format, Storage, holds_array
 from b2array.exchange.places import find, require_frames
@@ -53,7 +53,7 @@ from b2array.store.endings import JOURNAL
 from b2array.store.open import address_of, open_store
 from b2array.store.secrets import redact_url
 from b2array.store.spans import Span
-from b2array.tools.anatomy import context_of, frame_nbytes, listed, total_nbytes
+from b2array.tools.anatomy import context_of, frame_nbytes, list_objects, total_nbytes
 from b2array.tools.members import Listing, collect, each_frame
 from b2array.tools.results import Result, Results, Shown, first_of
 
@@ -182,16 +182,16 @@ class Report(Result):
         rows |= {"layout": self.layout} if self.layout else {}
         if self.generation:
             rows["chunks"] = f"{self.nchunks}, {self.special} of them not stored" if self.special else self.nchunks
-            rows["checksums"] = f"{self.checked} of {counted(self.nchunks - self.special, 'stored chunk')}"
+            rows["checksums"] = f"{self.checked} of {count_text(self.nchunks - self.special, 'stored chunk')}"
         rows |= {"snapshots": self.snapshots} if self.snapshots else {}
         if self.generation:
             rows |= {"dead space": shown_nbytes(self.dead_nbytes)} if self.dead_nbytes else {}
-        lines = [f"{counted(self.stale, 'chunk')} with the checksums of an earlier one"] if self.stale else []
+        lines = [f"{count_text(self.stale, 'chunk')} with the checksums of an earlier one"] if self.stale else []
         for names, what in ((self.orphans, "orphaned chunk file"), (self.leftovers, "leftover file")):
             if names:
-                lines.append(f"{counted(len(names), what)}: {first_of(names)}")
+                lines.append(f"{count_text(len(names), what)}: {first_of(names)}")
         lines += [f"{problem.kind}: {problem.text}" for problem in self.problems]
-        return Shown("in order" if self.ok else counted(len(self.problems), "problem"), rows, lines)
+        return Shown("in order" if self.ok else count_text(len(self.problems), "problem"), rows, lines)
 
 
 def verify(
@@ -267,7 +267,7 @@ def verify(
         try:
             return verify_frame(store.url, partial(load, store), deep=deep, progress=progress)
         except FileNotFoundError as error:
-            if not any(chunk_number(name) is not None for name in listed(store) or ()):
+            if not any(chunk_number(name) is not None for name in list_objects(store) or ()):
                 raise
             return Report(store.url, deep, problems=(Problem("frame", None, FRAME_NAME, str(error)),))
 
@@ -420,7 +420,7 @@ def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progres
         revision = open_frame()
     except (FormatError, UnsupportedError) as error:
         return replace(report, problems=(Problem("frame", None, "", str(error)),))
-    store, described, files = revision.store, revision.frame, listed(revision.store)
+    store, described, files = revision.store, revision.frame, list_objects(revision.store)
     if revision.at is not None:
         findings = inspect(revision, deep=report.deep, files=files, progress=progress)
         return _about(replace(report, snapshot=revision.at.name), revision, findings, findings.problems)
@@ -630,7 +630,7 @@ class _Inspector:
             if self.deep:
                 decode.decode(stored.region, context=self.context)
         except (FormatError, UnsupportedError) as error:
-            return located_error(f"chunk {n} of {self.revision.url}", error)
+            return prefix_error(f"chunk {n} of {self.revision.url}", error)
         return None
 
     def _verdict(self, n: int, stored: Stored) -> Verdict:
@@ -646,7 +646,7 @@ class _Inspector:
         (behind,) = self.revision.read([Span(place.name, start, stop)])
         number = int(self.revision.frame.offsets[n]) if self.revision.sparse else -1
         try:
-            sums = checksums.verified_sums(behind, head, stored.region, number=number)
+            sums = checksums.verify_sums(behind, head, stored.region, number=number)
             count = range(len(head.starts))
             checksums.check_blocks(sums, count, stored.region, stored.starts.tolist(), stored.stops.tolist())
         except ChecksumError:

@@ -26,7 +26,7 @@ except ImportError:
     raise ModuleNotFoundError("b2array.xarray_io needs the package xarray: pip install 'b2array[xarray]'") from None
 
 from b2array import accessors
-from b2array.keywords import spelled_out
+from b2array.keywords import spell_out
 from b2array.xarray_io.backend import Backend, Url
 from b2array.xarray_io.writing import KEYWORDS, WriteKeywords, to_b2array
 
@@ -46,7 +46,7 @@ class Accessor:
     def __init__(self, held: xr.Dataset | xr.DataArray | xr.DataTree) -> None:
         self._held = held
 
-    @spelled_out(WriteKeywords, KEYWORDS)
+    @spell_out(WriteKeywords, KEYWORDS)
     def to_b2array(self, url: Url, **options: Unpack[WriteKeywords]) -> Any:
         """Write the dataset, array or tree as a group of arrays; parameters as for `b2array.xarray_io.to_b2array`."""
         return to_b2array(self._held, url, **options)

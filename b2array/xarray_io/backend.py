@@ -191,7 +191,7 @@ class Backend(BackendEntrypoint):
     ) -> xr.Dataset:
         """Open an array or the arrays of a group, perhaps `at` a snapshot; see `xarray.open_dataset`."""
         return in_one_state(
-            lambda: _decoded(_opened(filename_or_obj, group, at, storage_options, fs), filename_or_obj, decoding)
+            lambda: _decode(_open(filename_or_obj, group, at, storage_options, fs), filename_or_obj, decoding)
         )
 
     def open_groups_as_dict(  # type: ignore[override]
@@ -207,8 +207,8 @@ class Backend(BackendEntrypoint):
         """Open a group with everything in it, perhaps `at` a snapshot; see `xarray.open_groups`."""
 
         def tree() -> dict[str, xr.Dataset]:
-            found = _opened(filename_or_obj, group, at, storage_options, fs)
-            return {path: _decoded(each, filename_or_obj, decoding) for path, each in _walk(found, "/")}
+            found = _open(filename_or_obj, group, at, storage_options, fs)
+            return {path: _decode(each, filename_or_obj, decoding) for path, each in _walk(found, "/")}
 
         return in_one_state(tree)
 
@@ -225,7 +225,7 @@ def _holds_array(url: str) -> bool:
     return True
 
 
-def _opened(
+def _open(
     url: Opened,
     name: str | None,
     at: str | None,
@@ -256,7 +256,7 @@ def _stem(url: Opened) -> str:
     return (member or address).rstrip("/").rpartition("/")[2].partition(".")[0] or "data"
 
 
-def _decoded(found: Group | NDArray, url: Opened, decoding: Mapping[str, Any]) -> xr.Dataset:
+def _decode(found: Group | NDArray, url: Opened, decoding: Mapping[str, Any]) -> xr.Dataset:
     if isinstance(found, NDArray):
         members, attrs, where = {_stem(url): found}, {}, found.url
     else:

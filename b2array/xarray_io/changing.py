@@ -18,15 +18,15 @@ from b2array.xarray_io.encoding import (
     OtherUnitsError,
     as_stored,
     attributes,
-    encoded,
+    encode,
     is_dask,
     is_same,
     is_time,
-    marked,
+    mark,
 )
-from b2array.xarray_io.indexes import check_indexes, check_new_part, detected, place
+from b2array.xarray_io.indexes import check_indexes, check_new_part, detect, place
 from b2array.xarray_io.tasks import Node, Part, Task
-from b2array.xarray_io.times import UNITS, bounded_by, decoded, in_units, is_unknown, with_stored_units
+from b2array.xarray_io.times import UNITS, decode, find_bounds, in_units, is_unknown, with_stored_units
 
 __all__ = ["change", "group_at"]
 
@@ -55,7 +55,7 @@ def change(target: Group, nodes: Sequence[Node], task: Task, *, is_tree: bool) -
         if task.mode == "a-" and own.append_dim != task.append_dim:
             # Variables without the dimension stay as they are.
             node = node._replace(ds=node.ds.drop_vars(arrays[node.path], errors="ignore"))  # noqa: PLW2901
-        yield from _changed(group, node, arrays[node.path], outer, own)
+        yield from _change(group, node, arrays[node.path], outer, own)
 
 
 def _ancestors(path: str) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _task_of(node: Node, task: Task) -> Task:
     return task._replace(region=region)
 
 
-def _changed(
+def _change(
     target: Group,
     node: Node,
     arrays: dict[str, NDArray],
@@ -91,9 +91,9 @@ def _changed(
 
     `arrays` are the existing ones, `outer` the arrays of the groups around this one.
     """
-    region = _checked_region(node, arrays, outer, task)
+    region = _check_region(node, arrays, outer, task)
     ds = node.ds if task.region is None else node.ds.drop_vars(node.ds.indexes)
-    variables, attrs = marked(ds)
+    variables, attrs = mark(ds)
     variables = with_stored_units(variables, arrays)
     new = {name: variable for name, variable in variables.items() if name not in arrays}
     _check_new(target, ds, new, arrays, task)
@@ -113,13 +113,13 @@ def _changed(
         asked = {name: each for name, each in node.encoding.items() if name not in arrays}
         coordinates = {str(name) for name in ds.coords} & new.keys()
         attrs = _with_coordinates(attributes(attrs, "the dataset"), coordinates - {*map(str, ds.dims)})
-        yield from create(target, encoded(new, asked, task.options), attrs, task)
+        yield from create(target, encode(new, asked, task.options), attrs, task)
     for name, variable in left.items():
-        array = _widened(target, name, arrays[name], variable.dtype, task)
+        array = _widen(target, name, arrays[name], variable.dtype, task)
         yield from _put(target, name, array, variable, where[name], task)
 
 
-def _checked_region(
+def _check_region(
     node: Node,
     arrays: Mapping[str, NDArray],
     outer: Mapping[str, NDArray],
@@ -129,7 +129,7 @@ def _checked_region(
     dim = task.append_dim
     if dim is not None and dim not in (sizes := _sizes(arrays)):
         raise ValueError(f"append_dim={dim!r} does not match any existing dataset dimensions: {[*sizes]}")
-    region = {} if task.region is None else detected(task.region, node.ds, node.whole, {**outer, **arrays})
+    region = {} if task.region is None else detect(task.region, node.ds, node.whole, {**outer, **arrays})
     if task.check_index != "off":
         check_indexes(node.ds, arrays, region if task.region is not None else None, dim)
     if dim is not None:
@@ -201,19 +201,19 @@ def _change_units(
     arrays: dict[str, NDArray],
 ) -> None:
     """Store times again in other units, and the bounds that share them."""
-    owners = bounded_by(arrays)
+    owners = find_bounds(arrays)
     calendar = arrays[name].attrs.get("calendar")
     asked = {**({} if calendar is None else {"calendar": calendar}), "dtype": arrays[name].dtype, **asked}
-    times = in_units(name, decoded(name, arrays[name]), asked)
-    arrays[name] = _replaced(target, name, arrays[name], times)
+    times = in_units(name, decode(name, arrays[name]), asked)
+    arrays[name] = _replace(target, name, arrays[name], times)
     for bounds, (owner, units) in owners.items():
         if owner == name and "units" not in arrays[bounds].attrs:
-            edges = in_units(bounds, decoded(bounds, arrays[bounds], units), asked)
+            edges = in_units(bounds, decode(bounds, arrays[bounds], units), asked)
             edges.attrs = {key: value for key, value in edges.attrs.items() if key not in UNITS}
-            arrays[bounds] = _replaced(target, bounds, arrays[bounds], edges)
+            arrays[bounds] = _replace(target, bounds, arrays[bounds], edges)
 
 
-def _replaced(target: Group, name: str, array: NDArray, variable: xr.Variable) -> NDArray:
+def _replace(target: Group, name: str, array: NDArray, variable: xr.Variable) -> NDArray:
     """Store an array anew, with other values, and its attributes, without the ones that say what the values mean."""
     kept = {key: value for key, value in array.attrs.items() if key not in (*UNITS, "dtype", "_FillValue")}
     form = _form(array)
@@ -241,9 +241,9 @@ def _all_as_stored(
 ) -> dict[str, xr.Variable]:
     """Encode variables as the existing ones are encoded. Stored times of which nothing is known yet get other units."""
     result: dict[str, xr.Variable] = {}
-    owners = bounded_by(arrays)
+    owners = find_bounds(arrays)
     for name in sorted(variables, key=lambda name: name in owners):  # bounds need the units of their coordinate
-        owner, units = bounded_by(arrays).get(name, (name, {}))
+        owner, units = find_bounds(arrays).get(name, (name, {}))
         try:
             result[name] = as_stored(name, variables[name], arrays[name], units)
         except OtherUnitsError as error:
@@ -259,9 +259,9 @@ def _all_as_stored(
 
 def _are_free(name: str, arrays: Mapping[str, NDArray]) -> bool:
     """Whether an array has no time yet, nor have the bounds that share its units: nothing depends on these."""
-    sharing = {bounds: units for bounds, (owner, units) in bounded_by(arrays).items() if owner == name}
+    sharing = {bounds: units for bounds, (owner, units) in find_bounds(arrays).items() if owner == name}
     every = {name: MappingProxyType[str, Any]({}), **sharing}
-    return all(is_unknown(decoded(each, arrays[each], units)) for each, units in every.items())
+    return all(is_unknown(decode(each, arrays[each], units)) for each, units in every.items())
 
 
 # What must fit.
@@ -327,7 +327,7 @@ def _check_growing(
         raise ValueError(f"{target.url}: variables {left} would not grow along {dim!r} with the others")
 
 
-def _widened(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], task: Task) -> NDArray:
+def _widen(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], task: Task) -> NDArray:
     """Widen stored text for new text, as part of the same commit."""
     if dtype.kind not in "SU" or dtype.itemsize <= array.itemsize:
         return array

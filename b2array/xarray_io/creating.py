@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from b2array.array import dask_chunks
-from b2array.codec.cparams import given_or_default
+from b2array.codec.cparams import resolve_cparams
 from b2array.errors import UnsupportedError
 from b2array.grid.chunking import Access
 from b2array.group.group import Group
@@ -46,7 +46,7 @@ def create(
 
 def _keep_missing(options: dict[str, Any]) -> None:
     """Make the value that marks missing items the fill value, which is never rounded."""
-    missing, cparams = options["attrs"].get("_FillValue"), given_or_default(options.get("cparams"))
+    missing, cparams = options["attrs"].get("_FillValue"), resolve_cparams(options.get("cparams"))
     if missing is not None and cparams.is_zfp and missing == missing:  # noqa: PLR0124 - NaN differs from itself
         raise UnsupportedError(f"ZFP would change items equal to {missing}, which mark missing ones; NaN stays NaN")
     if missing is not None and cparams.is_lossy:

@@ -34,11 +34,11 @@ __all__ = [
     "OtherUnitsError",
     "as_stored",
     "attributes",
-    "encoded",
+    "encode",
     "is_dask",
     "is_same",
     "is_time",
-    "marked",
+    "mark",
 ]
 
 Encoding = Mapping[Hashable, Any]
@@ -72,7 +72,7 @@ def is_dask(variable: xr.Variable) -> bool:
     return variable.chunks is not None
 
 
-def marked(ds: xr.Dataset) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
+def mark(ds: xr.Dataset) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
     """Check names, and note in the attributes which variables are coordinates. Return copies by their stored names."""
     for name in ds.variables:
         if name is not None and not isinstance(name, str):
@@ -96,7 +96,7 @@ def _as_declared(name: str, variable: xr.Variable) -> xr.Variable:
     return xr.Variable(variable.dims, data, variable.attrs, variable.encoding)
 
 
-def encoded(
+def encode(
     variables: Mapping[str, xr.Variable],
     encoding: Encoding,
     options: Collection[str] = (),
@@ -110,19 +110,19 @@ def encoded(
     for name in encoding:
         if name not in variables:
             raise KeyError(f"encoding is given for {name!r}, which is no variable")
-    plain = {name: _prepared(name, each, encoding.get(name), options) for name, each in variables.items()}
+    plain = {name: _prepare(name, each, encoding.get(name), options) for name, each in variables.items()}
     widths = {name: _without_width(each) for name, each in plain.items()}
-    ready = {name: _named(name, partial(fitted, name, each)) for name, each in plain.items()}
+    ready = {name: _name_errors(name, partial(fit, name, each)) for name, each in plain.items()}
     coded = _by_conventions(ready)
     return {
-        name: _stored(
-            name, _checked_codes(name, plain[name], each, ready[name].encoding), widths[name], given=name in encoding
+        name: _to_storable(
+            name, _check_codes(name, plain[name], each, ready[name].encoding), widths[name], given=name in encoding
         )
         for name, each in coded.items()
     }
 
 
-def _prepared(
+def _prepare(
     name: str,
     variable: xr.Variable,
     asked: Mapping[Hashable, Any] | None,
@@ -142,12 +142,12 @@ def _by_conventions(variables: dict[str, xr.Variable]) -> dict[str, xr.Variable]
         coded, _ = conventions.cf_encoder(dict(variables), {})
     except Exception:
         for name, variable in variables.items():
-            _named(name, partial(conventions.encode_cf_variable, variable, name=name))
+            _name_errors(name, partial(conventions.encode_cf_variable, variable, name=name))
         raise
     return {str(name): each for name, each in coded.items()}
 
 
-def _named(name: str, function: Callable[[], xr.Variable]) -> xr.Variable:
+def _name_errors(name: str, function: Callable[[], xr.Variable]) -> xr.Variable:
     """Call a function that encodes a variable, and name the variable in its errors."""
     try:
         return function()
@@ -161,7 +161,7 @@ def _named(name: str, function: Callable[[], xr.Variable]) -> xr.Variable:
         raise plain(f"variable {name!r} cannot be encoded: {error}") from error
 
 
-def _checked_codes(
+def _check_codes(
     name: str,
     variable: xr.Variable,
     coded: xr.Variable,
@@ -171,8 +171,8 @@ def _checked_codes(
     is_whole_time = coded.dtype.kind in "iu" and is_time(variable)
     if is_whole_time and is_dask(coded):
         # xarray declares the type that was asked for, but encodes pieces of times as int64.
-        coded = mapped(coded, partial(_converted, name=name, dtype=coded.dtype, exact=True), coded.dtype)
-    coded = _unmarked(name, variable, coded)
+        coded = map_values(coded, partial(_convert, name=name, dtype=coded.dtype, exact=True), coded.dtype)
+    coded = _check_unmarked(name, variable, coded)
     if is_whole_time and not is_dask(coded) and coded.dtype.itemsize < 8:
         # Bounds have no units themselves: xarray has noted the units of their coordinate in the encoding.
         shared = {key: encoding[key] for key in ("units", "calendar") if key in encoding}
@@ -214,7 +214,7 @@ def _require_plain(name: str, variable: xr.Variable) -> None:
 # Marks of missing items.
 
 
-def _unmarked(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.Variable:
+def _check_unmarked(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.Variable:
     """Return an encoded variable if no item has the value that marks missing ones, but those that are missing.
 
     Whoever gives the mark as an attribute has encoded the items himself, and may have marked some.
@@ -260,17 +260,17 @@ def _without_width(variable: xr.Variable) -> np.dtype[Any] | None:
     return width
 
 
-def _stored(
+def _to_storable(
     name: str,
     variable: xr.Variable,
     width: np.dtype[Any] | None,
     *,
     given: bool,
 ) -> xr.Variable:
-    variable = _named(name, partial(as_text, name, variable))
+    variable = _name_errors(name, partial(as_text, name, variable))
     if width is not None and width.itemsize:
         if variable.dtype.kind == width.kind and variable.dtype.itemsize < width.itemsize:
-            variable = mapped(variable, partial(np.asarray, dtype=width), width)
+            variable = map_values(variable, partial(np.asarray, dtype=width), width)
         elif given and variable.dtype != width:
             raise _not_held(name, width, f"text of type {variable.dtype}")
     left = {key for key, value in variable.encoding.items() if key != "_FillValue" or value is not None}
@@ -328,14 +328,14 @@ def attributes(attrs: Mapping[Any, Any], owner: str) -> dict[str, Any]:
 # Numbers.
 
 
-def fitted(name: str, variable: xr.Variable, *, exact: bool = False) -> xr.Variable:
+def fit(name: str, variable: xr.Variable, *, exact: bool = False) -> xr.Variable:
     """Scale, mask and convert numbers as the encoding asks, but refuse those that its type cannot hold.
 
     xarray's own coders would wrap them. Times get the resolution of the units that are asked for if that is finer. With
     `exact`, fractions are refused where whole numbers are stored.
     """
     if variable.dtype.kind in "mM":
-        return _resolved(name, variable)
+        return _resolve(name, variable)
     asked = variable.encoding.get("dtype")
     if asked is None or variable.dtype.kind not in "biufc" or np.dtype(asked).kind not in "biufc":
         return variable
@@ -344,21 +344,21 @@ def fitted(name: str, variable: xr.Variable, *, exact: bool = False) -> xr.Varia
     if (unsigned := variable.encoding.get("_Unsigned")) is not None:
         # Check them before xarray masks them and reads their bits as the other kind.
         meant = np.dtype(f"{'u' if str(unsigned).lower() == 'true' else 'i'}{dtype.itemsize}")
-        return mapped(variable, partial(_checked, name=name, dtype=meant, masked=True), variable.dtype)
+        return map_values(variable, partial(_check_range, name=name, dtype=meant, masked=True), variable.dtype)
     variable = CFMaskCoder().encode(variable, name=name)
     del variable.encoding["dtype"]
     if variable.dtype == dtype:
         return variable
-    return mapped(variable, partial(_converted, name=name, dtype=dtype, exact=exact), dtype)
+    return map_values(variable, partial(_convert, name=name, dtype=dtype, exact=exact), dtype)
 
 
-def _resolved(name: str, variable: xr.Variable) -> xr.Variable:
+def _resolve(name: str, variable: xr.Variable) -> xr.Variable:
     units = str(variable.encoding.get("units")).partition(" ")[0]
     if units not in _FINE_UNITS:
         return variable
     dtype = np.promote_types(variable.dtype, f"{variable.dtype.kind}8[{_FINE_UNITS[units]}]")
     # xarray divides by the unit in the resolution of the times: by zero, which makes NaT.
-    return mapped(variable, partial(_in_unit, name=name, dtype=dtype), dtype)
+    return map_values(variable, partial(_in_unit, name=name, dtype=dtype), dtype)
 
 
 def _in_unit(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -368,7 +368,7 @@ def _in_unit(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.N
     return result
 
 
-def mapped(variable: xr.Variable, function: Any, dtype: np.dtype[Any]) -> xr.Variable:
+def map_values(variable: xr.Variable, function: Any, dtype: np.dtype[Any]) -> xr.Variable:
     """Apply a function that keeps the shape and returns this type: now, or in each piece of a dask array."""
     data = variable.data
     if is_dask(variable):
@@ -378,7 +378,7 @@ def mapped(variable: xr.Variable, function: Any, dtype: np.dtype[Any]) -> xr.Var
     return xr.Variable(variable.dims, data, variable.attrs, variable.encoding)
 
 
-def _converted(
+def _convert(
     values: npt.NDArray[Any],
     name: str,
     dtype: np.dtype[Any],
@@ -389,7 +389,7 @@ def _converted(
         raise _not_held(name, dtype, "complex numbers")
     rounded = np.around(values) if whole and values.dtype.kind == "f" else values
     if whole:
-        _checked(rounded, name, dtype)
+        _check_range(rounded, name, dtype)
     try:
         with np.errstate(over="raise"):
             result = rounded.astype(dtype)
@@ -400,7 +400,7 @@ def _converted(
     return result
 
 
-def _checked(
+def _check_range(
     values: npt.NDArray[Any],
     name: str,
     dtype: np.dtype[Any],
@@ -435,13 +435,13 @@ def as_text(name: str, variable: xr.Variable, characters: int | None = None) -> 
     if variable.encoding.get("dtype") == "S1" and variable.dtype.kind in "SU":
         variable = EncodedStringCoder().encode(variable, name=name)
         if characters is not None and variable.dtype.itemsize < characters:
-            variable = mapped(variable, partial(np.asarray, dtype=f"S{characters}"), np.dtype(f"S{characters}"))
+            variable = map_values(variable, partial(np.asarray, dtype=f"S{characters}"), np.dtype(f"S{characters}"))
         cut: xr.Variable = CharacterArrayCoder().encode(variable, name=name)
         return cut
     variable.encoding.pop("dtype", None)
     if variable.dtype == "S1" and variable.ndim:
         # xarray takes bytes of width 1 for characters, and joins them along the last dimension.
-        return mapped(variable, partial(np.asarray, dtype="S2"), np.dtype("S2"))
+        return map_values(variable, partial(np.asarray, dtype="S2"), np.dtype("S2"))
     return variable
 
 
@@ -499,8 +499,8 @@ def as_stored(
         variable = as_text(name, variable)
     _check_kind(name, variable, array, attrs)
     plain = variable.copy(deep=False)
-    coded = _named(name, partial(_coded, name, variable, array, attrs, characters))
-    coded = _named(name, partial(as_text, name, coded, characters))
+    coded = _name_errors(name, partial(_code, name, variable, array, attrs, characters))
+    coded = _name_errors(name, partial(as_text, name, coded, characters))
     if coded.ndim != array.ndim:
         raise ValueError(f"variable {name!r} is stored as characters of text, which cannot hold {given}")
     for key in _CODED:
@@ -514,7 +514,7 @@ def as_stored(
             if key == "units" and is_time(plain):
                 raise OtherUnitsError(message, coded.attrs.get(key))
             raise ValueError(message)
-    return _fitting(name, _checked_codes(name, plain, coded), given, array)
+    return _fitting(name, _check_codes(name, plain, coded), given, array)
 
 
 def is_time(variable: xr.Variable) -> bool:
@@ -530,7 +530,7 @@ class OtherUnitsError(ValueError):
         self.units = units
 
 
-def _coded(
+def _code(
     name: str,
     variable: xr.Variable,
     array: NDArray,
@@ -554,7 +554,7 @@ def _coded(
     with warnings.catch_warnings():
         # xarray chooses finer units then, and the caller refuses those.
         warnings.filterwarnings("ignore", r"Time(delta)?s can't be serialized faithfully", UserWarning)
-        return conventions.encode_cf_variable(fitted(name, variable, exact=exact), name=name)
+        return conventions.encode_cf_variable(fit(name, variable, exact=exact), name=name)
 
 
 def _check_kind(name: str, variable: xr.Variable, array: NDArray, attrs: Mapping[str, Any]) -> None:

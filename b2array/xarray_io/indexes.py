@@ -14,13 +14,13 @@ from b2array.errors import warn
 from b2array.xarray_io.backend import attributes_of, dims_of
 from b2array.xarray_io.encoding import as_stored, is_time
 
-__all__ = ["CheckIndex", "Region", "check_indexes", "check_new_part", "detected", "place"]
+__all__ = ["CheckIndex", "Region", "check_indexes", "check_new_part", "detect", "place"]
 
 Region = Mapping[Hashable, slice]
 CheckIndex = Literal["error", "warn", "off"]
 
 
-def detected(
+def detect(
     region: Mapping[Hashable, slice | Literal["auto"]] | Literal["auto"],
     ds: xr.Dataset,
     labels: xr.Dataset,
@@ -41,7 +41,7 @@ def detected(
                 f"all keys in ``region`` are not in Dataset dimensions: the dataset has no dimension {dim!r}"
             )
         if isinstance(part, str) and part == "auto":
-            found[dim] = _detected(dim, labels, arrays)
+            found[dim] = _detect_slice(dim, labels, arrays)
         elif not isinstance(part, slice):
             raise TypeError(f"all values of ``region`` must be slice objects or 'auto', found {part!r} for {dim!r}")
         elif part.step not in (None, 1):
@@ -59,13 +59,13 @@ def detected(
     return found
 
 
-def _detected(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> slice:
+def _detect_slice(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> slice:
     if dim not in ds.variables:
         return slice(0, ds.sizes[dim])
     array = arrays.get(str(dim))
     if array is None:
         raise KeyError(f"there is no stored coordinate {dim!r} in which to find the region")
-    index = _stored_index(ds, dim, array)
+    index = _load_index(ds, dim, array)
     if not index.is_unique:
         raise ValueError(
             f"the stored coordinate {dim!r} must have different values to find a region in, found repeated ones"
@@ -135,7 +135,7 @@ def check_indexes(
         if not np.array_equal(stored, new.astype(stored.dtype), equal_nan=not exact):
             raise ValueError(
                 f"the index {dim!r} of the dataset differs from the stored one, so that values would get other labels:"
-                f" expected {_brief(_stored_index(ds, dim, array)[part])}, found {_brief(ds.indexes[dim])}; select or"
+                f" expected {_brief(_load_index(ds, dim, array)[part])}, found {_brief(ds.indexes[dim])}; select or"
                 f" sort with reindex() or sel(), or leave the stored index alone with drop_vars({dim!r})"
             )
 
@@ -150,7 +150,7 @@ def check_new_part(
     array = arrays.get(str(dim))
     if check == "off" or dim not in ds.indexes or array is None or dims_of(str(dim), array) != (dim,):
         return
-    stored, new = _stored_index(ds, dim, array), ds.indexes[dim]
+    stored, new = _load_index(ds, dim, array), ds.indexes[dim]
     repeated = new[new.isin(stored) | new.duplicated()].dropna()
     if len(repeated):
         problem = f"has {_brief(repeated)} already"
@@ -173,7 +173,7 @@ def _overlap(stored: Any, new: Any) -> bool:
         return False
 
 
-def _stored_index(ds: xr.Dataset, dim: Hashable, array: NDArray) -> Any:
+def _load_index(ds: xr.Dataset, dim: Hashable, array: NDArray) -> Any:
     """Return a stored index, decoded unless the dataset's is the raw one, as with ``decode_times=False``."""
     stored = xr.Variable(dims_of(str(dim), array), array[...], attributes_of(array.attrs))
     new = ds.variables[dim]

@@ -97,7 +97,7 @@ def _read_with_others(question: _Question) -> Any:
         return _read_alone(question)
     # Members of a group that is far away are opened only now, and each waits for its own requests.
     every = [question, *(asked for _, asked in others)]
-    arrays = list(threads.ahead(_opened, every, min(len(every), _OPENED_AT_ONCE)))
+    arrays = list(threads.ahead(_open, every, min(len(every), _OPENED_AT_ONCE)))
     answers = read_many(
         (array, asked.key.tuple)
         for array, asked in zip(arrays, every, strict=True)
@@ -114,7 +114,7 @@ def _read_with_others(question: _Question) -> Any:
     return np.asarray(found)
 
 
-def _opened(question: _Question) -> NDArray:
+def _open(question: _Question) -> NDArray:
     return question.lazy.handle
 
 

@@ -12,16 +12,16 @@ from xarray import conventions
 
 from b2array.array.array import NDArray
 from b2array.xarray_io.backend import attributes_of, dims_of
-from b2array.xarray_io.encoding import encoded, is_same, is_time
+from b2array.xarray_io.encoding import encode, is_same, is_time
 
-__all__ = ["UNITS", "bounded_by", "decoded", "in_units", "is_unknown", "with_stored_units"]
+__all__ = ["UNITS", "decode", "find_bounds", "in_units", "is_unknown", "with_stored_units"]
 
 UNITS = ("units", "calendar")
 _BOUNDS = ("bounds", "climatology")
 """Attributes of a coordinate that name the variable with its bounds."""
 
 
-def bounded_by(arrays: Mapping[str, NDArray]) -> dict[str, tuple[str, dict[str, Any]]]:
+def find_bounds(arrays: Mapping[str, NDArray]) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return for each array of bounds the name of its coordinate, with the units and the calendar of that."""
     found = {}
     for name, array in arrays.items():
@@ -40,7 +40,7 @@ def with_stored_units(variables: Mapping[str, xr.Variable], arrays: Mapping[str,
     xarray decodes bounds with their coordinate, but leaves these as numbers.
     """
     result = dict(variables)
-    for bounds, (name, stored) in bounded_by(arrays).items():
+    for bounds, (name, stored) in find_bounds(arrays).items():
         if name not in variables or bounds not in variables:
             continue
         own = {key: variables[name].encoding[key] for key in UNITS if key in variables[name].encoding}
@@ -52,7 +52,7 @@ def with_stored_units(variables: Mapping[str, xr.Variable], arrays: Mapping[str,
     return result
 
 
-def decoded(
+def decode(
     name: str,
     array: NDArray,
     bounded: Mapping[str, Any] = MappingProxyType({}),
@@ -75,7 +75,7 @@ def in_units(name: str, times: xr.Variable, asked: Mapping[Hashable, Any]) -> xr
     with warnings.catch_warnings():
         # xarray chooses finer units then, which are refused below.
         warnings.filterwarnings("ignore", r"Time(delta)?s can't be serialized faithfully", UserWarning)
-        coded = encoded({name: plain}, {name: asked})[name]
+        coded = encode({name: plain}, {name: asked})[name]
     back = conventions.decode_cf_variable(name, coded.copy(deep=False), decode_timedelta=True)
     if not is_same(coded.attrs.get("units"), units) or not back.equals(plain):
         raise ValueError(

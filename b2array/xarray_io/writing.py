@@ -29,7 +29,7 @@ from b2array.store.open import address_of
 from b2array.xarray_io.backend import Url
 from b2array.xarray_io.changing import change, group_at
 from b2array.xarray_io.creating import create
-from b2array.xarray_io.encoding import attributes, encoded, is_dask, marked
+from b2array.xarray_io.encoding import attributes, encode, is_dask, mark
 from b2array.xarray_io.indexes import CheckIndex
 from b2array.xarray_io.tasks import Mode, Node, Part, Task
 
@@ -173,7 +173,7 @@ def to_b2array(
             "b2array.asarray(values, url=...) stores other arrays"
         )
     url, storage_options = address_of(url, storage_options, fs)
-    task = Task(_checked_mode(mode, append_dim, region), append_dim, region, check_index, compute, options)
+    task = Task(_check_mode(mode, append_dim, region), append_dim, region, check_index, compute, options)
     _check_choices(task, snapshot, is_archive=is_place(os.fspath(url), storage_options or {}))
     nodes = _nodes(ds, encoding or {}, inherit=write_inherited_coords)
     is_tree = isinstance(ds, xr.DataTree)
@@ -182,7 +182,7 @@ def to_b2array(
     new = []
     if task.mode in ("w", "x"):
         # Check this before anything is touched.
-        new = [_encoded(node, task) for node in nodes]
+        new = [_encode(node, task) for node in nodes]
     name = (group or "").strip("/")
     for is_last in _tries(nodes, task):
         try:
@@ -196,7 +196,7 @@ def to_b2array(
                 else:
                     parts += change(target, nodes, task, is_tree=is_tree)
                 if compute and parts:
-                    dask.join([(part.array, part.values, part.region) for part in _aligned(parts)], progress, scheduler)
+                    dask.join([(part.array, part.values, part.region) for part in _align(parts)], progress, scheduler)
         except ConflictError:
             if is_last:
                 raise
@@ -239,7 +239,7 @@ def _check_choices(task: Task, snapshot: str | None, *, is_archive: bool) -> Non
         raise ValueError("a .b2z file keeps no snapshots: write to a directory, such as name.b2d")
 
 
-def _checked_mode(mode: Mode | None, append_dim: Hashable | None, region: object) -> Mode:
+def _check_mode(mode: Mode | None, append_dim: Hashable | None, region: object) -> Mode:
     if mode is None:
         mode = "a" if append_dim is not None else "r+" if region is not None else "w-"
     if mode not in ("w", "w-", "x", "a", "a-", "r+"):
@@ -281,9 +281,9 @@ def _nodes(
     return [Node("", ds, encoding, ds)]
 
 
-def _encoded(node: Node, task: Task) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
-    variables, attrs = marked(node.ds)
-    return encoded(variables, node.encoding, task.options), attributes(attrs, "the dataset")
+def _encode(node: Node, task: Task) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
+    variables, attrs = mark(node.ds)
+    return encode(variables, node.encoding, task.options), attributes(attrs, "the dataset")
 
 
 # Where it goes.
@@ -299,7 +299,7 @@ def _transaction(
     """Open a group in a transaction, with its old contents even if they are to be replaced: the commit does that."""
     home, made = _home(url, "a" if name and mode in ("w", "x") else mode, storage_options)
     try:
-        inner = _found(home, name, mode) if name else home
+        inner = _find_group(home, name, mode) if name else home
         with (home if inner is None else inner).transaction(replace=mode == "w" and inner is not None) as changes:
             yield changes.create_group(name) if inner is None else changes
     except BaseException:
@@ -313,7 +313,7 @@ def _transaction(
         home.close()
 
 
-def _found(home: Group, name: str, mode: Mode) -> Group | None:
+def _find_group(home: Group, name: str, mode: Mode) -> Group | None:
     """Return the group of that name, or None if it is to be made."""
     inner = home.get(name)
     if inner is not None and not isinstance(inner, Group):
@@ -367,7 +367,7 @@ def _later(
     while (outer := home.parent) is not None:  # it was a part of this one
         home = outer
     writes, names = [], []
-    for part in _aligned(parts):
+    for part in _align(parts):
         handle = home[part.path]._handle
         writes.append(
             Write(part.values, origin_of(handle.new_draft(), lasts=True), NDArray(handle)._layout, part.region)
@@ -387,7 +387,7 @@ def _commit(
     with home.transaction() as changes:
         if snapshot is not None:
             changes.snapshot(snapshot)
-        for name, origin, of_array in zip(names, origins, dask.gathered(put), strict=True):
+        for name, origin, of_array in zip(names, origins, dask.gather_changes(put), strict=True):
             draft = changes[name]._handle.draft
             if draft is None:
                 raise ConflictError(f"{url}: expected a transaction under way, found that it has ended")
@@ -397,7 +397,7 @@ def _commit(
         origin.tidy()
 
 
-def _aligned(parts: Iterable[Part]) -> list[Part]:
+def _align(parts: Iterable[Part]) -> list[Part]:
     """Rechunk arrays that do not consist of whole stored chunks, and warn once about all of them."""
     from dask.array.core import PerformanceWarning
 
@@ -405,7 +405,7 @@ def _aligned(parts: Iterable[Part]) -> list[Part]:
     for part in parts:
         dask.check_source(part.values)
         starts = [along.start for along in part.region]
-        cut = dask_chunks.aligned(part.values.chunks, part.array.chunks, starts)
+        cut = dask_chunks.align(part.values.chunks, part.array.chunks, starts)
         if cut != part.values.chunks:
             moved.append(part.path)
             nbytes += part.values.nbytes

@@ -82,7 +82,7 @@ def test_pieces_are_enough_for_many_cores_and_large_enough_for_tasks(shape: tupl
     assert 12 <= x.npartitions <= 512
     largest = math.prod(x.chunksize) * 4
     assert 2 * 2**20 <= largest <= 128 * 2**20
-    assert dask_chunks.aligned(x.chunks, a.chunks, [0] * a.ndim) == x.chunks
+    assert dask_chunks.align(x.chunks, a.chunks, [0] * a.ndim) == x.chunks
 
 
 def test_small_arrays_are_one_piece() -> None:
@@ -346,7 +346,7 @@ def test_chosen_chunks_divide_all_pieces(axes: list[tuple[int, int, int]], items
     cut = tuple((length,) * count + (min(last, length),) for count, length, last in axes)
     chunks = dask_chunks.dividing(cut, itemsize)
     if chunks is not None:
-        assert dask_chunks.aligned(cut, chunks, [0] * len(cut)) == cut
+        assert dask_chunks.align(cut, chunks, [0] * len(cut)) == cut
         assert math.prod(chunks) * itemsize <= 2**26
 
 

@@ -251,10 +251,10 @@ def test_groups_are_cut_where_the_cache_ends(monkeypatch):
 def test_delta_asks_for_the_first_block():
     buf = encoder.encode(SAMPLE, typesize=4, blocksize=1000, cparams=CParams(filters=("delta",)))
     head = chunk.unpack_head(buf)
-    assert list(chunk.needed_blocks(head, [3, 5])) == [0, 3, 5]
-    assert list(chunk.needed_blocks(head, [0, 5])) == [0, 5]
+    assert list(chunk.blocks_to_decode(head, [3, 5])) == [0, 3, 5]
+    assert list(chunk.blocks_to_decode(head, [0, 5])) == [0, 5]
     plain = chunk.unpack_head(encoder.encode(SAMPLE, typesize=4, blocksize=1000))
-    assert list(chunk.needed_blocks(plain, [3, 5])) == [3, 5]
+    assert list(chunk.blocks_to_decode(plain, [3, 5])) == [3, 5]
 
 
 def test_a_writable_region_is_left_as_it_was():

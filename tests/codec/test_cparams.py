@@ -14,7 +14,7 @@ from chunks import CODECS, STOCK_SPLITMODES
 
 import b2array
 from b2array import codecs, filters
-from b2array.codec.cparams import CParams, given_or_default
+from b2array.codec.cparams import CParams, resolve_cparams
 from b2array.codec.header import ChunkHeader, CodecId
 
 
@@ -23,7 +23,7 @@ def test_each_parameter_has_one_default() -> None:
     assert (params.codec_id, params.clevel, params.filters) == (CodecId.ZSTD, 2, "auto")
     assert (params.filter_slots, params.meta_slots) == ((0, 0, 0, 0, 0, 1), (0,) * 6)
     assert not params.use_dict
-    assert CParams("zstd") == CParams(CodecId.ZSTD) == given_or_default(None) == given_or_default("zstd") == params
+    assert CParams("zstd") == CParams(CodecId.ZSTD) == resolve_cparams(None) == resolve_cparams("zstd") == params
     assert b2array.zeros(3).cparams == params
     assert CParams(absolute_error=0.1) == replace(params, absolute_error=0.1)
     assert CParams(absolute_error=0.1).without_bounds() == params
@@ -39,7 +39,7 @@ def test_other_codecs_work_at_the_level_of_stock(codec: str) -> None:
 
 def test_one_filter_may_be_given_by_its_name() -> None:
     assert CParams(filters="bitshuffle") == CParams(filters=("bitshuffle",))
-    assert given_or_default({"filters": "shuffle"}).filters == ("shuffle",)
+    assert resolve_cparams({"filters": "shuffle"}).filters == ("shuffle",)
     with pytest.raises(ValueError, match="sort"):
         CParams(filters="sort")
 

@@ -160,13 +160,13 @@ def test_constant_data_become_special_chunks(itemsize: int) -> None:
 )
 def test_special_chunks_become_chunks_that_can_be_stored(special: Special, item: bytes) -> None:
     buf = encode.special_chunk(special, 800_000, typesize=8)
-    stored = encode.stored_special(buf)
+    stored = encode.make_storable(buf)
     assert header_of(stored).special == (Special.VALUE if special == Special.NAN else Special.NONE)
     assert len(stored) < 100
     assert decode.decode(stored).tobytes() == item * 100_000 == blosc2.decompress2(stored)
-    assert encode.stored_special(stored) == stored
+    assert encode.make_storable(stored) == stored
     plain = encode.encode(sine(100).tobytes(), typesize=8)
-    assert encode.stored_special(plain) is plain
+    assert encode.make_storable(plain) is plain
 
 
 # Limits

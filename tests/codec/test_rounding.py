@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from b2array.codec.cparams import CParams
-from b2array.codec.rounding import check_dtype, kept_bits, rounded
+from b2array.codec.rounding import check_dtype, count_kept_bits, round_items
 
 FLOATS = ("<f2", "<f4", "<f8", ">f4", ">f8")
 COMPLEX = ("<c8", "<c16", ">c8")
@@ -41,7 +41,7 @@ def exact(value: Any) -> Fraction:
 
 @given(floats(), BOUNDS)
 def test_absolute_error_holds_for_every_item(items: np.ndarray[Any, Any], bound: float) -> None:
-    found = rounded(items, CParams(absolute_error=bound))
+    found = round_items(items, CParams(absolute_error=bound))
     for old, new in zip(items, found, strict=True):
         if np.isfinite(old):
             assert abs(exact(new) - exact(old)) <= Fraction(bound)
@@ -52,7 +52,7 @@ def test_absolute_error_holds_for_every_item(items: np.ndarray[Any, Any], bound:
 
 @given(floats(), st.floats(1e-18, 10))
 def test_relative_error_holds_for_every_item(items: np.ndarray[Any, Any], bound: float) -> None:
-    found = rounded(items, CParams(relative_error=bound))
+    found = round_items(items, CParams(relative_error=bound))
     for old, new in zip(items, found, strict=True):
         if np.isfinite(old):
             assert abs(exact(new) - exact(old)) <= Fraction(bound) * abs(exact(old))
@@ -62,8 +62,8 @@ def test_relative_error_holds_for_every_item(items: np.ndarray[Any, Any], bound:
 
 @given(floats(COMPLEX), st.floats(1e-30, 1e30), st.floats(1e-6, 1))
 def test_errors_hold_for_complex_numbers(items: np.ndarray[Any, Any], absolute: float, relative: float) -> None:
-    by_absolute = rounded(items, CParams(absolute_error=absolute))
-    by_relative = rounded(items, CParams(relative_error=relative))
+    by_absolute = round_items(items, CParams(absolute_error=absolute))
+    by_relative = round_items(items, CParams(relative_error=relative))
     for old, a, r in zip(items, by_absolute, by_relative, strict=True):
         if not np.isfinite(old):
             continue
@@ -78,13 +78,13 @@ def test_errors_hold_for_complex_numbers(items: np.ndarray[Any, Any], absolute: 
 def test_rounding_again_changes_nothing(items: np.ndarray[Any, Any], name: str, data: st.DataObject) -> None:
     amount = data.draw(st.integers(1, 10) if name == "keepbits" else BOUNDS)
     cparams = CParams(**{name: amount})
-    once = rounded(items, cparams)
-    assert rounded(once, cparams).tobytes() == once.tobytes()
+    once = round_items(items, cparams)
+    assert round_items(once, cparams).tobytes() == once.tobytes()
 
 
 @given(floats(), st.integers(1, 9))
 def test_keepbits_rounds_to_nearest_and_to_even(items: np.ndarray[Any, Any], keepbits: int) -> None:
-    found = rounded(items, CParams(keepbits=keepbits))
+    found = round_items(items, CParams(keepbits=keepbits))
     drop = np.finfo(items.dtype).nmant - keepbits
     for old, new in zip(items, found, strict=True):
         native = old.astype(old.dtype.newbyteorder("="))
@@ -98,7 +98,7 @@ def test_keepbits_rounds_to_nearest_and_to_even(items: np.ndarray[Any, Any], kee
 @given(floats(("<f4", "<f8")))
 def test_kept_bits_are_enough_for_every_item(items: np.ndarray[Any, Any]) -> None:
     mantissa = np.finfo(items.dtype).nmant
-    kept = kept_bits(items)
+    kept = count_kept_bits(items)
     assert 0 <= kept <= mantissa
     if kept:
         dropped = mantissa - kept
@@ -108,7 +108,7 @@ def test_kept_bits_are_enough_for_every_item(items: np.ndarray[Any, Any]) -> Non
 
 def test_items_that_equal_the_fill_value_stay() -> None:
     items = np.array([-999.9, 1.2345, np.nan], "f4")
-    found = rounded(items, CParams(absolute_error=0.1), fill=np.float32(-999.9).tobytes())
+    found = round_items(items, CParams(absolute_error=0.1), fill=np.float32(-999.9).tobytes())
     assert found[0] == np.float32(-999.9)
     assert found[1] != items[1]
 
@@ -116,7 +116,7 @@ def test_items_that_equal_the_fill_value_stay() -> None:
 def test_nan_keeps_its_payload_and_infinities_stay() -> None:
     items = np.array([0x7FF00000000007A2, 0xFFF8000000000001, 0x7FF0000000000000], "u8").view("f8")
     for cparams in (CParams(absolute_error=1), CParams(relative_error=0.1), CParams(keepbits=1)):
-        assert rounded(items, cparams).tobytes() == items.tobytes()
+        assert round_items(items, cparams).tobytes() == items.tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["i4", "u1", "?", "S3", "U3", "M8[s]", "V4", [("x", "f4")], "g"])

@@ -113,7 +113,7 @@ def test_of_two_writers_the_list_of_commits_is_that_of_the_later_state() -> None
     base = Annotations(commit=b"commit 1", recent=b"commit 1")
     ours = replace(base, group_commit=GroupCommit("group", 2, "path"))
     theirs = replace(base, commit=b"commit 2").with_commit_listed()
-    merged = notes.merged(base, ours, theirs)
+    merged = notes.merge(base, ours, theirs)
     assert merged == replace(theirs, group_commit=GroupCommit("group", 2, "path"))
     assert merged.lists(theirs)
     assert merged.lists(base)

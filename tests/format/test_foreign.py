@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from b2array.errors import FormatError
-from b2array.format.foreign import described
+from b2array.format.foreign import describe
 from b2array.format.header import unpack_header
 
 
@@ -21,7 +21,7 @@ from b2array.format.header import unpack_header
     ],
 )
 def test_files_of_other_kinds_are_named(content: bytes, name: str) -> None:
-    assert described(content) == name
+    assert describe(content) == name
     with pytest.raises(FormatError) as caught:
         unpack_header(content)
     assert str(caught.value) == f"expected a Blosc2 frame, found {name}"

@@ -16,7 +16,7 @@ from b2array import config
 from b2array.errors import FormatError
 from b2array.format import frame, index
 from b2array.format.header import FrameType
-from b2array.format.kept import DIGEST_NBYTES, Kept, pack_state, sealed, unpack_state
+from b2array.format.kept import DIGEST_NBYTES, Kept, pack_state, seal, unpack_state
 from b2array.format.state import State
 from b2array.frame import snapshot
 from b2array.store.memory import MemoryStore
@@ -69,7 +69,7 @@ def test_an_index_that_does_not_fit_its_header_is_refused(monkeypatch):
     content = msgpack.unpackb(packed[:-DIGEST_NBYTES])
 
     def read(**changes):
-        changed = sealed(msgpack.packb(content | changes))
+        changed = seal(msgpack.packb(content | changes))
         return unpack_state(changed, Kept("x", 0.0, generation=bytes(16), digest=changed[-DIGEST_NBYTES:]))
 
     assert read().frame.nchunks == 2

@@ -70,12 +70,12 @@ def test_notes_that_cannot_be_understood_are_none(raw):
     [(400, 100, 3, 4), (400, 150, 3, 3), (400, 400, 3, 1), (400, 0, 3, 0), (0, 100, 0, 0), (4 * 2**20, 4, 5, 0)],
 )
 def test_blocks_are_counted_where_their_sizes_can_be_noted(chunksize, blocksize, nchunks, count):
-    assert state.sized_blocks(plain(nchunks, chunksize, blocksize)) == count
+    assert state.count_sized_blocks(plain(nchunks, chunksize, blocksize)) == count
 
 
 def test_sizes_count_only_while_b2array_speaks_for_the_frame():
     sizes = np.arange(1, 16, dtype=np.uint32).reshape(3, 5)
-    described = noted(plain(), sizes=notes.packed_sizes(sizes))
+    described = noted(plain(), sizes=notes.pack_fitting_sizes(sizes))
     assert state.parse(packed(described)).sizes.tolist() == sizes.tolist()
     assert not state.parse(described).sizes.any()
 
@@ -95,13 +95,13 @@ def test_sizes_of_another_number_of_chunks_are_not_used():
 
 
 def test_no_sizes_take_no_room():
-    assert notes.packed_sizes(np.zeros((9, 3), np.uint32)) is None
+    assert notes.pack_fitting_sizes(np.zeros((9, 3), np.uint32)) is None
 
 
 def test_of_sizes_that_take_too_much_room_those_of_chunks_are_kept():
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 2**32, (2**14, 2**5), dtype=np.uint32)
-    raw = notes.packed_sizes(sizes)
+    raw = notes.pack_fitting_sizes(sizes)
     assert notes.unpack_sizes(raw, len(sizes), 31) is None
     assert notes.unpack_sizes(raw, len(sizes), 0)[:, 0].tolist() == sizes[:, 0].tolist()
 
@@ -169,15 +169,15 @@ def test_notes_replace_those_that_were_there():
 
 def test_what_two_writers_noted_is_merged():
     base = Annotations(fill=b"0000", lost=(1, 2), next=5)
-    merged = notes.merged(base, replace(base, lost=(2,)), replace(base, dims=("x",), next=9))
+    merged = notes.merge(base, replace(base, lost=(2,)), replace(base, dims=("x",), next=9))
     assert merged == Annotations(fill=b"0000", lost=(2,), dims=("x",), next=9)
-    assert notes.merged(base, replace(base, fill=b"1111"), replace(base, fill=b"2222")).fill == b"1111"
+    assert notes.merge(base, replace(base, fill=b"1111"), replace(base, fill=b"2222")).fill == b"1111"
 
 
 @pytest.mark.parametrize("limit", [0, 2**20])
 def test_a_frame_without_its_index_gets_it_back(limit):
     sizes = np.arange(1, 16, dtype=np.uint32).reshape(3, 5)
-    before = state.parse(packed(noted(plain(), next=3, sizes=notes.packed_sizes(sizes))))
+    before = state.parse(packed(noted(plain(), next=3, sizes=notes.pack_fitting_sizes(sizes))))
     thin, index_chunk = before.without_index(limit)
     assert thin.nchunks == 0
     found = state.with_index(thin, index_chunk)

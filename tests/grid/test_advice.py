@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from b2array.grid.advice import advice, decoded_nbytes
+from b2array.grid.advice import advice, count_decoded_nbytes
 from b2array.grid.chunking import automatic
 from b2array.grid.layout import Layout
 
@@ -35,7 +35,7 @@ def test_the_blocks_that_slices_touch_are_counted(parts: list[tuple[int, int, in
     items = itertools.product(*(range(n)[part] for n, part in zip(shape, positions, strict=True)))
     touched = {tuple((i // c, i % c // b) for i, c, b in zip(item, chunks, blocks, strict=True)) for item in items}
     # A step may pass over the last short block of a chunk.
-    counted = decoded_nbytes(layout, positions) // layout.block_nbytes
+    counted = count_decoded_nbytes(layout, positions) // layout.block_nbytes
     assert len(touched) <= counted
     if all(part.step == 1 for part in positions):
         assert counted == len(touched)

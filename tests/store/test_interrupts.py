@@ -151,7 +151,7 @@ class FakeCache(CachingStore):
         super().__init__("simplecache::memory://x", {})
         self.log = log
 
-    def _copied(self, spans):
+    def _read_copy(self, spans):
         with self.log:
             time.sleep(self.log.delay)
         return [(span.name.encode(), None) for span in spans]
