@@ -349,6 +349,9 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
         )
         for edge in (4, 8)
     },
+    "planes of JPEG 2000": (
+        [image()], lambda data: codecs.decode(36, data, 40 * 50 * 4, typesize=4, blockshape=(1, 50, 40)),
+    ),
     "frame in HDF5": (
         frames_of_hdf5(), lambda data: hdf5_chunks.unpack(data, 0, (Stage(32026, ()),), VALUES.nbytes)
     ),

@@ -1,9 +1,14 @@
 """JPEG 2000: blocks that are images, read through the package imagecodecs.
 
 A block is one stream, in a file of the format JP2 or without one. Its samples are the block's items in C order: the
-last dimension may hold the components of each pixel.
+last dimension may hold the components of each pixel. The oldest codec has 4 bytes an item, and one plane after another
+instead.
 
-Sources: ISO/IEC 15444-1, Annex A (marker segment SIZ), and the files that the plugins blosc2_j2k and blosc2_htj2k make.
+Values of lossless images are exact. With errors, they are the values of OpenJPEG, which Grok shares. OpenHTJ2K finds
+others, because its arithmetic is less precise and overflows at times.
+
+Sources: ISO/IEC 15444-1, Annex A (marker segment SIZ), and the files that the plugins blosc2_j2k, blosc2_htj2k,
+blosc2_grok and blosc2_openhtj2k make.
 """
 
 from __future__ import annotations
@@ -24,23 +29,32 @@ __all__ = ["Jpeg2000"]
 
 _START = bytes.fromhex("ff4f ff51")
 """The markers SOC and SIZ, with which every codestream begins."""
+_PLANE = np.dtype("<u4")
+"""The type of items in planes."""
 _SIZ = struct.Struct(">4xHH8IH")
 """The markers, the segment's length, capabilities, four pairs of sizes, and the number of components."""
 
 
 class Jpeg2000(Codec):  # type: ignore[misc]  # numcodecs has no type hints
-    """The codec of one block. The parameter byte is for encoders only."""
+    """The codec of one block, which may have `planes`: all items of one component after the other, of 4 bytes each.
+
+    The parameter byte is for encoders only.
+    """
 
     def __init__(
         self,
         meta: int,  # noqa: ARG002
         typesize: int,
         blockshape: tuple[int, ...] | None,
+        *,
+        planes: bool = False,
     ) -> None:
         if blockshape is None:
             raise UnsupportedError("JPEG 2000 needs the shape of a block, and the chunk is not in an array")
+        if planes and typesize != _PLANE.itemsize:
+            raise FormatError(f"expected items of {_PLANE.itemsize} bytes for planes of JPEG 2000, found {typesize}")
         self._nbytes = math.prod(blockshape) * typesize
-        self._typesize = typesize
+        self._typesize, self._planes = typesize, planes
 
     def encode(self, buf: Buffer) -> Buffer:
         """Refuse to encode."""
@@ -60,7 +74,10 @@ class Jpeg2000(Codec):  # type: ignore[misc]  # numcodecs has no type hints
                 f"expected an image of {self._nbytes // self._typesize} samples, found {width - left} x {height - top} "
                 f"with {ncomponents} components"
             )
-        return _decode_image(data[start:]).tobytes()
+        image = _decode_image(data[start:])
+        if self._planes:
+            image = np.moveaxis(image.reshape(*image.shape[:2], -1), -1, 0).astype(_PLANE)
+        return image.tobytes()
 
 
 def _decode_image(stream: bytes) -> npt.NDArray[Any]:

@@ -33,6 +33,8 @@ class Plugin(NamedTuple):
 PLUGINS: dict[int, Plugin] = {
     32: Plugin("ndlz", ndlz.Ndlz, ndlz.MAX_RATIO, writable=False),
     **{mode: Plugin(mode.name.lower(), partial(zfp.Zfp, mode), zfp.MAX_RATIO) for mode in zfp.Mode},
+    36: Plugin("openhtj2k", partial(jpeg2000.Jpeg2000, planes=True), None, writable=False),
+    37: Plugin("grok", jpeg2000.Jpeg2000, None, writable=False),
     39: Plugin("j2k", jpeg2000.Jpeg2000, None, writable=False),
     40: Plugin("htj2k", jpeg2000.Jpeg2000, None, writable=False),
 }
