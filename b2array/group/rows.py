@@ -11,8 +11,9 @@ another one had. `b2array.vacuum` removes what it has put.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -27,16 +28,17 @@ from b2array.commit.prepare import copied
 from b2array.errors import ConflictError
 from b2array.format.annotations import GroupCommit
 from b2array.format.header import FrameType
-from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, object_name
+from b2array.format.kept import Kept, Ledger
 from b2array.format.state import State as FrameState
 from b2array.frame.manifest import ARRAY, OTHER, Manifest, Row, is_embedded
-from b2array.frame.snapshot import Snapshot, unknown_name
+from b2array.frame.snapshot import Snapshot
 from b2array.group.directory import NewFrame, copy_of
 from b2array.group.fork import Changes
 from b2array.group.kept import Moment, moment
 from b2array.group.listed import ListedGroup, name_of
-from b2array.group.listing import State, group_ledger, pack_members
+from b2array.group.listing import State, group_ledger
 from b2array.group.members import Members, check_new
+from b2array.group.snapshot_changes import SnapshotChanges
 from b2array.store.base import create_under_own_name
 
 __all__ = ["RowTransaction"]
@@ -68,10 +70,7 @@ class RowTransaction(Changes):
         self._removed: dict[str, Row | None] = {}  # rows from before the transaction, by name
         self._read: dict[str, str] = {}  # revisions of members that were read or copied, by name
         self._unadopted: dict[str, Snapshot] = {}  # the states of those that have no revision yet
-        self._keeps: dict[str, Kept] = {}  # snapshots of the group to make, by name
-        self._drops: set[str] = set()  # and those to drop
-        self._dropped: list[Kept] = []  # with what the caller knew of them
-        self._copies: list[tuple[Kept, dict[str, State]]] = []  # snapshots of another group, with their members
+        self._snapshots = SnapshotChanges(self.url)
         self._earlier: dict[str, list[Keep]] = {}  # states of new members that these name, by path
         self._used: dict[str, int] = {}  # numbers that chunks of members got which are not listed, by path
         self._ended = False
@@ -230,28 +229,19 @@ class RowTransaction(Changes):
         """Let the commit keep the state that it makes of all members, under a name."""
         self._require_open()
         self._view.require_ledger()
-        name, known = entry.name, group_ledger(self.url, self._view.manifest).find(entry.name)
-        if name in self._keeps:
-            raise FileExistsError(f"{self.url}: the transaction makes a snapshot {name!r} already")
-        if known is not None and name not in self._drops:
-            if not replace:
-                raise FileExistsError(f"{self.url} has a snapshot {name!r}; replace=True replaces it")
-            self._drops.add(name)
-        self._keeps[name] = entry
+        self._snapshots.make(entry, self._ledger(), replace=replace)
 
     def drop_snapshots(self, names: Collection[str]) -> None:
         """Let the commit forget snapshots of the group; KeyError if there is none of a name."""
         self._require_open()
-        there = {entry.name: entry for entry in self.snapshots() if entry.name not in self._drops}
-        for name in names:
-            if name not in there:
-                raise unknown_name(self.url, name, [*there])
-        self._drops.update(names)
-        self._dropped += [there[name] for name in names]
+        self._snapshots.drop(names, self._ledger())
 
     def snapshots(self) -> tuple[Kept, ...]:
         """Return the snapshots that the group had when the transaction began, the oldest first."""
-        return group_ledger(self.url, self._view.manifest).entries
+        return self._ledger().entries
+
+    def _ledger(self) -> Ledger:
+        return group_ledger(self.url, self._view.manifest)
 
     def moment(self, name: str) -> Moment:
         """Return the group as it was at a snapshot."""
@@ -301,7 +291,6 @@ class RowTransaction(Changes):
         """
         self._require_open()
         self._view.require_ledger()
-        known = group_ledger(self.url, self._view.manifest).names
         there = dict[tuple[str, bytes], State]()
         for path, keeps in self._earlier.items():
             for keep in keeps:
@@ -316,8 +305,7 @@ class RowTransaction(Changes):
                 if at not in there:
                     there[at] = self._copied_state(path, then.held(state.path))
                 states[name] = there[at]
-            self._copies.append((then.entry, states))
-        self._drops.update(then.name for then in moments if then.name in known)
+            self._snapshots.copy(then.entry, states, self._ledger())
 
     def _copied_state(self, path: str, held: Snapshot) -> State:
         """Copy a state of a member that the group does not list."""
@@ -349,7 +337,7 @@ class RowTransaction(Changes):
         try:
             self._adopt_for_snapshots()
             drafts = {path: draft for path, draft in sorted(self._drafts.items()) if draft.changed}
-            if drafts or self._removed or self._keeps or self._drops or self._copies:
+            if drafts or self._removed or self._snapshots:
                 self._commit(drafts)
         except BaseException:
             if not self._ended:
@@ -397,7 +385,7 @@ class RowTransaction(Changes):
             if name not in written and (row is None or row.revision != revision):
                 path = self._view.members().get(name, name)
                 raise ConflictError(f"{self.url}/{path} was changed by another writer after the transaction read it")
-        if self._marked and self._keeps:
+        if self._marked and self._snapshots.new:
             self._require_same_members(rows)
         new = set(self._new.values())
         if clash := sorted(new & (rows.keys() - self._removed.keys())):
@@ -420,7 +408,7 @@ class RowTransaction(Changes):
 
     def _adopt_for_snapshots(self) -> None:
         """Change members whose state has no revision yet: a snapshot names revisions."""
-        if not self._keeps:
+        if not self._snapshots.new:
             return
         for name, row in self._view.rows.items():
             if not row.revision and name not in self._removed and not is_embedded(row.path):
@@ -432,36 +420,17 @@ class RowTransaction(Changes):
 
     def _with_snapshots(self, after: Manifest) -> Manifest:
         """Return the manifest with the ledger of snapshots that the commit leaves."""
-        if not (self._keeps or self._drops or self._copies):
+        changes = self._snapshots
+        if not changes:
             return after
         used = {path: number for path, number in self._used.items() if path not in (after.members or {}).values()}
         after = replace(after, gone={**after.gone, **used})
         now = group_ledger(self.url, after)
-        if newer := [entry.name for entry in self._dropped if now.find(entry.name) not in (None, entry)]:
-            raise ConflictError(f"{self.url}: another writer has replaced the snapshot {newer[0]!r}")
-        entries = [*now.without(tuple(self._drops)).entries]
-        new = [*self._keeps, *(entry.name for entry, _ in self._copies)]
-        if clash := [entry.name for entry in entries if entry.name in new]:
-            raise ConflictError(f"{self.url}: another writer has made a snapshot {clash[0]!r} as well")
-        states = {
-            name: State(row.path, bytes.fromhex(row.revision), row.sparse) for name, row in (after.rows or {}).items()
-        }
-        lists = [*self._copies, *((entry, states) for entry in self._keeps.values())]
-        for entry, listed in lists:
-            entries.append(self._listed(entry, listed, entries))
-        entries.sort(key=lambda entry: entry.time)
-        return replace(after, kept=Ledger(tuple(entries)).pack() or b"")
-
-    def _listed(self, entry: Kept, states: Mapping[str, State], others: Iterable[Kept]) -> Kept:
-        """Write the list of the members of a snapshot; return its entry in the ledger, which has others already."""
-        packed = pack_members(states)
-        digest = packed[-DIGEST_NBYTES:]
-        new = replace(entry, generation=digest, place=0, nbytes=len(packed), digest=digest, packed=packed)
-        if has_room([*others], packed):
-            return new
-        place = int.from_bytes(os.urandom(8), "big") % 2**63
-        create_under_own_name(self._view.store, object_name(place), packed)
-        return replace(new, place=place, packed=b"")
+        changes.require_known(now)
+        rows = after.rows or {}
+        states = {name: State(row.path, bytes.fromhex(row.revision), row.sparse) for name, row in rows.items()}
+        put = partial(create_under_own_name, self._view.store)
+        return replace(after, kept=changes.apply(now, lambda _: states, put).pack() or b"")
 
 
 def _is_state(row: Row | None, state: State) -> bool:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter, methodcaller
+from operator import methodcaller
 from types import MappingProxyType
 from typing import Any
 
@@ -42,7 +42,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, Unsupported
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES, FrameType
-from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, ledger_of, object_name
+from b2array.format.kept import Kept, Ledger, ledger_of, object_name
 from b2array.format.state import parse
 from b2array.frame.manifest import (
     ARRAY,
@@ -55,7 +55,7 @@ from b2array.frame.manifest import (
     retired_path,
     staged_path,
 )  # fmt: skip
-from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, unknown_name
+from b2array.frame.snapshot import Snapshot, kept_states, ledger_in
 from b2array.frame.source import FRAME_NAME
 from b2array.group.directory import Directory, NewFrame, copy_of, record_of
 from b2array.group.fork import Changes
@@ -68,8 +68,9 @@ from b2array.group.kept import (
     retire,
     states_needed,
 )
-from b2array.group.listing import State, group_ledger, pack_members
+from b2array.group.listing import State, group_ledger
 from b2array.group.members import Members, check_new
+from b2array.group.snapshot_changes import SnapshotChanges
 from b2array.store.atomic import require_free
 from b2array.store.base import MISSING, Store, Version, attempts, create_under_own_name, too_many_conflicts
 from b2array.store.forces import together
@@ -147,13 +148,10 @@ class Transaction(Changes):
         self._seen: dict[str, str] = {}  # the states of the members that were opened to read or change them, by path
         self._ended = False
         self._owner = os.getpid()
-        self._keeps: dict[str, Kept] = {}  # snapshots of the group to make, by name
-        self._drops: set[str] = set()  # and those to drop
-        self._dropped: list[Kept] = []  # with what the caller knew of them
+        self._snapshots = SnapshotChanges(self.url)
         self._lists: list[str] = []  # objects that this attempt has made for snapshots
         self._retiring: dict[str, RetiredFrame] = {}  # by the path of the member that goes
-        self._copies: list[tuple[Kept, dict[str, State]]] = []  # snapshots of another group, with their members
-        self._copied_frames: list[RetiredFrame] = []  # and the retired frames that they need
+        self._copied_frames: list[RetiredFrame] = []  # what snapshots of another group need
         self._tried: tuple[Manifest, Version | None] | None = None  # the manifest to come, and the version that goes
         self._identity = self._view.manifest.identity or os.urandom(8).hex()
         if replacing is not None:
@@ -322,28 +320,19 @@ class Transaction(Changes):
         """Let the commit keep the state that it makes of all members, under a name."""
         self._require_open()
         self._view.require_ledger()
-        name, known = entry.name, group_ledger(self.url, self._view.manifest).find(entry.name)
-        if name in self._keeps:
-            raise FileExistsError(f"{self.url}: the transaction makes a snapshot {name!r} already")
-        if known is not None and name not in self._drops:
-            if not replace:
-                raise FileExistsError(f"{self.url} has a snapshot {name!r}; replace=True replaces it")
-            self._drops.add(name)
-        self._keeps[name] = entry
+        self._snapshots.make(entry, self._ledger(), replace=replace)
 
     def drop_snapshots(self, names: Collection[str]) -> None:
         """Let the commit forget snapshots of the group; KeyError if there is none of a name."""
         self._require_open()
-        there = {entry.name: entry for entry in self.snapshots() if entry.name not in self._drops}
-        for name in names:
-            if name not in there:
-                raise unknown_name(self.url, name, [*there])
-        self._drops.update(names)
-        self._dropped += [there[name] for name in names]
+        self._snapshots.drop(names, self._ledger())
 
     def snapshots(self) -> tuple[Kept, ...]:
         """Return the snapshots that the group had when the transaction began, the oldest first."""
-        return group_ledger(self.url, self._view.manifest).entries
+        return self._ledger().entries
+
+    def _ledger(self) -> Ledger:
+        return group_ledger(self.url, self._view.manifest)
 
     def copy_snapshots(self, moments: Sequence[Moment]) -> None:
         """Let the commit keep snapshots of another group. They replace snapshots of the same names.
@@ -363,11 +352,9 @@ class Transaction(Changes):
                     entry = entry_of(then, state, self._identity.encode())
                     missing[held.url, held.version].append(replace(held, at=entry, member=None))
                 states[member] = there.get(at) or state._replace(sparse=not self._view.is_local)
-            self._copies.append((then.entry, states))
+            self._snapshots.copy(then.entry, states, self._ledger())
         for states_of_one in missing.values():
             self._copied_frames.append(retire(self._view, states_of_one))
-        known = group_ledger(self.url, self._view.manifest).names
-        self._drops.update(then.name for then in moments if then.name in known)
 
     def _states_of_new(self) -> dict[tuple[str, str, bytes], State]:
         """Return the states that new members keep for the group, by snapshot, member and generation."""
@@ -387,7 +374,7 @@ class Transaction(Changes):
 
     def _change_ledgers(self) -> None:
         """Let the members keep and drop states."""
-        if not (self._keeps or self._drops):
+        if not (self._snapshots.new or self._snapshots.gone):
             return
         self._embedded_out()
         goes = {*self._removed.values()} - self._names.keys()
@@ -397,7 +384,9 @@ class Transaction(Changes):
 
     def _embedded_out(self) -> None:
         """Give embedded members frames of their own, which can keep states."""
-        inner = {name: path for name, path in self.members().items() if is_embedded(path)} if self._keeps else {}
+        inner = (
+            {name: path for name, path in self.members().items() if is_embedded(path)} if self._snapshots.new else {}
+        )
         for name, path in inner.items():
             held = self._view.open(path, "r")
             suffix = OTHER if held.frame.metalayer("b2nd") is None else ARRAY
@@ -406,17 +395,18 @@ class Transaction(Changes):
 
     def _change_ledger(self, path: str) -> None:
         handle, group = self._peek(path, "r+"), self._identity.encode()
+        new, gone = self._snapshots.new, self._snapshots.gone
         draft = self._touched[path].draft
         dropped = () if draft is None else draft.drops
         for entry in ledger_in(handle.snapshot).without(tuple(dropped)).entries:
-            if entry.name in self._keeps and not entry.group:
+            if entry.name in new and not entry.group:
                 raise FileExistsError(
                     f"{handle.url} has a snapshot {entry.name!r} of its own; choose another name for that of the group"
                 )
             # A file that somebody has taken from another group does not need the states that it had there.
-            if entry.name in self._keeps or (entry.name in self._drops and entry.group == group):
+            if entry.name in new or (entry.name in gone and entry.group == group):
                 snapshots.drop(handle, entry.name, group=entry.group)
-        for name, entry in self._keeps.items():
+        for name, entry in new.items():
             snapshots.keep(handle, name, entry.message, None, replace=False, group=group, when=entry.time)
 
     def _check_moment(self, before: Manifest) -> None:
@@ -424,19 +414,16 @@ class Transaction(Changes):
 
         Nor may one go that another writer has made under the name of one to drop.
         """
-        if self._dropped:
-            now = group_ledger(self.url, before)
-            new = [each.name for each in self._dropped if now.find(each.name) not in (None, each)]
-            if new:
-                raise ConflictError(f"{self.url}: another writer has replaced the snapshots {new} meanwhile")
-        if (self._keeps or self._copies) and before.identity not in ("", self._identity):
+        changes = self._snapshots
+        changes.require_known(group_ledger(self.url, before))
+        if (changes.new or changes.copies) and before.identity not in ("", self._identity):
             raise ConflictError(f"{self.url}: another writer has made the first commit meanwhile")
-        if self._keeps and {**self._view.members_of(before)} != {**self._view.members()}:
+        if changes.new and {**self._view.members_of(before)} != {**self._view.members()}:
             raise ConflictError(f"{self.url}: another writer has made or deleted members meanwhile")
 
     def _retire(self, manifest: Manifest) -> dict[str, RetiredFrame]:
         """Copy what snapshots need of the members that go; return the retired frames by the members' paths."""
-        names = {*group_ledger(self.url, manifest).names} - self._drops
+        names = {*group_ledger(self.url, manifest).names} - self._snapshots.gone
         if not names or not self._removed:
             return {}
         found = {}
@@ -472,36 +459,26 @@ class Transaction(Changes):
 
     def _kept(self, before: Manifest, touched: Mapping[str, _Member], frames: Mapping[str, Frame]) -> bytes:
         """Write the lists of members of new snapshots; return the ledger of the group after the transaction."""
-        entries = [*group_ledger(self.url, before).without(tuple(self._drops)).entries]
-        new = [entry.name for entry in (*self._keeps.values(), *(entry for entry, _ in self._copies))]
-        if clash := [entry.name for entry in entries if entry.name in new]:
-            raise ConflictError(f"{self.url}: another writer has made a snapshot {clash[0]!r} as well")
-        if self._copies:
-            for entry, states in self._copies:
-                entries.append(self._listed(entry, states, entries))
-            entries.sort(key=attrgetter("time"))
-        for name, entry in self._keeps.items():
-            states = {}
-            for member, path in self.members().items():
-                one = touched[path]
-                state = one.handle.snapshot.state if one.draft is None else parse(frames[path])
-                found = ledger_of(state).find(name)
-                if found is None:
-                    raise UnsupportedError(f"{one.handle.url} has no place for snapshots: its metalayers are too many")
-                states[member] = State(path, found.generation, state.frame.frame_type == FrameType.SPARSE)
-            entries.append(self._listed(entry, states, entries))
-        return Ledger(tuple(entries)).pack() or b""
 
-    def _listed(self, entry: Kept, states: Mapping[str, State], others: Sequence[Kept]) -> Kept:
-        """Write the list of the members of a snapshot; return its entry in the ledger, which has others already."""
-        packed, place = pack_members(states), int.from_bytes(os.urandom(8), "big") % 2**63
-        digest = packed[-DIGEST_NBYTES:]
-        if has_room(others, packed):
-            return replace(entry, generation=digest, place=0, nbytes=len(packed), digest=digest, packed=packed)
-        self._lists.append(object_name(place))
-        create_under_own_name(self._view.store, object_name(place), packed)
-        self._view.store_of(object_name(place)).force()
-        return replace(entry, generation=digest, place=place, nbytes=len(packed), digest=digest, packed=b"")
+        def states(entry: Kept) -> dict[str, State]:
+            return {
+                member: self._state_of(entry.name, path, touched[path], frames)
+                for member, path in self.members().items()
+            }
+
+        return self._snapshots.apply(group_ledger(self.url, before), states, self._put_list).pack() or b""
+
+    def _state_of(self, name: str, path: str, member: _Member, frames: Mapping[str, Frame]) -> State:
+        state = member.handle.snapshot.state if member.draft is None else parse(frames[path])
+        entry = ledger_of(state).find(name)
+        if entry is None:
+            raise UnsupportedError(f"{member.handle.url} has no place for snapshots: its metalayers are too many")
+        return State(path, entry.generation, state.frame.frame_type == FrameType.SPARSE)
+
+    def _put_list(self, name: str, packed: bytes) -> None:
+        self._lists.append(name)
+        create_under_own_name(self._view.store, name, packed)
+        self._view.store_of(name).force()
 
     def _forget(self, before: Manifest, after: Manifest) -> None:
         """Remove what only dropped snapshots needed. What stays behind, `b2array.vacuum` removes."""
@@ -551,7 +528,7 @@ class Transaction(Changes):
                 if not member.is_new and member.draft is not None and not member.draft.changed
             }  # fmt: skip
             touched = {path: member for path, member in sorted(self._touched.items()) if path not in unchanged}
-            if touched or self._removed or self._keeps or self._drops or self._copies:
+            if touched or self._removed or self._snapshots:
                 self._commit(touched)
         except BaseException:
             if not self._ended:
@@ -616,7 +593,7 @@ class Transaction(Changes):
             for path in self._goes(before, staged):
                 staged.log[path] = self._deletion(path, before.number + 1)
             retired = self._retire(before)
-            if self._is_one_step(before, staged) and not (retired or self._keeps or self._drops or self._copies):
+            if self._is_one_step(before, staged) and not (retired or self._snapshots):
                 self._take_step(*staged.log.items(), locked=locked)
             else:
                 staged.retired = self._all_retired(before, [*retired.values(), *self._copied_frames])
@@ -802,7 +779,7 @@ class Transaction(Changes):
     def _all_retired(self, before: Manifest, new: Iterable[RetiredFrame]) -> Retired:
         """Return which states retired frames keep after the transaction."""
         left = {
-            token: tuple(state for state in states if state[0] not in self._drops)
+            token: tuple(state for state in states if state[0] not in self._snapshots.gone)
             for token, states in before.retired.items()
         }
         return {token: states for token, states in left.items() if states} | {each.token: each.states for each in new}
