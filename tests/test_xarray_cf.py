@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import dask
@@ -441,3 +443,23 @@ def test_a_year_grows_day_by_day_with_a_named_state_now_and_then(url: Path, tmp_
         assert reopened(url, at=f"day {n}").sizes["time"] == n + 1
     assert reopened(url, at="bad").t2m.values[200, 0] == pytest.approx(200)
     assert b2array.verify(url, deep=True).ok
+
+
+@pytest.mark.parametrize("calendar", ["standard", "360_day"])
+def test_bounds_and_their_coordinate_choose_units_together(url: Path, calendar: str) -> None:
+    # A file of netCDF would have days for the times and hours for the bounds, with a warning.
+    noons = xr.date_range("2000-01-01T12", periods=3, calendar=calendar, use_cftime=calendar != "standard")
+    edges = np.stack([noons - timedelta(hours=12), noons + timedelta(hours=12)], axis=1)
+    ds = xr.Dataset(
+        {"a": ("time", np.arange(3.0)), "time_bnds": (("time", "nv"), edges)},
+        {"time": ("time", noons, {"bounds": "time_bnds"})},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        to_b2array(ds, url)
+    stored = b2array.open_group(url)
+    assert stored["time"].attrs["units"].startswith("hours since 2000-01-01")
+    assert "units" not in stored["time_bnds"].attrs
+    assert np.array_equal(np.diff(stored["time_bnds"][:]), [[24], [24], [24]])
+    assert reopened(url).time_bnds.values.tolist() == ds.time_bnds.values.tolist()
+    assert "units" not in ds.time.encoding

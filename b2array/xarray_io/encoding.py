@@ -111,6 +111,7 @@ def encode(
         if name not in variables:
             raise KeyError(f"encoding is given for {name!r}, which is no variable")
     plain = {name: _prepare(name, each, encoding.get(name), options) for name, each in variables.items()}
+    _choose_units(plain)
     widths = {name: _without_width(each) for name, each in plain.items()}
     ready = {name: _name_errors(name, partial(fit, name, each)) for name, each in plain.items()}
     coded = _by_conventions(ready)
@@ -134,6 +135,26 @@ def _prepare(
     variable = _as_declared(name, variable)
     variable.encoding = chosen
     return variable
+
+
+def _choose_units(variables: Mapping[str, xr.Variable]) -> None:
+    """Note units in the encoding of coordinates without units whose bounds are times.
+
+    xarray would choose units for each of the two, but by the conventions bounds have the units of their coordinate.
+    """
+    for name, times in variables.items():
+        bounds = variables.get(str(times.attrs.get("bounds")))
+        if bounds is None or "units" in {*times.encoding, *bounds.encoding}:
+            continue
+        pair = (times, bounds)
+        # Without computing them nobody knows how fine the times of dask are.
+        if not all(is_time(each) and each.dtype.kind != "m" and not is_dask(each) for each in pair):
+            continue
+        joined = np.concatenate([each.values.ravel() for each in pair])
+        calendar = {"calendar": times.encoding["calendar"]} if "calendar" in times.encoding else {}
+        both = xr.Variable("times", joined, encoding=calendar)
+        coded = _name_errors(name, partial(conventions.encode_cf_variable, both, name=name))
+        times.encoding = {**times.encoding, "units": coded.attrs["units"]}
 
 
 def _by_conventions(variables: dict[str, xr.Variable]) -> dict[str, xr.Variable]:
