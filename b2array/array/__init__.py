@@ -7,6 +7,7 @@ schunk       `SChunk`; `open_schunk`, `create_schunk` (`b2array.open` is in `gro
 tensors      `from_bytes`; what a frame gives: an array or a super-chunk, also what python-blosc2's `pack_tensor` made
 drafts       `ArrayOptions` -> the transaction of a new array, in a place where it may go
 copying      the transaction of a copy: of an array, an array-like that may be larger than memory, blocks
+unstorable   what to store in the place of values that are no data, such as times with time zones
 creation     `create`, `zeros`, `asarray`, `copy`, ...
 chunkwise    `map`: a function of pieces of arrays -> an array
 downsampling `downsample`: one item for each block of items

@@ -19,7 +19,7 @@ from b2array.array import copying
 from b2array.array.array import NDArray, View
 from b2array.array.drafts import ArrayOptions, NewKeywords, Url, aborting, new_draft, put, require_dtype, takes
 from b2array.commit.draft import Draft
-from b2array.grid.assignment import check_unmasked
+from b2array.grid.assignment import check_plain
 from b2array.grid.partition import boxes
 from b2array.progress import track
 
@@ -176,7 +176,7 @@ class Work:
         if not arrays:
             raise TypeError("map() needs at least one array")
         for each in arrays:
-            check_unmasked(each)
+            check_plain(each)
         sources = tuple(each if copying.is_sliceable(each) else np.asarray(each) for each in arrays)
         shape = np.broadcast_shapes(*(each.shape for each in sources))
         dropped = np.lib.array_utils.normalize_axis_tuple(drop_axis, len(shape), "drop_axis")
@@ -299,7 +299,7 @@ class Work:
 
     def check(self, box: Box, values: npt.NDArray[Any], lengths: tuple[int, ...] | None) -> None:
         """Raise ValueError for values of another shape; the lengths of new axes may be unknown."""
-        check_unmasked(values)
+        check_plain(values)
         extents = [part.stop - part.start for part in box]
         expected = self.result_of(extents, ("any",) * len(self.added) if lengths is None else lengths)
         fits = len(expected) == values.ndim and all(

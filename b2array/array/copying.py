@@ -29,6 +29,7 @@ from b2array.array.drafts import (
     require_dtype,
 )
 from b2array.array.snapshots import differing
+from b2array.array.unstorable import refuse_objects
 from b2array.codec import codecs
 from b2array.codec.cparams import CParams, resolve_cparams
 from b2array.codec.interop import readable
@@ -264,12 +265,14 @@ def holding(x: Any, url: AnyPlace, dtype: npt.DTypeLike | None, options: ArrayOp
     """
     if isinstance(x, Described):
         return copy_array(x._handle, url, options, dtype)
+    assignment.check_plain(x)
     dtype = require_dtype(dtype)
     if is_sliceable(x) and np.dtype(dtype or x.dtype).subdtype is None:
         kind = np.empty(0, x.dtype).astype(dtype or x.dtype).dtype
         return from_computed(x.shape, kind, lambda box: piece(x, box, kind), url, options)
-    assignment.check_unmasked(x)
     values = np.asarray(x, dtype=dtype)
+    if values.dtype.kind == "O":
+        refuse_objects(x, values)
     if text.is_unsized(values.dtype) and (values.dtype.kind == "T" or _has_text(values)):
         values = values.astype(object).astype(text.find_dtype(values))
     draft = new_draft(url, values.shape, values.dtype, options)
@@ -311,7 +314,7 @@ def join_blocks(
     """Return the transaction of an array of blocks that come one after the other; see `b2array.from_blocks`."""
     remaining = iter(blocks)
     piece = next(remaining, None)
-    assignment.check_unmasked(piece)
+    assignment.check_plain(piece)
     first = np.asarray(piece, require_dtype(dtype))
     if first.dtype == object or not first.ndim:
         raise ValueError("from_blocks needs at least one block, with the dimension along which blocks are joined")
@@ -377,7 +380,7 @@ def piece(
 ) -> npt.NDArray[Any]:
     """Read a box of an array; TypeError for masked items, ValueError for a wrong number of items."""
     items = x[box]
-    assignment.check_unmasked(items)
+    assignment.check_plain(items)
     values = np.asarray(items, dtype)
     expected = tuple(part.stop - part.start for part in box)
     if values.shape != expected:

@@ -30,7 +30,7 @@ from b2array.array.drafts import (
 )
 from b2array.codec.cparams import AnyCParams
 from b2array.format import dtypes
-from b2array.grid.assignment import check_unmasked
+from b2array.grid.assignment import check_plain
 from b2array.grid.chunking import Access
 from b2array.grid.layout import extents
 from b2array.keywords import spell_out
@@ -252,7 +252,7 @@ def full(
 
 
 def _item(value: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
-    check_unmasked(value)
+    check_plain(value)
     wanted = require_dtype(dtype)
     if wanted is None:
         return np.full((), value)

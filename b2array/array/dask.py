@@ -460,7 +460,7 @@ def _read(inside: Region, frozen: Frozen, region: Region) -> npt.NDArray[Any]:
 
 def _check_piece(values: Any, inside: Region) -> None:
     """Raise an error if a piece that dask has computed does not fill its place."""
-    assignment.check_unmasked(values)
+    assignment.check_plain(values)
     lengths = tuple(part.stop - part.start for part in inside)
     if np.shape(values) != lengths:
         raise ValueError(f"expected a piece of shape {lengths} from dask, found {np.shape(values)}")

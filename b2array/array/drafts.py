@@ -30,7 +30,7 @@ from b2array.format.state import check_count, cparams_to_note, parse
 from b2array.frame.snapshot import frame_in
 from b2array.frame.source import EMBEDDED, FRAME_NAME
 from b2array.grid import chunking
-from b2array.grid.assignment import broadcast, check_unmasked
+from b2array.grid.assignment import broadcast, check_plain
 from b2array.grid.chunking import Access
 from b2array.grid.layout import Layout, extents
 from b2array.grid.selection import select
@@ -341,7 +341,7 @@ def _check_params(params: CParams, layout: Layout, *, interop: bool) -> None:
 
 
 def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
-    check_unmasked(value)
+    check_plain(value)
     item = np.zeros((), dtype)
     # The number 0 stands for zero bytes in any type, for text and records too.
     if value is not UNSET and not (isinstance(value, int) and value == 0):

@@ -30,7 +30,7 @@ from b2array.commit.write import rewrite
 from b2array.errors import ConflictError
 from b2array.frame.fetch import each_chunk
 from b2array.frame.source import Location, Source
-from b2array.grid.assignment import check_unmasked
+from b2array.grid.assignment import check_plain
 from b2array.grid.layout import Layout
 from b2array.progress import Progress, track
 
@@ -166,7 +166,7 @@ def _sources(arrays: Iterable[Any], verb: str) -> list[Any]:
 
 
 def _require_unmasked(x: Any) -> Any:
-    check_unmasked(x)
+    check_plain(x)
     return x
 
 

@@ -39,7 +39,7 @@ from b2array.frame import kept
 from b2array.frame.fetch import each_chunk, fetch
 from b2array.frame.snapshot import load
 from b2array.frame.source import ChunkRequest, Source
-from b2array.grid.assignment import check_unmasked
+from b2array.grid.assignment import check_plain
 from b2array.keywords import spell_out
 from b2array.printable import printable
 from b2array.progress import track
@@ -211,7 +211,7 @@ class SChunk(Opened):
         return self.update_chunk(n, self._encode(data))
 
     def _encode(self, data: Data) -> bytes:
-        check_unmasked(data)
+        check_plain(data)
         flat = np.ascontiguousarray(data).reshape(-1) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         if not flat.nbytes:
             raise ValueError("a chunk needs at least one byte of data")

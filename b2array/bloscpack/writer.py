@@ -29,7 +29,7 @@ from b2array.codec.cparams import AnyCParams, CParams, resolve_cparams
 from b2array.codec.header import CODEC_FORMATS, FilterId
 from b2array.codec.rounding import check_dtype
 from b2array.errors import FormatError, LimitError, UnsupportedError
-from b2array.grid.assignment import Sliceable, check_unmasked, of_same_kind
+from b2array.grid.assignment import Sliceable, check_plain, of_same_kind
 from b2array.grid.partition import boxes
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.base import Store
@@ -412,7 +412,7 @@ def _pieces(values: Any, dtype: np.dtype[Any], order: Order) -> Iterator[Bytes]:
         values = values[...].T
     for box in boxes(values.shape, max(1, _WINDOW_NBYTES // dtype.itemsize)):
         piece = values[box]
-        check_unmasked(piece)
+        check_plain(piece)
         yield np.ascontiguousarray(piece, dtype).reshape(-1).view(np.uint8)
 
 
@@ -421,7 +421,7 @@ def _flat(data: Any, about: Description | None) -> Bytes:
     if isinstance(data, Buffer):
         return np.frombuffer(memoryview(data).cast("B"), np.uint8)
     if about is None:
-        check_unmasked(data)
+        check_plain(data)
         return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
     values = of_same_kind(data, about.dtype).astype(about.dtype, copy=False)
     return values.reshape(-1, order=about.order).view(np.uint8)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from b2array.grid.index_arrays import shape_text
 from b2array.grid.selection import Selection
 
-__all__ = ["Sliceable", "arrange", "broadcast", "check_unmasked", "of_same_kind"]
+__all__ = ["Sliceable", "arrange", "broadcast", "check_plain", "of_same_kind"]
 
 Array = npt.NDArray[Any]
 
@@ -53,7 +53,7 @@ def arrange(
     >>> arrange([7, 8], select(slice(0, 2), (3,)), np.dtype("f4"))
     (array([7., 8.], dtype=float32), None)
     """
-    check_unmasked(value)
+    check_plain(value)
     if names is None:
         return broadcast(_convert(value, selection, dtype), selection), None
     if isinstance(names, list) or dtype[names].subdtype is None:
@@ -64,11 +64,17 @@ def arrange(
     return broadcast(whole, selection), [names]
 
 
-def check_unmasked(value: Any) -> None:
-    """Refuse masked items: they have no value, and what lies below the mask would be stored."""
+def check_plain(value: Any) -> None:
+    """Refuse masked items, which have no value: what lies below the mask would be stored. Refuse sparse arrays."""
     # In bytes, because `np.ma.is_masked` fails for records, whose masks have the same fields.
     if isinstance(value, np.ma.MaskedArray) and np.ascontiguousarray(np.ma.getmask(value)).view(np.uint8).any():
         raise TypeError("masked items have no value that could be stored: choose one with filled()")
+    # NumPy takes those of SciPy for a single object.
+    if hasattr(value, "todense") and hasattr(value, "nnz"):
+        raise TypeError(
+            f"{type(value).__name__} is a sparse array, which cannot be stored: store it dense, with todense();"
+            " chunks of zeros take hardly any bytes"
+        )
 
 
 def _convert(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
@@ -164,7 +170,7 @@ def of_same_kind(values: Any, dtype: np.dtype[Any]) -> Array:
     >>> of_same_kind([1, 2], np.dtype("u1"))
     array([1, 2], dtype=uint8)
     """
-    check_unmasked(values)
+    check_plain(values)
     if isinstance(values, list | tuple | bool | int | float | complex | str | bytes):
         array = np.asarray(values, dtype)  # NumPy checks the range of Python's integers
         # ... but cuts off the fractions of its floats.

@@ -25,6 +25,7 @@ from xarray.core.common import contains_cftime_datetimes
 
 from b2array.array import dask
 from b2array.array.array import NDArray
+from b2array.array.unstorable import advise
 from b2array.format.attributes import encode_attr
 from b2array.grid.chunking import automatic
 from b2array.xarray_io.backend import attributes_of, dims_of
@@ -52,17 +53,6 @@ _NONE_NAME = "__values__"
 _CODED = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "_Encoding")
 """Attributes without which stored values mean something else."""
 _KINDS_OF_ERRORS = (TypeError, ValueError, OverflowError, NotImplementedError)
-_INSTEAD = {
-    "CategoricalDtype": (
-        "store text with ds[{name}].astype(object), or ds[{name}].to_index().codes, with the categories as an attribute"
-    ),
-    "DatetimeTZDtype": (
-        "store times in UTC, ds[{name}].to_index().tz_convert(None), with the name of the time zone as an attribute"
-    ),
-    "IntervalDtype": "store ds[{name}].to_index().left and .right, or .mid alone",
-    "PeriodDtype": "store ds[{name}].to_index().to_timestamp()",
-}
-"""What can be stored in the place of arrays of pandas, by the names of their types."""
 _MARKS = ("_FillValue", "missing_value")
 _PLAIN_CALENDARS = {"standard", "gregorian", "proleptic_gregorian"}
 
@@ -218,11 +208,10 @@ def _require_same_times(name: str, times: xr.Variable, coded: xr.Variable) -> No
 def _require_plain(name: str, variable: xr.Variable) -> None:
     """Refuse arrays whose items NumPy has no type for, and say what can be stored instead."""
     if not isinstance(variable.dtype, np.dtype):
-        kind = type(variable.dtype).__name__
-        hint = _INSTEAD.get(kind, "astype() converts them to a type of NumPy")
+        values = f"ds[{name!r}]"
+        advice = advise(variable.dtype, values, f"{values}.to_index()")
         raise TypeError(
-            f"variable {name!r} has items of pandas type {variable.dtype}, which cannot be stored:"
-            f" {hint.format(name=repr(name))}"
+            f"variable {name!r} has items of pandas type {variable.dtype}, which cannot be stored: {advice}"
         )
     library = type(variable._data).__module__.partition(".")[0]
     if library in ("sparse", "scipy"):

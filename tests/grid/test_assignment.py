@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lengths import examples
 
 import b2array
-from b2array.grid.assignment import arrange, check_unmasked
+from b2array.grid.assignment import arrange, check_plain
 from b2array.grid.selection import select
 
 KEYS = [
@@ -120,19 +120,19 @@ def test_several_fields_take_tuples_and_records():
 )
 def test_masked_items_are_refused(value):
     with pytest.raises(TypeError, match="filled"):
-        check_unmasked(value)
+        check_plain(value)
     with pytest.raises(TypeError, match="filled"):
         arrange(value, select((slice(2),), (4,)), np.dtype("f8"))
 
 
 def test_a_mask_of_records_that_hides_nothing_is_no_matter():
-    check_unmasked(np.ma.array([(1, 2.0, 3)], dtype=RECORD))
-    check_unmasked(np.ma.zeros((), RECORD))
+    check_plain(np.ma.array([(1, 2.0, 3)], dtype=RECORD))
+    check_plain(np.ma.zeros((), RECORD))
 
 
 def test_a_mask_that_hides_nothing_is_no_matter():
     value = np.ma.array([1, 2], mask=[False, False])
-    check_unmasked(value)
+    check_plain(value)
     assert arrange(value, select((slice(2),), (4,)), np.dtype("i8"))[0].tolist() == [1, 2]
 
 

@@ -1,0 +1,64 @@
+"""What to store in the place of values whose items are no data for NumPy, such as times with time zones.
+
+pandas is not imported: its types are known by their names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["advise", "refuse_objects"]
+
+_INSTEAD = {
+    "CategoricalDtype": (
+        "store text with {values}.astype(object), or {index}.codes, with the categories as an attribute"
+    ),
+    "DatetimeTZDtype": ("store times in UTC, {index}.tz_convert(None), with the name of the time zone as an attribute"),
+    "IntervalDtype": "store {index}.left and .right, or .mid alone",
+    "PeriodDtype": "store {index}.to_timestamp()",
+}
+_TABLES = {
+    "DataFrame": "store to_records(index=False), with column_dtypes= for text, or each column as an array of a group",
+    "MultiIndex": "store each level, get_level_values(n), as an array",
+}
+
+
+def advise(dtype: object, values: str, index: str) -> str:
+    """Say what to store instead of items of a type of pandas.
+
+    Parameters
+    ----------
+    dtype : pandas.api.extensions.ExtensionDtype
+        The type of the items.
+    values, index : str
+        Expressions for the values, and for them as an index of pandas.
+    """
+    hint = _INSTEAD.get(type(dtype).__name__, "astype() converts them to a type of NumPy")
+    return hint.format(values=values, index=index)
+
+
+def refuse_objects(x: object, values: npt.NDArray[Any]) -> None:
+    """Refuse an array-like of pandas, and times with time zones, that NumPy made an array of objects of.
+
+    Parameters
+    ----------
+    x : array-like
+        What the user gave.
+    values : numpy.ndarray
+        What NumPy made of it. Items that may be text are left to the caller.
+    """
+    name, dtype = type(x).__name__, getattr(x, "dtype", None)
+    are_text = [isinstance(item, str | bytes) for item in values.flat]
+    if name in _TABLES and not all(are_text):
+        raise TypeError(f"the items of a {name} are of several types: {_TABLES[name]}")
+    if any(are_text):
+        return
+    if dtype is not None and not isinstance(dtype, np.dtype):
+        advice = advise(dtype, "x", "pandas.Index(x)")
+        raise TypeError(f"items of pandas type {dtype} cannot be stored: {advice}")
+    first = next(values.flat, None)
+    if getattr(first, "tzinfo", None) is not None:
+        raise TypeError(f"times with a time zone cannot be stored, found {first!r:.80}: store them in UTC, without it")
