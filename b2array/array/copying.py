@@ -32,6 +32,7 @@ from b2array.array.snapshots import differing
 from b2array.array.unstorable import refuse_objects
 from b2array.codec import codecs
 from b2array.codec.cparams import CParams, resolve_cparams
+from b2array.codec.filters import CELL_FILTERS
 from b2array.codec.interop import readable
 from b2array.codec.rounding import check_dtype
 from b2array.commit import prepare, resize
@@ -221,9 +222,11 @@ def _chunks_in(layout: Layout, box: tuple[slice, ...]) -> list[int]:
 def cparams_for(old: CParams, dtype: np.dtype[Any], *, interop: bool) -> CParams:
     """Return the parameters of the copied array, without the errors that it allows if its copy cannot have any.
 
-    ZFP would change the values once more, and some codecs can only be read.
+    ZFP and means of cells would change the values once more, cells may not fit other blocks, and some codecs can only
+    be read.
     """
-    if old.is_zfp or not codecs.is_writable(old.codec_id):
+    has_cells = not CELL_FILTERS.isdisjoint(old.filter_slots)
+    if old.is_zfp or has_cells or not codecs.is_writable(old.codec_id):
         return resolve_cparams(None)
     old = readable(old) if interop else old
     try:

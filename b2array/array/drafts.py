@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from b2array.codec import codecs, filters, zfp
 from b2array.codec.cparams import AUTO, AnyCParams, CParams, resolve_cparams
-from b2array.codec.header import Special
+from b2array.codec.header import FilterId, Special
 from b2array.codec.interop import require_readable
 from b2array.codec.rounding import check_dtype
 from b2array.commit import resize
@@ -332,6 +332,8 @@ def _check_params(params: CParams, layout: Layout, *, interop: bool) -> None:
     filters.check(
         filters.Pipeline(params.filter_slots, params.meta_slots, width, blockshape=layout.blocks), encode=True
     )
+    if FilterId.NDMEAN in params.filter_slots and layout.dtype.str not in ("<f4", "<f8"):
+        raise TypeError(f"ndmean takes the means of floats of 4 or 8 bytes in little endian, not of {layout.dtype.str}")
     if not codecs.is_writable(params.codec_id):
         raise UnsupportedError(f"{params.codec} can be read but not written")
     if params.is_zfp:

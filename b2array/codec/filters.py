@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from numcodecs.compat import ensure_bytes
 from b2array.codec.header import NFILTERS, VERSION_BLOSC1, VERSION_STABLE, FilterId
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 
-__all__ = ["Pipeline", "backward", "check", "filter_id", "filter_name", "forward", "register"]
+__all__ = ["CELL_FILTERS", "Pipeline", "backward", "check", "filter_id", "filter_name", "forward", "register"]
 
 Bytes = npt.NDArray[np.uint8]
 MakeFilter = Callable[[int, int, tuple[int, ...] | None], Codec]
@@ -34,6 +34,7 @@ _FIRST_USER_ID, _LAST_ID = 32, 255
 _MAX_CELL_DIMS = 8
 _MANTISSA_BITS = {4: 23, 8: 52}
 _INTEGER_BITS = {1: 8, 2: 16, 4: 32, 8: 64}
+_FLOATS: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
 _WORDS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 _ANY_BLOCK = frozenset({FilterId.NOFILTER, FilterId.SHUFFLE, FilterId.BITSHUFFLE, FilterId.DELTA})
 _EVEN_BYTES = np.uint64(0x00FF00FF00FF00FF)
@@ -146,12 +147,11 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
                 f"{filter_name(slot.filter)} is not built in; b2array.filters.register({slot.filter}, make) adds it, "
                 "where make returns a numcodecs codec"
             )
-        if encode and slot.filter == FilterId.NDMEAN:
-            raise UnsupportedError(f"{filter_name(slot.filter)} can be read but not written")
-        if slot.filter in _CELL_FILTERS:
+        if slot.filter in CELL_FILTERS:
             _check_cells(slot, encode=encode)
     if encode:
         check_dropped_bits(pipeline)
+        _check_means(pipeline)
 
 
 def check_dropped_bits(pipeline: Pipeline) -> None:
@@ -159,6 +159,15 @@ def check_dropped_bits(pipeline: Pipeline) -> None:
     for slot in _slots(pipeline, None):
         if slot.filter in _TRUNCATIONS:
             _bits_to_clear(slot)
+
+
+def _check_means(pipeline: Pipeline) -> None:
+    """Raise ValueError if NDMEAN would not get the floats themselves."""
+    slots = [*_slots(pipeline, None)]
+    if any(slot.filter == FilterId.NDMEAN for slot in slots[1:]):
+        raise ValueError("ndmean must be the first filter, because it needs the items themselves")
+    if slots and slots[0].filter == FilterId.NDMEAN and pipeline.typesize not in _FLOATS:
+        raise ValueError(f"ndmean needs floats of 4 or 8 bytes, not items of {pipeline.typesize}")
 
 
 def forward(
@@ -181,8 +190,8 @@ def forward(
             return np.concatenate((head, rest))
         if reference is None or reference.size < _delta_words(pipeline.typesize, blocks.shape[1])[1]:
             raise ValueError("a filter pipeline with DELTA needs block 0 of the chunk")
-        if not _TRUNCATIONS.isdisjoint(pipeline.filters):
-            # Readers have block 0 without the truncated bits.
+        if not _LOSSY.isdisjoint(pipeline.filters):
+            # Readers have block 0 without the truncated bits, or with means.
             source = reference[np.newaxis]
             reference = backward(pipeline, forward(pipeline, source, first=True), first=True)[0]
     return _apply(pipeline, blocks, reference)
@@ -463,7 +472,11 @@ def _check_cells(slot: _FilterSlot, *, encode: bool) -> None:
     largest = 127 if slot.filter == FilterId.NDMEAN else 255
     if not 1 <= slot.meta <= largest:
         raise FormatError(f"expected a cell edge of 1 to {largest} for {name}, found {slot.meta}")
-    if encode and slot.meta ** len(shape) > math.prod(shape):  # stock Blosc2 refuses them
+    if not encode:
+        return
+    # Stock Blosc2 cuts cells of means to a block, but only along other axes than the first can it read them again.
+    is_mean = slot.filter == FilterId.NDMEAN
+    if slot.meta > shape[0] if is_mean else slot.meta ** len(shape) > math.prod(shape):
         raise UnsupportedError(f"cells of {name} with edge {slot.meta} are larger than blocks of shape {shape}")
 
 
@@ -471,6 +484,24 @@ def _cell(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     """Store blocks cell after cell."""
     items = blocks.reshape(len(blocks), -1, slot.typesize)
     return np.ascontiguousarray(items[:, _cell_order(slot, blocks.shape[1])]).reshape(blocks.shape)
+
+
+def _mean(slot: _FilterSlot, blocks: Bytes) -> Bytes:
+    """Replace the items of each cell by their mean, and store blocks cell after cell.
+
+    The sum has the type of the items, and adds them one by one in C order, as stock Blosc2 does.
+    """
+    dtype = _FLOATS[slot.typesize]
+    items = _cell(slot, blocks).view(dtype)
+    sizes = np.unique_counts(_cell_numbers(slot)).counts
+    starts = np.cumsum(sizes) - sizes
+    means = np.empty((len(blocks), sizes.size), dtype)
+    with np.errstate(all="ignore"):
+        for size in np.unique(sizes).tolist():
+            cells = items[:, starts[sizes == size, np.newaxis] + np.arange(size)]
+            sums = np.add.accumulate(cells, axis=-1)[..., -1] + dtype.type(0)
+            means[:, sizes == size] = sums / dtype.type(size)
+    return np.repeat(means, sizes, axis=1).view(np.uint8)
 
 
 def _uncell(slot: _FilterSlot, blocks: Bytes) -> Bytes:
@@ -483,15 +514,20 @@ def _uncell(slot: _FilterSlot, blocks: Bytes) -> Bytes:
 
 def _cell_order(slot: _FilterSlot, nbytes: int) -> npt.NDArray[np.int64]:
     """Return the positions of a block's items, cell after cell; cells at its edges are smaller."""
-    shape, edge = slot.blockshape or (), slot.meta
-    expected = math.prod(shape) * slot.typesize
+    expected = math.prod(slot.blockshape or ()) * slot.typesize
     if nbytes != expected:
         raise FormatError(f"expected blocks of {expected} bytes for {filter_name(slot.filter)}, found {nbytes}")
+    # A stable sort keeps C order inside each cell.
+    return np.argsort(_cell_numbers(slot), axis=None, kind="stable")
+
+
+def _cell_numbers(slot: _FilterSlot) -> npt.NDArray[np.int64]:
+    """Return for each item of a block the number of its cell."""
+    shape, edge = slot.blockshape or (), slot.meta
     grid = [-(-extent // edge) for extent in shape]
     along = [np.arange(extent) // edge * math.prod(grid[i + 1 :]) for i, extent in enumerate(shape)]
-    cell_numbers: npt.NDArray[np.int64] = functools.reduce(np.add.outer, along)
-    # A stable sort keeps C order inside each cell.
-    return np.argsort(cell_numbers, axis=None, kind="stable")
+    numbers: npt.NDArray[np.int64] = functools.reduce(np.add.outer, along)
+    return numbers
 
 
 def _user_forward(slot: _FilterSlot, blocks: Bytes) -> Bytes:
@@ -519,17 +555,18 @@ def _user_backward(slot: _FilterSlot, blocks: Bytes) -> Bytes:
 
 
 _BUILT_IN = frozenset(FilterId)
-_CELL_FILTERS = frozenset((FilterId.NDCELL, FilterId.NDMEAN))
+CELL_FILTERS = frozenset((FilterId.NDCELL, FilterId.NDMEAN))
 _TRUNCATIONS = frozenset((FilterId.TRUNC_PREC, FilterId.INT_TRUNC))
+_LOSSY = _TRUNCATIONS | {FilterId.NDMEAN}
 _FILTERS: dict[int, tuple[_Filter | None, _Filter | None]] = {
     FilterId.SHUFFLE: (_shuffle, _unshuffle),
     FilterId.BITSHUFFLE: (_bitshuffle, _unbitshuffle),
     FilterId.DELTA: (_delta, _undelta),
     FilterId.TRUNC_PREC: (_truncate, None),
     FilterId.NDCELL: (_cell, _uncell),
-    FilterId.NDMEAN: (None, _uncell),
+    FilterId.NDMEAN: (_mean, _uncell),
     FilterId.BYTEDELTA_BUGGY: (_bytedelta, _unbytedelta),
     FilterId.BYTEDELTA: (_bytedelta, _unbytedelta),
     FilterId.INT_TRUNC: (_truncate, None),
 }
-"""What applies and what undoes each filter; None where there is nothing to do, or where `check` refuses to write."""
+"""What applies and what undoes each filter; None where there is nothing to do."""

@@ -187,9 +187,9 @@ def test_sizes_without_whole_items_are_refused(typesize: int, blocksize: int) ->
         encode.encode(sine(1000).tobytes(), typesize=typesize, blocksize=blocksize)
 
 
-def test_a_filter_that_is_only_read_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="ndmean"):
-        encode.encode(sine(1000).tobytes(), typesize=8, cparams=CParams(filters=(33,)))
+def test_a_filter_for_arrays_is_refused_elsewhere_by_name() -> None:
+    with pytest.raises(UnsupportedError, match="ndmean needs the shape of a block"):
+        encode.encode(sine(1000).tobytes(), typesize=8, cparams=CParams(filters=(33,), filters_meta=(2,)))
 
 
 @given(st.integers(0, 2**24), st.integers(1, 255))

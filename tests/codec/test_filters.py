@@ -402,11 +402,76 @@ def test_cells_of_means_have_at_most_127_items_along_an_axis():
         filters.check(line)
 
 
-def test_cells_of_means_cannot_be_written():
-    line = pipeline((NDMEAN, 4), typesize=4, blockshape=(4, 4))
-    filters.check(line)
-    with pytest.raises(UnsupportedError, match="ndmean"):
-        forward(line, np.zeros((2, 64), np.uint8))
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 9), st.sampled_from(["<f4", "<f8"]), st.data()
+)
+def test_means_are_written_as_stock_writes_them(shape, edge, dtype, data):
+    assume(edge <= shape[0])
+    noise = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    values = (noise.normal(size=shape) * 10.0 ** noise.integers(-6, 7, shape)).astype(dtype)
+    values[noise.random(shape) < 0.1] = data.draw(st.sampled_from([0.0, -0.0, np.inf, 1e-45]))
+    stock = blosc2.asarray(
+        values,
+        chunks=shape,
+        blocks=shape,
+        cparams={"filters": [blosc2.Filter.NDMEAN], "filters_meta": [edge], **STOCK_ZLIB},
+    )
+    header = ChunkHeader.unpack(stock.schunk.get_chunk(0))
+    ours = b2array.asarray(
+        values, chunks=shape, blocks=shape, cparams=CParams("zlib", filters=(33,), filters_meta=(edge,))
+    )
+    # Chunks that do not get smaller are stored as they are, without means.
+    if header.has_streams and not header.memcpyed:
+        assert ours[...].tobytes() == stock[...].tobytes()
+        assert blosc2.ndarray_from_cframe(ours.to_bytes())[...].tobytes() == stock[...].tobytes()
+        _, blocks = stock_blocks(stock.schunk.get_chunk(0))
+        line = Pipeline(header.filters, header.filters_meta, values.itemsize, blockshape=tuple(shape))
+        filtered = forward(line, values.reshape(1, -1).view(np.uint8))
+        assert filtered.tobytes() == np.concatenate(blocks).tobytes()
+
+
+def test_each_cell_gets_the_mean_of_its_items():
+    line = pipeline((NDMEAN, 2), typesize=4, blockshape=(3, 3))
+    items = np.array([[1, 3, 10], [5, 7, 20], [2, 4, 9]], "<f4")
+    filtered = forward(line, items.reshape(1, -1).view(np.uint8))
+    expected = np.array([[4, 4, 15], [4, 4, 15], [3, 3, 9]], "<f4")
+    np.testing.assert_array_equal(backward(line, filtered).view("<f4").reshape(3, 3), expected)
+
+
+def test_means_that_stock_could_not_read_or_of_no_floats_are_refused():
+    block = np.zeros((1, 64), np.uint8)
+    with pytest.raises(UnsupportedError, match=r"cells of ndmean with edge 5 are larger than blocks of shape \(4, 4\)"):
+        forward(pipeline((NDMEAN, 5), typesize=4, blockshape=(4, 4)), block)
+    with pytest.raises(ValueError, match="ndmean needs floats of 4 or 8 bytes, not items of 2"):
+        forward(pipeline((NDMEAN, 2), typesize=2, blockshape=(4, 8)), block)
+    with pytest.raises(ValueError, match="ndmean must be the first filter"):
+        forward(pipeline((SHUFFLE, 0), (NDMEAN, 2), typesize=4, blockshape=(4, 4)), block)
+    with pytest.raises(
+        TypeError, match="ndmean takes the means of floats of 4 or 8 bytes in little endian, not of <i4"
+    ):
+        b2array.asarray(np.zeros((4, 4), "<i4"), cparams=CParams(filters=(33,), filters_meta=(2,)))
+
+
+@pytest.mark.parametrize("number", [NDCELL, NDMEAN])
+def test_a_copy_with_other_chunks_keeps_values_and_has_no_cells(number):
+    values = np.arange(400, dtype="<f4").reshape(20, 20)
+    a = b2array.asarray(values, chunks=(20, 20), blocks=(10, 10), cparams=CParams(filters=(number,), filters_meta=(4,)))
+    assert np.array_equal(a[...], values) == (number == NDCELL)
+    copy = b2array.copy(a, chunks=(7, 7), blocks=(2, 2))
+    np.testing.assert_array_equal(copy[...], a[...])
+    assert number not in copy.cparams.filter_slots
+    same = b2array.copy(a)
+    assert (number in same.cparams.filter_slots, same[...].tobytes()) == (True, a[...].tobytes())
+
+
+def test_other_blocks_of_means_stay_when_one_is_written():
+    values = np.arange(400, dtype="<f8").reshape(20, 20)
+    a = b2array.asarray(values, chunks=(20, 20), blocks=(10, 10), cparams=CParams(filters=(33,), filters_meta=(2,)))
+    expected = values.reshape(10, 2, 10, 2).mean((1, 3)).repeat(2, 0).repeat(2, 1)
+    np.testing.assert_array_equal(a[...], expected)
+    a[:2, :2] = 7
+    expected[:2, :2] = 7
+    np.testing.assert_array_equal(a[...], expected)
 
 
 def test_cells_are_not_larger_than_a_block():
