@@ -357,16 +357,28 @@ class Draft(Source):
         A request to delete such a file may still be carried out, or be repeated.
         """
         floor = self.state.annotations.floor or 0
-        if self.base is None or floor <= self._floor:
-            return
+        if self.base is not None and floor > self._floor:
+            self.rise_above(floor)
+
+    def rise_above(self, floor: int) -> bool:
+        """Put new chunks into other files if they have numbers below a floor; say whether any had.
+
+        ConflictError: such a file is gone.
+        """
+        if not self.sparse:
+            return False
         codes = self.state.frame.offsets
-        for n in np.flatnonzero(self._touched & (codes >= 0) & (codes < floor)).tolist():
+        below = np.flatnonzero(self._touched & (codes >= 0) & (codes < floor)).tolist()
+        if below:
+            self.staging.reserve_up_to(floor - 1)
+        for n in below:
             name = index.chunk_name(int(codes[n]))
             try:
                 stored = b"".join(self.store.pieces(name))
             except FileNotFoundError:
                 raise removed(self.url, [name]) from None
             self.set_chunk(n, self.store_stored(n, stored[: ChunkHeader.unpack(stored).cbytes]))
+        return bool(below)
 
     # Open chunks.
 

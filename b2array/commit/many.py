@@ -255,10 +255,10 @@ def _prepare(
     rows = manifest.rows or {}
 
     def is_ready(name: str) -> bool:
-        ready, row = prepared.get(name), rows.get(name)
-        if ready is None or ready.identity != manifest.identity:
+        draft, ready, row = drafts[name], prepared.get(name), rows.get(name)
+        if ready is None or ready.identity != manifest.identity or draft.staging.is_old:
             return False
-        if drafts[name].base is None:
+        if draft.base is None:
             return ready.row.number > (0 if row is None else row.number)
         return row is not None and row.revision == ready.base
 
@@ -268,6 +268,8 @@ def _prepare(
         if not is_new:
             _rebase(Member(catalog, name), draft, manifest)
         path = paths[name] if row is None or is_new else row.path
+        if is_new:
+            draft.rise_above(manifest.gone.get(path, 0))
         return _revision(catalog, draft, path, manifest, publishes=is_new and row is None)
 
     waiting = [name for name in drafts if not is_ready(name)]
@@ -442,7 +444,8 @@ def _publish_new(
             return published.version
         if noted is None or (noted.identity, noted.path) != (manifest.identity, path) or published.name != name:
             raise FileExistsError(f"{store.url} exists, and is not a member of the group")
-        return store.replace(name, content, expected=published.version).version
+        with suppress(ConflictError):  # it has gone meanwhile, or another writer makes the member as well
+            return store.replace(name, content, expected=published.version).version
     raise too_many_conflicts(store)
 
 
@@ -500,17 +503,28 @@ def _published(catalog: Catalog, new: _Prepared) -> Version | None:
     store, name = catalog.group.below(new.row.path), FRAME_NAME if new.row.sparse else ""
     content = b"".join(pieces(new.plan, new.source))
     base = new.draft.base
-    expected = None if base is None or base.published is None else base.published
-    if expected is not None:
-        with suppress(ConflictError):  # another commit has been published since
+    expected = None if base is None else base.published
+    for _ in attempts(store):
+        if expected is None:
+            expected = _version_of_older(store, new)
+        try:
+            if expected is None:
+                return store.create(name, content).version
             return store.replace(name, content, expected=expected).version
+        except (ConflictError, FileExistsError):  # another commit has been published since
+            expected = None
+    raise too_many_conflicts(store)
+
+
+def _version_of_older(store: Store, new: _Prepared) -> Version | None:
+    """Return the version of what is published, None if nothing is; ConflictError if that is as new."""
     try:
         published = load_published(store, sparse=new.row.sparse)
     except MISSING:
-        return store.create(name, content).version
+        return None
     except FormatError:  # a damaged copy tells nobody anything
-        return store.replace(name, content, expected=store.stamp(name).version).version
+        return store.stamp(FRAME_NAME if new.row.sparse else "").version
     noted = published.state.annotations.group_commit
     if noted is not None and noted.identity == new.identity and noted.number >= new.row.number:
         raise conflict(store.url)
-    return store.replace(name, content, expected=published.version).version
+    return published.version

@@ -352,15 +352,19 @@ class Staging:
         monotonic, wall = self._since
         self._since = monotonic - max(0.0, seconds), wall - max(0.0, seconds)
 
+    @property
+    def is_old(self) -> bool:
+        """Whether this has taken so long that `vacuum` may have removed what was made here."""
+        monotonic, wall = self._since
+        # The monotonic clock stands still while a computer sleeps, and the other one may be set back.
+        return max(time.monotonic() - monotonic, time.time() - wall) >= CHECKED_AFTER
+
     def missing(self, offsets: Int64Array) -> list[str]:
         """Return the names of the files made here that an index refers to and that are gone.
 
-        Only a commit that took long looks for them: `vacuum` leaves younger files alone. The monotonic clock stands
-        still while a computer sleeps, and the other one may be set back.
+        Only a commit that took long looks for them: `vacuum` leaves younger files alone.
         """
-        monotonic, wall = self._since
-        took = max(time.monotonic() - monotonic, time.time() - wall)
-        if took < CHECKED_AFTER or not self._numbers:
+        if not (self.is_old and self._numbers):
             return []
         made = np.array(self._numbers, np.int64)
         names = [index.chunk_name(number) for number in made[_are_among(made, offsets)].tolist()]

@@ -71,6 +71,7 @@ class RowTransaction(Changes):
         self._read: dict[str, str] = {}  # revisions of members that were read or copied, by name
         self._unadopted: dict[str, Snapshot] = {}  # the states of those that have no revision yet
         self._snapshots = SnapshotChanges(self.url)
+        self._restored: list[Kept] = []  # snapshots that members go back to
         self._earlier: dict[str, list[Keep]] = {}  # states of new members that these name, by path
         self._used: dict[str, int] = {}  # numbers that chunks of members got which are not listed, by path
         self._ended = False
@@ -250,6 +251,7 @@ class RowTransaction(Changes):
     def go_back(self, then: Moment) -> None:
         """Let the commit give all members the states that they had at a snapshot, and delete later ones."""
         self._require_open()
+        self._restored.append(then.entry)
         self.remove({name: path for name, path in self.members().items() if name not in then.states})
         rows = self._view.rows
         differing = [
@@ -378,6 +380,7 @@ class RowTransaction(Changes):
         """Raise ConflictError if the changes do not fit on top of what others have committed."""
         if manifest.identity != self._identity and self._view.manifest.identity:
             raise ConflictError(f"{self.url}: another group was made in the place of this one; open it again")
+        self._require_restored(manifest)
         rows = manifest.rows or {}
         written = {self._new.get(path) or name_of(path) for path, draft in self._drafts.items() if draft.changed}
         for name, revision in self._read.items():
@@ -398,6 +401,13 @@ class RowTransaction(Changes):
                 check_new(name, there, self.url)
             except (FileExistsError, ValueError) as error:
                 raise ConflictError(f"another writer was faster: {error}") from None
+
+    def _require_restored(self, manifest: Manifest) -> None:
+        """Raise ConflictError if `vacuum` may have removed what members go back to."""
+        known = group_ledger(self.url, manifest)
+        for entry in self._restored:
+            if known.find(entry.name) != entry:
+                raise ConflictError(f"{self.url}: the snapshot {entry.name!r} was dropped since it was to be restored")
 
     def _require_same_members(self, rows: Mapping[str, Row]) -> None:
         """Raise ConflictError if a snapshot would have other members than the transaction shows."""

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.commit import pending
+from b2array.commit.manifests import replace_manifest
 from b2array.errors import B2ArrayError
 from b2array.format.kept import KEPT, object_name
 from b2array.frame.fetch import chunk_number
-from b2array.frame.manifest import DATA, SUFFIXES, Manifest, Row, index_name, is_index_name
+from b2array.frame.manifest import DATA, MANIFEST, SUFFIXES, Row, index_name, is_index_name
 from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load_published, load_revision
 from b2array.frame.source import FRAME_NAME
 from b2array.group.kept import moment, unneeded
@@ -28,25 +29,21 @@ from b2array.group.listing import group_ledger
 from b2array.store.base import Listed, Store
 from b2array.store.endings import JOURNAL, TEMPORARY
 
-__all__ = ["of_member", "outside"]
+__all__ = ["never_again", "of_member", "outside"]
 
 Int64Array = npt.NDArray[np.int64]
 
 
-def of_member(snapshot: Snapshot, seconds: float, now: float) -> dict[str, Listed]:
+def of_member(group: ListedGroup, name: str, seconds: float, now: float) -> dict[str, Listed]:
     """Find what nothing needs in the prefix of a sparse member, by the names of the objects."""
-    member = snapshot.member
-    if member is None:
-        raise ValueError(f"{snapshot.url}: expected a member of a group, found a frame by itself")
-    row = (member.catalog.last_seen()[0].rows or {})[member.name]
-    group = ListedGroup.of(member.catalog)
-    return _in_prefix(group, row.path, _live(group), seconds, now) if row.sparse else {}
+    row = group.rows.get(name)
+    return _in_prefix(group, row.path, _live(group), seconds, now) if row is not None and row.sparse else {}
 
 
 def outside(group: ListedGroup, seconds: float, now: float) -> dict[str, Listed]:
     """Find what nothing needs outside of the members: objects of deleted members, of writers that failed, of snapshots.
 
-    Before the objects go, `never_again` must see to it that no later member gets the numbers of their chunks.
+    Before the objects go, `never_again` must see to it that no commit under way needs them.
     """
     files = _with_times(group)
     live, manifest = _live(group), group.manifest
@@ -63,26 +60,24 @@ def outside(group: ListedGroup, seconds: float, now: float) -> dict[str, Listed]
 
 
 def never_again(group: ListedGroup, paths: Iterable[str]) -> None:
-    """Let no later member of the group give numbers to its chunks that these objects had.
+    """Commit that these objects go: no later member gives numbers to its chunks that they had.
 
-    A writer that has made sure of its objects meanwhile must do so again, because this is a commit.
+    ConflictError: another writer has committed since the group was read, and may need one of them. A writer that
+    commits later must make sure of its objects again, because this is a commit.
     """
     highest: dict[str, int] = {}
     for path in paths:
         prefix, _, name = path.rpartition("/")
         number = chunk_number(name)
-        if prefix.endswith(SUFFIXES) and _is_of_member(name):
-            highest[prefix] = max(highest.get(prefix, -1), -1 if number is None else number)
-
-    def change(manifest: Manifest) -> Manifest:
-        gone = dict(manifest.gone)
-        for path, number in highest.items():
-            gone[path] = max(gone.get(path, 0), number + 1)
-        after = replace(manifest, gone=gone, number=manifest.number + 1)
-        return after.with_commit(os.urandom(8).hex())
-
-    if highest:
-        group.update(change)
+        if prefix.endswith(SUFFIXES) and number is not None:
+            highest[prefix] = max(highest.get(prefix, -1), number)
+    manifest, version = group.seen()
+    gone = dict(manifest.gone)
+    for path, number in highest.items():
+        gone[path] = max(gone.get(path, 0), number + 1)
+    after = replace(manifest, gone=gone, number=manifest.number + 1)
+    with group.store.lock(MANIFEST):
+        replace_manifest(group.catalog, after.with_commit(os.urandom(8).hex()), version)
 
 
 def _live(group: ListedGroup) -> dict[str, set[str]]:

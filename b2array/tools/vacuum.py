@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -30,7 +30,7 @@ from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load, load_
 from b2array.group import unpacked
 from b2array.group.directory import Directory
 from b2array.group.kept import remove_frame, unneeded
-from b2array.group.listed import AnyGroup
+from b2array.group.listed import AnyGroup, ListedGroup
 from b2array.group.place import group_of
 from b2array.store.base import MISSING, Listed, Store, attempts, too_many_conflicts
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
@@ -142,13 +142,13 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
         except FileNotFoundError:
             lock = nullcontext()  # writers of a new array take no lock
         with lock:
-            revision, removable = _removable(store, seconds)
-            old = _older(store, removable, seconds)
+            there = _removable(store, seconds)
+            old = _older(store, there.removable, seconds)
             if old:
                 old = {name: old[name] for name in old.keys() - _files_in_redo_log(store, url, storage_options, old)}
             if not dry_run:
                 try:
-                    _retire_numbers(revision, old)
+                    _commit_before(there, old)
                 except ConflictError:  # another writer has committed since the look
                     continue
                 pending.remove(store, old)
@@ -156,18 +156,23 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
     raise too_many_conflicts(store)
 
 
-def _retire_numbers(revision: Snapshot | None, old: Iterable[str]) -> None:
-    """Before the chunks of an object store go, see to it by a commit that no later chunk gets their names.
+def _commit_before(there: _There, old: Collection[str]) -> None:
+    """Before objects of an object store go, see to it by a commit that no other commit needs them.
 
-    A request to delete may be carried out late, or twice. A writer that made sure of its chunks before that must do so
-    again, because the commit comes first.
+    ConflictError: another writer has committed since the look, and may need one of them. A writer that made sure of its
+    objects before must do so again, because this commit comes first. No later chunk gets the name of one that goes: a
+    request to delete may be carried out late, or twice.
     """
-    numbers = [number for number in map(chunk_number, old) if number is not None]
-    if revision is None or not (numbers and revision.store.can.compare) or not revision.sparse:
+    revision, group = there.revision, there.group
+    if revision is None or not revision.store.can.compare or not revision.sparse:
         return
-    draft = Draft(revision.store, revision)
-    draft.reserve_up_to(max(numbers))
-    commit(draft)
+    numbers = [number for number in map(chunk_number, old) if number is not None]
+    if numbers or (group is None and any(name.endswith(KEPT) for name in old)):
+        draft = Draft(revision.store, revision)
+        draft.reserve_up_to(max(numbers, default=-1))
+        commit(draft)
+    elif group is not None and old:
+        never_again(group, ())
 
 
 def _of_archive(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
@@ -198,11 +203,21 @@ def _older(store: Store, files: Mapping[str, Listed], seconds: float) -> dict[st
     return {name: each for name, each in files.items() if now - (each.modified or 0) >= seconds}
 
 
-def _removable(store: Store, seconds: float) -> tuple[Snapshot | None, dict[str, Listed]]:
-    """Return the frame, if there is one, and what it does not need."""
+@dataclass(frozen=True, slots=True)
+class _There:
+    """A frame, if there is one, what it does not need, and the group in an object store that it is a member of."""
+
+    revision: Snapshot | None
+    removable: Mapping[str, Listed]
+    group: ListedGroup | None = None
+
+
+def _removable(store: Store, seconds: float) -> _There:
+    """Look at a frame, and find what it does not need."""
     listed = _load_listed_member(store)
-    if listed is not None:
-        return listed, of_member(listed, seconds, store.now())
+    if listed is not None and listed.member is not None:
+        group = ListedGroup.of(listed.member.catalog)
+        return _There(listed, of_member(group, listed.member.name, seconds, store.now()), group)
     try:
         files, exists = store.listing(), True
     except FileNotFoundError:
@@ -215,7 +230,7 @@ def _removable(store: Store, seconds: float) -> tuple[Snapshot | None, dict[str,
         unfinished = any(name.rstrip("/").endswith(JOURNAL) for name in unneeded)
         if not unneeded or (exists and not unfinished):
             raise
-        return None, unneeded
+        return _There(None, unneeded)
     numbers = [np.zeros(0, np.int64)]
     needed: set[str] = set()
     if revision.name:  # otherwise the objects below a file's name belong to a directory that it has replaced
@@ -223,7 +238,8 @@ def _removable(store: Store, seconds: float) -> tuple[Snapshot | None, dict[str,
         needed = {object_name(entry.place) for entry in entries}
         numbers += [state.frame.offsets for state in (revision, *kept_states(revision, entries))]
     kept = {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
-    return revision, pending.leftovers(store, files) | kept | pending.orphans(store, files, np.concatenate(numbers))
+    orphans = pending.orphans(store, files, np.concatenate(numbers))
+    return _There(revision, pending.leftovers(store, files) | kept | orphans)
 
 
 def _files_in_redo_log(
@@ -274,14 +290,19 @@ def _outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
     """Remove what nothing needs outside of the members of a group; return None if there is nothing."""
     if isinstance(group, Directory):
         return _outside_local(group, seconds, dry_run)
-    group.refresh()
-    old = _older(group.store, outside(group, seconds, group.store.now()), seconds)
-    if old and not dry_run:
-        never_again(group, old)
-        group.store.delete(old)
-    if not old:
-        return None
-    return Cleanup(group.store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
+    for _ in attempts(group.store):
+        group.refresh()
+        old = _older(group.store, outside(group, seconds, group.store.now()), seconds)
+        if old and not dry_run:
+            try:
+                never_again(group, old)
+            except ConflictError:  # another writer has committed since the look
+                continue
+            group.store.delete(old)
+        if not old:
+            return None
+        return Cleanup(group.store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
+    raise too_many_conflicts(group.store)
 
 
 def _outside_local(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
