@@ -1,0 +1,175 @@
+"""The protocols of commits, in all orders of their steps, with kills; and without one of their rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import rows_protocol as rows
+from checker import Again, Report, explore
+from rows_protocol import Rules
+
+
+def commits(rules: Rules, **kinds: str) -> Mapping[str, Again]:
+    """Return writers: `T="append x, set y"`."""
+    processes = {}
+    for who, text in kinds.items():
+        pairs = tuple(tuple(reversed(each.split())) for each in text.split(", "))
+        processes[who] = Again(rows.writer, (rules, who, pairs))
+    return processes
+
+
+def tried(name: str, rules: Rules) -> Report:
+    """Try all orders of what a scenario has."""
+    world, processes, options = SCENARIOS[name](rules)
+    return explore(world, processes, always=rows.always, at_the_end=rows.at_the_end, **options)
+
+
+def writers(rules: Rules) -> Any:
+    processes = commits(rules, T="append x, append y", W="append x")
+    return rows.bucket(), processes, {"mortal": "TW", "kills": 2}
+
+
+def readers(rules: Rules) -> Any:
+    processes = {**commits(rules, T="append x, append y", W="append x"), "R": Again(rows.reader, (rules, "xy"))}
+    return rows.bucket(), processes, {"mortal": "T"}
+
+
+def readers_by_url(rules: Rules) -> Any:
+    processes = {**commits(rules, T="append x", W="set x"), "R": Again(rows.reader_by_url, (rules, "x"))}
+    return rows.bucket(members="x"), processes, {"mortal": "TW"}
+
+
+def adoption(rules: Rules) -> Any:
+    processes = {**commits(rules, T="append x, append y"), "H": Again(rows.by_itself, (rules, "H", "x"))}
+    return rows.bucket(adopted=False), processes, {"mortal": "TH"}
+
+
+def lost_answers(rules: Rules) -> Any:
+    processes = {**commits(rules, T="append x", W="append x"), "network": Again(rows.network, (rules,))}
+    return rows.bucket(members="x", losses=1), processes, {"mortal": "T"}
+
+
+def reads(rules: Rules) -> Any:
+    return rows.bucket(), commits(rules, T="read x, append y", W="read y, append x"), {"mortal": "T"}
+
+
+def snapshots(rules: Rules) -> Any:
+    processes = {**commits(rules, T="append x, append y"), "S": Again(rows.snapshot, (rules, "S"))}
+    return rows.bucket(), processes, {"mortal": "TS"}
+
+
+def snapshots_and_vacuum(rules: Rules) -> Any:
+    processes = {**commits(rules, W="set x"), "S": Again(rows.snapshot, (rules, "S"))}
+    return rows.bucket(members="x"), {**processes, "V": Again(rows.vacuum, (rules,))}, {"mortal": "WV"}
+
+
+def restored_and_dropped(rules: Rules) -> Any:
+    world = rows.bucket(members="x")
+    index = rows.Index("x1", 1, True, ("W",), (1,))
+    row = rows.Row("x1", 1, 2)
+    manifest = world.manifest._replace(version=1, rows=(("x", row),), snapshots=(world.manifest.rows,))
+    world = world._replace(
+        manifest=manifest, chunks=world.chunks | {("x", 1, "W")}, indexes=world.indexes | {("x", index)},
+        published=(("x", index),), log=(("W", (("x", "set"),)),), acknowledged=frozenset("W"),
+    )  # fmt: skip
+    processes = {"D": Again(rows.dropper, (rules, "D")), "B": Again(rows.restorer, (rules, "B", "x"))}
+    return world, {**processes, "V": Again(rows.vacuum, (rules,))}, {"mortal": "BV"}
+
+
+def vacuum(rules: Rules) -> Any:
+    processes = {**commits(rules, T="append x", W="set x"), "V": Again(rows.vacuum, (rules,))}
+    return rows.bucket(members="x"), processes, {"mortal": "T"}
+
+
+def vacuum_of_contiguous(rules: Rules) -> Any:
+    processes = {**commits(rules, T="whole x", W="whole y"), "V": Again(rows.vacuum, (rules,))}
+    return rows.bucket(), processes, {"mortal": "T"}
+
+
+def vacuum_and_readers(rules: Rules) -> Any:
+    processes = {**commits(rules, W="set x"), "V": Again(rows.vacuum, (rules,)), "R": Again(rows.reader, (rules, "x"))}
+    return rows.bucket(members="x"), processes, {"mortal": "V"}
+
+
+def made_again(rules: Rules) -> Any:
+    processes = commits(rules, D="delete x", M="make x", N="make x")
+    return rows.bucket(members="x"), processes, {"mortal": "DM", "kills": 2}
+
+
+def made_again_and_vacuum(rules: Rules) -> Any:
+    processes = {**commits(rules, D="delete x", M="make x"), "V": Again(rows.vacuum, (rules,))}
+    return rows.bucket(members="x"), processes, {"mortal": "M"}
+
+
+def late_deletions(rules: Rules) -> Any:
+    world = rows.bucket(members="x")
+    gone = ("chunk", "x", 0)
+    chunks = frozenset({("x", 1, "0")})
+    index = rows.Index("x0", 0, True, ("0",), (1,))
+    manifest = world.manifest._replace(rows=(("x", rows.Row("x0", 0, 2)),))
+    world = world._replace(
+        manifest=manifest, chunks=chunks, indexes=frozenset({("x", index)}), published=(("x", index),),
+        late=frozenset({gone}),
+    )  # fmt: skip
+    processes = {**commits(rules, D="delete x", M="make x"), "network": Again(rows.network, (rules,))}
+    return world, processes, {"mortal": "D"}
+
+
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (
+        writers,
+        readers,
+        readers_by_url,
+        adoption,
+        lost_answers,
+        reads,
+        snapshots,
+        snapshots_and_vacuum,
+        restored_and_dropped,
+        vacuum,
+        vacuum_of_contiguous,
+        vacuum_and_readers,
+        made_again,
+        made_again_and_vacuum,
+        late_deletions,
+    )
+}
+
+
+LONG = ("readers", "readers_by_url", "vacuum")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in SCENARIOS]
+)
+def test_rows_hold_in_all_orders(name: str) -> None:
+    report = tried(name, Rules())
+    assert not report.problems, str(report)
+    assert report.situations > 100
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        ("conditional", "writers"),
+        ("adopts", "adoption"),
+        ("rebases", "writers"),
+        ("finds_lost_answers", "lost_answers"),
+        ("reads_are_checked", "reads"),
+        ("rows_win", "readers_by_url"),
+        ("publishes_newer", "writers"),
+        ("publishes_again", "writers"),
+        ("numbers_rise", "late_deletions"),
+        ("vacuum_looks_again", "vacuum_of_contiguous"),
+        ("vacuum_commits", "vacuum_of_contiguous"),
+        ("floor_counts", "made_again_and_vacuum"),
+        ("indexes_are_checked", "vacuum_of_contiguous"),
+        ("restores_what_is_kept", "restored_and_dropped"),
+        ("snapshots_keep", "snapshots_and_vacuum"),
+    ],
+)
+def test_without_one_rule_the_checker_finds_what_it_is_for(rule: str, name: str) -> None:
+    assert tried(name, rows.without(rule)).problems
