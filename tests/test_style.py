@@ -56,7 +56,7 @@ TODAY = {
     "exchange": Counts(5, 10.2, 2, 8),
     "frame": Counts(20, 10.6, 6, 38),
     "format": Counts(7, 9.6, 1, 4),
-    "grid": Counts(5, 12.0, 1, 8),
+    "grid": Counts(2, 10.3, 0, 3),
     "group": Counts(67, 10.5, 17, 115),
     "store": Counts(41, 10.3, 7, 60),
     "tools": Counts(9, 10.4, 2, 8),

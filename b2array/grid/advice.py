@@ -36,12 +36,14 @@ def _count_touched(extent: int, chunk: int, block: int, position: slice) -> int:
     part = range(*position.indices(extent))
     if not part:
         return 0
-    of_chunk = -(-chunk // block)
+    per_chunk = -(-chunk // block)
 
     def number(item: int) -> int:
-        return item // chunk * of_chunk + item % chunk // block
+        in_chunk = item % chunk
+        return item // chunk * per_chunk + in_chunk // block
 
-    return min(len(part), number(part[-1]) - number(part[0]) + 1)
+    spanned = number(part[-1]) - number(part[0]) + 1
+    return min(len(part), spanned)
 
 
 def advice(layout: Layout, positions: Sequence[slice]) -> str:
@@ -58,15 +60,20 @@ def advice(layout: Layout, positions: Sequence[slice]) -> str:
     """
     if not math.prod(layout.shape):
         return ""
-    if all(len(range(*p.indices(n))) == n for p, n in zip(positions, layout.shape, strict=True)):
+    pairs = zip(positions, layout.shape, strict=True)
+    if all(len(range(*position.indices(n))) == n for position, n in pairs):
         return _of_array(layout)
     own = count_decoded_nbytes(layout, positions)
     if own < _LEAST_NBYTES:
         return ""
-    others = {word: count_decoded_nbytes(_other(layout, word), positions) for word in get_args(Access)}
+    others = {}
+    for word in get_args(Access):
+        others[word] = count_decoded_nbytes(_other(layout, word), positions)
     best = min(others, key=others.__getitem__)
     ratio = own / others[best]
-    return f'access="{best}" would decode {ratio:.0f} times less' if ratio >= _MUCH else ""
+    if ratio < _MUCH:
+        return ""
+    return f'access="{best}" would decode {ratio:.0f} times less'
 
 
 def _other(layout: Layout, access: Access) -> Layout:
@@ -83,19 +90,26 @@ def _of_array(layout: Layout) -> str:
         ratio = own / count_decoded_nbytes(balanced, positions)
         if own >= _LEAST_NBYTES and ratio >= _UNBALANCED:
             listed.append(f"{name} ({ratio:.0f} times)")
-    return f'access="balanced" would decode less for {", ".join(listed)}' if listed else ""
+    if not listed:
+        return ""
+    return f'access="balanced" would decode less for {", ".join(listed)}'
 
 
 def _usual_keys(shape: Sequence[int]) -> Iterator[tuple[str, list[slice]]]:
     """Yield a plane and a series along each axis, as text and as slices."""
+    ndim = len(shape)
     middle = [slice(n // 2, n // 2 + 1) for n in shape]
     whole = [slice(0, n) for n in shape]
-    for axis in range(len(shape)):
-        plane = [middle[k] if k == axis else whole[k] for k in range(len(shape))]
-        yield _text("i" if k == axis else ":" for k in range(len(shape))), plane
-    for axis in range(len(shape)) if len(shape) > 2 else ():
-        series = [whole[k] if k == axis else middle[k] for k in range(len(shape))]
-        yield _text(":" if k == axis else "i" for k in range(len(shape))), series
+    for axis in range(ndim):
+        plane = list(whole)
+        plane[axis] = middle[axis]
+        yield _text("i" if k == axis else ":" for k in range(ndim)), plane
+    if ndim <= 2:  # a series of a matrix is a plane of it
+        return
+    for axis in range(ndim):
+        series = list(middle)
+        series[axis] = whole[axis]
+        yield _text(":" if k == axis else "i" for k in range(ndim)), series
 
 
 def _text(parts: Iterator[str]) -> str:

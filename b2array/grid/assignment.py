@@ -66,9 +66,11 @@ def arrange(
 
 def check_plain(value: Any) -> None:
     """Refuse masked items, which have no value: what lies below the mask would be stored. Refuse sparse arrays."""
-    # In bytes, because `np.ma.is_masked` fails for records, whose masks have the same fields.
-    if isinstance(value, np.ma.MaskedArray) and np.ascontiguousarray(np.ma.getmask(value)).view(np.uint8).any():
-        raise TypeError("masked items have no value that could be stored: choose one with filled()")
+    if isinstance(value, np.ma.MaskedArray):
+        mask = np.ascontiguousarray(np.ma.getmask(value))
+        # In bytes, because `np.ma.is_masked` fails for records, whose masks have the same fields.
+        if mask.view(np.uint8).any():
+            raise TypeError("masked items have no value that could be stored: choose one with filled()")
     # NumPy takes those of SciPy for a single object.
     if hasattr(value, "todense") and hasattr(value, "nnz"):
         raise TypeError(
@@ -116,13 +118,16 @@ def broadcast(value: Array, selection: Selection) -> Array:
            [7, 8]])
     """
     _check_dimensions(value, selection)
-    shape, value_shape = selection.shape, value.shape
+    shape = selection.shape
+    value_shape = value.shape
     while value.ndim > len(shape) and value.shape[0] == 1:
         value = value[0, ...]
     try:
         full = np.broadcast_to(value, shape)
     except ValueError:
-        raise ValueError(_mismatch(value_shape if selection.kind == "advanced" else value.shape, selection)) from None
+        # For index arrays NumPy's message has the shape before leading axes of length 1 were dropped.
+        reported = value_shape if selection.kind == "advanced" else value.shape
+        raise ValueError(_mismatch(reported, selection)) from None
     if selection.runs is None:
         return selection.arrange(full.reshape(selection.merged))
     # Merging broadcast dimensions would copy: first undo the broadcast where the value does not vary.
@@ -132,8 +137,9 @@ def broadcast(value: Array, selection: Selection) -> Array:
         if math.prod(sizes[start:stop]) == 1:
             key[start:stop] = [slice(0, 1)] * (stop - start)
     narrow = full[tuple(key)]
-    merged = narrow.reshape([math.prod(narrow.shape[start:stop]) for start, stop in selection.runs])
-    return np.broadcast_to(selection.arrange(merged), selection.box)
+    lengths = [math.prod(narrow.shape[start:stop]) for start, stop in selection.runs]
+    merged = selection.arrange(narrow.reshape(lengths))
+    return np.broadcast_to(merged, selection.box)
 
 
 def _check_dimensions(value: Array, selection: Selection) -> None:
@@ -173,9 +179,12 @@ def of_same_kind(values: Any, dtype: np.dtype[Any]) -> Array:
     check_plain(values)
     if isinstance(values, list | tuple | bool | int | float | complex | str | bytes):
         array = np.asarray(values, dtype)  # NumPy checks the range of Python's integers
-        # ... but cuts off the fractions of its floats.
-        kind = np.asarray(values).dtype if dtype.kind in "biu" and array.size else dtype
-        castable = kind == dtype or kind.kind == "b" or (kind.kind in "iu" and dtype.kind in "iu")
+        kind = dtype
+        if dtype.kind in "biu" and array.size:
+            # ... but cuts off the fractions of its floats.
+            kind = np.asarray(values).dtype
+        both_integers = kind.kind in "iu" and dtype.kind in "iu"
+        castable = kind == dtype or kind.kind == "b" or both_integers
     else:
         array = np.asarray(values)
         kind = array.dtype

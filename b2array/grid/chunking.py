@@ -101,14 +101,18 @@ def automatic(
         raise ValueError("negative dimensions are not allowed")
     size = max(itemsize, 1)
     word = check_access(access) or ("planes" if 0 in outer else "balanced")
-    share = math.prod(n or GROWING for n in extents) * size // FEW_CHUNKS
+
+    nitems = math.prod(n or GROWING for n in extents)
+    share = nitems * size // FEW_CHUNKS
     usual = min(max(share, LEAST_CHUNK_NBYTES), CHUNK_NBYTES)
     chunk, chunk_nbytes = _resolve("chunks", chunks, outer, usual)
     chunk += tuple(inner)
+    # Blocks are cut out of chunks, or of the whole axis where the chunk is still open.
     within = tuple(n if c is None else c for c, n in zip(chunk, extents, strict=True))
     block, block_nbytes = _resolve("blocks", blocks, within[: len(outer)], 0)
     block += tuple(inner)
     exact = tuple(c is not None for c in chunk)
+
     if word == "planes":
         target = min(block_nbytes or BLOCK_NBYTES, chunk_nbytes)
         chosen = _thin_block(within, target / size, block, exact)
@@ -117,16 +121,25 @@ def automatic(
         wanted = wanted.at_most(chunk_nbytes).of_items(size)
         room = chunk_nbytes / size / _known_product(chunk)
         chosen = _block(within, wanted, block, exact, word, max(1.0, room))
+
+    # Chunks consist of whole blocks, so they are chosen on the grid of blocks.
     grid = grid_shape(within, chosen)
     spanned = tuple(g if fixed else None for g, fixed in zip(grid, exact, strict=True))
-    count = chunk_nbytes / (math.prod(chosen) * size)
-    counts = _divide(grid, count, spanned) if word == "planes" else _counts(grid, count, spanned, word)
-    whole = tuple(
-        max(b, min(b * count, n or b * count)) if c is None else c
-        for b, count, n, c in zip(chosen, counts, extents, chunk, strict=True)
-    )
-    _check(whole, chosen, size)
-    return whole, chosen
+    nblocks = chunk_nbytes / (math.prod(chosen) * size)
+    if word == "planes":
+        counts = _divide(grid, nblocks, spanned)
+    else:
+        counts = _counts(grid, nblocks, spanned, word)
+    whole = []
+    for length, count, extent, fixed in zip(chosen, counts, extents, chunk, strict=True):
+        if fixed is not None:
+            whole.append(fixed)
+            continue
+        # The last chunk need not be longer than the axis, unless the axis is shorter than one block.
+        multiple = length * count
+        whole.append(max(length, min(multiple, extent or multiple)))
+    _check(tuple(whole), chosen, size)
+    return tuple(whole), chosen
 
 
 def check_access(word: Any) -> Access | None:
@@ -138,27 +151,30 @@ def check_access(word: Any) -> Access | None:
 
 
 def _resolve(name: str, wanted: Any, extents: tuple[int, ...], nbytes: int) -> tuple[_Partial, int]:
-    """Return the extents that the user gives, None elsewhere, and the size of a part in bytes."""
+    """Return the extents that the user chose, None elsewhere, and the size of a part in bytes."""
+    ndim = len(extents)
     if isinstance(wanted, Mapping):
-        axes = {as_int(axis) % max(len(extents), 1): entry for axis, entry in wanted.items()}
-        if any(not -len(extents) <= as_int(axis) < len(extents) for axis in wanted):
-            raise ValueError(f"{name} names the axes {sorted(wanted)}, the array has {len(extents)}")
-        entries = [axes.get(axis) for axis in range(len(extents))]
+        if any(not -ndim <= as_int(axis) < ndim for axis in wanted):
+            raise ValueError(f"{name} names the axes {sorted(wanted)}, the array has {ndim}")
+        by_axis = {as_int(axis) % ndim: entry for axis, entry in wanted.items()}
+        entries = [by_axis.get(axis) for axis in range(ndim)]
     elif wanted is True:
-        entries = ["auto"] * len(extents)
+        entries = ["auto"] * ndim
     elif isinstance(wanted, str | None):
-        entries = [wanted or "auto"] * len(extents)
+        entries = [wanted or "auto"] * ndim
     elif isinstance(wanted, Sequence) or np.ndim(wanted):
         entries = list(wanted)
     else:
-        entries = [wanted] * len(extents)
-    if len(entries) != len(extents):
-        raise ValueError(f"{name} must have {len(extents)} extents, as the shape has, not {len(entries)}: {wanted}")
+        entries = [wanted] * ndim
+    if len(entries) != ndim:
+        raise ValueError(f"{name} must have {ndim} extents, as the shape has, not {len(entries)}: {wanted}")
     sizes = {entry for entry in entries if isinstance(entry, str) and entry != "auto"}
     if len(sizes) > 1:
         raise ValueError(f"{name} can have one size, not {len(sizes)}: {wanted}")
     fixed = tuple(_entry(name, entry, n) for entry, n in zip(entries, extents, strict=True))
-    return fixed, _nbytes(name, sizes.pop()) if sizes else nbytes
+    if sizes:
+        nbytes = _nbytes(name, sizes.pop())
+    return fixed, nbytes
 
 
 def _entry(name: str, entry: Any, extent: int) -> int | None:
@@ -166,26 +182,38 @@ def _entry(name: str, entry: Any, extent: int) -> int | None:
         return None
     if entry is False:
         raise ValueError(f"{name} cannot be False: every array has {name}; -1 takes a whole axis")
-    if entry is None or (not isinstance(entry, Sequence) and as_int(entry) == -1):
+    is_list = isinstance(entry, Sequence)
+    if entry is None or (not is_list and as_int(entry) == -1):
         return extent or None  # an axis that will grow is not cut at its present end
-    if isinstance(entry, Sequence):
-        lengths = [as_int(n) for n in entry]
-        if not lengths or sum(lengths) != extent or set(lengths[:-1]) - {lengths[0]} or lengths[-1] > lengths[0]:
-            raise ValueError(
-                f"{name} along an axis of {extent} must be equal, but the last, which may be shorter: {tuple(lengths)}"
-            )
-        entry = lengths[0] or 1
-    if as_int(entry) < 1:
+    if is_list:
+        entry = _common_length(name, entry, extent)
+    length = as_int(entry)
+    if length < 1:
         raise ValueError(f"the extents of {name} must be at least 1, or -1 for a whole axis, found {entry}")
-    return as_int(entry)
+    return length
+
+
+def _common_length(name: str, entry: Sequence[Any], extent: int) -> int:
+    """Return the length of parts that dask lists one by one; ValueError if they are no regular grid."""
+    lengths = [as_int(n) for n in entry]
+    is_regular = (
+        bool(lengths) and sum(lengths) == extent and not set(lengths[:-1]) - {lengths[0]} and lengths[-1] <= lengths[0]
+    )
+    if not is_regular:
+        raise ValueError(
+            f"{name} along an axis of {extent} must be equal, except the last, which may be shorter: {tuple(lengths)}"
+        )
+    return lengths[0] or 1
 
 
 def _nbytes(name: str, size: str) -> int:
-    found = _SIZE.fullmatch(size.strip())
-    if found is None:
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
         raise ValueError(f'{name} takes "auto" or a size such as "8MB" or "512 KiB", found {size!r}')
-    number, prefix, binary = found.groups()
-    return max(1, int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " ")))
+    number, prefix, binary = match.groups()
+    base = 1024 if binary else 1000
+    power = " kmgt".index(prefix.lower() or " ")
+    return max(1, int(float(number) * base**power))
 
 
 def _check(chunks: tuple[int, ...], blocks: tuple[int, ...], itemsize: int) -> None:
@@ -194,7 +222,8 @@ def _check(chunks: tuple[int, ...], blocks: tuple[int, ...], itemsize: int) -> N
     block_nbytes = math.prod(blocks) * itemsize
     if block_nbytes > MAX_BLOCKSIZE:
         raise ValueError(f"blocks {blocks} have {block_nbytes} bytes each, more than {MAX_BLOCKSIZE}")
-    chunk_nbytes = math.prod(map(mul, grid_shape(chunks, blocks), blocks)) * itemsize
+    padded = map(mul, grid_shape(chunks, blocks), blocks)
+    chunk_nbytes = math.prod(padded) * itemsize
     if chunk_nbytes > MAX_CHUNK_NBYTES:
         raise ValueError(
             f"chunks {chunks} have {chunk_nbytes} bytes each when padded to whole blocks {blocks}, "
@@ -273,24 +302,33 @@ def _block(
     free = [axis for axis, n in enumerate(fixed) if n is None]
     while free:
         last = extents[free[-1]]
-        if not 0 < last <= SHORT or last * known > wanted.target:
+        is_short = 0 < last <= SHORT
+        if not is_short or last * known > wanted.target:
             break
         lengths[free.pop()] = last
         known *= last
+
     rest: list[float] = [extents[axis] or GROWING for axis in free]
     weights = _weights(rest, word)
     tops = [math.inf] * len(free)
     if any(exact):
         # A chunk of which some extents are given has room for so many items along the other axes.
         cut = [place for place, axis in enumerate(free) if not exact[axis]]
-        of_cut = [rest[place] for place in cut]
-        caps = _spread(of_cut, room, [weights[place] for place in cut])
+        extents_cut = [rest[place] for place in cut]
+        weights_cut = [weights[place] for place in cut]
+        caps = _spread(extents_cut, room, weights_cut)
         for place, cap in zip(cut, caps, strict=True):
             rest[place] = cap
             tops[place] = cap
+
     left = max(1.0, wanted.target / known)
-    ideals = _along_first(rest, left, weights, _SERIES) if word == "series" else _spread(rest, left, weights)
-    axes = [_Axis(extents[axis], ideal, top, exact[axis]) for axis, ideal, top in zip(free, ideals, tops, strict=True)]
+    if word == "series":
+        ideals = _along_first(rest, left, weights, _SERIES)
+    else:
+        ideals = _spread(rest, left, weights)
+    axes = []
+    for axis, ideal, top in zip(free, ideals, tops, strict=True):
+        axes.append(_Axis(extents[axis], ideal, top, exact[axis]))
     chosen = _fit(tuple(axes), wanted.without(known))
     for axis, length in zip(free, chosen, strict=True):
         lengths[axis] = length
@@ -317,9 +355,9 @@ def _counts(grid: tuple[int, ...], target: float, fixed: _Partial, word: Access)
     else:
         shares = [cell if place else cell / _FIRST for place, cell in enumerate(cells)]
         ideals = _spread(cells, left, shares)
-    axes = [_Axis(grid[axis], ideal) for axis, ideal in zip(free, ideals, strict=True)]
+    axes = tuple(_Axis(grid[axis], ideal) for axis, ideal in zip(free, ideals, strict=True))
     limits = _Size(left / 2, left, left * 4 / 3)
-    chosen = iter(_fit(tuple(axes), limits))
+    chosen = iter(_fit(axes, limits))
     return tuple(next(chosen) if n is None else n for n in fixed)
 
 
@@ -331,20 +369,24 @@ def _between(extent: float) -> float:
 def _spread(extents: Sequence[float], nitems: float, weights: Sequence[float]) -> list[float]:
     """Return lengths whose product is `nitems`: proportional to the weights, but at least 1, and within the extents."""
     lengths = [1.0] * len(extents)
-    free, left = list(range(len(extents))), nitems
+    free = list(range(len(extents)))
+    left = nitems
     while free:
+        total = math.prod(weights[axis] for axis in free)
         # Rounded, so that the last digit of a machine's `pow` cannot matter.
-        factor = _round_off((left / math.prod(weights[axis] for axis in free)) ** (1 / len(free)))
+        factor = _round_off((left / total) ** (1 / len(free)))
         long = [axis for axis in free if factor * weights[axis] >= extents[axis]]
         short = [axis for axis in free if factor * weights[axis] <= 1]
         if not long and not short:
             for axis in free:
                 lengths[axis] = factor * weights[axis]
             break
+        # Fix the axes that cannot follow their weights, and share the rest among the others.
         for axis in long:
             lengths[axis] = float(extents[axis])
         bound = long or short
-        left = max(1.0, left / math.prod(lengths[axis] for axis in bound))
+        taken = math.prod(lengths[axis] for axis in bound)
+        left = max(1.0, left / taken)
         free = [axis for axis in free if axis not in bound]
     return [_round_off(length) for length in lengths]
 
@@ -362,10 +404,13 @@ def _along_first(
     """Return lengths like `_spread`, but long along the first axis, with at least `room` items across if possible."""
     first = next((axis for axis, n in enumerate(extents) if n != 1), 0)
     others = [axis for axis in range(len(extents)) if axis != first]
-    across = max(1.0, min(room, math.prod(extents[axis] for axis in others)))
+    extents_across = [extents[axis] for axis in others]
+    weights_across = [weights[axis] for axis in others]
+    across = max(1.0, min(room, math.prod(extents_across)))
+    # A list, because an array without dimensions has no first axis.
     along = [max(1.0, min(n, nitems / across)) for n in extents[first : first + 1]]
     rest = nitems / math.prod(along)
-    lengths = _spread([extents[axis] for axis in others], rest, [weights[axis] for axis in others])
+    lengths = _spread(extents_across, rest, weights_across)
     return lengths[:first] + along + lengths[first:]
 
 
@@ -380,22 +425,27 @@ class _Axis(NamedTuple):
     def lengths(self) -> list[int]:
         """Return lengths near the ideal one, the nearest first."""
         steps = sorted(range(-_REACH, _REACH + 1), key=abs)
-        extent, ideal = self.extent, self.ideal
-        count = max(1, int(extent / ideal + 0.5))
+        extent = self.extent
+        count = max(1, int(extent / self.ideal + 0.5))
         near: Iterable[int]
         if extent and (self.exact or count <= FEW_PARTS):
-            near = (-(-extent // max(1, min(extent, count + step))) for step in steps)
+            counts = (max(1, min(extent, count + step)) for step in steps)
+            near = (-(-extent // n) for n in counts)
         else:
             # Of many parts only the last is padded: a round length matters more there.
-            unit = max(8, int(ideal / 80) * 8) if ideal >= 24 else 1
-            near = (max(1, round(ideal / unit) + step) * unit for step in steps)
-        found = dict.fromkeys(min(length, extent or length) for length in near)
-        return [length for length in found if length <= self.most] or [1]
+            unit = max(8, int(self.ideal / 80) * 8) if self.ideal >= 24 else 1
+            near = (max(1, round(self.ideal / unit) + step) * unit for step in steps)
+        distinct = dict.fromkeys(min(length, extent or length) for length in near)
+        return [length for length in distinct if length <= self.most] or [1]
 
     def badness(self, length: int) -> float:
         """Return 1 for the ideal length without padding, and more for others."""
-        padding = -(-self.extent // length) * length / self.extent if self.extent else 1.0
-        return max(length / self.ideal, self.ideal / length) * padding**2
+        padding = 1.0
+        if self.extent:
+            count = -(-self.extent // length)
+            padding = count * length / self.extent
+        distance = max(length / self.ideal, self.ideal / length)
+        return distance * padding**2
 
 
 @lru_cache(maxsize=1024)
@@ -435,23 +485,29 @@ def _thin_block(
         return tuple(block)
     first = next((axis for axis in free if extents[axis] != 1), free[0])
     block[first] = 1
-    cut, kept = [], math.prod(n for n in fixed if n is not None)
-    for axis in sorted(set(free) - {first}, key=lambda axis: (block[axis], -axis)):
+    cut = []
+    kept = _known_product(fixed)
+    others = set(free) - {first}
+    for axis in sorted(others, key=lambda axis: (block[axis], -axis)):
         if block[axis] <= KEPT_WHOLE and kept * block[axis] <= target:
             kept *= block[axis]
         else:
             cut.append(axis)
     cut.sort()
+
     slab = math.prod(block)
-    left = max(1.0, target * math.prod(block[axis] for axis in cut) / slab)
+    of_cut = math.prod(block[axis] for axis in cut)
+    left = max(1.0, target * of_cut / slab)
     even = left ** (1 / (len(cut) + 1))
     thin = max(1.0, min(FEW_BLOCKS * target / slab, even, extents[first] or even))
     while cut:
-        part = min(1.0, left / thin / math.prod(block[axis] for axis in cut))
+        room = left / thin
+        part = min(1.0, room / math.prod(block[axis] for axis in cut))
         axis = cut.pop(0)
+        stretched = part ** (1 / (len(cut) + 1)) / STRETCH ** (len(cut) / 2)
+        share = max(part, stretched)
         # Rounded, so that the last digit of a machine's `pow` cannot matter.
-        share = max(part, part ** (1 / (len(cut) + 1)) / STRETCH ** (len(cut) / 2))
-        ideal = max(1.0, round(min(block[axis] * share, left / thin), 6))
+        ideal = max(1.0, round(min(block[axis] * share, room), 6))
         block[axis] = _near(extents[axis], ideal, exact=exact[axis])
         left = max(1.0, left / block[axis])
     block[first] = _near(extents[first], left, exact=exact[first])
@@ -462,12 +518,14 @@ def _divide(extents: tuple[int, ...], target: float, fixed: _Partial) -> tuple[i
     """Choose a shape of about `target` items, as equal along all free axes as the short ones allow."""
     divided = [1 if n is None else n for n in fixed]
     target = max(1.0, target / math.prod(divided))
-    order = [axis for axis, n in enumerate(fixed) if n is None]
-    order.sort(key=lambda axis: (extents[axis] == 0, extents[axis], -axis))
-    sized = sum(extents[axis] > 0 for axis in order)
+    free = [axis for axis, n in enumerate(fixed) if n is None]
+    # Short axes first: what they cannot take is shared by the longer ones. Axes that will grow come last.
+    order = sorted(free, key=lambda axis: (extents[axis] == 0, extents[axis], -axis))
+    nsized = sum(extents[axis] > 0 for axis in order)
     for place, axis in enumerate(order):
-        left = (sized if place < sized else len(order)) - place
-        divided[axis] = _near(extents[axis], round(target ** (1 / left), 6), exact=False)
+        stop = nsized if place < nsized else len(order)
+        ideal = round(target ** (1 / (stop - place)), 6)
+        divided[axis] = _near(extents[axis], ideal, exact=False)
         target = max(1.0, target / divided[axis])
     return tuple(divided)
 
@@ -475,12 +533,15 @@ def _divide(extents: tuple[int, ...], target: float, fixed: _Partial) -> tuple[i
 def _near(extent: int, ideal: float, *, exact: bool) -> int:
     """Choose a length near `ideal` that cuts `extent` with little padding."""
     count = max(1, int(extent / ideal + 0.5))
-    if extent and (exact or count <= FEW_PARTS):
-        counts = range(count - min(count // 5, FEW_PARTS), count + min(count // 4, FEW_PARTS) + 1)
-        lengths = {-(-extent // n): abs(n - count) for n in reversed(counts)}
-        return min(lengths, key=lambda length: (_waste(extent, length), lengths[length]))
-    # Of many parts only the last is padded: a round length matters more there.
-    return round(ideal / 8) * 8 if ideal >= 12 else max(1, round(ideal))
+    if not extent or (not exact and count > FEW_PARTS):
+        # Of many parts only the last is padded: a round length matters more there.
+        return round(ideal / 8) * 8 if ideal >= 12 else max(1, round(ideal))
+    fewer = min(count // 5, FEW_PARTS)
+    more = min(count // 4, FEW_PARTS)
+    counts = range(count - fewer, count + more + 1)
+    # The fewest parts of a length stay, because they come last.
+    distances = {-(-extent // n): abs(n - count) for n in reversed(counts)}
+    return min(distances, key=lambda length: (_waste(extent, length), distances[length]))
 
 
 def _waste(extent: int, length: int) -> tuple[bool, int]:

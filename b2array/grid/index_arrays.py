@@ -36,8 +36,10 @@ def as_arrays(entry: NDArray[Any], axis: int) -> list[IndexArray]:
     if entry.dtype != bool:
         return [IndexArray(axis, entry)]
     if entry.ndim == 0:
+        # True selects the one item without an axis, False none.
         return [IndexArray(None, np.zeros(int(entry), np.int64))]
-    return [IndexArray(axis + n, values.astype(np.int64, copy=False)) for n, values in enumerate(entry.nonzero())]
+    per_axis = enumerate(entry.nonzero(), axis)
+    return [IndexArray(n, values.astype(np.int64, copy=False)) for n, values in per_axis]
 
 
 def broadcast(arrays: list[IndexArray], shape: Sequence[int]) -> list[Slot]:
@@ -56,16 +58,27 @@ def broadcast(arrays: list[IndexArray], shape: Sequence[int]) -> list[Slot]:
         dims = whole[start:stop]
         members = []
         for axis, values in arrays:
-            local = ((1,) * (len(whole) - values.ndim) + values.shape)[start:stop]
-            if math.prod(local) != 1:
-                # Like NumPy, do not check the values of arrays that select nothing.
-                inside = values if is_empty or axis is None else wrap(values, axis, shape[axis])
-                members.append(IndexArray(axis, np.broadcast_to(inside.reshape(local), dims).reshape(-1)))
-        slots.append(_points(members, dims) if members else Slot((), None, dims))
+            padded = (1,) * (len(whole) - values.ndim) + values.shape
+            local = padded[start:stop]
+            if math.prod(local) == 1:
+                continue
+            inside = values
+            # Like NumPy, do not check the values of arrays that select nothing.
+            if axis is not None and not is_empty:
+                inside = wrap(values, axis, shape[axis])
+            points = np.broadcast_to(inside.reshape(local), dims)
+            members.append(IndexArray(axis, points.reshape(-1)))
+        slot = _points(members, dims) if members else Slot((), None, dims)
+        slots.append(slot)
     for axis, values in arrays:
-        if values.size == 1 and axis is not None:
-            first = 0 if is_empty else int(wrap(values, axis, shape[axis]).reshape(()))
-            slots.append(Slot((axis,), slice(first, first + (not is_empty), 1), ()))
+        if values.size != 1 or axis is None:
+            continue
+        # A single position is a slice of one item, which is faster than points.
+        first = 0
+        if not is_empty:
+            first = int(wrap(values, axis, shape[axis]).reshape(()))
+        single = slice(first, first + (not is_empty), 1)
+        slots.append(Slot((axis,), single, ()))
     return slots
 
 
@@ -73,31 +86,42 @@ def _segments(shapes: list[tuple[int, ...]], ndim: int) -> list[tuple[int, int]]
     """Cut the `ndim` broadcast dimensions wherever no single array varies on both sides of the cut."""
     joined: set[int] = set()
     for shape in shapes:
-        varying = [n for n, size in enumerate(shape, ndim - len(shape)) if size != 1]
-        joined.update(range(varying[0] + 1, varying[-1] + 1) if varying else ())
-    return list(pairwise([0, *(n for n in range(1, ndim) if n not in joined), ndim]))
+        sizes = enumerate(shape, ndim - len(shape))
+        varying = [n for n, size in sizes if size != 1]
+        if varying:
+            joined.update(range(varying[0] + 1, varying[-1] + 1))
+    cuts = [n for n in range(1, ndim) if n not in joined]
+    return list(pairwise([0, *cuts, ndim]))
 
 
 def _points(members: list[IndexArray], dims: tuple[int, ...]) -> Slot:
-    located = [(axis, values) for axis, values in members if axis is not None]
-    if len(located) == 1:
-        points = located[0][1][None]
+    with_axis = [(axis, values) for axis, values in members if axis is not None]
+    axes = tuple(axis for axis, _ in with_axis)
+    rows = [values for _, values in with_axis]
+    if len(rows) == 1:
+        points = rows[0][None]  # a view; the general way copies
     else:
-        points = np.array([values for _, values in located], np.int64).reshape(len(located), math.prod(dims))
-    return Slot(tuple(axis for axis, _ in located), points, dims)
+        points = np.array(rows, np.int64).reshape(len(rows), math.prod(dims))
+    return Slot(axes, points, dims)
 
 
 def wrap(values: NDArray[np.int64], axis: int, extent: int) -> NDArray[np.int64]:
     """Count negative positions from the end; IndexError if one is out of bounds."""
     if not values.size:
         return values
-    low, high = int(values.min()), int(values.max())
+    low = int(values.min())
+    high = int(values.max())
     if low < -extent or high >= extent:
-        wrong = values[(values < -extent) | (values >= extent)].flat[0]
+        is_wrong = (values < -extent) | (values >= extent)
+        wrong = values[is_wrong].flat[0]
         raise IndexError(f"index {wrong} is out of bounds for axis {axis} with size {extent}")
-    return np.where(values < 0, values + extent, values) if low < 0 else values
+    if low >= 0:
+        return values
+    return np.where(values < 0, values + extent, values)
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
     """Write a shape as NumPy's messages do."""
-    return f"({shape[0]},)" if len(shape) == 1 else f"({','.join(map(str, shape))})"
+    if len(shape) == 1:
+        return f"({shape[0]},)"
+    return f"({','.join(map(str, shape))})"

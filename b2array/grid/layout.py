@@ -117,10 +117,10 @@ class Layout:
         ):
             if extents and (min(extents) < 0 or max(extents) >= 2**bits):
                 raise ValueError(f"expected extents of 0 to 2**{bits} - 1 in {name}, found {extents}")
-        for extents in zip(self.shape, self.chunks, self.blocks, strict=True):
-            if extents[0] and not all(extents):
+        for extent, chunk, block in zip(self.shape, self.chunks, self.blocks, strict=True):
+            if extent and not (chunk and block):
                 raise ValueError(
-                    f"expected chunks and blocks of 1 item or more along {extents[0]} items, found {extents[1:]}"
+                    f"expected chunks and blocks of 1 item or more along {extent} items, found {(chunk, block)}"
                 )
 
     def _check_sizes(self) -> None:

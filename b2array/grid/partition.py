@@ -86,18 +86,26 @@ def parts(
     if not positions:
         return iter((Part((), (), ()),))
     bases = (None,) * len(positions) if outside is None else outside
-    for n, i in enumerate(positions):
-        if isinstance(i, slice) and i.start < i.stop:
-            extent = part_shape[n if axes is None else axes[n][0]]
-            wide = _MOST * extent * (i.step // extent or 1)
-            if i.stop - i.start > wide:
-                return _in_windows(positions, part_shape, axes, bases, n, wide)
-    if axes is None:
-        pieces = []
-        for i, extent, base in zip(positions, part_shape, bases, strict=True):
-            pieces.append(_cut_slice(i, extent, base) if isinstance(i, slice) else _cut_points(i, (extent,), base))
-        return map(Part._make, starmap(zip, product(*pieces)))
-    return _parts_of_factors(positions, part_shape, axes, bases)
+    for n, factor in enumerate(positions):
+        if not isinstance(factor, slice) or factor.start >= factor.stop:
+            continue
+        axis = n if axes is None else axes[n][0]
+        extent = part_shape[axis]
+        # A step that is longer than a part visits only every so many parts.
+        stride = factor.step // extent or 1
+        wide = _MOST * extent * stride
+        if factor.stop - factor.start > wide:
+            return _in_windows(positions, part_shape, axes, bases, n, wide)
+    if axes is not None:
+        return _parts_of_factors(positions, part_shape, axes, bases)
+    pieces = []
+    for factor, extent, base in zip(positions, part_shape, bases, strict=True):
+        if isinstance(factor, slice):
+            pieces.append(_cut_slice(factor, extent, base))
+        else:
+            pieces.append(_cut_points(factor, (extent,), base))
+    # Three functions in C instead of a loop: this is most of the geometry of a read that touches many chunks.
+    return map(Part._make, starmap(zip, product(*pieces)))
 
 
 def _in_windows(
@@ -109,11 +117,14 @@ def _in_windows(
     wide: int,
 ) -> Iterator[Part]:
     """Cut a selection whose factor `n` is a slice of very many parts; list the parts of `wide` items at a time."""
-    for coord, inside, where in _cut_slice(cast(slice, positions[n]), wide, bases[n]):
-        i = cast(slice, inside)
-        window = slice(coord * wide + i.start, coord * wide + i.stop, i.step)
+    factor = cast(slice, positions[n])
+    for coord, inside, where in _cut_slice(factor, wide, bases[n]):
+        of_window = cast(slice, inside)
+        origin = coord * wide
+        window = slice(origin + of_window.start, origin + of_window.stop, of_window.step)
         cut = (*positions[:n], window, *positions[n + 1 :])
-        yield from parts(cut, part_shape, axes, (*bases[:n], where, *bases[n + 1 :]))
+        places = (*bases[:n], where, *bases[n + 1 :])
+        yield from parts(cut, part_shape, axes, places)
 
 
 _Piece = tuple[Any, Positions, Positions]  # coords (a plain int for a factor of one axis), inside, outside
@@ -126,13 +137,17 @@ def _parts_of_factors(
     bases: Sequence[Positions | None],
 ) -> Iterator[Part]:
     # Where one factor is empty, the points of another one need not be within any bounds.
-    if any(i.start >= i.stop if isinstance(i, slice) else not i.size for i in positions):
+    if any(map(_is_empty, positions)):
         return
     pieces: list[list[_Piece]] = []
-    for covered, i, base in zip(axes, positions, bases, strict=True):
+    for covered, factor, base in zip(axes, positions, bases, strict=True):
         extents = tuple(part_shape[axis] for axis in covered)
-        cut = _cut_slice(i, extents[0], base) if isinstance(i, slice) else _cut_points(i, extents, base)
+        if isinstance(factor, slice):
+            cut = _cut_slice(factor, extents[0], base)
+        else:
+            cut = _cut_points(factor, extents, base)
         if len(covered) == 1:
+            # Coordinates of one axis are plain numbers, which are faster; here all factors need tuples.
             cut = [((coord,), inside, outside) for coord, inside, outside in cut]
         pieces.append(cut)
     covered_axes = tuple(chain.from_iterable(axes))
@@ -140,7 +155,14 @@ def _parts_of_factors(
     for combination in product(*pieces):
         coords, inside, outside = zip(*combination, strict=True)
         flat = tuple(chain.from_iterable(coords))
-        yield Part(tuple(flat[n] for n in rank), inside, outside)
+        in_order = tuple(flat[n] for n in rank)
+        yield Part(in_order, inside, outside)
+
+
+def _is_empty(factor: Positions) -> bool:
+    if isinstance(factor, slice):
+        return bool(factor.start >= factor.stop)
+    return not factor.size
 
 
 def _cut_slice(positions: slice, extent: int, base: Positions | None) -> list[_Piece]:
@@ -155,7 +177,8 @@ def _cut_slice(positions: slice, extent: int, base: Positions | None) -> list[_P
         inside = slice(start - origin, end - origin, step)
         if count == 1:  # a step would make the whole of a thin chunk look like a part
             inside = slice(inside.start, inside.start + 1, 1)
-        pieces.append((coord, inside, slice(position, position + count, 1)))
+        outside = slice(position, position + count, 1)
+        pieces.append((coord, inside, outside))
         start += count * step
         position += count
     return pieces
@@ -173,21 +196,26 @@ def _cut_points(
     inside = points - coords * divisor
     number = coords[0]
     if len(extents) > 1:
-        number = np.ravel_multi_index(tuple(coords), tuple((coords.max(axis=1) + 1).tolist()))
+        bounds = coords.max(axis=1) + 1
+        number = np.ravel_multi_index(tuple(coords), tuple(bounds.tolist()))
     order = None
     if (number[1:] < number[:-1]).any():
         # In the smallest type that holds the numbers: for 16 bits NumPy's stable sort is a radix sort.
-        order = np.argsort(number.astype(np.min_scalar_type(number.max())), kind="stable")
-        number, coords, inside = number[order], coords[:, order], inside[:, order]
+        smallest = np.min_scalar_type(number.max())
+        order = np.argsort(number.astype(smallest), kind="stable")
+        number = number[order]
+        coords = coords[:, order]
+        inside = inside[:, order]
     changes = np.flatnonzero(number[1:] != number[:-1]) + 1
     starts = [0, *changes.tolist()]
     stops = [*starts[1:], number.size]
     firsts = coords[:, starts].T.tolist()
-    where = [coord[0] if len(extents) == 1 else tuple(coord) for coord in firsts]
-    return [
-        (coord, inside[:, start:stop], _positions(order, start, stop, base))
-        for coord, start, stop in zip(where, starts, stops, strict=True)
-    ]
+    pieces: list[_Piece] = []
+    for first, start, stop in zip(firsts, starts, stops, strict=True):
+        coord = first[0] if len(extents) == 1 else tuple(first)
+        where = _positions(order, start, stop, base)
+        pieces.append((coord, inside[:, start:stop], where))
+    return pieces
 
 
 def _positions(
@@ -196,8 +224,10 @@ def _positions(
     stop: int,
     base: Positions | None,
 ) -> Positions:
+    """Return where the points from `start` to `stop`, taken in an order, stand in the selection's box."""
     if isinstance(base, np.ndarray):
-        return base[:, start:stop] if order is None else base[:, order[start:stop]]
+        chosen = slice(start, stop) if order is None else order[start:stop]
+        return base[:, chosen]
     offset = base.start if isinstance(base, slice) else 0
     if order is None:
         return slice(start + offset, stop + offset, 1)
@@ -231,26 +261,33 @@ def runs(
     range(3, 4) slice(0, 1, 1) slice(10, 11, 1)
     """
     bases = (None,) * len(positions) if outside is None else outside
-    return [_runs(i, extent, base) for i, extent, base in zip(positions, part_shape, bases, strict=True)]
+    factors = zip(positions, part_shape, bases, strict=True)
+    return [_runs(factor, extent, base) for factor, extent, base in factors]
 
 
 def _runs(positions: slice, extent: int, base: slice | None) -> list[Run]:
     start, stop = positions.start, positions.stop
-    first, last = -(-start // extent), stop // extent
+    # The parts that the slice takes whole.
+    first = -(-start // extent)
+    last = stop // extent
     if positions.step != 1 or last - first < 2:
-        cut = _cut_slice(positions, extent, base)
-        return [Run(range(coord, coord + 1), inside, where) for coord, inside, where in cut]  # type: ignore[arg-type]
+        singles = []
+        for coord, inside, where in _cut_slice(positions, extent, base):
+            singles.append(Run(range(coord, coord + 1), inside, where))  # type: ignore[arg-type]
+        return singles
     offset = (base.start if base is not None else 0) - start
     low, high = first * extent, last * extent
+    whole = slice(0, extent, 1)
     where = slice(low + offset, high + offset, 1)
-    runs = [Run(range(first, last), slice(0, extent, 1), where)]
+    runs = [Run(range(first, last), whole, where)]
     if start < low:
         inside = slice(start - low + extent, extent, 1)
         where = slice(start + offset, low + offset, 1)
         runs.insert(0, Run(range(first - 1, first), inside, where))
     if high < stop:
+        inside = slice(0, stop - high, 1)
         where = slice(high + offset, stop + offset, 1)
-        runs.append(Run(range(last, last + 1), slice(0, stop - high, 1), where))
+        runs.append(Run(range(last, last + 1), inside, where))
     return runs
 
 
@@ -274,7 +311,8 @@ def take(
         return values[(*positions, ...)]
     key, moved, order = _fancy(positions, axes)
     taken: NDArray[Any] = values.transpose(moved)[key]
-    return taken.transpose(sorted(range(len(order)), key=order.__getitem__))
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return taken.transpose(back)
 
 
 def put(
@@ -295,15 +333,22 @@ def _fancy(
     positions: tuple[Positions, ...], axes: Axes | None
 ) -> tuple[tuple[Positions, ...], tuple[int, ...], tuple[int, ...]]:
     """Make a NumPy key with all index arrays in front; also the axes in that order, and the factors."""
-    arrays = [n for n, i in enumerate(positions) if isinstance(i, np.ndarray)]
-    order = (*arrays, *(n for n, i in enumerate(positions) if isinstance(i, slice)))
+    arrays: list[int] = []
+    slices: list[int] = []
+    for n, factor in enumerate(positions):
+        numbers = slices if isinstance(factor, slice) else arrays
+        numbers.append(n)
+    order = (*arrays, *slices)
     key: list[Positions] = []
     for dim, n in enumerate(arrays):
         # Combine the points of several factors as `numpy.ix_` does.
-        open_shape = (1,) * dim + (-1,) + (1,) * (len(arrays) - dim - 1)
-        key.extend(row.reshape(open_shape) for row in positions[n])  # type: ignore[union-attr]
-    key.extend(positions[n] for n in order[len(arrays) :])
-    moved = order if axes is None else tuple(chain.from_iterable(axes[n] for n in order))
+        after = len(arrays) - dim - 1
+        open_shape = (1,) * dim + (-1,) + (1,) * after
+        key.extend(row.reshape(open_shape) for row in cast(NDArray[np.int64], positions[n]))
+    key.extend(positions[n] for n in slices)
+    if axes is None:
+        return tuple(key), order, order
+    moved = tuple(chain.from_iterable(axes[n] for n in order))
     return tuple(key), moved, order
 
 
@@ -321,11 +366,16 @@ def boxes(
     >>> [tuple((i.start, i.stop) for i in box) for box in boxes((3, 4), 8)]
     [((0, 2), (0, 4)), ((2, 3), (0, 4))]
     """
-    steps = [max(1, c) for c in unit or (1,) * len(shape)]
-    for axis, n in reversed([*enumerate(shape)]):
-        fit = max(1, most // math.prod(steps))
-        steps[axis] *= min(fit, max(1, -(-n // steps[axis])))
-        if steps[axis] < n:
+    smallest = unit or (1,) * len(shape)
+    steps = [max(1, extent) for extent in smallest]
+    # Fill the trailing axes first: a box then lies together in C order.
+    for axis in reversed(range(len(shape))):
+        room = max(1, most // math.prod(steps))
+        needed = max(1, -(-shape[axis] // steps[axis]))
+        steps[axis] *= min(room, needed)
+        if steps[axis] < shape[axis]:
             break
-    for start in product(*(range(0, n, step) for n, step in zip(shape, steps, strict=True))):
-        yield tuple(slice(i, min(i + step, n)) for i, step, n in zip(start, steps, shape, strict=True))
+    ranges = [range(0, n, step) for n, step in zip(shape, steps, strict=True)]
+    for start in product(*ranges):
+        sides = zip(start, steps, shape, strict=True)
+        yield tuple(slice(i, min(i + step, n)) for i, step, n in sides)

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import EllipsisType, NoneType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +123,9 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
     (4, 3)
     """
     parsed = _parse(key, shape)
-    return _select_advanced(parsed, shape, in_place=True) if parsed.has_arrays else _basic(parsed, shape)
+    if parsed.has_arrays:
+        return _select_advanced(parsed, shape, in_place=True)
+    return _basic(parsed, shape)
 
 
 def check_entries(key: Any, shape: Sequence[int]) -> None:
@@ -147,7 +149,9 @@ def vectorised(key: Any, shape: Sequence[int]) -> Selection:
     (3, 4)
     """
     parsed = _parse(key, shape)
-    return _select_advanced(parsed, shape, in_place=False) if parsed.has_arrays else _basic(parsed, shape)
+    if parsed.has_arrays:
+        return _select_advanced(parsed, shape, in_place=False)
+    return _basic(parsed, shape)
 
 
 def orthogonal(key: Any, shape: Sequence[int]) -> Selection:
@@ -164,16 +168,22 @@ def orthogonal(key: Any, shape: Sequence[int]) -> Selection:
     slots: list[Slot] = []
     axis = 0
     for entry in parsed.entries:
-        if entry is None or entry is Ellipsis:
-            slots.extend(_NEW_AXIS if entry is None else ())
+        if entry is Ellipsis:
+            continue
+        if entry is None:
+            slots.extend(_NEW_AXIS)
             continue
         if isinstance(entry, np.ndarray):
             if entry.ndim != 1:
                 raise IndexError(
                     f"orthogonal indexing takes one-dimensional index arrays, found {entry.ndim} dimensions"
                 )
-            points = entry.nonzero()[0] if entry.dtype == bool else wrap(entry, axis, shape[axis])
-            slots.append(Slot((axis,), points[None].astype(np.int64, copy=False), points.shape))
+            if entry.dtype == bool:
+                points = entry.nonzero()[0]
+            else:
+                points = wrap(entry, axis, shape[axis])
+            rows = points[None].astype(np.int64, copy=False)
+            slots.append(Slot((axis,), rows, points.shape))
         else:
             slots.append(_single(entry, axis, shape[axis]))
         axis += 1
@@ -197,14 +207,18 @@ def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]
     """
     if dtype.names is None:
         return key, None
+    rest: Any = Ellipsis
     if isinstance(key, tuple):
         # Among other indices, text that names no field is no index, as in NumPy.
         field_names = set(dtype.names)
-        are_names = [_are_names(entry) and not field_names.isdisjoint(_names_in(entry)) for entry in key]
-        named = [entry for entry, is_name in zip(key, are_names, strict=True) if is_name]
-        rest: Any = tuple(entry for entry, is_name in zip(key, are_names, strict=True) if not is_name) or Ellipsis
+        named: list[Any] = []
+        others: list[Any] = []
+        for entry in key:
+            is_name = _are_names(entry) and not field_names.isdisjoint(_names_in(entry))
+            (named if is_name else others).append(entry)
+        rest = tuple(others) or Ellipsis
     else:
-        named, rest = [key] if _are_names(key) else [], Ellipsis
+        named = [key] if _are_names(key) else []
     if not named:
         return key, None
     if len(named) == 1 and isinstance(named[0], str):
@@ -225,8 +239,10 @@ def _names_in(entry: str | list[str]) -> list[str]:
 
 
 def _are_names(entry: Any) -> bool:
-    several = isinstance(entry, list) and len(entry) > 0 and all(isinstance(name, str) for name in entry)
-    return several or isinstance(entry, str)
+    if isinstance(entry, list):
+        # An empty list is an index that selects nothing.
+        return len(entry) > 0 and all(isinstance(name, str) for name in entry)
+    return isinstance(entry, str)
 
 
 class _Key(NamedTuple):
@@ -250,14 +266,16 @@ def _parse(key: Any, shape: Sequence[int]) -> _Key:
         raise IndexError("an index can only have a single ellipsis ('...')")
     used = kinds.count(slice) + kinds.count(int)
     if has_arrays:
-        used += sum(entry.ndim if entry.dtype == bool else 1 for entry in entries if isinstance(entry, np.ndarray))
+        used += sum(_naxes(entry) for entry in entries if isinstance(entry, np.ndarray))
     if used > ndim:
         raise IndexError(f"too many indices for array: array is {ndim}-dimensional, but {used} were indexed")
     first = entries[0] if len(entries) == 1 else None
     is_mask = isinstance(first, np.ndarray) and first.dtype == bool and first.shape == tuple(shape)
     if used < ndim:
+        # Without an Ellipsis, axes that the key does not name follow at the end.
         place = kinds.index(EllipsisType) if ellipses else len(entries)
-        entries[place : place + 1] = [slice(None)] * (ndim - used)
+        missing = [slice(None)] * (ndim - used)
+        entries[place : place + 1] = missing
     if has_arrays:
         _check_masks(entries, shape)
     return _Key(entries, has_arrays, bool(ellipses), is_mask)
@@ -292,9 +310,10 @@ def _naxes(entry: _Entry) -> int:
 def _check_masks(entries: list[_Entry], shape: Sequence[int]) -> None:
     axis = 0
     for entry in entries:
-        is_mask = isinstance(entry, np.ndarray) and entry.dtype == bool
-        for n, size in enumerate(entry.shape if is_mask else (), axis):  # type: ignore[union-attr]
-            if size not in (0, shape[n]):  # NumPy lets an empty mask pass anywhere
+        if isinstance(entry, np.ndarray) and entry.dtype == bool:
+            for n, size in enumerate(entry.shape, axis):
+                if size in (0, shape[n]):  # NumPy lets an empty mask pass anywhere
+                    continue
                 raise IndexError(
                     f"boolean index did not match indexed array along axis {n}; size of axis is {shape[n]} "
                     f"but size of corresponding boolean axis is {size}"
@@ -318,9 +337,11 @@ def _basic(key: _Key, shape: Sequence[int]) -> Selection:
             result.append(count)
         elif type(entry) is int:
             position = _wrap_one(entry, axis, shape[axis])
-            positions, count = slice(position, position + 1, 1), 1
+            positions = slice(position, position + 1, 1)
+            count = 1
         else:
-            result.extend((1,) if entry is None else ())
+            if entry is None:
+                result.append(1)
             continue
         factors.append(positions)
         box.append(count)
@@ -329,9 +350,8 @@ def _basic(key: _Key, shape: Sequence[int]) -> Selection:
         raise _too_many(len(result))
     kind: Kind = "basic" if result or key.has_ellipsis else "scalar"
     boxed = tuple(box)
-    return Selection(
-        tuple(factors), None, boxed, tuple(result), kind, boxed, None, None if flips is None else tuple(flips)
-    )
+    turned = None if flips is None else tuple(flips)
+    return Selection(tuple(factors), None, boxed, tuple(result), kind, boxed, None, turned)
 
 
 _NEW_AXIS = (Slot((), None, (1,)),)
@@ -352,10 +372,14 @@ def _select_advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Sele
     place = axis = 0
     for number, entry in enumerate(key.entries):
         if isinstance(entry, np.ndarray | int):
-            place = place if places else len(slots)
+            if not places:
+                place = len(slots)
             places.append(number)
-            values = np.array(_wrap_one(entry, axis, shape[axis])) if isinstance(entry, int) else entry
-            arrays.extend(as_arrays(values, axis))
+            values = entry
+            # Beside an index array, NumPy takes an integer for an index array without dimensions.
+            if isinstance(entry, int):
+                values = np.array(_wrap_one(entry, axis, shape[axis]))
+            arrays.extend(as_arrays(cast(NDArray[Any], values), axis))
         elif isinstance(entry, slice):
             slots.append(_single(entry, axis, shape[axis]))
         elif entry is None:
@@ -380,26 +404,32 @@ def _assemble(slots: list[Slot], kind: Kind) -> Selection:
     factors: list[tuple[Slot, Positions]] = []
     runs: list[tuple[int, int]] = []
     for slot in slots:
+        first = len(shape)
+        shape.extend(slot.dims)
         if slot.positions is not None:
             factors.append((slot, slot.positions))
-            runs.append((len(shape), len(shape) + len(slot.dims)))
-        shape.extend(slot.dims)
+            runs.append((first, len(shape)))
     if len(shape) > MAX_RESULT_NDIM:
         raise _too_many(len(shape))
     merged = tuple(_npositions(positions) for _, positions in factors)
     order = tuple(sorted(range(len(factors)), key=lambda n: factors[n][0].axes))
     axes = tuple(factors[n][0].axes for n in order)
     flipped = [factors[n][0].flipped for n in order]
+    has_points = any(len(covered) != 1 for covered in axes)
+    has_merged = any(stop - start > 1 for start, stop in runs)
+    flips = None
+    if any(flipped):
+        flips = tuple(_FLIP if turn else slice(None) for turn in flipped)
     return Selection(
         positions=tuple(factors[n][1] for n in order),
-        axes=axes if any(len(covered) != 1 for covered in axes) else None,
+        axes=axes if has_points else None,
         box=tuple(merged[n] for n in order),
         shape=tuple(shape),
         kind=kind,
         merged=merged,
         order=order,
-        flips=tuple(_FLIP if turn else slice(None) for turn in flipped) if any(flipped) else None,
-        runs=tuple(runs) if any(stop - start > 1 for start, stop in runs) else None,
+        flips=flips,
+        runs=tuple(runs) if has_merged else None,
     )
 
 

@@ -84,10 +84,10 @@ def parts_of_chunks(
 
 def parts_of_blocks(layout: Layout, of_chunk: Part, axes: Axes | None) -> list[tuple[int, Part]]:
     """Cut a part of a chunk at the borders of blocks; return the blocks by number, and what to take of each."""
-    pairs = [
-        (sum(map(int.__mul__, block.coords, layout.block_strides)), block)
-        for block in parts(of_chunk.inside, layout.blocks, axes, of_chunk.outside)
-    ]
+    pairs = []
+    for block in parts(of_chunk.inside, layout.blocks, axes, of_chunk.outside):
+        number = sum(map(int.__mul__, block.coords, layout.block_strides))
+        pairs.append((number, block))
     pairs.sort(key=lambda pair: pair[0])
     return pairs
 
@@ -118,25 +118,29 @@ class Patch(NamedTuple):
 
 def patch_of(layout: Layout, of_chunk: Part) -> Patch:
     """Return what a selection by slices writes of a chunk."""
-    inside, outside = cast(Slices, of_chunk.inside), cast(Slices, of_chunk.outside)
+    inside = cast(Slices, of_chunk.inside)
+    outside = cast(Slices, of_chunk.outside)
     grid = zip(of_chunk.coords, layout.shape, layout.chunks, strict=True)
     extents = [min(chunk, n - coord * chunk) for coord, n, chunk in grid]
     along = runs(inside, layout.blocks, outside)
     if all(map(_covers, inside, extents)):
-        return Patch(list(range(layout.nblocks)), [True] * layout.nblocks, layout.block_grid, along, True)
+        every = list(range(layout.nblocks))
+        return Patch(every, [True] * layout.nblocks, layout.block_grid, along, True)
     numbers: Int64Array = np.zeros((), np.int64)
     filled: npt.NDArray[np.bool_] = np.ones((), bool)
     compact: list[list[Run]] = []
-    for of_axis, extent, b, stride in zip(along, extents, layout.blocks, layout.block_strides, strict=True):
+    for of_axis, extent, block, stride in zip(along, extents, layout.blocks, layout.block_strides, strict=True):
         coords: list[int] = []
         whole: list[bool] = []
-        compact.append([])
+        of_grid = []
         for run in of_axis:
             first = len(coords)
             coords += run.coords
-            compact[-1].append(run._replace(coords=range(first, len(coords))))
-            whole += [_covers(run.inside, min(b, extent - coord * b)) for coord in run.coords]
-        numbers = np.add.outer(numbers, np.array(coords, np.int64) * stride)
+            of_grid.append(run._replace(coords=range(first, len(coords))))
+            whole += [_covers(run.inside, min(block, extent - coord * block)) for coord in run.coords]
+        compact.append(of_grid)
+        offsets = np.array(coords, np.int64) * stride
+        numbers = np.add.outer(numbers, offsets)
         filled = np.logical_and.outer(filled, np.array(whole, bool))
     return Patch(numbers.reshape(-1).tolist(), filled.reshape(-1).tolist(), numbers.shape, compact, False)
 
@@ -179,6 +183,7 @@ def _tiling(
     """Make a tiling whose steps have at most `length` blocks (but at least one)."""
     along = []
     for extent, (start, stop, step) in zip(blocks, inside, strict=True):
+        # An axis of very many blocks is not worth the memory of the cache.
         cut = _along if stop - start <= _MOST_KEPT * extent else _along.__wrapped__
         along.append(cut(extent, start, stop, step))
     numbers = [0]
@@ -188,16 +193,20 @@ def _tiling(
     shape = tuple([axis.nitems for axis in along])
     narrow = math.prod(shape) * _NARROW <= math.prod(blocks)
     pieces = [axis.narrowed if narrow else axis.pieces for axis in along]
-    steps, first = [], 0
-    for window in _windows(tuple([len(axis.coords) for axis in along]), length):
+    grid = tuple([len(axis.coords) for axis in along])
+    steps = []
+    first = 0
+    for window in _windows(grid, length):
         counts = tuple([stop - start for start, stop in window])
-        copies = [_copy(each) for each in product(*map(_within, pieces, window))]
+        per_axis = map(_within, pieces, window)
+        copies = [_copy(each) for each in product(*per_axis)]
         last = first + math.prod(counts)
         steps.append(Step(numbers[first:last], counts, copies, []))
         first = last
     if not narrow:
         return Tiling(numbers, None, blocks, steps)
-    return Tiling(numbers, tuple([axis.common for axis in along]), shape, steps)
+    within = tuple([axis.common for axis in along])
+    return Tiling(numbers, within, shape, steps)
 
 
 _NARROW = 8
@@ -232,18 +241,22 @@ class _AxisGrid(NamedTuple):
 @lru_cache(maxsize=1024)
 def _along(extent: int, start: int, stop: int, step: int) -> _AxisGrid:
     (of_axis,) = runs((slice(start, stop, step),), (extent,))
+    everything = slice(0, extent, 1)
     coords: list[int] = []
     pieces = []
     for run in of_axis:
-        inside, first = run.inside, len(coords)
+        inside = run.inside
+        first = len(coords)
         coords += run.coords
-        nitems, whole = len(range(inside.start, inside.stop, inside.step)), inside == slice(0, extent, 1)
-        pieces.append(_CutPiece(first, len(coords), inside, run.outside.start, nitems, whole))
+        nitems = len(range(inside.start, inside.stop, inside.step))
+        target = run.outside.start
+        pieces.append(_CutPiece(first, len(coords), inside, target, nitems, inside == everything))
     common, nitems = pieces[0].inside, pieces[0].nitems
     if nitems == extent or any(piece.inside != common for piece in pieces):
-        return _AxisGrid(coords, slice(0, extent, 1), extent, pieces, pieces)
+        return _AxisGrid(coords, everything, extent, pieces, pieces)
     part = slice(0, nitems, 1)
-    return _AxisGrid(coords, common, nitems, pieces, [piece._replace(inside=part, whole=True) for piece in pieces])
+    narrowed = [piece._replace(inside=part, whole=True) for piece in pieces]
+    return _AxisGrid(coords, common, nitems, pieces, narrowed)
 
 
 def _windows(counts: tuple[int, ...], length: int) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -254,12 +267,15 @@ def _windows(counts: tuple[int, ...], length: int) -> Iterator[tuple[tuple[int, 
     if axis == 0:
         yield tuple([(0, count) for count in counts])
         return
+    # Axes from `axis` on are whole, the one before is cut, and each window has one place of the first ones.
+    cut = counts[axis - 1]
     step = max(1, length // math.prod(counts[axis:]))
     rest = [(0, count) for count in counts[axis:]]
     for outer in np.ndindex(*counts[: axis - 1]):
-        for first in range(0, counts[axis - 1], step):
-            middle = (first, min(first + step, counts[axis - 1]))
-            yield (*((coord, coord + 1) for coord in outer), middle, *rest)
+        places = [(coord, coord + 1) for coord in outer]
+        for first in range(0, cut, step):
+            middle = (first, min(first + step, cut))
+            yield (*places, middle, *rest)
 
 
 def _within(pieces: list[_CutPiece], window: tuple[int, int]) -> list[_CutPiece]:
@@ -267,24 +283,30 @@ def _within(pieces: list[_CutPiece], window: tuple[int, int]) -> list[_CutPiece]
     low, high = window
     if low == 0 and high == pieces[-1].stop:
         return pieces
-    return [
-        piece._replace(
-            start=max(piece.start - low, 0),
-            stop=min(piece.stop, high) - low,
-            target=piece.target + max(low - piece.start, 0) * piece.nitems,
+    cut = []
+    for piece in pieces:
+        if piece.start >= high or piece.stop <= low:
+            continue
+        skipped = max(low - piece.start, 0)
+        cut.append(
+            piece._replace(
+                start=max(piece.start - low, 0),
+                stop=min(piece.stop, high) - low,
+                target=piece.target + skipped * piece.nitems,
+            )
         )
-        for piece in pieces
-        if piece.start < high and piece.stop > low
-    ]
+    return cut
 
 
 def _copy(axes: tuple[_CutPiece, ...]) -> Copy:
-    grid, items, target, is_whole = [], [], [], True
+    grid, items, target = [], [], []
     split: tuple[int, ...] = ()
+    is_whole = True
     for start, stop, inside, at, nitems, whole in axes:
+        count = stop - start
         grid.append(slice(start, stop))
         items.append(inside)
-        target.append(slice(at, at + (stop - start) * nitems))
-        split += (stop - start, nitems)
+        target.append(slice(at, at + count * nitems))
+        split += (count, nitems)
         is_whole = is_whole and whole
     return Copy((*grid, *items), tuple(target), split, is_whole)

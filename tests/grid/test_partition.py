@@ -347,7 +347,7 @@ def test_given_shapes_may_exceed_the_array():
         ({"chunks": "large"}, r"""chunks takes "auto" or a size such as "8MB" or "512 KiB", found 'large'"""),
         ({"chunks": ("1MB", "2MB")}, "chunks can have one size, not 2"),
         ({"chunks": {2: 10}}, r"chunks names the axes \[2\], the array has 2"),
-        ({"chunks": ((3, 4), 10)}, r"chunks along an axis of 1000000 must be equal, but the last.*\(3, 4\)"),
+        ({"chunks": ((3, 4), 10)}, r"chunks along an axis of 1000000 must be equal, except the last.*\(3, 4\)"),
         ({"chunks": ((500_000, 300_000, 200_000), 10)}, "must be equal"),
         ({"chunks": (10, 10), "blocks": (10, 11)}, "must not exceed chunks"),
         ({"blocks": (2**16, 2**13)}, f"more than {MAX_BLOCKSIZE}"),
