@@ -35,7 +35,6 @@ ARRAYS = [(author, name) for author, cases in (("stock", make.STOCK), ("ours", m
 ONE_IN_THREE = [pytest.param(*each, marks=() if n % 3 == 0 else pytest.mark.slow) for n, each in enumerate(ARRAYS)]
 """For tests in which the file matters less than where it lies."""
 
-READ_ONLY = ("ndmean",)
 """Made with filters that b2array only reads."""
 
 
@@ -95,13 +94,14 @@ def test_arrays_read_equal_from_memory_and_inside_of_another_file(author: str, n
         assert_same(np.asarray(array), expected)
 
 
-@pytest.mark.parametrize(("author", "name"), [pair for pair in ARRAYS if pair[1] not in READ_ONLY])
+@pytest.mark.parametrize(("author", "name"), ARRAYS)
 def test_arrays_can_be_changed(author: str, name: str, tmp_path: Path) -> None:
     source, path = make.path_of(author, name), tmp_path / "copy.b2nd"
     (shutil.copytree if source.is_dir() else shutil.copy)(source, path)
     expected = case_of(author, name).values()
     with b2array.open(path, "r+") as array:
-        part = tuple(slice(n // 2, None) for n in expected.shape)
+        # Part of a cell would change the mean of all of it.
+        part = tuple(slice(0 if name == "ndmean" else n // 2, None) for n in expected.shape)
         value = expected.reshape(-1)[:1].copy() if expected.size else 0
         value = value[0] if expected.size else 0
         array[part] = value
@@ -111,14 +111,6 @@ def test_arrays_can_be_changed(author: str, name: str, tmp_path: Path) -> None:
         # Lossy filters leave the values that they have made, which is what these files hold.
         assert_same(np.asarray(array), expected)
         assert array.attrs["changed"] is True
-
-
-@pytest.mark.parametrize("name", READ_ONLY)
-def test_what_cannot_be_written_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    shutil.copy(make.path_of("stock", name), tmp_path / "copy.b2nd")
-    with b2array.open(tmp_path / "copy.b2nd", "r+") as array, pytest.raises(UnsupportedError, match=name):
-        array[:] = 1
-    assert_same(b2array.load(tmp_path / "copy.b2nd"), make.STOCK[name].values())
 
 
 def test_layers_of_stock_are_read() -> None:
