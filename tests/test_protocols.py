@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import log_protocol as log
 import pytest
 import rows_protocol as rows
 from checker import Again, Report, explore
@@ -173,3 +174,112 @@ def test_rows_hold_in_all_orders(name: str) -> None:
 )
 def test_without_one_rule_the_checker_finds_what_it_is_for(rule: str, name: str) -> None:
     assert tried(name, rows.without(rule)).problems
+
+
+# Local disks.
+
+KINDS = ("patch", "index", "frame", "delete")
+
+
+def on_disk(rules: log.Rules, processes: Mapping[str, Again], kills: int = 2, names: str = "xy") -> Report:
+    """Try all orders of processes, and let the next writer apply what they have left."""
+    writers = tuple(name for name in processes if name != "R")
+    processes = {**processes, "next": Again(log.last, (rules, writers))}
+    return explore(
+        log.disk(names), processes, always=log.always, at_the_end=log.at_the_end, bury=log.bury, mortal=writers,
+        kills=kills,
+    )  # fmt: skip
+
+
+def transaction(rules: log.Rules, who: str = "T", **kinds: str) -> Again:
+    return Again(log.transaction, (rules, who, tuple(kinds.items())))
+
+
+def with_writers(rules: log.Rules, kind: str) -> Report:
+    others = {"W": Again(log.alone, (rules, "W", "x", "patch")), "R": Again(log.reader, (rules, "x"))}
+    return on_disk(rules, {"T": transaction(rules, x=kind, y="patch"), **others})
+
+
+def with_other_software(rules: log.Rules, kind: str) -> Report:
+    others = {"F": Again(log.foreign, ("F", "x", "patch")), "W": Again(log.alone, (rules, "W", "x", "index"))}
+    return on_disk(rules, {"T": transaction(rules, x=kind, y="index"), **others})
+
+
+def with_transactions(rules: log.Rules, kind: str) -> Report:
+    other = transaction(rules, "U", x="frame", y="index")
+    return on_disk(rules, {"T": transaction(rules, x=kind, y="patch"), "U": other})
+
+
+def with_replacement(rules: log.Rules, kind: str) -> Report:
+    """Somebody who knows no log puts another frame there."""
+    others = {"F": Again(log.replaced, ("F", "x")), "W": Again(log.alone, (rules, "W", "x", "patch"))}
+    return on_disk(rules, {"T": transaction(rules, x=kind, y="patch"), **others})
+
+
+def with_everybody(rules: log.Rules, kind: str) -> Report:
+    others = {"F": Again(log.foreign, ("F", "x", "patch")), "W": Again(log.alone, (rules, "W", "x", "patch"))}
+    others["U"] = transaction(rules, "U", x="index", y="patch")
+    return on_disk(rules, {"T": transaction(rules, x=kind, y="patch"), **others})
+
+
+def with_snapshot(rules: log.Rules, kind: str) -> Report:
+    others = {"S": Again(log.snapshot, (rules, "S", "xy")), "C": Again(log.compaction, (rules, "C", "x"))}
+    return on_disk(rules, {"P": Again(log.causal, ("P", "xy")), **others}, kills=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attempt", [with_writers, with_other_software, with_transactions, with_replacement])
+def test_the_log_holds_in_all_orders(attempt: Any, kind: str) -> None:
+    report = attempt(log.Rules(), kind)
+    assert not report.problems, str(report)
+    assert report.situations > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_log_holds_for_a_crowd(kind: str) -> None:
+    report = with_everybody(log.Rules(), kind)
+    assert not report.problems, str(report)
+
+
+def test_local_snapshots_hold_in_all_orders() -> None:
+    report = with_snapshot(log.Rules(), "index")
+    assert not report.problems, str(report)
+    assert report.situations > 1000
+
+
+@pytest.mark.parametrize(
+    ("rule", "attempt", "kind"),
+    [
+        ("applies_first", with_writers, "index"),
+        ("recovers_first", with_transactions, "patch"),
+        ("applies_before_clearing", with_writers, "index"),
+        ("stages_first", with_writers, "frame"),
+        ("reads_the_log", with_writers, "patch"),
+        ("takes_the_manifest_first", with_writers, "patch"),
+        ("compares_again", with_snapshot, "index"),
+        ("compacts_under_the_manifest", with_snapshot, "index"),
+        ("compacts_for_snapshots", with_snapshot, "index"),
+    ],
+)
+def test_without_one_rule_of_the_log_the_checker_finds_what_it_is_for(rule: str, attempt: Any, kind: str) -> None:
+    assert attempt(log.without(rule), kind).problems
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "action", "attempt"),
+    [
+        *(("before", kind, "leave", with_writers) for kind in KINDS),
+        ("before", "patch", "write", with_other_software),
+        ("damaged", "patch", "leave", with_writers),
+        ("nothing", "frame", "leave", with_transactions),
+        ("another", "patch", "write", with_other_software),
+        ("another", "index", "rename in", with_other_software),
+        ("another", "frame", "swap", with_replacement),
+        ("another", "delete", "rename out", with_replacement),
+    ],
+)
+def test_with_another_action_in_its_table_the_checker_finds_what_goes_wrong(
+    found: log.Found, kind: log.Kind, action: str, attempt: Any
+) -> None:
+    assert attempt(log.changed(found, kind, action), kind).problems
