@@ -92,15 +92,19 @@ class Mapping:
         """Reorder the axes, as `numpy.ndarray.transpose`."""
         numbered = np.broadcast_to(np.int8(0), range(len(self.axes)))  # the length of an axis is its number
         order = numbered.transpose(*axes).shape
-        return replace(
-            self, axes=tuple(self.axes[axis] for axis in order), numbers=tuple(self.numbers[axis] for axis in order)
-        )
+        moved = tuple(self.axes[axis] for axis in order)
+        numbers = tuple(self.numbers[axis] for axis in order)
+        return replace(self, axes=moved, numbers=numbers)
 
     def squeeze(self, axis: Any) -> Mapping:
         """Leave out axes of length 1, as `numpy.squeeze`."""
         shape = self.model.squeeze(axis).shape
-        chosen = range(len(self.axes)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-        gone = {number % len(self.axes) for number in chosen if self.lengths[number] == 1}
+        ndim = len(self.axes)
+        if axis is None:
+            chosen = tuple(range(ndim))
+        else:
+            chosen = axis if isinstance(axis, tuple) else (axis,)
+        gone = {number % ndim for number in chosen if self.lengths[number] == 1}
         kept = tuple(number for n, number in enumerate(self.numbers) if n not in gone)
         return replace(self.reshape(shape), numbers=kept)
 
@@ -108,11 +112,15 @@ class Mapping:
         """Split and join axes; raise ValueError where a split is not even. The number of items stays."""
         numbers = self._numbers_in(shape)
         if not math.prod(shape):
-            return replace(self, axes=tuple((Digit(0, n, 0),) for n in shape), numbers=numbers)
-        left = [digit for digit in self.digits if digit.length > 1][::-1]
+            nothing = tuple((Digit(0, n, 0),) for n in shape)
+            return replace(self, axes=nothing, numbers=numbers)
+        # Take the digits from the last one of a list; where an axis needs only a part of one, the rest goes back.
+        left = [digit for digit in self.digits if digit.length > 1]
+        left.reverse()
         axes: list[Digits] = []
         for wanted in shape:
-            n, digits = wanted, []
+            n = wanted
+            digits = []
             while n > 1:
                 axis, length, step = left.pop()
                 part = math.gcd(n, length)
@@ -121,9 +129,10 @@ class Mapping:
                         f"a view of shape {self.lengths} splits and joins whole axes only, which shape {shape} "
                         "does not; a[...].reshape() reads the items"
                     )
-                if part < length:
-                    left.append(Digit(axis, length // part, step))
-                digits.append(Digit(axis, part, step * (length // part)))
+                rest = length // part
+                if rest > 1:
+                    left.append(Digit(axis, rest, step))
+                digits.append(Digit(axis, part, step * rest))
                 n //= part
             axes.append(_merge(digits))
         return replace(self, axes=tuple(axes), numbers=numbers)
@@ -156,22 +165,26 @@ class Mapping:
         starts = list(self.starts)
         flips = selection.flips or (slice(None),) * len(self.axes)
         slices = cast(tuple[slice, ...], selection.positions)
-        positions = [range(n)[part][flip] for n, part, flip in zip(self.lengths, slices, flips, strict=True)]
-        axes = tuple(self._take(axis, along, starts) for axis, along in enumerate(positions))
+        axes = []
+        for axis, (n, part, flip) in enumerate(zip(self.lengths, slices, flips, strict=True)):
+            along = range(n)[part][flip]
+            axes.append(self._take(axis, along, starts))
+        taken = Mapping(self.shape, tuple(starts), tuple(axes), (None,) * len(axes))
         # Integers have left axes of length 1.
-        taken = Mapping(self.shape, tuple(starts), axes, (None,) * len(axes)).reshape(selection.shape)
-        return replace(taken, numbers=self._numbers_after(key))
+        return replace(taken.reshape(selection.shape), numbers=self._numbers_after(key))
 
     def _numbers_after(self, key: Any) -> tuple[int | None, ...]:
         """Return `numbers` of what a key of integers, slices, Ellipsis and None selects."""
         entries = key if isinstance(key, tuple) else (key,)
         taking = sum(entry is not None and entry is not Ellipsis for entry in entries)
         rest = [slice(None)] * (len(self.numbers) - taking)
-        at = next((n for n, entry in enumerate(entries) if entry is Ellipsis), len(entries))
+        ellipses = (n for n, entry in enumerate(entries) if entry is Ellipsis)
+        at = next(ellipses, len(entries))
         left = iter(self.numbers)
         numbers: list[int | None] = []
         for entry in (*entries[:at], *rest, *entries[at + 1 :]):
             number = None if entry is None else next(left)
+            # Integers drop their axis.
             if entry is None or isinstance(entry, slice):
                 numbers.append(number)
         return tuple(numbers)
@@ -183,10 +196,12 @@ class Mapping:
         digits = _varying(self.axes[number], positions)
         inner = math.prod(digit.length for digit in digits[1:])
         first, step, count = positions.start, positions.step, len(positions)
+        takes_rows = abs(step) == 1 and count % inner == 0 and min(positions) % inner == 0
         result: Digits = ()
         if count > 1 and len(digits) == 1:
-            result = (Digit(digits[0].axis, count, digits[0].step * step),)
-        elif count > 1 and abs(step) == 1 and count % inner == 0 and min(positions) % inner == 0:
+            (only,) = digits
+            result = (Digit(only.axis, count, only.step * step),)
+        elif count > 1 and takes_rows:
             outer, *rest = (digit._replace(step=digit.step * step) for digit in digits)
             result = (outer._replace(length=count // inner), *rest)
         elif count > 1:
@@ -215,11 +230,16 @@ class Mapping:
         makes the selection's result of them, and copies only where it joins axes or repeats items.
         """
         if 0 in selection.box:
-            return (*(slice(0) for _ in self.shape), ...), lambda items: np.empty(selection.shape, items.dtype)
+            nothing = (slice(0) for _ in self.shape)
+            return (*nothing, ...), lambda items: np.empty(selection.shape, items.dtype)
         starts = list(self.starts)
         factors = selection.axes or [(axis,) for axis in range(len(self.axes))]
-        covered, trims = zip(*map(self._widen, selection.positions, factors), strict=True) if factors else ((), ())
-        each = [self._dimensions(*factor, starts) for factor in zip(covered, factors, strict=True)]
+        trims: list[Any] = []
+        each = []
+        for positions, of_factor in zip(selection.positions, factors, strict=True):
+            covered, trim = self._widen(positions, of_factor)
+            trims.append(trim)
+            each.append(self._dimensions(covered, of_factor, starts))
         dims = list(chain.from_iterable(each))
         # A run of digits that has an axis to itself becomes a slice. All others become index arrays.
         key: list[Any] = []
@@ -229,13 +249,13 @@ class Mapping:
             along.sort(key=lambda n: -abs(dims[n].step))
             moving = (Digit(axis, dims[n].length, dims[n].step) for n in along)
             digits = _merge(moving) or (Digit(axis, 1, 1),)
-            if len(digits) == 1 and all(dims[n].step for n in along):
-                straight += along
-                ((_, count, step),) = digits
-                stop = start + count * step
-                key.append(slice(start, stop if stop >= 0 else None, step))
-            else:
+            if len(digits) > 1 or not all(dims[n].step for n in along):
                 key.append(None)
+                continue
+            straight += along
+            ((_, count, step),) = digits
+            stop = start + count * step
+            key.append(slice(start, stop if stop >= 0 else None, step))
         joint = [n for n in range(len(dims)) if n not in straight]
         for axis, start in enumerate(starts):
             if key[axis] is None:
@@ -247,8 +267,10 @@ class Mapping:
             lengths = [dims[n].length if dims[n].moves else 1 for n in order]
             box = items.reshape(lengths).transpose(np.argsort(order))
             for n, dim in enumerate(dims):
-                box = box if dim.moves else box.repeat(dim.length, n)
-            box = box.reshape([math.prod(dim.length for dim in of_factor) for of_factor in each])[(*trims, ...)]
+                if not dim.moves:
+                    box = box.repeat(dim.length, n)
+            joined = [math.prod(dim.length for dim in of_factor) for of_factor in each]
+            box = box.reshape(joined)[(*trims, ...)]
             box = box[selection.flips or ...]
             ordered: Array = box.transpose(np.argsort(selection.order or range(box.ndim)))
             return ordered.reshape(selection.shape)
@@ -260,13 +282,17 @@ class Mapping:
 
         Rows are slices of the array, which need no index arrays.
         """
-        if isinstance(positions, slice) and len(self.axes[axes[0]]) > 1:
-            along = range(positions.start, positions.stop, positions.step)
-            inner = math.prod(digit.length for digit in _varying(self.axes[axes[0]], along)[1:])
-            low, high = along[0] // inner * inner, (along[-1] // inner + 1) * inner
-            if high - low <= _MOST_AROUND * len(along):
-                return slice(low, high, 1), slice(along[0] - low, along[-1] + 1 - low, along.step)
-        return positions, slice(None)
+        digits = self.axes[axes[0]]
+        if not isinstance(positions, slice) or len(digits) == 1:
+            return positions, slice(None)
+        along = range(positions.start, positions.stop, positions.step)
+        inner = math.prod(digit.length for digit in _varying(digits, along)[1:])
+        first, last = along[0], along[-1]
+        low = first // inner * inner
+        high = (last // inner + 1) * inner
+        if high - low > _MOST_AROUND * len(along):
+            return positions, slice(None)
+        return slice(low, high, 1), slice(first - low, last + 1 - low, along.step)
 
     def _dimensions(
         self,
@@ -279,9 +305,10 @@ class Mapping:
             along = range(positions.start, positions.stop, positions.step)
             try:
                 digits = self._take(axes[0], along, starts)
-                return [_Dimension(n, {axis: range(0, n * step, step)}, step) for axis, n, step in digits]
             except ValueError:  # a part of joined axes that is no box
                 positions = np.asarray(along)[None]
+            else:
+                return [_Dimension(n, {axis: range(0, n * step, step)}, step) for axis, n, step in digits]
         moves: dict[int, Any] = {}
         for rest, number in zip(positions, axes, strict=True):
             for axis, length, step in reversed(self.axes[number]):

@@ -161,30 +161,35 @@ def _refuse_out(out: None) -> None:
 
 
 def _apply(verb: Binary, a: Any, other: Any) -> Any:
-    if not isinstance(other, Operators | np.ndarray):
+    is_stored = isinstance(other, Operators)
+    if not is_stored and not isinstance(other, np.ndarray):
         if getattr(other, "__array_priority__", 0) > 0:
             return NotImplemented  # dask and xarray then go chunk by chunk
-        other = np.asarray(other) if np.ndim(other) else other
+        if np.ndim(other):
+            other = np.asarray(other)
     try:
         size = math.prod(np.broadcast_shapes(a.shape, np.shape(other)))
     except ValueError:
         size = a.size  # of matrices, or an error that NumPy raises below
-    nbytes, free = size * max(a.itemsize, other.itemsize if np.ndim(other) else 0), free_nbytes()
+    itemsize = max(a.itemsize, other.itemsize if np.ndim(other) else 0)
+    nbytes = size * itemsize
+    free = free_nbytes()
     if nbytes > free // 2:
         raise MemoryError(
             f"the result would take {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: to_dask() computes "
             "chunk by chunk, and so do reductions such as sum() and mean()"
         )
-    return verb(a[...], other[...] if isinstance(other, Operators) else other)
+    return verb(a[...], other[...] if is_stored else other)
 
 
 def free_nbytes() -> int:
     """Return how many bytes of memory are free; a very large number if that is unknown."""
-    # Only Linux has this file.
+    # Only Linux has this file, and a container may hide it or lack the line: then the next way answers.
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    # Windows has no sysconf, and macOS does not know these names.
+        available = next(line for line in lines if line.startswith("MemAvailable:"))
+        return 1024 * int(available.split()[1])
+    # Windows has no sysconf, and macOS does not know these names: then nothing limits the result.
     with suppress(OSError, ValueError, AttributeError):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return sys.maxsize

@@ -108,15 +108,20 @@ _DOC = """Reduce the items as `numpy.{name}` does and with its arguments, chunk 
 
 def reduction(name: str) -> Callable[..., Any]:
     """Return the method of this name, or the function for a name that begins with nan."""
-    function, plain = getattr(np, name), name.removeprefix("nan")
+    function = getattr(np, name)
+    plain = name.removeprefix("nan")
 
     def reduce(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, **options: Any) -> Any:
-        arguments = options | ({} if dtype is None else {"dtype": dtype})
+        # NumPy's functions do not all take these arguments, so pass them on only if the caller did.
+        if dtype is not None:
+            options["dtype"] = dtype
         if not isinstance(a, Operators):
-            return function(a, axis=axis, **arguments, **({} if out is None else {"out": out}))
+            if out is not None:
+                options["out"] = out
+            return function(a, axis=axis, **options)
         if out is not None:
             raise TypeError("reductions return new results: out must be None")
-        return _reduce(a, function, plain, axis, skipna=plain != name, **arguments)
+        return _reduce(a, function, plain, axis, skipna=plain != name, **options)
 
     call = f"b2array.{name}(a, " if plain != name else f"a.{name}("
     example = function(np.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
@@ -139,43 +144,75 @@ def _reduce(
     def attempt(source: Source) -> Any:
         layout = source.state.require_layout()
         mapping = a._mapping(layout.shape)
-        view_shape, dtype = mapping.lengths, layout.dtype  # `a` may change meanwhile
+        view_shape = mapping.lengths  # `a` may change meanwhile
+        ndim = len(view_shape)
+        dtype = layout.dtype
         if 0 in view_shape:
             return function(np.empty(view_shape, dtype), axis=axis, keepdims=keepdims, **arguments)
-        options, valid = arguments, None
+        valid = None
         if arguments.get("where", True) is not True:
             valid = np.broadcast_to(arguments["where"], view_shape)
-            options = options | {"where": np.ones((), valid.dtype)}
-        if "ddof" in arguments:
-            options = options | {"ddof": 0}
-        # NumPy's result for one item tells the type of the result, or raises the error. Text may have to be a number.
-        one = (np.ones if dtype.kind in "SU" else np.zeros)((1,) * len(view_shape), dtype)
-        with np.errstate(all="ignore"):
-            # Without an axis, NumPy has roots of objects and counts records, but makes no arrays of these results.
-            kept = keepdims or name not in ("std", "count_nonzero")
-            kind = np.asarray(function(one, axis=axis, keepdims=kept, **options)).dtype
-        if dtype.kind in "biufc" and name in ("sum", "prod", "mean") and np.dtype(arguments.get("dtype")) == object:
-            kind = np.dtype(object)  # NumPy's result may be a number of Python, which has no limits
+        kind = _result_dtype(function, name, dtype, ndim, axis, arguments, keepdims=keepdims)
         # NumPy reduces even an array without dimensions along axis 0.
-        everything = axis is None or not view_shape
-        reduced = (
-            range(len(view_shape)) if everything else np.lib.array_utils.normalize_axis_tuple(axis, len(view_shape))
-        )
+        if axis is None or not view_shape:
+            reduced = tuple(range(ndim))
+        else:
+            reduced = np.lib.array_utils.normalize_axis_tuple(axis, ndim)
         numeric = kind if kind.kind in "biufcO" else None
         wide = {"f2": "f8", "f4": "f8", "c8": "c16"}.get(kind.str[1:], numeric)
-        initial = {"initial": arguments["initial"]} if arguments.get("initial") is not None else {}
+        initial = {}
+        if arguments.get("initial") is not None:
+            initial["initial"] = arguments["initial"]
         lengths = tuple(digit.length for digit in mapping.digits)
         of_digits = [axis for axis, digits in enumerate(mapping.axes) for _ in digits]
         axes = tuple(n for n, axis in enumerate(of_digits) if axis in reduced)
         # Splitting dimensions of a broadcast array does not copy it.
         counted = None if valid is None else valid.reshape(lengths)
-        ignores = skipna and dtype.kind in ("fcmM" if name in ("min", "max") else "fc")
-        task = _Reduction(lengths, axes, kind, wide, counted, initial, arguments.get("ddof", 0), ignores)
-        result = _reduce_chunks(source, layout, mapping, task, _VERBS[name], show=name if progress else "")
-        shape = [1 if k in reduced else n for k, n in enumerate(view_shape) if keepdims or k not in reduced]
-        return result.reshape(shape)[() if not shape else ...]
+        with_nan = "fcmM" if name in ("min", "max") else "fc"
+        ignores = skipna and dtype.kind in with_nan
+        ddof = arguments.get("ddof", 0)
+        task = _Reduction(lengths, axes, kind, wide, counted, initial, ddof, ignores)
+        label = name if progress else ""
+        result = _reduce_chunks(source, layout, mapping, task, _VERBS[name], show=label)
+        shape = []
+        for k, n in enumerate(view_shape):
+            if k not in reduced:
+                shape.append(n)
+            elif keepdims:
+                shape.append(1)
+        result = result.reshape(shape)
+        return result if shape else result[()]  # a scalar, as NumPy returns
 
     return a._handle.reading(attempt)
+
+
+def _result_dtype(
+    function: Callable[..., Any],
+    name: str,
+    dtype: np.dtype[Any],
+    ndim: int,
+    axis: Any,
+    arguments: dict[str, Any],
+    *,
+    keepdims: bool,
+) -> np.dtype[Any]:
+    """Return the type that NumPy gives the result, or raise the error that NumPy raises for these arguments."""
+    options = dict(arguments)
+    if options.get("where", True) is not True:
+        options["where"] = np.ones((), np.asarray(options["where"]).dtype)
+    if "ddof" in options:
+        options["ddof"] = 0  # one item has no degree of freedom to lose
+    # Text may have to be a number.
+    fill = np.ones if dtype.kind in "SU" else np.zeros
+    one = fill((1,) * ndim, dtype)
+    # Without an axis, NumPy has roots of objects and counts records, but makes no arrays of these results.
+    kept = keepdims or name not in ("std", "count_nonzero")
+    with np.errstate(all="ignore"):
+        kind = np.asarray(function(one, axis=axis, keepdims=kept, **options)).dtype
+    adds = name in ("sum", "prod", "mean") and dtype.kind in "biufc"
+    if adds and np.dtype(arguments.get("dtype")) == object:
+        return np.dtype(object)  # NumPy's result may be a number of Python, which has no limits
+    return kind
 
 
 def _reduce_chunks(
@@ -190,8 +227,11 @@ def _reduce_chunks(
     """Return the result with an extent of 1 along the digits that are reduced."""
     kept = [axis for axis in range(len(task.lengths)) if axis not in task.axes]
     error = np.geterr()  # each thread has its own settings
-    result = np.empty([1 if axis in task.axes else n for axis, n in enumerate(task.lengths)], task.dtype)
+    shape = [1 if axis in task.axes else n for axis, n in enumerate(task.lengths)]
+    result = np.empty(shape, task.dtype)
     nbytes = math.prod(task.lengths) * layout.itemsize
+    # NumPy's nan-variants divide without a warning.
+    quiet: dict[str, Any] = {"divide": "ignore", "invalid": "ignore"} if task.skipna else {}
     with bars.track(nbytes, f"{show} of {source.url}", bool(show)) as bar:
 
         def state(box: Box, items: Array) -> tuple[Box, State]:
@@ -200,14 +240,16 @@ def _reduce_chunks(
             with np.errstate(**error):
                 if items.size == 1 or any(items.strides):
                     return place, verb.piece(task, box, items)
-                one = verb.piece(task, box, items[(slice(0, 1),) * items.ndim])
-                return place, _repeat(task, verb, one, math.prod(items.shape[axis] for axis in task.axes))
+                # All items are one: reduce it once, and repeat the state.
+                first = items[(slice(0, 1),) * items.ndim]
+                one = verb.piece(task, box, first)
+                count = math.prod(items.shape[axis] for axis in task.axes)
+                return place, _repeat(task, verb, one, count)
 
         pieces = _pieces(source, layout, mapping, kept, state, merge=task.valid is None)
         for where, column in groupby(pieces, itemgetter(0)):
             last = _fold(task, verb, (of_piece for _, of_piece in column))
-            # NumPy's nan-variants divide without a warning.
-            with np.errstate(**{"divide": "ignore", "invalid": "ignore"} if task.skipna else {}):  # type: ignore[arg-type]
+            with np.errstate(**quiet):
                 result[where] = verb.finish(task, last)
     return result
 
@@ -257,18 +299,24 @@ def _pieces(
     def piece(job: tuple[Box, bool]) -> tuple[Box, State]:
         box, is_one = job
         if is_one:
-            where = of_digits.slice_by(tuple(i.start for i in box)).starts
+            first = tuple(i.start for i in box)
+            where = of_digits.slice_by(first).starts
             item = np.asarray(read_item(source, layout, where), layout.dtype)
-            return use(box, np.broadcast_to(item, [i.stop - i.start for i in box]))
-        key, arranged = of_digits.locate(select((*box, ...), of_digits.lengths))
+            lengths = [i.stop - i.start for i in box]
+            return use(box, np.broadcast_to(item, lengths))
+        selection = select((*box, ...), of_digits.lengths)
+        key, arranged = of_digits.locate(selection)
         wanted = vectorised(key, layout.shape)
-        memory = scratch("pieces", math.prod(wanted.shape) * layout.itemsize, 2 * _MOST_NBYTES)
+        piece_nbytes = math.prod(wanted.shape) * layout.itemsize
+        memory = scratch("pieces", piece_nbytes, 2 * _MOST_NBYTES)
         items = memory.view(layout.dtype).reshape(wanted.shape)
         read(source, layout, wanted.positions, wanted.axes, wanted.view(items), nbytes)
         return use(box, arranged(items))
 
     boxes = _boxes(source, layout, mapping, kept, merge=merge)
-    return threads.spread(piece, boxes) if source.is_local else threads.ahead(piece, boxes, _AFAR)
+    if source.is_local:
+        return threads.spread(piece, boxes)
+    return threads.ahead(piece, boxes, _AFAR)
 
 
 def _boxes(
@@ -280,18 +328,17 @@ def _boxes(
     merge: bool,
 ) -> Iterator[tuple[Box, bool]]:
     """Halve digits, the digits of `kept` first, until boxes are small; the index tells which boxes have one value."""
-    digits, frame = mapping.digits, source.state.frame
+    digits = mapping.digits
     units = layout.blocks if layout.chunk_nbytes > _MOST_NBYTES else layout.chunks
-    # A transaction must note which chunks are read, and its index does not tell which chunks it keeps open.
-    merge = merge and isinstance(source, Snapshot) and not source.state.annotations.lost
-    merge = merge and layout.itemsize == frame.typesize and layout.dtype.kind != "V"
-    codes = frame.offsets.reshape(layout.grid_shape) if merge and frame.offsets.min() < 0 else None
+    codes = _special_codes(source, layout) if merge else None
 
     def is_one(box: Box) -> bool:
-        low, high = list(mapping.starts), list(mapping.starts)
+        low = list(mapping.starts)
+        high = list(mapping.starts)
         for (axis, _, step), i in zip(digits, box, strict=True):
             first, last = sorted((step * i.start, step * (i.stop - 1)))
-            low[axis], high[axis] = low[axis] + first, high[axis] + last
+            low[axis] += first
+            high[axis] += last
         ranges = zip(low, high, layout.chunks, strict=True)
         touched = tuple(slice(first // chunk, last // chunk + 1) for first, last, chunk in ranges)
         values = np.asarray(codes)[touched]
@@ -312,20 +359,37 @@ def _boxes(
         for n in order:
             # As if all following digits were cut as far as possible.
             nbytes = nbytes // min(lengths[n], cells[n]) * lengths[n]
-            if lengths[n] > cells[n] and nbytes > most:
-                axis, _, step = digits[n]
-                middle = _middle(box[n], mapping.starts[axis], step, units[axis])
-                halves = slice(middle, box[n].stop), slice(box[n].start, middle)
-                stack += [(*box[:n], half, *box[n + 1 :]) for half in halves]
-                break
+            if lengths[n] <= cells[n] or nbytes <= most:
+                continue
+            axis, _, step = digits[n]
+            middle = _middle(box[n], mapping.starts[axis], step, units[axis])
+            # The stack gives the last one first, so the halves follow each other in the order of the array.
+            halves = slice(middle, box[n].stop), slice(box[n].start, middle)
+            stack.extend((*box[:n], half, *box[n + 1 :]) for half in halves)
+            break
         else:
             yield box, False
+
+
+def _special_codes(source: Source, layout: Layout) -> npt.NDArray[Any] | None:
+    """Return the offsets of all chunks on their grid, if some tell that a chunk has one value and can be trusted."""
+    # A transaction must note which chunks are read, and its index does not tell which chunks it keeps open.
+    if not isinstance(source, Snapshot) or source.state.annotations.lost:
+        return None
+    frame = source.state.frame
+    if layout.itemsize != frame.typesize or layout.dtype.kind == "V":
+        return None
+    if frame.offsets.min() >= 0:
+        return None
+    return frame.offsets.reshape(layout.grid_shape)
 
 
 def _middle(i: slice, base: int, step: int, unit: int) -> int:
     """Return where to cut a range of a digit: near its middle, at a border between units if one is inside."""
     middle: int = (i.start + i.stop) // 2
-    base, step = (base, step) if step > 0 else (-1 - base, -step)
+    if step < 0:
+        # Count from the other end of the axis, where the digit ascends.
+        base, step = -1 - base, -step
     border = (base + middle * step) // unit * unit
     cuts = (-((base - position) // step) for position in (border, border + unit))
     return next((cut for cut in cuts if i.start < cut < i.stop), middle)
@@ -339,14 +403,17 @@ def _by(ufunc: np.ufunc, converted: Callable[[Array], Array] = np.asarray) -> _V
 
     def piece(task: _Reduction, box: Box, items: Array) -> State:
         valid, number = task.where(box, items)
-        first = {"initial": ufunc.identity} if task.dtype == object else {}  # which NumPy does not know for objects
-        return ufunc.reduce(converted(items), task.axes, task.wide, keepdims=True, where=valid, **first), number
+        # NumPy does not know the identity for objects.
+        first = {"initial": ufunc.identity} if task.dtype == object else {}
+        total = ufunc.reduce(converted(items), task.axes, task.wide, keepdims=True, where=valid, **first)
+        return total, number
 
     def finish(task: _Reduction, state: State) -> Any:
         return ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.initial)
 
     def combine(_: _Reduction, a: State, b: State) -> State:
-        (items, number), (other_items, other_number) = a, b
+        items, number = a
+        other_items, other_number = b
         return ufunc(items, other_items), number + other_number
 
     return _Verb(piece, combine, finish)
@@ -372,34 +439,43 @@ def _mean(_: _Reduction, state: State) -> Any:
 
 def _moments(task: _Reduction, box: Box, items: Array) -> State:
     valid, number = task.where(box, items)
-    wide = np.result_type(task.wide, items.dtype if items.dtype.kind == "c" else np.float64)
-    mean = np.add.reduce(items, task.axes, wide, keepdims=True, where=valid) / np.maximum(number, 1)
-    return number, mean, np.add.reduce(_square(items - mean), task.axes, keepdims=True, where=valid)
+    own = items.dtype if items.dtype.kind == "c" else np.float64
+    wide = np.result_type(task.wide, own)
+    total = np.add.reduce(items, task.axes, wide, keepdims=True, where=valid)
+    mean = total / np.maximum(number, 1)
+    squares = _square(items - mean)
+    return number, mean, np.add.reduce(squares, task.axes, keepdims=True, where=valid)
 
 
 def _square(x: Any) -> Any:
-    return (x * np.conjugate(x)).real if x.dtype.kind in "cO" else np.square(x)
+    if x.dtype.kind in "cO":
+        return (x * np.conjugate(x)).real
+    return np.square(x)
 
 
 def _combine_moments(_: _Reduction, a: State, b: State) -> State:
     # Source: Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances".
-    (number_a, mean_a, squares_a), (number_b, mean_b, squares_b) = a, b
+    number_a, mean_a, squares_a = a
+    number_b, mean_b, squares_b = b
     number = number_a + number_b
     apart = mean_b - mean_a
     share = number_b / np.maximum(number, 1)
-    squares = squares_a + squares_b + _square(apart) * (number_a * share)
+    between = _square(apart) * (number_a * share)
+    squares = squares_a + squares_b + between
     return number, mean_a + apart * share, squares
 
 
 def _var(task: _Reduction, state: State) -> Any:
     number, mean, squares = state
-    few = number <= task.ddof
     if task.dtype.kind in "iu":  # NumPy takes the squares around the whole part of the mean, which are whole numbers
         mean = np.rint(mean * number) / np.maximum(number, 1)
-        squares = np.rint(squares + number * np.square(mean - np.trunc(mean)))
+        fraction = mean - np.trunc(mean)
+        squares = np.rint(squares + number * np.square(fraction))
+    few = number <= task.ddof
     if np.any(few):
         warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
-    variance = np.true_divide(squares, np.maximum(number - task.ddof, 0))
+    freedom = np.maximum(number - task.ddof, 0)
+    variance = np.true_divide(squares, freedom)
     return np.where(few, np.nan, variance) if task.skipna else variance
 
 
@@ -439,19 +515,22 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
             items = np.where(isnan, items.dtype.type(last), items)
             valid = ~isnan.all(task.axes, keepdims=True)
         others = [axis for axis in range(items.ndim) if axis not in task.axes]
+        # One row for each item of the result.
         rows = items.transpose([*others, *task.axes])
-        rows = rows.reshape(*rows.shape[: items.ndim - len(task.axes)], -1)
+        rows = rows.reshape(*rows.shape[: len(others)], -1)
         best = function(rows, axis=-1)
         value = np.take_along_axis(rows, best[..., None], -1)[..., 0]
         position = np.zeros_like(best)
         # NumPy splits no positions for a shape without dimensions.
-        inside = np.unravel_index(best, [1, *(items.shape[axis] for axis in task.axes)])[1:]
+        lengths = [items.shape[axis] for axis in task.axes]
+        inside = np.unravel_index(best, [1, *lengths])[1:]
         for axis, along in zip(task.axes, inside, strict=True):
             position = position * task.lengths[axis] + box[axis].start + along
         return np.expand_dims(value, task.axes), np.expand_dims(position, task.axes), valid
 
     def combine(_: _Reduction, a: State, b: State) -> State:
-        (item_a, position_a, valid_a), (item_b, position_b, valid_b) = a, b
+        item_a, position_a, valid_a = a
+        item_b, position_b, valid_b = b
         # In the order of their positions, so that the first of equal items wins.
         items = np.where(position_a < position_b, [item_a, item_b], [item_b, item_a])
         positions = np.sort([position_a, position_b], axis=0)
@@ -459,9 +538,10 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
         return np.choose(later, items), np.choose(later, positions), valid_a | valid_b
 
     def finish(_: _Reduction, state: State) -> Any:
-        if not np.all(state[2]):
+        _, position, valid = state
+        if not np.all(valid):
             raise ValueError("All-NaN slice encountered")
-        return state[1]
+        return position
 
     return _Verb(piece, combine, finish)
 

@@ -53,18 +53,23 @@ class _Viewport(NamedTuple):
             return x, y
         # The first dimension goes to the right and up.
         behind = self.sides[0] - depth
-        return x + _DEEP[0] * depth, y + _DEEP[1] * behind
+        right, up = _DEEP
+        return x + right * depth, y + up * behind
 
     def faces(self, box: Box) -> list[list[Point]]:
         """Return the corners of the sides of a box that can be seen: in front, above, to the right."""
         (near, far), (top, low), (left, right) = box
-        above_left, above_right = (near, top, left), (near, top, right)
-        below_left, below_right = (near, low, left), (near, low, right)
+        above_left = (near, top, left)
+        above_right = (near, top, right)
+        below_left = (near, low, left)
+        below_right = (near, low, right)
         corners = [[above_left, above_right, below_right, below_left]]
         if self.deep:
-            far_left, far_right = (far, top, left), (far, top, right)
+            far_left = (far, top, left)
+            far_right = (far, top, right)
+            far_below = (far, low, right)
             corners.append([above_left, above_right, far_right, far_left])
-            corners.append([above_right, far_right, (far, low, right), below_right])
+            corners.append([above_right, far_right, far_below, below_right])
         return [[self.point(corner) for corner in face] for face in corners]
 
 
@@ -92,12 +97,17 @@ def draw(
     str
         An ``<svg>`` element.
     """
-    ndim, solid, shaded = len(shape), list(solid), list(shaded)
-    labels = [f"{name or ''} {n}".strip() for name, n in zip(names or [None] * ndim, shape, strict=True)]
+    ndim = len(shape)
+    solid = list(solid)
+    shaded = list(shaded)
+    labels = []
+    for name, n in zip(names or [None] * ndim, shape, strict=True):
+        labels.append(f"{name or ''} {n}".strip())
     # Up to three dimensions are one drawing; the last group has three, the first one the rest.
     groups = [slice(max(0, stop - 3), stop) for stop in range(ndim, 0, -3)]
     groups.reverse()
-    pieces, x, height = [], 0.0, 0.0
+    pieces = []
+    x = height = 0.0
     for axes in groups or [slice(0, 0)]:
         tinted = _project(shaded, axes)
         coloured = _project(solid, axes)
@@ -106,7 +116,8 @@ def draw(
         x += width
         height = max(height, high)
     style = "color: inherit; font: 11px sans-serif; overflow: visible"
-    return f'<svg width="{x:.0f}" height="{height:.0f}" style="{style}" role="img">{"".join(pieces)}</svg>'
+    content = "".join(pieces)
+    return f'<svg width="{x:.0f}" height="{height:.0f}" style="{style}" role="img">{content}</svg>'
 
 
 def _project(boxes: Iterable[Box], axes: slice) -> list[Box]:
@@ -134,17 +145,23 @@ def _merge_along(axis: int, boxes: list[Box]) -> list[Box]:
     """Join boxes that touch each other along an axis and are alike in the others."""
     rows: dict[tuple[Box, Box], list[tuple[int, int]]] = {}
     for box in sorted(boxes, key=lambda each: (each[:axis], each[axis + 1 :], each[axis])):
-        before, (start, stop), after = box[:axis], box[axis], box[axis + 1 :]
-        ranges = rows.setdefault((before, after), [])
+        start, stop = box[axis]
+        row = box[:axis], box[axis + 1 :]
+        ranges = rows.setdefault(row, [])
         if ranges and ranges[-1][1] >= start:
             ranges[-1] = _hull([ranges[-1], (start, stop)])
         else:
             ranges.append((start, stop))
-    return [(*before, each, *after) for (before, after), ranges in rows.items() for each in ranges]
+    merged: list[Box] = []
+    for (before, after), ranges in rows.items():
+        merged.extend((*before, each, *after) for each in ranges)
+    return merged
 
 
 def _hull(ranges: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    return min(start for start, _ in ranges), max(stop for _, stop in ranges)
+    first = min(start for start, _ in ranges)
+    last = max(stop for _, stop in ranges)
+    return first, last
 
 
 def _group(
@@ -164,29 +181,34 @@ def _group(
     cuts = [*[1] * missing, *cut]
     whole: Box = tuple((0, n) for n in full.shape)
 
-    def padded(boxes: Iterable[Box]) -> list[Box]:
+    def pad(boxes: Iterable[Box]) -> list[Box]:
         return [(*[(0, 1)] * missing, *box) for box in boxes]
-
-    parts = [_polygon(face, _SHADE, 0.12) for face in full.faces(whole)]
-    parts += [_polygon(face, _SHADE, 0.45) for box in padded(shaded) for face in full.faces(box)]
 
     def distance(box: Box) -> tuple[int, int, int]:
         (near, _), (top, _), (left, _) = box
         return -near, -top, left
 
+    outside = full.faces(whole)
+    parts = [_polygon(face, _SHADE, 0.12) for face in outside]
+    for box in pad(shaded):
+        parts += [_polygon(face, _SHADE, 0.45) for face in full.faces(box)]
     # Draw nearer parts later.
-    for box in sorted(padded(solid), key=distance):
+    for box in sorted(pad(solid), key=distance):
         faces = zip(full.faces(box), _FACES, strict=False)
         parts += [_polygon(face, colour, 1) for face, colour in faces]
     parts += [_line(start, stop, 0.45) for start, stop in _lines(full, cuts)]
-    parts += [_polygon(face, "none", 1, outline=True) for face in full.faces(whole)]
+    parts += [_polygon(face, "none", 1, outline=True) for face in outside]
     parts += _labels(full, labels)
     inside = f'<g transform="translate(6,6)">{"".join(parts)}</g>'
     # The labels of all dimensions but the last are to the right, the last one is below.
-    longest_label = max(map(len, labels[-3:-1]), default=0)
-    right = 8 + 7 * longest_label if len(labels) > 1 else 0
+    right = 0
+    if len(labels) > 1:
+        longest_label = max(map(len, labels[-3:-1]), default=0)
+        right = min(8 + 7 * longest_label, 120)
     below = 18 if labels else 0
-    return inside, full.width + 18 + min(right, 120), full.height + 12 + below
+    width = full.width + 18 + right
+    height = full.height + 12 + below
+    return inside, width, height
 
 
 def _lines(full: _Viewport, cuts: Sequence[int]) -> Iterable[tuple[Point, Point]]:
@@ -205,14 +227,23 @@ def _lines(full: _Viewport, cuts: Sequence[int]) -> Iterable[tuple[Point, Point]
 
 
 def _borders(n: int, step: int) -> list[int]:
-    borders = range(step, n, step) if step else range(0)
-    return list(borders[:: max(1, math.ceil(len(borders) / _LINES))])
+    if not step:
+        return []
+    borders = range(step, n, step)
+    every = max(1, math.ceil(len(borders) / _LINES))
+    return list(borders[::every])
 
 
 def _labels(full: _Viewport, labels: Sequence[str]) -> Iterator[str]:
     far, low, right = full.shape
-    below, beside, behind = (0, low, right / 2), (far, low / 2, right), (far / 2, low, right)
-    places = ((below, 0, 14, "middle"), (beside, 5, 4, "start"), (behind, 5, 10, "start"))
+    below = (0, low, right / 2)
+    beside = (far, low / 2, right)
+    behind = (far / 2, low, right)
+    places = (
+        (below, 0, 14, "middle"),
+        (beside, 5, 4, "start"),
+        (behind, 5, 10, "start"),
+    )
     for label, (items, dx, dy, anchor) in zip(reversed(labels), places, strict=False):
         x, y = full.point(items)
         yield _text(label, x + dx, y + dy, anchor)

@@ -72,19 +72,24 @@ class Reading:
     _around: list[Box]
 
     def _rows(self) -> dict[str, str]:
-        cached = f", {self.cached} of them in the cache" if self.cached else ""
         layout = self._layout
-        extents = list(zip(layout.shape, layout.chunks, layout.blocks, strict=True))
-        nblocks = math.prod(_nblocks_along(n, c, b) for n, c, b in extents if c)
+        nblocks = 1
+        for n, chunk, block in zip(layout.shape, layout.chunks, layout.blocks, strict=True):
+            if chunk:
+                nblocks *= _nblocks_along(n, chunk, block)
+        cached = f", {self.cached} of them in the cache" if self.cached else ""
         whole = math.prod(layout.shape) * layout.itemsize
+        of_items = self.result_nbytes / max(1, whole)
         rows = {
             "chunks": f"{self.chunks} of {layout.nchunks}",
             "blocks": f"{self.blocks} of {nblocks}{cached}",
             "requests": str(self.requests),
             "bytes read": f"{size(self.nbytes)}, {self.share:.2%} of the array as it is stored",
-            "result": f"{size(self.result_nbytes)}, {self.result_nbytes / max(1, whole):.2%} of the items",
+            "result": f"{size(self.result_nbytes)}, {of_items:.2%} of the items",
         }
-        return rows | {"advice": self.advice} if self.advice else rows
+        if self.advice:
+            rows["advice"] = self.advice
+        return rows
 
     def __repr__(self) -> str:
         return repr(Info(self._rows()))
@@ -111,35 +116,49 @@ def explain(
     for window in _windows(reader, positions, axes) if box.size else ():
         for job in window:
             numbers = job.tiling.numbers
-            chunks, blocks, cached = chunks + 1, blocks + len(numbers), cached + len(job.found)
+            chunks += 1
+            blocks += len(numbers)
+            cached += len(job.found)
             corner = tuple(i * c for i, c in zip(job.part.coords, layout.chunks, strict=True))
             around.append(_box(corner, layout.chunks, layout))
             if len(around) > _MOST_BLOCKS:
                 around = merge(around)
             if blocks <= _MOST_BLOCKS:
-                coords = np.unravel_index(numbers, layout.block_grid) if layout.ndim else ()
-                for place in zip(*coords, strict=True) if coords else [()]:
-                    start = [a + int(i) * b for a, i, b in zip(corner, place, layout.blocks, strict=True)]
-                    touched.append(_box(start, layout.blocks, layout))
-        for count, length in _waves(
-            source, [ChunkRequest(job.number, job.wanted) for job in window if len(job.wanted)]
-        ):
-            requests, nbytes = requests + count, nbytes + length
+                touched += _boxes_of(layout, corner, numbers)
+        needed = [ChunkRequest(job.number, job.wanted) for job in window if len(job.wanted)]
+        for count, length in _waves(source, needed):
+            requests += count
+            nbytes += length
     # The count includes heads that are read twice, and gaps between ranges.
     share = min(1.0, nbytes / source.frame.cbytes) if source.frame.cbytes else 0.0
     drawn = touched if blocks <= _MOST_BLOCKS else around
     slices = [each for each in positions if isinstance(each, slice)]
     # Blocks that index arrays touch are not counted by other shapes; nor do chunks without data need any.
-    told = advice(layout, slices) if axes is None and len(slices) == layout.ndim and requests + cached else ""
+    hint = ""
+    if axes is None and len(slices) == layout.ndim and requests + cached:
+        hint = advice(layout, slices)
     return Reading(
-        chunks, blocks, cached, requests, nbytes, box.nbytes, share, told, source.url, layout, names, drawn, around
+        chunks, blocks, cached, requests, nbytes, box.nbytes, share, hint, source.url, layout, names, drawn, around
     )
+
+
+def _boxes_of(layout: Layout, corner: tuple[int, ...], numbers: Sequence[int]) -> Iterator[Box]:
+    """Yield the boxes of some blocks of the chunk whose first item is at `corner`."""
+    if not layout.ndim:
+        yield ()
+        return
+    coords = np.unravel_index(numbers, layout.block_grid)
+    for place in zip(*coords, strict=True):
+        sides = zip(corner, place, layout.blocks, strict=True)
+        start = [first + int(i) * block for first, i, block in sides]
+        yield _box(start, layout.blocks, layout)
 
 
 def _nblocks_along(n: int, chunk: int, block: int) -> int:
     """Return how many blocks cover `n` items along an axis; blocks that are padding alone do not count."""
     nchunks, rest = divmod(n, chunk)
-    of_chunk, of_rest = -(-chunk // block), -(-rest // block)
+    of_chunk = -(-chunk // block)
+    of_rest = -(-rest // block)
     return nchunks * of_chunk + of_rest
 
 
@@ -151,13 +170,16 @@ def _box(start: Sequence[int], extents: Sequence[int], layout: Layout) -> Box:
 def _windows(reader: Reader, positions: Any, axes: Any) -> Iterator[list[ChunkRead]]:
     """Yield the chunks that are fetched together."""
     jobs = starmap(reader.plan, parts_of_chunks(reader.layout, positions, axes))
-    return ([job] for job in jobs) if reader.source.is_local else reader.windows(jobs)
+    if reader.source.is_local:
+        return ([job] for job in jobs)
+    return reader.windows(jobs)
 
 
 def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[int, int]]:
     """Yield for each wave how many requests it makes, and their bytes."""
     if isinstance(source, Snapshot):
-        apart = replace(source)  # heads that this remembers would make the read cheaper
+        # Count on a copy: caching heads here would make the real read cheaper.
+        apart = replace(source)
         apart.heads.update(source.heads)
         source = apart
     running: list[tuple[Any, memoryview | None]] = [(steps_of(source, request), None) for request in requests]
@@ -169,14 +191,16 @@ def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[i
                 with suppress(StopIteration):
                     wave.append((steps, steps.send(view)))
             leading = [(steps, ask) for steps, ask in wave if ask.leads]
-            views = source.read([ask.spans[0] for _, ask in leading], clip=True) if leading else []
+            spans = [ask.spans[0] for _, ask in leading]
+            views = source.read(spans, clip=True) if leading else []
         except (B2ArrayError, OSError):
             fetch(source, requests)  # raises what a read does
             raise
-        missing = sum(ask.nbytes - len(view) for (_, ask), view in zip(leading, views, strict=True))
+        answers = list(zip(leading, views, strict=True))
+        missing = sum(ask.nbytes - len(view) for (_, ask), view in answers)
         count, nbytes = _count(source, [ask for _, ask in wave])
         yield count, nbytes - missing
-        running = [(steps, view) for (steps, _), view in zip(leading, views, strict=True)]
+        running = [(steps, view) for (steps, _), view in answers]
 
 
 def _count(source: Source, asks: Sequence[Ask]) -> tuple[int, int]:
