@@ -64,6 +64,7 @@ OPTIONAL = {
     "s3fs": {"store.s3"},
     "tqdm": {"progress"},
     "typer": {"tools.cli", "tools.options"},
+    "typing_extensions": {"array.array"},  # for type checkers alone
     "xarray": {"accessors", "array.array", "group.group"}
     | {f"xarray_io.{path.stem}" for path in (PACKAGE / "xarray_io").glob("*.py")},
     "zarr": {"exchange.zarr"},

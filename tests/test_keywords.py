@@ -81,6 +81,10 @@ b2array.asarray([1], layout="spars")
 b2array.zeros(3).copy(dims=["x"])
 b2array.open_group("g.b2d").create("a", 3, overwritte=True)
 b2array.ones(3, fill_value=2)
+a: NDArray[np.float32] = b2array.open_array("a.b2nd")
+b: NDArray = b2array.zeros(3)
+reveal_type((a.dtype, a[...], a[:, 1:3], a[0], b[1:]))
+wrong: NDArray[np.int8] = a
 """
 
 
@@ -97,13 +101,20 @@ def test_a_type_checker_knows_results_and_refuses_typing_errors(tmp_path: Path) 
             number = int(line.split(":")[1])
             found[number] = found.get(number, "") + line
     revealed = [found[n].rpartition('"')[0].rpartition('"')[2] for n in range(6, 11)]
-    array = "b2array.array.array.NDArray"
+    array = "b2array.array.array.NDArray[Any]"
     assert revealed == [array, "b2array.group.group.Group", array, array, array]
     assert 'Unexpected keyword argument "chunkss" for "zeros"; did you mean "chunks"' in found[11]
     assert "layout" in found[12]
     assert 'Unexpected keyword argument "dims"' in found[13]
     assert 'did you mean "overwrite"' in found[14]
     assert '"fill_value"' in found[15]
+    # Annotations with and without the type of the items are complete.
+    assert not {16, 17} & found.keys()
+    single = "numpy.floating[numpy._typing._nbit_base._32Bit]"
+    values = f"numpy.ndarray[tuple[Any, ...], numpy.dtype[{single}]]"
+    several = f"numpy.dtype[{single}], {values}, {values}, Any, numpy.ndarray[tuple[Any, ...], numpy.dtype[Any]]"
+    assert f"tuple[{several}]" in found[18].replace("builtins.tuple", "tuple")
+    assert "Incompatible types in assignment" in found[19]
 
 
 COMPRESSION = r"write cparams='lz4', or cparams=b2array.CParams\('zstd', clevel=5\)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from b2array.array.appender import Appender
 from b2array.array.drafts import ArrayOptions, Casting, CopyKeywords, Url, require_dtype, takes
 from b2array.array.items import Indexed
 from b2array.array.schunk import SChunk
+from b2array.commit import fork as forks
 from b2array.commit import resize
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle, Mode
@@ -31,11 +32,22 @@ from b2array.printable import printable
 from b2array.store.open import open_store
 
 if TYPE_CHECKING:
+    from types import EllipsisType
+
     import dask.array as da
     import xarray as xr
     from dask.delayed import Delayed
     from fsspec import AbstractFileSystem
-from b2array.commit import fork as forks
+
+    # Every type checker brings this module; the one of Python 3.11 knows no defaults.
+    from typing_extensions import TypeVar
+
+    Item_co = TypeVar("Item_co", bound=np.generic, covariant=True, default=Any)
+    Slices = EllipsisType | slice | tuple[EllipsisType | slice, ...]
+else:
+    from typing import TypeVar
+
+    Item_co = TypeVar("Item_co", bound=np.generic, covariant=True)
 
 __all__ = ["NDArray", "View", "array_at"]
 
@@ -210,7 +222,7 @@ class View(Viewable):
         return *super().__dask_tokenize__(), self._fixed
 
 
-class NDArray(Viewable, Indexed):
+class NDArray(Viewable, Indexed, Generic[Item_co]):
     """An n-dimensional array in compressed chunks.
 
     Made by `b2array.open`, `b2array.create` and their relatives. Indexing reads and writes as NumPy does; every
@@ -226,6 +238,9 @@ class NDArray(Viewable, Indexed):
     ``a[5, ["x", "y"]]``. Fields that are read by name are read-only: NumPy's ``a["x"][1:3] = 0`` raises here, as it
     cannot reach the array. So does ``a["x"] += 1``; write ``a["x"] = a["x"] + 1``.
 
+    In annotations, ``NDArray[np.float32]`` names the type of the items, as for `numpy.typing.NDArray`. Nothing checks
+    it when the program runs.
+
     Examples
     --------
     >>> import b2array
@@ -238,6 +253,20 @@ class NDArray(Viewable, Indexed):
     __slots__ = ()
 
     _makers = "b2array.zeros(shape), b2array.asarray(values), b2array.create(url, shape) and b2array.open(url)"
+
+    if TYPE_CHECKING:
+
+        @property
+        def dtype(self) -> np.dtype[Item_co]:
+            """Type of the items."""
+
+        @overload
+        def __getitem__(self, key: Slices) -> npt.NDArray[Item_co]: ...
+
+        @overload
+        def __getitem__(self, key: Any) -> Any: ...
+
+        def __getitem__(self, key: Any) -> Any: ...
 
     @classmethod
     def _commit_draft(cls, draft: Draft) -> Self:
