@@ -49,7 +49,7 @@ TODAY = {
     "ground": Counts(5, 7.5, 1, 4),
     "array": Counts(5, 10.4, 2, 12),
     "bloscpack": Counts(5, 10.0, 1, 4),
-    "codec": Counts(5, 10.3, 1, 4),
+    "codec": Counts(2, 9.6, 0, 3),
     "compute": Counts(2, 10.8, 0, 3),
     "display": Counts(2, 10.2, 0, 3),
     "commit": Counts(60, 10.4, 25, 71),

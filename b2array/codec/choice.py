@@ -66,13 +66,17 @@ def choose(
     The sizes of an item and of a block are in bytes; `blockshape` is for codecs that know dimensions.
     """
     # Before its version 3.3.2 the C library lost bytes behind the last item of a block.
-    whole = not (blocksize % typesize or len(data) % typesize)
-    tried = [each.at(typesize) for each in _candidates(cparams) if each.suits(typesize, whole)]
+    whole = blocksize % typesize == 0 and len(data) % typesize == 0
+    candidates = [each for each in _candidates(cparams) if each.suits(typesize, whole)]
+    tried = [each.at(typesize) for each in candidates]
     if cparams.codec_id in CODEC_FORMATS:
         costs = _costs_of_pieces(data, typesize, blocksize, tried)
     else:  # a codec of the user's may know nothing but whole blocks
         block = data[:blocksize]
-        costs = [_nbytes_by_registered(block, typesize, each.cparams, blockshape) / each.share for each in tried]
+        costs = []
+        for each in tried:
+            nbytes = _nbytes_by_registered(block, typesize, each.cparams, blockshape)
+            costs.append(nbytes / each.share)
     return tried[costs.index(min(costs))].cparams
 
 
@@ -81,7 +85,8 @@ def params_of(cparams: CParams, header: ChunkHeader) -> CParams | None:
     slots = zip(header.filters, header.filters_meta, strict=True)
     pairs = [pair for pair in slots if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]
     for each in _candidates(cparams):
-        own = zip(each.cparams.filter_slots, each.cparams.metas_for(header.typesize), strict=True)
+        metas = each.cparams.metas_for(header.typesize)
+        own = zip(each.cparams.filter_slots, metas, strict=True)
         if pairs == [pair for pair in own if pair[0]]:
             return each.cparams
     return None
@@ -93,8 +98,9 @@ class _Candidate(NamedTuple):
 
     def suits(self, typesize: int, whole_items: bool) -> bool:
         names = self.cparams.filters
-        # With bytes as items, shuffle changes nothing: no filter would be the same.
-        return (typesize > 1 or bool(names)) and (whole_items or "bytedelta" not in names)
+        if typesize == 1 and not names:
+            return False  # with bytes as items, shuffle changes nothing: no filter would be the same
+        return whole_items or "bytedelta" not in names
 
     def at(self, typesize: int) -> _Candidate:
         """Return the candidate with its share for items of this size."""
@@ -110,10 +116,11 @@ class _Candidate(NamedTuple):
 def _candidates(cparams: CParams) -> tuple[_Candidate, ...]:
     width = cparams.filters_meta
     metas = {("shuffle",): width, ("shuffle", "bytedelta"): 2 * width}
-    return tuple(
-        _Candidate(replace(cparams, filters=names, filters_meta=metas.get(names, ())), share)
-        for names, share in _CANDIDATES.items()
-    )
+    candidates = []
+    for names, share in _CANDIDATES.items():
+        params = replace(cparams, filters=names, filters_meta=metas.get(names, ()))
+        candidates.append(_Candidate(params, share))
+    return tuple(candidates)
 
 
 def _costs_of_pieces(
@@ -123,33 +130,41 @@ def _costs_of_pieces(
     tried: Sequence[_Candidate],
 ) -> list[float]:
     """Return how many bytes pieces of a chunk take with each candidate, over the share that they may take."""
-    length = min(_PIECE, max(len(data) // 16, _SHORTEST), blocksize)
-    length = length - length % (8 * typesize) or min(typesize, len(data))  # bitshuffle takes eight items together
-    count = min(max(len(data) // (_SHARE * length), _LEAST), _MOST, len(data) // length)
+    nbytes = len(data)
+    length = min(_PIECE, max(nbytes // 16, _SHORTEST), blocksize)
+    length -= length % (8 * typesize)  # bitshuffle takes eight items together
+    length = length or min(typesize, nbytes)
+    share = nbytes // (_SHARE * length)
+    count = min(max(share, _LEAST), _MOST, nbytes // length)
     first, rest = _pieces(data, typesize, length, count)
     is_even = all(_changes(each.reshape(-1, length), typesize).all() for each in (first, rest))
     if not is_even:
         # With any filter next to nothing is left of a piece that repeats one item. Others fill the chunk.
         data = _changing_pieces(data, typesize, length)
-        first, rest = _pieces(data, typesize, length, min(max(count, _UNEVEN), len(data) // length))
+        count = min(max(count, _UNEVEN), len(data) // length)
+        first, rest = _pieces(data, typesize, length, count)
     costs = [_nbytes(first, typesize, length, each.cparams) / each.share for each in tried]
+    hopeless = math.inf
     if min(costs) * _HIGH_RATIO < length and len(data) > 4 * _MANY * length:
         first, rest = _pieces(data, typesize, length, _MANY)
-        hopeless = math.inf
-    else:
-        hopeless = _HOPELESS * min(costs) if is_even else math.inf
+    elif is_even:
+        hopeless = _HOPELESS * min(costs)
     left = [number for number, cost in enumerate(costs) if cost <= hopeless]
-    if len(left) > 1 and len(rest):
-        for number in left:
-            each = tried[number]
-            costs[number] += _nbytes(rest, typesize, length, each.cparams) / each.share
-        return [cost if number in left else math.inf for number, cost in enumerate(costs)]
-    return costs
+    if len(left) == 1 or not len(rest):
+        return costs
+    # Candidates that dropped out must not win by having fewer pieces counted.
+    totals = [math.inf] * len(costs)
+    for number in left:
+        each = tried[number]
+        of_rest = _nbytes(rest, typesize, length, each.cparams)
+        totals[number] = costs[number] + of_rest / each.share
+    return totals
 
 
 def _changing_pieces(data: Bytes, typesize: int, length: int) -> Bytes:
     """Return the pieces of a chunk, one behind the other, in which items change, but for those where few do."""
-    pieces = data[: len(data) // length * length].reshape(-1, length)
+    npieces = len(data) // length
+    pieces = data[: npieces * length].reshape(-1, length)
     changes = _changes(pieces, typesize)
     varied: Bytes = pieces[_FEW * changes >= changes.max(initial=0)].reshape(-1)
     return varied
@@ -161,36 +176,53 @@ def _changes(pieces: Bytes, typesize: int) -> npt.NDArray[np.int64]:
     Pieces that are not longer than that count as changed.
     """
     width = math.lcm(8, typesize)
-    if pieces.shape[1] % width or pieces.shape[1] == width:
-        return np.ones(len(pieces), np.int64)
-    words = pieces.view(np.uint64).reshape(len(pieces), pieces.shape[1] // width, width // 8)
-    counts: npt.NDArray[np.int64] = np.count_nonzero(words[:, 1:] != words[:, :-1], axis=(1, 2))
+    npieces, length = pieces.shape
+    if length % width or length == width:
+        return np.ones(npieces, np.int64)
+    words = pieces.view(np.uint64).reshape(npieces, length // width, width // 8)
+    differs = words[:, 1:] != words[:, :-1]
+    counts: npt.NDArray[np.int64] = np.count_nonzero(differs, axis=(1, 2))
     return counts
 
 
 def _pieces(data: Bytes, typesize: int, length: int, count: int) -> tuple[Bytes, Bytes]:
     """Return one piece of a chunk, and the others one behind the other."""
-    # Each piece is in the middle of its share of the chunk.
-    starts = [(len(data) - length) * (2 * i + 1) // (2 * count) // typesize * typesize for i in range(count)]
-    pieces = [data[start : start + length] for start in starts]
+    room = len(data) - length
+    pieces = []
+    for i in range(count):
+        # Each piece is in the middle of its share of the chunk, and begins with an item.
+        start = room * (2 * i + 1) // (2 * count)
+        start -= start % typesize
+        pieces.append(data[start : start + length])
     first = pieces.pop(count // 2)
-    return first, np.concatenate(pieces) if pieces else data[:0]
+    rest = np.concatenate(pieces) if pieces else data[:0]
+    return first, rest
 
 
 def _nbytes(pieces: Bytes, typesize: int, length: int, cparams: CParams) -> int:
     """Return how many bytes pieces take, each compressed by itself where the codec allows that."""
-    shuffle, width = _IN_C.get(cparams.filter_slots[-1]), cparams.meta_slots[-1] or typesize
+    shuffle = _IN_C.get(cparams.filter_slots[-1])
+    width = cparams.meta_slots[-1] or typesize
     if shuffle is None:
-        pieces, shuffle, width = _differences(pieces, length, width), cblosc.NOSHUFFLE, 1
+        # C-Blosc 1 has no bytedelta: filter here, and let it compress bytes.
+        pieces = _differences(pieces, length, width)
+        shuffle = cblosc.NOSHUFFLE
+        width = 1
     chunk = cblosc.compress_blocks(
-        cparams.codec_id, pieces, clevel=max(cparams.clevel, 1), shuffle=shuffle, typesize=width, blocksize=length
+        cparams.codec_id,
+        pieces,
+        clevel=max(cparams.clevel, 1),
+        shuffle=shuffle,
+        typesize=width,
+        blocksize=length,
     )
     return len(pieces) if chunk is None else len(chunk.buf)
 
 
 def _differences(pieces: Bytes, length: int, width: int) -> Bytes:
     """Return what shuffle and bytedelta make of pieces, with less ado than the filters."""
-    planes = np.ascontiguousarray(pieces.reshape(-1, length // width, width).swapaxes(1, 2))
+    items = pieces.reshape(-1, length // width, width)
+    planes = np.ascontiguousarray(items.swapaxes(1, 2))
     differences = planes.copy()
     differences[:, :, 1:] -= planes[:, :, :-1]
     return differences.reshape(-1)
@@ -203,8 +235,10 @@ def _apply_filters(
     cparams: CParams,
     blockshape: tuple[int, ...] | None = None,
 ) -> Bytes:
-    pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(typesize), typesize, blockshape=blockshape)
-    return filters.forward(pipeline, blocks.reshape(-1, length), first=True).reshape(-1)
+    metas = cparams.metas_for(typesize)
+    pipeline = filters.Pipeline(cparams.filter_slots, metas, typesize, blockshape=blockshape)
+    rows = blocks.reshape(-1, length)
+    return filters.forward(pipeline, rows, first=True).reshape(-1)
 
 
 def _nbytes_by_registered(

@@ -110,17 +110,30 @@ class CParams:
             self._set("clevel", _LEVELS.get(self.codec, 5))
         if isinstance(self.filters, str) and self.filters != AUTO:
             self._set("filters", (self.filters,))
-        for name, low, high in (("clevel", 0, 9), ("codec_meta", -128, 255), ("nthreads", 0, 2**15 - 1)):
-            self._set(name, _check_range(name, getattr(self, name), low, high))
+        bounds = (("clevel", 0, 9), ("codec_meta", -128, 255), ("nthreads", 0, 2**15 - 1))
+        for name, low, high in bounds:
+            value = _check_range(name, getattr(self, name), low, high)
+            self._set(name, value)
         self._set("codec_meta", self.codec_meta & 0xFF)
         self._choose_codec()
+        self._set_slots()
+        if self.splitmode not in get_args(SplitMode):
+            raise ValueError(f"splitmode must be one of {get_args(SplitMode)}, not {self.splitmode!r}")
+        if not isinstance(self.use_dict, bool | np.bool_):
+            raise TypeError(f"use_dict must be a bool, not {self.use_dict!r}")
+        self._set("use_dict", bool(self.use_dict))
+        if self.use_dict and self.codec_id not in (CodecId.ZSTD, CodecId.LZ4, CodecId.LZ4HC):
+            raise ValueError(f"dictionaries need zstd, lz4 or lz4hc, not {self.codec!r}")
+        self._check_bounds()
+
+    def _set_slots(self) -> None:
+        """Resolve the filters, and lay them out as a chunk's header has them."""
         chosen = ("shuffle",) if self.filters == AUTO else self.filters
         ids = tuple([filters.filter_id(name) for name in chosen])
         if self.filters != AUTO:
-            self._set("filters", tuple([_name_or_id(FilterId, fid) for fid in ids]))
+            names = [_name_or_id(FilterId, fid) for fid in ids]
+            self._set("filters", tuple(names))
         metas = [_check_range("filters_meta", meta, -128, 255) & 0xFF for meta in self.filters_meta]
-        if self.splitmode not in get_args(SplitMode):
-            raise ValueError(f"splitmode must be one of {get_args(SplitMode)}, not {self.splitmode!r}")
         if len(ids) > NFILTERS:
             raise ValueError(f"at most {NFILTERS} filters fit, {len(ids)} given")
         if len(metas) > len(ids):
@@ -129,14 +142,10 @@ class CParams:
         while metas and not metas[-1]:
             metas.pop()
         self._set("filters_meta", tuple(metas))
-        self._set("filter_slots", NO_FILTERS[len(ids) :] + ids)
-        self._set("meta_slots", NO_FILTERS[len(ids) :] + tuple(metas) + (0,) * (len(ids) - len(metas)))
-        if not isinstance(self.use_dict, bool | np.bool_):
-            raise TypeError(f"use_dict must be a bool, not {self.use_dict!r}")
-        self._set("use_dict", bool(self.use_dict))
-        if self.use_dict and self.codec_id not in (CodecId.ZSTD, CodecId.LZ4, CodecId.LZ4HC):
-            raise ValueError(f"dictionaries need zstd, lz4 or lz4hc, not {self.codec!r}")
-        self._check_bounds()
+        empty = NO_FILTERS[len(ids) :]
+        padding = (0,) * (len(ids) - len(metas))
+        self._set("filter_slots", empty + ids)
+        self._set("meta_slots", (*empty, *metas, *padding))
 
     def _choose_codec(self) -> None:
         codec: str | int = self.codec
@@ -145,14 +154,17 @@ class CParams:
         number = codecs.codec_id("zfp_acc" if codec == _ZFP else codec)
         self._set("codec_id", number)
         self._set("codec", codecs.codec_name(number) if codecs.is_named(number) else number)
+        has_tolerance = number == zfp.Mode.ZFP_ACC
         if self.tolerance is not None:
-            if number != zfp.Mode.ZFP_ACC:
+            if not has_tolerance:
                 raise ValueError(f"a tolerance is for the codec 'zfp', not for {codec!r}")
-            self._set("codec_meta", zfp.exponent(_positive("tolerance", self.tolerance)) & 0xFF)
-        self._set("tolerance", zfp.tolerance(self.codec_meta) if number == zfp.Mode.ZFP_ACC else None)
+            exponent = zfp.exponent(_positive("tolerance", self.tolerance))
+            self._set("codec_meta", exponent & 0xFF)
+        self._set("tolerance", zfp.tolerance(self.codec_meta) if has_tolerance else None)
         if self.is_zfp:
             chosen = self.filters if self.filters == AUTO else tuple(self.filters)
-            if chosen not in (AUTO, (), ("shuffle",), (FilterId.SHUFFLE,)) or self.splitmode == "always":
+            has_filters = chosen not in (AUTO, (), ("shuffle",), (FilterId.SHUFFLE,))
+            if has_filters or self.splitmode == "always":
                 raise ValueError("ZFP compresses items as they are, without filters and without a split")
             self._set("filters", ())  # the default of other codecs does not suit it
 
@@ -185,7 +197,9 @@ class CParams:
 
     def without_bounds(self) -> CParams:
         """Return the parameters that store every value as it is."""
-        return replace(self, absolute_error=None, relative_error=None, keepbits=None) if self.is_lossy else self
+        if not self.is_lossy:
+            return self
+        return replace(self, absolute_error=None, relative_error=None, keepbits=None)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -202,15 +216,20 @@ class CParams:
     def splits(self, typesize: int, block_nbytes: int) -> bool:
         """Whether full blocks of `block_nbytes` bytes are stored as `typesize` streams."""
         whole_items = typesize > 1 and block_nbytes % typesize == 0
-        if self.splitmode in ("always", "never"):
-            return self.splitmode == "always" and whole_items
-        whole_items = whole_items and typesize <= 16
+        if self.splitmode == "never":
+            return False
+        if self.splitmode == "always":
+            return whole_items
+        if not whole_items or typesize > 16:
+            return False
+        neblock = block_nbytes // typesize
         if self.splitmode == "auto":
             # The blocks that C-Blosc 1 makes by default, so that one call shuffles and compresses.
-            neblock = block_nbytes // typesize
-            return self.codec_id in _SPLIT_BY_BLOSC1 and whole_items and neblock >= 128 and block_nbytes <= 2**20
-        fast = self.codec_id in (CodecId.BLOSCLZ, CodecId.LZ4) or (self.codec_id == CodecId.ZSTD and self.clevel <= 5)
-        return fast and FilterId.SHUFFLE in self.filter_slots and whole_items and block_nbytes // typesize >= 32
+            by_default = neblock >= 128 and block_nbytes <= 2**20
+            return self.codec_id in _SPLIT_BY_BLOSC1 and by_default
+        fast_zstd = self.codec_id == CodecId.ZSTD and self.clevel <= 5
+        is_fast = fast_zstd or self.codec_id in (CodecId.BLOSCLZ, CodecId.LZ4)
+        return is_fast and FilterId.SHUFFLE in self.filter_slots and neblock >= 32
 
 
 AnyCParams = CParams | str | Mapping[str, Any] | None

@@ -245,15 +245,19 @@ def special_chunk(
     The sizes are in bytes. An item of zero bytes makes a chunk of zeros.
     """
     width = typesize if typesize <= 255 else 1
-    item, special = b"", Special.ZEROS
+    item = b""
+    special = Special.ZEROS
     if isinstance(value, Special):
         special = value
     elif any(value):
-        special, item = Special.VALUE, value
+        special = Special.VALUE
+        item = value
     blocksize = blocksize or default_blocksize(nbytes, width)
     if item:  # the C library refuses blocks with a part of an item, which only large items make
-        blocksize = max(blocksize - blocksize % len(item), len(item))
-    header = ChunkHeader(width, nbytes, blocksize, HEADER_LEN + len(item), FLAG_EXTENDED, blosc2_flags=special << 4)
+        whole = blocksize - blocksize % len(item)
+        blocksize = max(whole, len(item))
+    cbytes = HEADER_LEN + len(item)
+    header = ChunkHeader(width, nbytes, blocksize, cbytes, FLAG_EXTENDED, blosc2_flags=special << 4)
     return header.pack() + item
 
 
@@ -269,7 +273,9 @@ def make_storable(buf: bytes) -> bytes:
     if header.special == Special.NAN:
         item = NAN_BYTES[header.typesize]
         flags = header.blosc2_flags & 0x0F | Special.VALUE << 4
-        return replace(header, cbytes=header.header_len + len(item), blosc2_flags=flags).pack() + item
+        cbytes = header.header_len + len(item)
+        return replace(header, cbytes=cbytes, blosc2_flags=flags).pack() + item
+    # Zeros: each block is one stream, whose token says that it repeats the byte 0.
     blocksize = default_blocksize(header.nbytes, header.typesize)
     nblocks = -(-header.nbytes // blocksize)
     starts = HEADER_LEN + 4 * nblocks + 4 * np.arange(nblocks, dtype="<i4")
@@ -318,14 +324,17 @@ def header_of(task: Task, cbytes: int, *, has_dict: bool = False) -> ChunkHeader
 def _assemble(task: Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes = b"") -> bytes:
     """Join the pieces of the blocks to a chunk; raw if it would not be smaller than the data."""
     lengths = [sum(map(len, pieces)) for pieces in blocks]
-    section = struct.pack("<i", len(dictionary)) + dictionary if dictionary else b""
+    section = b""
+    if dictionary:
+        section = struct.pack("<i", len(dictionary)) + dictionary
     head_nbytes = HEADER_LEN + 4 * len(blocks) + len(section)
     cbytes = head_nbytes + sum(lengths)
     if cbytes >= HEADER_LEN + len(task.data):
         return _raw_chunk(task.data, task.typesize, task.blocksize, task.cparams)
+    header = header_of(task, cbytes, has_dict=bool(dictionary))
     starts = np.cumsum([head_nbytes, *lengths[:-1]], dtype="<i4")
     flat = (piece for pieces in blocks for piece in pieces)
-    return b"".join((header_of(task, cbytes, has_dict=bool(dictionary)).pack(), starts.tobytes(), section, *flat))
+    return b"".join((header.pack(), starts.tobytes(), section, *flat))
 
 
 def _encode_in_c(task: Task) -> bytes | None:
@@ -334,16 +343,25 @@ def _encode_in_c(task: Task) -> bytes | None:
     if codec not in CODEC_FORMATS:
         return None
     ask = cblosc.fused_ask(codec, task.typesize, task.blocksize, len(task.data))
-    if ask is None or task.split != (codec != CodecId.ZSTD and task.typesize > 1):
+    splits_in_c = codec != CodecId.ZSTD and task.typesize > 1
+    if ask is None or task.split != splits_in_c:
         return None
     shuffle = _c_shuffle(task)
-    slot = max((i for i, fid in enumerate(task.pipeline.filters) if fid), default=None)
+    ids = task.pipeline.filters
+    slot = max((i for i, fid in enumerate(ids) if fid), default=None)
     earlier = task.pipeline
     if shuffle != cblosc.NOSHUFFLE and slot is not None:
-        earlier = replace(earlier, filters=(*earlier.filters[:slot], *(0,) * (len(earlier.filters) - slot)))
+        # C-Blosc 1 applies the last filter itself.
+        unused = (0,) * (len(ids) - slot)
+        earlier = replace(earlier, filters=(*ids[:slot], *unused))
     data = run_pipeline(replace(task, pipeline=earlier))
     chunk = cblosc.compress_blocks(
-        codec, data, clevel=task.cparams.clevel, shuffle=shuffle, typesize=task.typesize, blocksize=ask
+        codec,
+        data,
+        clevel=task.cparams.clevel,
+        shuffle=shuffle,
+        typesize=task.typesize,
+        blocksize=ask,
     )
     if chunk is None:
         return _raw_chunk(task.data, task.typesize, task.blocksize, task.cparams)
@@ -354,15 +372,18 @@ def _encode_in_c(task: Task) -> bytes | None:
 
 def _c_shuffle(task: Task) -> int:
     """Return the shuffle of C-Blosc 1 that equals the last filter, or NOSHUFFLE."""
-    used = [(fid, meta) for fid, meta in zip(task.pipeline.filters, task.pipeline.metas, strict=True) if fid]
+    slots = zip(task.pipeline.filters, task.pipeline.metas, strict=True)
+    used = [(fid, meta) for fid, meta in slots if fid]
     if not used:
         return cblosc.NOSHUFFLE
     fid, meta = used[-1]
     if fid == FilterId.SHUFFLE and meta in (0, task.typesize):
         return cblosc.SHUFFLE if task.typesize > 1 else cblosc.NOSHUFFLE
-    whole = task.blocksize // task.typesize % 8 == 0 and task.short // task.typesize % 8 == 0
-    if fid == FilterId.BITSHUFFLE and whole and not task.short % task.typesize:
-        return cblosc.BITSHUFFLE
+    if fid == FilterId.BITSHUFFLE:
+        # Both libraries write the same bytes only for whole groups of eight items.
+        in_eights = task.blocksize // task.typesize % 8 == 0 and task.short // task.typesize % 8 == 0
+        if in_eights and not task.short % task.typesize:
+            return cblosc.BITSHUFFLE
     return cblosc.NOSHUFFLE
 
 
@@ -460,16 +481,19 @@ def _run_token(value: int) -> bytes:
 def _encode_streams(task: Task) -> bytes:
     """Filter with NumPy, then compress the streams: many blocks at a time, which saves memory in large chunks."""
     blocks: list[list[Buffer]] = []
-    reference = task.data[: task.blocksize]
-    step = max(1, _FILTERED_AT_ONCE // task.blocksize)
+    blocksize = task.blocksize
+    reference = task.data[:blocksize]
+    step = max(1, _FILTERED_AT_ONCE // blocksize)
     for first in range(0, task.nfull, step):
-        group = task.data[first * task.blocksize : min(first + step, task.nfull) * task.blocksize]
-        rows = group.reshape(-1, task.blocksize)
+        stop = min(first + step, task.nfull)
+        group = task.data[first * blocksize : stop * blocksize]
+        rows = group.reshape(-1, blocksize)
         filtered = _filter(task, rows, reference, first=first == 0)
         blocks += _full_blocks(replace(task, data=group), filtered)
     if task.short:
-        tail = task.data[task.nfull * task.blocksize :].reshape(1, -1)
-        blocks.append(_stream_pieces(task, _filter(task, tail, reference, first=task.nfull == 0)))
+        tail = task.data[task.nfull * blocksize :].reshape(1, -1)
+        filtered = _filter(task, tail, reference, first=task.nfull == 0)
+        blocks.append(_stream_pieces(task, filtered))
     return _assemble(task, blocks)
 
 

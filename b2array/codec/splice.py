@@ -55,20 +55,35 @@ def splice(
         return None
     if header.memcpyed:
         return _patch(old, numbers, data, task)
-    filling = _filling(old) if header.special else data[:0]
-    if header.special and (data[:1] == filling).all() and (data == filling).all():
-        return bytes(old.region)
-    new = _encode_blocks(replace(task, data=np.concatenate((data, filling)).reshape(-1)) if header.special else task)
-    sizes = np.full(header.nblocks, len(new[-1]), np.int64) if header.special else old.stops - old.starts
-    sizes[list(numbers)] = [len(block) for block in new[: len(numbers)]]
+
+    count = len(numbers)
+    if header.special:
+        # All old blocks are the same: encode one of them, behind the new ones.
+        filling = _filling(old)
+        if (data[:1] == filling).all() and (data == filling).all():
+            return bytes(old.region)
+        rows = np.concatenate((data, filling))
+        new = _encode_blocks(replace(task, data=rows.reshape(-1)))
+        sizes = np.full(header.nblocks, len(new[-1]), np.int64)
+    else:
+        new = _encode_blocks(task)
+        sizes = old.stops - old.starts
+    sizes[list(numbers)] = [len(block) for block in new[:count]]
     front = HEADER_LEN + 4 * header.nblocks
     cbytes = front + int(sizes.sum())
     if cbytes >= HEADER_LEN + header.nbytes:
         return None
+
     pieces: list[Buffer] = []
     done = 0
-    for number, block in zip((*numbers, header.nblocks), (*new[: len(numbers)], b""), strict=True):
-        pieces += new[-1:] * (number - done) if header.special else _copy_blocks(old, done, number)
+    # The last turn copies the blocks behind the last new one.
+    stops = (*numbers, header.nblocks)
+    blocks = (*new[:count], b"")
+    for number, block in zip(stops, blocks, strict=True):
+        if header.special:
+            pieces += new[-1:] * (number - done)
+        else:
+            pieces += _copy_blocks(old, done, number)
         pieces.append(block)
         done = number + 1
     starts = (front + np.cumsum(sizes) - sizes).astype("<i4")
@@ -94,41 +109,59 @@ def _params(
         return choice.params_of(cparams, header)
     whole = np.repeat(_filling(old), header.nblocks, axis=0)
     whole[list(numbers)] = data
-    width = typesize if typesize <= 255 else 1
-    return choice.choose(whole.reshape(-1)[: header.nbytes], width, header.block_nbytes, cparams, blockshape)
+    flat = whole.reshape(-1)[: header.nbytes]
+    return choice.choose(flat, _width(typesize), header.block_nbytes, cparams, blockshape)
+
+
+def _width(typesize: int) -> int:
+    """Return the size of an item as a chunk's header can say it."""
+    return typesize if typesize <= 255 else 1
 
 
 def _bits_of_all(old: ChunkHeader, new: int) -> int:
     """Return how many bits of the mantissa are in use in old and in new blocks; 0 if that is not known."""
     if old.special:
         return new if old.special == Special.ZEROS else 0
-    noted = dict(zip(old.filters, old.filters_meta, strict=True)).get(FilterId.TRUNC_PREC, 0)
-    return max(noted, new) if noted and new else 0
+    metas = dict(zip(old.filters, old.filters_meta, strict=True))
+    noted = metas.get(FilterId.TRUNC_PREC, 0)
+    if not (noted and new):
+        return 0
+    return max(noted, new)
 
 
 def _with_bits_of(old: ChunkHeader, cparams: CParams) -> ChunkHeader:
     """Return a header that notes the same bits as the parameters; reading does not depend on them."""
-    slots = zip(old.filters, old.filters_meta, strict=True)
-    others = [pair for pair in slots if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]
-    new = zip(cparams.filter_slots, cparams.meta_slots, strict=True)
-    if others != [pair for pair in new if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]:
+    own = _exact_filters(old.filters, old.filters_meta)
+    new = _exact_filters(cparams.filter_slots, cparams.meta_slots)
+    if own != new:
         return old
     return replace(old, filters=cparams.filter_slots, filters_meta=cparams.meta_slots)
 
 
+def _exact_filters(ids: Sequence[int], metas: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the filters that change bytes when a chunk is read, with their metas."""
+    slots = zip(ids, metas, strict=True)
+    return [pair for pair in slots if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]
+
+
 def _is_blockwise(old: ChunkHeader, task: Task) -> bool:
     """Say whether new blocks can be in one chunk with the old ones."""
-    if task.cparams.use_dict or FilterId.DELTA in task.cparams.filter_slots:  # blocks build on the data of others
+    params = task.cparams
+    if params.use_dict or FilterId.DELTA in params.filter_slots:  # blocks build on the data of others
         return False
-    if old.special and old.block_nbytes % max(1, old.cbytes - old.header_len):
+    item_nbytes = max(1, old.cbytes - old.header_len)
+    if old.special and old.block_nbytes % item_nbytes:
         return False
     if not old.has_streams:
-        return old.extended and old.typesize == task.typesize and (old.memcpyed or task.cparams.clevel > 0)
+        same_items = old.extended and old.typesize == task.typesize
+        return same_items and (old.memcpyed or params.clevel > 0)
+    if old.has_dict or old.instrumented or params.clevel == 0:
+        return False
     new = header_of(task, old.cbytes)
-    same = ["typesize", "filters", "filters_meta", "codec_format", "nstreams", "extended", "version"]
-    same += ["udcodec", "codec_meta"] * (old.codec_format == CodecFormat.USER)
-    alone = not (old.has_dict or old.instrumented)
-    return alone and task.cparams.clevel > 0 and all(getattr(old, name) == getattr(new, name) for name in same)
+    names = ["typesize", "filters", "filters_meta", "codec_format", "nstreams", "extended", "version"]
+    if old.codec_format == CodecFormat.USER:
+        names += ["udcodec", "codec_meta"]
+    return all(getattr(old, name) == getattr(new, name) for name in names)
 
 
 def _task(
@@ -139,9 +172,13 @@ def _task(
     blockshape: tuple[int, ...] | None,
 ) -> Task:
     """Describe blocks to encode, with as many streams as the old ones."""
-    width = typesize if typesize <= 255 else 1
-    pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(width), width, blockshape=blockshape)
-    split = old.nstreams > 1 if old.has_streams else cparams.splits(width, old.block_nbytes)
+    width = _width(typesize)
+    metas = cparams.metas_for(width)
+    pipeline = filters.Pipeline(cparams.filter_slots, metas, width, blockshape=blockshape)
+    if old.has_streams:
+        split = old.nstreams > 1
+    else:
+        split = cparams.splits(width, old.block_nbytes)
     return Task(data, width, old.block_nbytes, cparams, split, pipeline)
 
 
@@ -153,7 +190,11 @@ def _encode_blocks(task: Task) -> list[Buffer]:
         return [stored.region[start:stop] for start, stop in bounds]
     streams = run_pipeline(task).reshape(task.nfull, task.nstreams, -1)
     size = struct.pack("<i", streams.shape[2])
-    return [b"".join(piece for stream in block for piece in (size, stream.data)) for block in streams]
+    blocks: list[Buffer] = []
+    for block in streams:
+        pieces = [piece for stream in block for piece in (size, stream.data)]
+        blocks.append(b"".join(pieces))
+    return blocks
 
 
 def _filling(old: Stored) -> Bytes:
@@ -165,16 +206,20 @@ def _filling(old: Stored) -> Bytes:
 
 def _copy_blocks(old: Stored, first: int, stop: int) -> list[Buffer]:
     """Return the stored blocks from `first` to `stop`: in one piece if they follow each other."""
-    starts, stops = old.starts[first:stop], old.stops[first:stop]
+    starts = old.starts[first:stop]
+    stops = old.stops[first:stop]
     if first < stop and np.array_equal(starts[1:], stops[:-1]):
         return [old.region[int(starts[0]) : int(stops[-1])]]
-    return [old.region[start:end] for start, end in zip(starts.tolist(), stops.tolist(), strict=True)]
+    bounds = zip(starts.tolist(), stops.tolist(), strict=True)
+    return [old.region[start:end] for start, end in bounds]
 
 
 def _patch(old: Stored, numbers: Sequence[int], data: Bytes, task: Task) -> bytes | None:
     """Return a raw chunk with the bytes of some blocks replaced; None as soon as one of them gets smaller."""
-    if task.cparams.clevel and sum(map(len, _encode_blocks(task))) < data.size:
-        return None
+    if task.cparams.clevel:
+        nbytes = sum(map(len, _encode_blocks(task)))
+        if nbytes < data.size:
+            return None
     buf = bytearray(old.region)
     for number, block in zip(numbers, data, strict=True):
         start = int(old.starts[number])
