@@ -23,6 +23,7 @@ from b2array.array.array import NDArray
 from b2array.codec import chunk
 from b2array.codec.cparams import CParams
 from b2array.codec.header import Special
+from b2array.commit.edits import set_special
 from b2array.commit.handle import Handle
 from b2array.errors import FormatError
 from b2array.format import index
@@ -315,8 +316,8 @@ def test_a_large_index_takes_a_second_round_trip(tmp_path):
     order = np.random.default_rng(0).permutation(300_000)
     for attempt in a._handle.attempts():
         with attempt as draft:
-            draft.set_special(np.flatnonzero(order % 2), Special.ZEROS)
-            draft.set_special(np.flatnonzero(order % 2 == 0), Special.NAN)
+            set_special(draft, np.flatnonzero(order % 2), Special.ZEROS)
+            set_special(draft, np.flatnonzero(order % 2 == 0), Special.NAN)
     assert (tmp_path / "a.b2nd" / "chunks.b2frame").stat().st_size > 2**16
     store, _ = far(tmp_path / "a.b2nd")
     assert store.round_trips == 2

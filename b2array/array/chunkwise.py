@@ -19,6 +19,7 @@ from b2array.array import copying
 from b2array.array.array import NDArray, View
 from b2array.array.drafts import ArrayOptions, NewKeywords, Url, aborting, new_draft, put, require_dtype, takes
 from b2array.commit.draft import Draft
+from b2array.commit.open_chunk import WriteBuffer
 from b2array.grid.assignment import check_plain
 from b2array.grid.partition import boxes
 from b2array.progress import track
@@ -129,7 +130,7 @@ def map_chunks(
     with aborting(draft), track(math.prod(work.counts), "mapping", progress, unit="items") as bar:
         layout = draft.state.require_layout()
         if work.cuts_chunks(layout.chunks):
-            draft.keep_open()  # a chunk that several pieces fill is encoded once
+            draft.buffer = WriteBuffer()  # a chunk that several pieces fill is encoded once
         for box, values in work.results(layout.chunks, executor):
             target = work.place(box, lengths)
             work.check(box, values, lengths)

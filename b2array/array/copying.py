@@ -175,12 +175,12 @@ def _recode(
         before: State | None = None
         for entry, revision in earlier:
             _follow(draft, before, revision, own_names, bar, exact=exact)
-            draft.keep(Keep(entry, changeable(draft.state)))
+            draft.delta.keep(Keep(entry, changeable(draft.state)))
             before = revision.state
         _follow(draft, before, source, own_names, bar, exact=exact)
         for entry, rebuilt in states:
             if rebuilt is None:
-                draft.keep(Keep(entry))
+                draft.delta.keep(Keep(entry))
     return draft
 
 

@@ -23,7 +23,8 @@ from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.commit.changes import ChangeSet
 from b2array.commit.draft import Draft
-from b2array.commit.fork import Origin, finish, merge_changes, origin_of, write_part
+from b2array.commit.fork import discard, finish, fork_point, merge_changes, write_part
+from b2array.commit.fork_point import ForkPoint
 from b2array.commit.handle import Handle
 from b2array.compute.readable import Readable
 from b2array.errors import ConflictError, ReadOnlyError, warn
@@ -134,7 +135,7 @@ def from_dask(
         layout = draft.state.require_layout()
         if layout.shape != x.shape:
             raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")
-        return Write(x, origin_of(draft, lasts=True), layout, tuple(slice(0, n) for n in x.shape))
+        return Write(x, fork_point(draft, lasts=True), layout, tuple(slice(0, n) for n in x.shape))
 
 
 def store(
@@ -162,7 +163,7 @@ def store(
             raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
         join([(a, x, inside)], progress, scheduler)
         return None
-    write = Write(x, origin_of(a._handle.new_draft(), lasts=True), a._layout, inside)
+    write = Write(x, fork_point(a._handle.new_draft(), lasts=True), a._layout, inside)
     if return_stored and not compute:
         return write.reading(type(a))
     done = write.run(type(a), compute, progress, scheduler)
@@ -174,7 +175,7 @@ def store(
 
 def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, scheduler: Any) -> None:
     """Write arrays into regions of others, as part of the transactions that these are in."""
-    writes = [Write(x, origin_of(_draft(a)), a._layout, region) for a, x, region in parts]
+    writes = [Write(x, fork_point(_draft(a)), a._layout, region) for a, x, region in parts]
     for (a, *_), changes in zip(parts, compute_changes(writes, progress, scheduler), strict=True):
         with a._handle.mutex.held:
             merge_changes(_draft(a), changes)
@@ -232,11 +233,11 @@ def _region(region: Any, shape: tuple[int, ...]) -> Region:
 class Write:
     """The graph that writes the values `x` to a region, by forks of a transaction."""
 
-    def __init__(self, x: da.Array, origin: Origin, layout: Layout, region: Region) -> None:
+    def __init__(self, x: da.Array, point: ForkPoint, layout: Layout, region: Region) -> None:
         self.x = _align(x, layout.chunks, region)
-        self.origin, self.dtype, self.region = origin, layout.dtype, region
+        self.point, self.dtype, self.region = point, layout.dtype, region
         self._id = uuid4().hex
-        self.shared = Shared(f"write {self._id}", (origin, region))
+        self.shared = Shared(f"write {self._id}", (point, region))
         self.nchunks = math.prod(
             max(0, -(-part.stop // max(1, size)) - part.start // max(1, size))
             for part, size in zip(region, layout.chunks, strict=True)
@@ -257,7 +258,7 @@ class Write:
         from dask.delayed import Delayed
         from dask.layers import ArraySliceDep
 
-        x, axes, key = self.x, tuple(range(self.x.ndim)), self.name("origin")
+        x, axes, key = self.x, tuple(range(self.x.ndim)), self.name("point")
         return da.blockwise(
             _put,
             axes,
@@ -287,9 +288,9 @@ class Write:
         try:
             (changes,) = compute_changes([self], progress, scheduler)
         except BaseException:
-            self.origin.discard()  # tasks that still run in other threads remove what they make
+            discard(self.point)  # tasks that still run in other threads remove what they make
             raise
-        return make(Handle(finish(self.origin, changes), "r+"))
+        return make(Handle(finish(self.point, changes), "r+"))
 
     def _committing(self, make: Callable[[Handle], Any], *, frozen: bool) -> Delayed:
         return final([self], self.name("commit"), _commit, self.shared, make, frozen)
@@ -438,18 +439,18 @@ def _client(scheduler: Any) -> Any:
 
 
 def _put(
-    values: Any, inside: Region, shared: Shared[tuple[Origin, Region]], declared: np.dtype[Any],
+    values: Any, inside: Region, shared: Shared[tuple[ForkPoint, Region]], declared: np.dtype[Any],
 ) -> npt.NDArray[Any]:  # fmt: skip
     inside = _plain(inside)
     _check_piece(values, inside)
     _as_declared(values, declared)
-    origin, region = shared.value
+    point, region = shared.value
     part = tuple(
         slice(whole.start + own.start, whole.start + own.stop, 1) for whole, own in zip(region, inside, strict=True)
     )
     item = np.empty((1,) * len(inside), object)
     with one_thread():
-        item[(0,) * len(inside)] = write_part(origin, part, np.asarray(values), region)
+        item[(0,) * len(inside)] = write_part(point, part, np.asarray(values), region)
     return item
 
 
@@ -486,11 +487,11 @@ def gather_changes(put: Sequence[Sequence[npt.NDArray[Any]]]) -> list[list[Chang
 
 def _commit(
     put: Sequence[Any],
-    shared: Shared[tuple[Origin, Region]],
+    shared: Shared[tuple[ForkPoint, Region]],
     make: Callable[[Handle], Any],
     frozen: bool,
 ) -> Any:
     (changes,) = gather_changes(put)
-    origin, _ = shared.value
-    array = make(Handle(finish(origin, changes, again=True), "r+"))
+    point, _ = shared.value
+    array = make(Handle(finish(point, changes, again=True), "r+"))
     return Frozen(array) if frozen else array

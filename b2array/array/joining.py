@@ -25,6 +25,7 @@ from b2array.array.drafts import (
     takes,
 )
 from b2array.codec.header import Special
+from b2array.commit import edits
 from b2array.commit.draft import Draft
 from b2array.commit.write import rewrite
 from b2array.errors import ConflictError
@@ -337,7 +338,7 @@ def _copy_chunks(
             if isinstance(location, Location):
                 stored.append((number, place))
             elif location != Special.ZEROS:
-                draft.set_special(np.array([place]), location)
+                edits.set_special(draft, np.array([place]), location)
         for (_, place), each in zip(stored, each_chunk(source, [number for number, _ in stored]), strict=True):
             draft.put(place, bytes(each.region))
         bar.advance(len(pairs))

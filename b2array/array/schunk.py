@@ -196,7 +196,7 @@ class SChunk(Opened):
             with track(self.nchunks, "chunks copied", progress, unit="items") as bar:
                 for attempt in self._handle.attempts(anywhere=True):
                     with attempt as draft:
-                        draft.compact(bar)
+                        edits.compact(draft, bar)
 
     def append_data(self, data: Data) -> int:
         """Compress data and append them as a chunk; returns the number of chunks."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from b2array.commit import edits
 from b2array.commit.changes import Keep
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
@@ -40,6 +41,8 @@ __all__ = [
     "restore",
     "snapshot_info",
 ]
+
+_OF_TRANSACTION = "make or drop snapshots, or go back to one: the transaction can"
 
 _NAME_NBYTES = 255
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -114,10 +117,10 @@ def keep(
                 raise ConflictError(
                     f"{handle.url} was changed by another writer; call refresh() and repeat the snapshot"
                 )
-            draft.refuse_names_in_fork()
+            draft.refuse_in_fork(_OF_TRANSACTION)
             _free_name(draft, name, replace=replace, group=group)
             _give_checksums(draft)
-            draft.keep(Keep(entry))
+            draft.delta.keep(Keep(entry))
 
 
 def make_entry(
@@ -142,15 +145,15 @@ def _free_name(draft: Draft, name: str, *, replace: bool, group: bytes) -> None:
         if not replace:
             raise FileExistsError(f"{draft.url} has a snapshot {name!r}; replace=True replaces it")
         _refuse_of_group(draft, entry, group)
-        draft.drop(name)
-    if name in (each.entry.name for each in draft.keeps):
+        draft.delta.drop(name)
+    if name in (each.entry.name for each in draft.delta.keeps):
         raise FileExistsError(f"{draft.url}: the transaction makes a snapshot {name!r} already")
 
 
 def _entries(draft: Draft) -> dict[str, Kept]:
     """Return the snapshots of the base by their names, but for those that the draft drops."""
     ledger = ledger_of(draft.state)
-    return {entry.name: entry for entry in ledger.entries if entry.name not in draft.drops}
+    return {entry.name: entry for entry in ledger.entries if entry.name not in draft.delta.drops}
 
 
 def _refuse_of_group(draft: Draft, entry: Kept, group: bytes) -> None:
@@ -166,7 +169,7 @@ def _give_checksums(draft: Draft) -> None:
     draft.flush()
     state = draft.state
     bare = np.flatnonzero((state.frame.offsets >= 0) & (state.records == 0)).tolist()
-    source = draft.as_source()
+    source = draft.reader()
     for n, stored in zip(bare, each_chunk(source, bare), strict=True):
         draft.set_chunk(n, draft.store_stored(n, bytes(stored.region)))
 
@@ -175,22 +178,22 @@ def drop(handle: Handle, name: str, *, group: bytes = b"") -> None:
     """Drop a snapshot."""
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
-            draft.refuse_names_in_fork()
+            draft.refuse_in_fork(_OF_TRANSACTION)
             entry = _entries(draft).get(name)
             if entry is None:
                 raise unknown_name(draft.url, name, _entries(draft))
             _refuse_of_group(draft, entry, group)
-            draft.drop(name)
+            draft.delta.drop(name)
 
 
 def restore(handle: Handle, name: str) -> None:
     """Go back to a snapshot, in one commit."""
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
-            draft.refuse_names_in_fork()
+            draft.refuse_in_fork(_OF_TRANSACTION)
             if draft.base is None:
                 raise unknown_name(draft.url, name, ())
-            draft.go_back(kept.opened(draft.base, name, deep=True).state)
+            edits.go_back(draft, kept.opened(draft.base, name, deep=True).state)
 
 
 def list_snapshots(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:

@@ -19,17 +19,17 @@ member, now or, if the writer was killed, when the next one comes.
 In an object store nothing can be renamed. There `many.commit_rows` writes a revision of each member that changed, and
 the manifest once: its rows name the revisions that count. A member that is changed by its own URL takes the same road.
 
-For a parallel write, `fork.fork` makes handles whose drafts begin with everything that the transaction
-has changed. `Draft.of_fork` makes such a draft. What comes back is again a `ChangeSet`. `changes.merged` joins those of
-several forks, and `Draft.merge` compares them with the transaction and takes their chunks over. The commit is the same
-as that of any draft.
+For a parallel write, `fork.fork` makes handles for workers. `fork.fork_point` says what the transaction has changed by
+then, as a value, a `ForkPoint`. `fork.begin` makes the draft of a fork, which begins there. What comes back is again a
+`ChangeSet`. `changes.merged` joins the changes of several forks, `fork.mergeable` compares them with the transaction,
+and `fork.take` takes their chunks over. Then the transaction commits like any other.
 
 open_chunk     `OpenChunk`: a chunk that is being changed; encoded at the end
 write          the values of a selection -> new chunks
-edits          insert, update, delete and reorder chunks
+edits          insert, update, delete and reorder chunks; compact a frame, and take it back to a kept state
 resize         resize, append, insert, delete along an axis
 staging        new chunks, where no index refers to them yet
-draft          `Draft`: changes on top of a snapshot, as they collect: chunks, index, metadata
+draft          `Draft`: changes on top of a snapshot, as they collect: a state, and its `Delta` to the base
 changes        `ChangeSet`: the same as a value; `applied`, `rebased`, `merged` (no I/O)
 plan           `plan`: every decision of a commit (no I/O)
 prepare        what a commit makes before its last step: the plan, objects, copies of chunks
@@ -42,7 +42,8 @@ census         lists the members of a group in an object store by its files
 localize       makes a local group of one that was copied from an object store
 tables         refuses changes of columns of python-blosc2's tables
 copied_states  which states under names a copy of a frame gets
-fork           handles for workers, whose changes come back into one commit
+fork_point     `ForkPoint`: a transaction as its forks see it; no I/O
+fork           forks for workers, whose changes come back into one commit
 pending        tells `vacuum` which members the workers of a fork have made
 handle         `Handle`: shows a state, begins transactions, tries again after conflicts
 """

@@ -97,8 +97,10 @@ class OfFork:
 
     Parameters
     ----------
-    origin : bytes
+    transaction : bytes
         The identity of the transaction that was forked.
+    number : int
+        Tells the point at which it was forked from its other ones.
     epoch : int
         How often the transaction had changed the order of the chunks by then.
     forks : frozenset of bytes
@@ -111,7 +113,8 @@ class OfFork:
         The values that the changed attributes had in the transaction when it was forked.
     """
 
-    origin: bytes
+    transaction: bytes
+    number: int
     epoch: int
     forks: frozenset[bytes]
     seen: Int64Array
@@ -318,8 +321,8 @@ def merged(changes: Sequence[ChangeSet], url: str = "") -> ChangeSet:
 
 def _joined(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     ours, theirs = a.of_fork, b.of_fork
-    if ours is None or theirs is None or (ours.origin, ours.epoch, a.base) != (theirs.origin, theirs.epoch, b.base):
-        raise ConflictError(f"{url}: expected forks of one state of a transaction, found those of different ones")
+    if ours is None or theirs is None or _forked_state(a, ours) != _forked_state(b, theirs):
+        raise ConflictError(f"{url}: expected forks of one state of a transaction, found forks of different ones")
     _, of_a, of_b = np.intersect1d(a.numbers, b.numbers, assume_unique=True, return_indices=True)
     differ = ~_are_equal(a, of_a, b, of_b)
     if differ.any():
@@ -366,6 +369,10 @@ def _joined(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
             digests=both(ours.digests, theirs.digests[more]), attrs={**theirs.attrs, **ours.attrs},
         ),
     )  # fmt: skip
+
+
+def _forked_state(change: ChangeSet, of_fork: OfFork) -> tuple[object, ...]:
+    return of_fork.transaction, of_fork.epoch, change.base
 
 
 def _are_equal(a: ChangeSet, of_a: Int64Array, b: ChangeSet, of_b: Int64Array) -> npt.NDArray[np.bool_]:

@@ -30,10 +30,10 @@ def states_to_copy(source: Source) -> list[KeptState]:
     """
     if not isinstance(source, Draft):
         return _stored(source, ()) if isinstance(source, Snapshot) else []
-    stored = [] if source.base is None else _stored(source.base, source.drops)
-    waiting = [keep for keep in source.keeps if not keep.entry.group]
+    stored = [] if source.base is None else _stored(source.base, source.delta.drops)
+    waiting = [keep for keep in source.delta.keeps if not keep.entry.group]
     return stored + [
-        KeptState(keep.entry, None if keep.state is None else source.earlier(keep.state)) for keep in waiting
+        KeptState(keep.entry, None if keep.state is None else source.reader(keep.state)) for keep in waiting
     ]
 
 

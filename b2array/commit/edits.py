@@ -1,4 +1,4 @@
-"""Changes to the sequence of chunks: insert, update, delete, reorder.
+"""Changes to the sequence of chunks: insert, update, delete, reorder, compact, go back.
 
 Each function changes a draft. If the chunks of a frame have different sizes, the index cannot say that a chunk is
 all zeros. So the change that first makes sizes differ stores the chunks of zeros, too.
@@ -14,16 +14,30 @@ import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.codec.chunk import Stored
-from b2array.codec.header import ChunkHeader
+from b2array.codec.header import ChunkHeader, Special
 from b2array.commit.draft import Draft
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError
+from b2array.format import index
 from b2array.format.header import FrameType
+from b2array.format.state import State
 from b2array.frame.fetch import each_chunk
 from b2array.frame.source import Location, Source
+from b2array.progress import Progress
 from b2array.store.spans import Span
 
-__all__ = ["check_chunk", "chunk_sizes", "delete", "insert", "reorder", "update"]
+__all__ = [
+    "check_chunk",
+    "chunk_sizes",
+    "compact",
+    "delete",
+    "go_back",
+    "insert",
+    "reorder",
+    "reserve_up_to",
+    "set_special",
+    "update",
+]
 
 
 def check_chunk(buf: Buffer) -> ChunkHeader:
@@ -91,6 +105,57 @@ def reorder(draft: Draft, order: Sequence[int]) -> None:
     short = now.chunksize > 0 and now.nbytes % now.chunksize > 0
     torn = short and wanted[-1] != now.nchunks - 1
     _reindex(draft, wanted, now.nbytes, 0 if torn else now.chunksize)
+
+
+def set_special(draft: Draft, numbers: npt.NDArray[np.int64], special: Special) -> None:
+    """Let chunks consist of zeros or NaN."""
+    draft.changeable_state().frame.offsets[numbers] = index.special_offset(special)
+    draft.delta.touched[numbers] = True
+
+
+def compact(draft: Draft, progress: Progress | None = None) -> None:
+    """Let the commit write the whole frame again, without dead space; `progress` counts the chunks."""
+    draft.refuse_in_fork("write the frame again: the transaction can")
+    draft.delta.compacts = progress or Progress(None)
+
+
+def reserve_up_to(draft: Draft, number: int) -> None:
+    """Let the commit say that no new file may have this number or a lower one, not even of a draft under way."""
+    draft.restructure(np.arange(draft.frame.nchunks), draft.frame)
+    draft.staging.reserve_up_to(number)
+    draft.annotate(floor=draft.staging.next)
+
+
+def go_back(draft: Draft, state: State) -> None:
+    """Make a draft what a kept state of its base says, but for the names under which states are kept.
+
+    A state may have other blocks: a frame gets chunks and blocks with its first items if other software made it.
+    """
+    if draft.buffer is not None:
+        draft.buffer.replace({})
+    now = draft.state
+    draft.restructure(np.full(state.frame.nchunks, -1), state.frame)
+    new = draft.state
+    new.frame.offsets[:] = state.frame.offsets
+    new.sizes[:] = state.sizes
+    new.records[:] = state.records
+    _take_sizes(new, now)
+    draft.delta.touched[:] = True
+    for name in {*draft.state.attr_names} | {*state.attr_names}:
+        draft.set_attr(name, state.attr(name))
+    then = state.annotations
+    draft.annotate(fill=then.fill, dims=then.dims, dtype=then.dtype, lost=then.lost)
+
+
+def _take_sizes(state: State, other: State) -> None:
+    """Note the sizes of blocks, which a kept state does not have, for the chunks that another state has as well."""
+    offsets, others = state.frame.offsets, other.frame.offsets
+    if state.sizes.shape[1:] != other.sizes.shape[1:] or not others.size:
+        return
+    order = np.argsort(others, kind="stable")
+    rows = order[np.searchsorted(others[order], offsets).clip(max=others.size - 1)]
+    same = (offsets >= 0) & (others[rows] == offsets) & (other.records[rows] == state.records)
+    state.sizes[same] = other.sizes[rows[same]]
 
 
 def _check_kind(draft: Draft, header: ChunkHeader) -> None:

@@ -19,269 +19,210 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
+import numpy as np
 import numpy.typing as npt
 
-from b2array.commit.changes import NO_FILES, ChangeSet, applied, merged
-from b2array.commit.draft import Draft, ForkOf, withdraw
+from b2array.codec.header import ChunkHeader, Special
+from b2array.commit.changes import (
+    DIGEST_NBYTES,
+    LOWEST_CODE,
+    NO_FILES,
+    ChangeSet,
+    OfFork,
+    applied,
+    clash,
+    is_spooled,
+    merged,
+    rebased,
+)
+from b2array.commit.draft import Delta, Draft, told_if_replaced, withdraw
+from b2array.commit.fork_point import UNDER_WAY, ForkPoint, Forks, portable
 from b2array.commit.handle import Handle
 from b2array.commit.one import commit
 from b2array.commit.pending import Journal, beside
-from b2array.commit.staging import Made, Staging
+from b2array.commit.staging import Staging, digest_of
 from b2array.commit.write import write
 from b2array.errors import B2ArrayError, ConflictError, FormatError
-from b2array.format.header import FrameType
-from b2array.format.state import State
+from b2array.format import annotations as notes
+from b2array.format import index
 from b2array.frame.fetch import chunk_number
 from b2array.frame.snapshot import Snapshot, load
-from b2array.frame.source import FRAME_NAME, Source
+from b2array.frame.source import FRAME_NAME, Source, Staged
 from b2array.grid.layout import Layout
 from b2array.store.base import Store
-from b2array.store.endings import JOURNAL, TEMPORARY
+from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
+from b2array.store.spans import Span
 from b2array.store.spool import Spool
 
-__all__ = ["Fork", "Origin", "finish", "fork", "merge", "merge_changes", "origin_of", "write_part"]
+__all__ = [
+    "Fork",
+    "begin",
+    "change_of",
+    "discard",
+    "finish",
+    "fork",
+    "fork_point",
+    "lead_to",
+    "merge",
+    "merge_changes",
+    "mergeable",
+    "take",
+    "tidy",
+    "write_part",
+]
 
 _YOUNG_SECONDS = 600.0
 """How often the process of a transaction makes the journal young again."""
 _IN_MEMORY = 2**20
 
-_under_way: WeakValueDictionary[bytes, Made] = WeakValueDictionary()
-"""What the transactions of this process have made, by the identities under which they were forked."""
-
 Part = tuple[slice, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Origin:
-    """A transaction as its forks see it; it can be pickled.
-
-    `change` is everything that the transaction had changed. Its forks put chunks into files from `first` on, or into
-    the directory `place`. In the process of the transaction, `made` are its files, and `makes_directory` says whether
-    the directory of a new frame goes with them.
-    """
-
-    store: Store
-    base: Snapshot | None
-    id: bytes
-    epoch: int
-    change: ChangeSet
-    first: int = 0
-    place: str = ""
-    process: int = field(default_factory=os.getpid)
-    since: float = field(default_factory=time.time)
-    made: Made = field(default_factory=Made)
-    makes_directory: bool = False
-
-    @property
-    def state(self) -> State:
-        """The state that the transaction changes, or the first one of a new frame."""
-        if self.base is not None:
-            return self.base.state
-        if self.change.new is None:
-            raise ValueError("expected a fork of an array, found one of nothing")
-        return self.change.new.state
-
-    def draft(self, name: bytes, region: Part | None = None) -> Draft:
-        """Return a draft of a fork with this name. Forks for parts of a `region` take few numbers of files."""
-        fork_of = ForkOf(self.id, name, self.epoch, self.change)
-        draft = Draft.of_fork(self.store, self.base, fork_of, self._staging(region))
-        draft.shared = self.first, self.place
-        return draft
-
-    def _staging(self, region: Part | None) -> Staging:
-        if self.uses_files:
-            slots, nslots = (None, 0) if region is None else _slots(self._layout, region)
-            return Staging(self.store, None, self.first, transaction=self.made, slots=slots, nslots=nslots)
-        path = str(Path(self.place, os.urandom(8).hex() + TEMPORARY)) if self.place else None
-        return Staging(self.store, Spool(path, limit=_IN_MEMORY if path else math.inf), 0, transaction=self.made)
-
-    @property
-    def _layout(self) -> Layout:
-        return applied(self.change, self.state).require_layout()
-
-    @property
-    def uses_files(self) -> bool:
-        """Whether each chunk of a fork gets a file of its own."""
-        return self.state.frame.frame_type == FrameType.SPARSE and not self.store.in_process
-
-    def transaction(self) -> Draft:
-        """Return a draft that takes the place of the transaction, which had put no chunks of its own."""
-        if self.base is not None:
-            draft = Handle(self.base, "r+").new_draft()
-        else:
-            new = self.change.new
-            overwrite, replaces = (False, None) if new is None else (new.overwrite, new.replaces)
-            first = applied(self.change, self.state)
-            draft = Draft(self.store, None, first, overwrite=overwrite, replaces=replaces)
-        self.lead_to(draft)
-        return draft
-
-    def lead_to(self, draft: Draft) -> None:
-        """Let a draft take the changes of these forks."""
-        draft.fork_id, draft.epoch = self.id, self.epoch
-        draft.shared = self.first, self.place
-        draft.staging.began_before(time.time() - self.since)
-        if self.base is not None:
-            draft.bases[self.base.generation] = self.base
-
-    @property
-    def journal_store(self) -> Store | None:
-        """Where the journal is; None if pickles take all chunks along."""
-        if self.uses_files:
-            return self.store
-        return LocalStore(self.place, within=Path(self.store.url).parent) if self.place else None
-
-    @property
-    def journal_name(self) -> str:
-        """The name of the journal."""
-        return f"{self.id[:8].hex()}{JOURNAL}"
-
-    def discard(self) -> None:
-        """Remove what this process has made in forks and no commit refers to, as far as possible."""
-        self.made.end()
-        withdraw(self.store, self.made)
-        self.tidy()
-
-    def tidy(self) -> None:
-        """Remove the journal, and the directory beside a file, as far as possible."""
-        store = self.journal_store
-        with suppress(OSError, B2ArrayError):
-            if store is not None and self.place:
-                store.delete([*store.listing(), ""])
-            elif store is not None and not self._needs_journal(store):
-                store.delete([self.journal_name])
-                if self.makes_directory:
-                    store.drop_directory()
-
-    def _needs_journal(self, store: Store) -> bool:
-        """Whether only the journal tells that chunks belong to a new array that was never committed."""
-        if self.base is not None:
-            return False
-        names = store.listing()
-        return FRAME_NAME not in names and any(chunk_number(name) is not None for name in names)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        base = None if self.base is None else Handle(self.base, "r")
-        change = portable(self.change)
-        return _origin, (
-            self.store,
-            base,
-            self.id,
-            self.epoch,
-            change,
-            self.first,
-            self.place,
-            self.process,
-            self.since,
-        )
+def _forks_of(draft: Draft) -> Forks:
+    """Return what was forked from a draft; from now on the process knows the files of the draft by its identity."""
+    if draft.forks is None:
+        transaction = os.urandom(16)
+        point = draft.point
+        first, place = _shared_place(draft, transaction) if point is None else (point.first, point.place)
+        draft.forks = Forks(transaction, first, place)
+        UNDER_WAY[transaction] = draft.staging.made
+    return draft.forks
 
 
-def _origin(
-    store: Store, base: Handle | None, id: bytes, epoch: int, change: ChangeSet, first: int, place: str, process: int,
-    since: float,
-) -> Origin:  # fmt: skip
-    made = _under_way.get(id) or Made()
-    if base is None:
-        return Origin(store, None, id, epoch, change, first, place, process, since, made)
-    return Origin(base.store, base.snapshot, id, epoch, change, first, place, process, since, made)
+def _shared_place(draft: Draft, transaction: bytes) -> tuple[int, str]:
+    """Find a place for the chunks of forks: the number of the first file, or a directory."""
+    if draft.store.in_process:
+        return 0, ""
+    if draft.sparse:
+        return draft.staging.next, ""
+    return 0, beside(draft.store.url, transaction[:8].hex()) if isinstance(draft.store, LocalStore) else ""
 
 
-def _slots(layout: Layout, region: Part) -> tuple[Callable[[int], int], int]:
-    """Return a function that numbers the chunks that a region touches from 0 on, and how many they are."""
-    starts = [part.start // size for part, size in zip(region, layout.chunks, strict=True)]
-    stops = [-(-part.stop // size) for part, size in zip(region, layout.chunks, strict=True)]
-    lengths = [max(0, stop - start) for start, stop in zip(starts, stops, strict=True)]
-
-    def slot(n: int) -> int:
-        found = 0
-        for stride, count, start, length in zip(layout.grid_strides, layout.grid_shape, starts, lengths, strict=True):
-            found = found * length + n // stride % count - start
-        return found
-
-    return slot, math.prod(lengths)
-
-
-def portable(change: ChangeSet) -> ChangeSet:
-    """Return a change that can be pickled."""
-    return replace(change, segments=tuple(segment.portable() for segment in change.segments))
-
-
-def origin_of(draft: Draft, *, lasts: bool = False) -> Origin:
+def fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
     """Return a transaction as its forks are to see it, and prepare it for them.
 
     With `lasts`, the chunks of forks stay when this draft ends, because `finish` will commit them, perhaps elsewhere.
     """
     draft.staging.require_open()
     draft.flush()
-    if draft.aside:
+    if draft.destination.aside:
         raise FileExistsError(f"{draft.url} has the other layout, which tasks cannot replace; remove it first")
-    is_first = not draft.fork_id
-    if is_first:
-        draft.fork_id = os.urandom(16)
-        if draft.fork is None:  # otherwise its transaction has done it
-            draft.shared = _shared_place(draft)
-        _under_way[draft.fork_id] = draft.staging.made
+    is_first = draft.point is None and draft.forks is None  # the point of a fork has a journal already
+    forks = _forks_of(draft)
     if draft.base is not None:
-        draft.bases[draft.base.generation] = draft.base
-    first, place = draft.shared
-    origin = Origin(
+        forks.bases[draft.base.generation] = draft.base
+    point = ForkPoint(
         draft.store,
         draft.base,
-        draft.fork_id,
-        draft.epoch,
-        draft.freeze_whole(),
-        first,
-        place,
+        forks.transaction,
+        0,
+        draft.delta.epoch,
+        _whole_change(draft),
+        first=forks.first,
+        place=forks.place,
         made=draft.staging.made,
-        makes_directory=draft.makes_directory,
+        makes_directory=draft.destination.makes_directory,
     )
-    if is_first and draft.fork is None:
-        with draft.told_if_replaced():
-            _write_journal(origin)
+    if forks.last is not None:
+        number = forks.last.number
+        point = replace(point, number=number if _is_same(forks.last.change, point.change) else number + 1)
+    forks.last = point
+    if is_first:
+        with told_if_replaced(draft):
+            _write_journal(point)
         if not lasts:
-            draft.at_end.callback(origin.tidy)
-            draft.at_end.callback(_kept_young(origin))
-    return origin
+            forks.at_end.callback(tidy, point)
+            forks.at_end.callback(_kept_young(point))
+    return point
 
 
-def _shared_place(draft: Draft) -> tuple[int, str]:
-    """Find a place for the chunks of forks: the number of the first file, or a directory."""
-    if draft.store.in_process:
-        return 0, ""
-    if draft.sparse:
-        return draft.staging.next, ""
-    return 0, beside(draft.store.url, draft.fork_id[:8].hex()) if isinstance(draft.store, LocalStore) else ""
+def _whole_change(draft: Draft) -> ChangeSet:
+    """Return all changes since the base. The changes of a fork include the changes of its transaction."""
+    change = draft.freeze()
+    if draft.point is None:
+        return change
+    before, state = draft.point.change, draft.state
+    numbers = np.union1d(before.numbers, change.numbers)
+    segments, extents = draft.staging.all()
+    return replace(
+        before,
+        numbers=numbers,
+        codes=state.frame.offsets[numbers],
+        sizes=state.sizes[numbers],
+        records=state.records[numbers],
+        extents=extents,
+        segments=tuple(segments),
+        attrs={**before.attrs, **change.attrs},
+        after=change.after,
+    )
 
 
-def _write_journal(origin: Origin) -> None:
-    store = origin.journal_store
+def _is_same(one: ChangeSet, other: ChangeSet) -> bool:
+    """Whether a transaction has changed nothing between two points. Chunks that differ never have the same code."""
+    described = one.base, one.attrs, one.after
+    return (
+        described == (other.base, other.attrs, other.after)
+        and np.array_equal(one.numbers, other.numbers)
+        and np.array_equal(one.codes, other.codes)
+        and one.order is other.order
+    )
+
+
+def _write_journal(point: ForkPoint) -> None:
+    store = point.journal_store
     if store is not None:
-        generation = "" if origin.base is None else origin.base.generation
+        generation = "" if point.base is None else point.base.generation
         # The chunks that the transaction put into files before it was forked belong to the write as well.
-        codes = origin.change.codes
-        first = min([origin.first, *codes[codes >= 0].tolist()])
-        store.replace(origin.journal_name, Journal(first, origin.id, generation).pack())
+        codes = point.change.codes
+        first = min([point.first, *codes[codes >= 0].tolist()])
+        store.replace(point.journal_name, Journal(first, point.transaction, generation).pack())
 
 
-def _kept_young(origin: Origin) -> Callable[[], object]:
+def discard(point: ForkPoint) -> None:
+    """Remove what this process has made in forks and no commit refers to, as far as possible."""
+    point.made.end()
+    withdraw(point.store, point.made)
+    tidy(point)
+
+
+def tidy(point: ForkPoint) -> None:
+    """Remove the journal, and the directory beside a file, as far as possible."""
+    store = point.journal_store
+    with suppress(OSError, B2ArrayError):
+        if store is not None and point.place:
+            store.delete([*store.listing(), ""])
+        elif store is not None and not _needs_journal(point, store):
+            store.delete([point.journal_name])
+            if point.makes_directory:
+                store.drop_directory()
+
+
+def _needs_journal(point: ForkPoint, store: Store) -> bool:
+    """Whether only the journal tells that chunks belong to a new array that was never committed."""
+    if point.base is not None:
+        return False
+    names = store.listing()
+    return FRAME_NAME not in names and any(chunk_number(name) is not None for name in names)
+
+
+def _kept_young(point: ForkPoint) -> Callable[[], object]:
     """Write the journal again and again, until the returned function is called."""
     ended = threading.Event()
 
     def keep() -> None:
         while not ended.wait(_YOUNG_SECONDS):
             with suppress(OSError, B2ArrayError):
-                _write_journal(origin)
+                _write_journal(point)
 
     thread = threading.Thread(target=keep, name="b2array-journal", daemon=True)
-    if origin.journal_store is not None:
+    if point.journal_store is not None:
         thread.start()
 
     def end() -> None:
@@ -292,17 +233,174 @@ def _kept_young(origin: Origin) -> Callable[[], object]:
     return end
 
 
+# The drafts of forks, and their changes.
+
+
+def begin(point: ForkPoint, name: bytes, region: Part | None = None) -> Draft:
+    """Return the draft of a fork with this name. Forks for parts of a `region` take few numbers of files."""
+    change = point.change
+    new = None if change.new is None else change.new.state
+    draft = Draft(point.store, point.base, new, is_same=True, staging=_staging_of(point, region))
+    draft.staging.inherit(change.segments, change.extents)
+    draft.state = applied(change, draft.state)
+    draft.delta = Delta.of(draft.state)
+    draft.delta.epoch = point.epoch
+    draft.point = replace(point, fork=name)
+    return draft
+
+
+def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
+    if point.uses_files:
+        slots, nslots = None, 0
+        if region is not None:
+            slots, nslots = _slots(applied(point.change, point.state).require_layout(), region)
+        return Staging(point.store, None, point.first, transaction=point.made, slots=slots, nslots=nslots)
+    path = str(Path(point.place, os.urandom(8).hex() + TEMPORARY)) if point.place else None
+    spool = Spool(path, limit=_IN_MEMORY if path else math.inf)
+    return Staging(point.store, spool, 0, transaction=point.made)
+
+
+def _slots(layout: Layout, region: Part) -> tuple[Callable[[int], int], int]:
+    """Return a function that numbers the chunks that a region touches from 0 on, and how many they are."""
+    starts = [part.start // size for part, size in zip(region, layout.chunks, strict=True)]
+    stops = [-(-part.stop // size) for part, size in zip(region, layout.chunks, strict=True)]
+    lengths = [max(0, stop - start) for start, stop in zip(starts, stops, strict=True)]
+
+    def slot(n: int) -> int:
+        number = 0
+        for stride, count, start, length in zip(layout.grid_strides, layout.grid_shape, starts, lengths, strict=True):
+            number = number * length + n // stride % count - start
+        return number
+
+    return slot, math.prod(lengths)
+
+
+def change_of(draft: Draft) -> ChangeSet:
+    """Return what a fork has changed, and what that is compared with when it is merged."""
+    point = draft.point
+    if point is None:
+        raise ValueError(f"{draft.url}: expected the draft of a fork")
+    change = draft.freeze()
+    numbers, codes = change.numbers, change.codes
+    digests = np.zeros((len(numbers), DIGEST_NBYTES), np.uint8)
+    for row, n in enumerate(numbers.tolist()):
+        if digest := draft.delta.digests.get(n):
+            digests[row] = np.frombuffer(digest, np.uint8)
+    of_fork = OfFork(
+        transaction=point.transaction,
+        number=point.number,
+        epoch=point.epoch,
+        forks=frozenset((point.fork, *(() if draft.forks is None else draft.forks.roster.taken))),
+        seen=point.codes(numbers),
+        digests=digests,
+        attrs={name: point.attr(name) for name in change.attrs},
+    )
+    # The rows of its own begin behind those of the transaction.
+    codes = np.where(is_spooled(codes), codes + draft.staging.inherited, codes)
+    return replace(change, codes=codes, made=draft.staging.made.rows(), of_fork=of_fork)
+
+
+def mergeable(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]]:
+    """Return the merged changes of forks on top of the base of now, and the rows of the chunks to take over.
+
+    ConflictError: since the forks were made, the draft has changed the same chunks or attributes in another way, or
+    the order of the chunks.
+    """
+    draft.staging.require_open()
+    draft.flush()
+    ours = change.of_fork
+    if ours is None or ours.epoch != draft.delta.epoch:
+        raise ConflictError(f"{draft.url}: the order of the chunks has changed since the fork")
+    if draft.base is not None:
+        change = rebased(change, _base_of(draft, change), draft.base)
+    now = draft.frame.offsets[change.numbers]
+    others = np.flatnonzero(now != ours.seen)
+    differ = [row for row in others.tolist() if not _has(draft, change, row)]
+    if differ:
+        raise clash(draft.url, change.numbers[differ].tolist())
+    names = [
+        name for name, value in change.attrs.items() if draft.state.attr(name) not in (value, ours.attrs.get(name))
+    ]
+    if names:
+        raise ConflictError(f"{draft.url}: attributes {names} were changed since the fork as well")
+    contradictory = notes.contradictions(change.before, change.after, draft.state.annotations)
+    if contradictory:
+        raise ConflictError(f"{draft.url}: {contradictory} were changed since the fork as well")
+    same = set(others.tolist())
+    return change, [row for row in range(change.numbers.size) if row not in same]
+
+
+def _base_of(draft: Draft, change: ChangeSet) -> Snapshot:
+    """Return the state that forks were made on: the base of the draft, or an earlier base."""
+    base = draft.base
+    if base is not None and change.base != base.generation:
+        base = None if draft.forks is None else draft.forks.bases.get(change.base)
+    if base is None:
+        raise ConflictError(f"{draft.url}: expected forks of this state of the array, found forks of another one")
+    return base
+
+
+def _has(draft: Draft, change: ChangeSet, row: int) -> bool:
+    """Whether a draft has the chunk of a fork already, because a task ran twice."""
+    n, code = int(change.numbers[row]), int(change.codes[row])
+    location = draft.locate(n)
+    if isinstance(location, Special) or code < LOWEST_CODE:
+        return location == index.SPECIALS.get(code)
+    name, start, stop = location
+    stop = draft.store.stamp(name).size if stop < 0 else stop
+    (stored,) = draft.read([Span(name, start, stop)])
+    if change.of_fork is None:
+        return False
+    wanted: bytes = change.of_fork.digests[row].tobytes()
+    return digest_of(stored[: ChunkHeader.unpack(stored).cbytes]) == wanted
+
+
+def take(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
+    """Take over the changes of forks, with these rows of their chunks."""
+    staging = draft.staging
+    staging.adopt(change.made)
+    behind = staging.attach(change.segments, change.extents)
+    for row in rows:
+        n, code = int(change.numbers[row]), int(change.codes[row])
+        digest = b"" if change.of_fork is None else change.of_fork.digests[row].tobytes()
+        staged = Staged(code, change.sizes[row], int(change.records[row]), None, digest)
+        if code < LOWEST_CODE:
+            staged = Staged(code)
+        elif code >= 0:
+            staging.expect(code)
+        elif staging.spools:
+            staged = staged._replace(code=code - behind)
+        else:
+            start, stop = staging.extent(code - behind) or (0, 0)
+            staged = draft.store_stored(n, bytes(staging.read(start, stop)))
+        draft.set_chunk(n, staged)
+    for name, content in change.attrs.items():
+        draft.set_attr(name, content)
+    after = notes.merge(change.before, change.after, draft.state.annotations)
+    draft.state = draft.state.with_annotations(after)
+    delta = draft.delta
+    delta.read[change.reads[~delta.touched[change.reads]]] = True
+    taken = frozenset() if change.of_fork is None else change.of_fork.forks
+    if draft.point is not None:  # a fork that comes out of a pickle takes its own changes
+        taken -= {draft.point.fork}
+    if taken:
+        _forks_of(draft).roster.taken |= taken
+
+
+# Handles.
+
+
 class Fork(Handle):
     """The handle of a fork: always in a transaction, which another process may commit."""
 
-    __slots__ = ("_is_merged", "_name", "_origin")
+    __slots__ = ("_is_merged", "_name", "_point")
 
-    def __init__(self, origin: Origin, name: bytes, change: ChangeSet | None = None) -> None:
-        draft = origin.draft(name)
+    def __init__(self, point: ForkPoint, name: bytes, change: ChangeSet | None = None) -> None:
+        draft = begin(point, name)
         if change is not None:
-            draft.take(change, range(change.numbers.size))
-        self._origin, self._name, self._is_merged = origin, name, False
-        super().__init__(origin.base or Snapshot(origin.store, draft.state, 0, None, ""), "r+")
+            take(draft, change, range(change.numbers.size))
+        self._point, self._name, self._is_merged = point, name, False
+        super().__init__(point.base or Snapshot(point.store, draft.state, 0, None, ""), "r+")
         self.enter(draft)
 
     @property
@@ -347,7 +445,7 @@ class Fork(Handle):
         if not isinstance(draft, Draft):
             raise TypeError("expected the draft of a fork")
         draft.flush()
-        return draft.freeze()
+        return change_of(draft)
 
     def end(self) -> None:
         """Refuse any further use."""
@@ -355,7 +453,7 @@ class Fork(Handle):
 
     def __reduce__(self) -> tuple[Any, ...]:
         change = portable(self.frozen())
-        return type(self), (self._origin, self._name, None if change.is_empty and not change.reads.size else change)
+        return type(self), (self._point, self._name, None if change.is_empty and not change.reads.size else change)
 
 
 def fork(handle: Handle) -> Fork:
@@ -364,9 +462,9 @@ def fork(handle: Handle) -> Fork:
     if draft is None:
         raise ValueError("fork() needs a transaction: with a.transaction() as changes: fork = changes.fork()")
     with handle.mutex.held:
-        origin, name = origin_of(draft), os.urandom(16)
-        draft.forks[name] = False
-    return Fork(origin, name)
+        point, name = fork_point(draft), os.urandom(16)
+        _forks_of(draft).roster.made.add(name)
+    return Fork(point, name)
 
 
 def merge(handle: Handle, forks: Sequence[Handle]) -> None:
@@ -382,36 +480,35 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
     if not ours:
         return
     changes = [each.frozen() for each in ours]
-    if any(change.of_fork is None or change.of_fork.origin != draft.fork_id for change in changes):
+    transaction = None if draft.forks is None else draft.forks.transaction
+    if any(change.of_fork is None or change.of_fork.transaction != transaction for change in changes):
         raise ConflictError(f"{handle.url}: these forks are those of another transaction, or of one that has ended")
     with handle.mutex.held:
-        change = merged(changes, handle.url)
-        draft.merge(change, draft.bases.get(change.base))
+        take(draft, *mergeable(draft, merged(changes, handle.url)))
         for each in ours:
-            draft.forks[each._name] = True
             each.end()
 
 
 # Without handles: the change of each task, and one commit of all of them.
 
 
-def write_part(origin: Origin, part: Part, values: npt.NDArray[Any], region: Part | None = None) -> ChangeSet:
+def write_part(point: ForkPoint, part: Part, values: npt.NDArray[Any], region: Part | None = None) -> ChangeSet:
     """Write values to a box of the array in a fork, and return the change.
 
     All tasks together write to the `region`; None if that is not known.
     """
-    draft = origin.draft(os.urandom(16), region)
+    draft = begin(point, os.urandom(16), region)
     try:
         if values.size:
             write(draft, draft.state.require_layout(), part, None, values)
     except BaseException:
         draft.abort()
         raise
-    if origin.made.ended:  # another task has failed, and this one ran on
+    if point.made.ended:  # another task has failed, and this one ran on
         draft.abort()
-        origin.tidy()
+        tidy(point)
         raise ConflictError(f"{draft.url}: expected a write under way, found that it has failed")
-    return portable(draft.freeze())
+    return portable(change_of(draft))
 
 
 def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = False) -> None:
@@ -424,11 +521,33 @@ def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = F
     change = merged(changes, draft.url)
     if again:
         change = replace(change, made=NO_FILES)
-    draft.staging.adopt(change.made)
-    draft.merge(change, draft.bases.get(change.base))
+    draft.staging.adopt(change.made)  # if they do not fit, the draft removes them
+    take(draft, *mergeable(draft, change))
 
 
-def finish(origin: Origin, changes: Sequence[ChangeSet], *, again: bool = False) -> Snapshot:
+def lead_to(point: ForkPoint, draft: Draft) -> None:
+    """Let a draft take the changes of forks, in the place of the transaction, which had put no chunks of its own."""
+    draft.forks = Forks(point.transaction, point.first, point.place)
+    draft.delta.epoch = point.epoch
+    draft.staging.began_before(time.time() - point.since)
+    if point.base is not None:
+        draft.forks.bases[point.base.generation] = point.base
+
+
+def _resume(point: ForkPoint) -> Draft:
+    """Return a draft that takes the place of the transaction."""
+    if point.base is not None:
+        draft = Handle(point.base, "r+").new_draft()
+    else:
+        new = point.change.new
+        overwrite, replaces = (False, None) if new is None else (new.overwrite, new.replaces)
+        first = applied(point.change, point.state)
+        draft = Draft(point.store, None, first, overwrite=overwrite, replaces=replaces)
+    lead_to(point, draft)
+    return draft
+
+
+def finish(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = False) -> Snapshot:
     """Commit the changes of forks, and return the new state. If they were committed before, only return it.
 
     A task of dask may be run `again`, at the same time or after its commit. So it removes nothing if it fails.
@@ -440,31 +559,31 @@ def finish(origin: Origin, changes: Sequence[ChangeSet], *, again: bool = False)
     FileExistsError
         Another writer made an array where the new one goes.
     """
-    if origin.store.in_process and origin.base is not None and origin.process != os.getpid():
-        raise ValueError(f"{origin.store.url}: an array in the memory of one process cannot be changed by another one")
-    if (done := _finished(origin)) is not None:
+    if point.store.in_process and point.base is not None and point.process != os.getpid():
+        raise ValueError(f"{point.store.url}: an array in the memory of one process cannot be changed by another one")
+    if (done := _finished(point)) is not None:
         return done
-    draft = origin.transaction()
+    draft = _resume(point)
     try:
         merge_changes(draft, changes, again=again)
-        draft.annotate(forks_of=origin.id)
+        draft.annotate(forks_of=point.transaction)
         snapshot = commit(draft)
     except BaseException as error:
         draft.abort()
         is_refused = isinstance(error, ConflictError | FileExistsError | FileNotFoundError)
-        if is_refused and (done := _finished(origin)) is not None:  # another process was faster to commit the same
+        if is_refused and (done := _finished(point)) is not None:  # another process was faster to commit the same
             return done
-        if not again and not draft.is_unknown:
-            origin.discard()
+        if not again and not draft.staging.made.is_needed:
+            discard(point)
         raise
-    origin.tidy()
+    tidy(point)
     return snapshot
 
 
-def _finished(origin: Origin) -> Snapshot | None:
+def _finished(point: ForkPoint) -> Snapshot | None:
     """Return the state that these forks have led to if it was committed, although an answer was lost; else None."""
     try:
-        current = load(origin.store)
+        current = load(point.store)
     except (FileNotFoundError, FormatError):
         return None
-    return current if current.state.annotations.forks_of == origin.id else None
+    return current if current.state.annotations.forks_of == point.transaction else None

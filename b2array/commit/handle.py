@@ -14,23 +14,19 @@ from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar
 
 from b2array import config
-from b2array.commit.draft import Draft, abandoned
+from b2array.commit.draft import Draft, abandoned, warn_of_forgotten
 from b2array.commit.one import commit
+from b2array.commit.open_chunk import WriteBuffer
 from b2array.commit.single import writers_lock
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, prefix_error
 from b2array.format.b2nd import CACHE
 from b2array.format.frame import Frame
-from b2array.format.kept import Kept
-from b2array.format.state import with_index
 from b2array.format.summary import Summary
-from b2array.frame.snapshot import Member, Snapshot, reload
+from b2array.frame.snapshot import Snapshot, reload
 from b2array.frame.source import Source
-from b2array.store.base import MISSING, Mutex, Store, Version, attempts
+from b2array.store.base import MISSING, Mutex, Store, attempts
 
 __all__ = ["RECOVERABLE", "Follower", "Handle", "Mode"]
-
-_PICKLED_NBYTES = 2**16
-"""A table of sizes that takes more than this, and serves writers only, stays out of pickles."""
 
 RECOVERABLE = (FormatError, UnsupportedError, ConflictError, *MISSING)
 """What a reading may raise because a commit took away what it reads; see `Handle.recover`."""
@@ -155,7 +151,7 @@ class Handle:
                 newest = self.source
                 if _identity(newest) != _identity(source):
                     return newest
-                if source is self._draft and self._draft.catch_up():
+                if source is self._draft and _catch_up(self._draft):
                     return source
                 if isinstance(source, Snapshot) and source.again is not None:
                     with suppress(OSError, B2ArrayError):
@@ -217,7 +213,7 @@ class Handle:
             with self.mutex.held:
                 if self._draft is not None:
                     # It may have begun meanwhile; then the change joins it now.
-                    again = self._draft is not joined or self._draft.catch_up()
+                    again = self._draft is not joined or _catch_up(self._draft)
                 else:
                     self._show(self._reloaded())
                     moved = self._snapshot.generation != known.generation
@@ -284,7 +280,7 @@ class Handle:
             # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
             if committed is not draft.base:
                 self._show(committed, self._draft)
-            draft.warn_of_forgotten()
+            warn_of_forgotten(draft)
         except (FormatError, *MISSING) as error:
             _explain(draft, error)
             raise
@@ -334,7 +330,7 @@ class Handle:
             self._require_no_transaction()
             if draft.base is not None and draft.base is not self._snapshot:
                 draft.rebase(self._snapshot)  # another thread has committed since it began
-            draft.keep_open()
+            draft.buffer = WriteBuffer()
             self._show(self._snapshot, draft)
 
     def _require_no_transaction(self) -> None:
@@ -400,22 +396,7 @@ class Handle:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._draft is not None:
             raise ValueError("a handle with a transaction under way cannot be pickled")
-        held = self._snapshot
-        thin, index = held.state.without_index(_PICKLED_NBYTES)
-        return _restored, (
-            type(self),
-            held.store,
-            thin,
-            index,
-            held.start,
-            held.version,
-            held.generation,
-            self._mode,
-            held.at,
-            held.again,
-            held.member,
-            held.index,
-        )
+        return type(self), (self._snapshot, self._mode)
 
 
 @dataclass(slots=True)
@@ -472,6 +453,21 @@ class Follower(Handle):
         """Ignore it, too."""
 
 
+def _catch_up(draft: Draft) -> bool:
+    """Go on from the state of another writer whose commit removed the bytes of the base; say whether one did."""
+    base = draft.base
+    if base is None or draft.sparse or draft.store.can.append or draft.undo is not None or draft.point is not None:
+        return False
+    try:
+        current = reload(base)
+    except FileNotFoundError:  # that commit has deleted the frame
+        return False
+    if current.generation == base.generation:
+        return False
+    draft.rebase(current)
+    return True
+
+
 def _refuse_abandoned(url: str, *, carries_out: bool = False) -> NoReturn:  # noqa: ARG001
     raise abandoned(url)
 
@@ -492,12 +488,3 @@ def _explain(source: Source, error: B2ArrayError | OSError) -> None:
             raise stale from error
     if isinstance(error, FormatError | UnsupportedError) and source.url not in str(error):
         raise prefix_error(source.url, error) from error
-
-
-def _restored(
-    kind: type[Handle], store: Store, thin: Frame, index: bytes, start: int, version: Version | None, generation: str,
-    mode: Mode, at: Kept | None, again: Callable[..., Snapshot] | None, member: Member | None, name: str,
-) -> Handle:  # fmt: skip
-    state = with_index(thin, index)
-    held = Snapshot(store, state, start, version, generation, at=at, again=again, member=member, index=name)
-    return kind(held, mode)

@@ -23,7 +23,7 @@ from types import MappingProxyType
 
 from b2array import threads
 from b2array.commit.census import completed
-from b2array.commit.draft import Draft
+from b2array.commit.draft import Draft, rise_above
 from b2array.commit.manifests import replace_manifest
 from b2array.commit.plan import Plan, Step, plan
 from b2array.commit.prepare import make_objects, observe, pieces, planned, require_files, whole
@@ -88,7 +88,7 @@ def commit_member(draft: Draft) -> Snapshot:
 
     Raises what `commit_rows` raises.
     """
-    base = draft.old if draft.base is None else draft.base
+    base = draft.destination.old if draft.base is None else draft.base
     if base is None or base.member is None:
         raise ValueError(f"{draft.url}: expected a member of a group, found a frame by itself")
     member, noted = base.member, base.state.annotations.group_commit
@@ -237,7 +237,7 @@ def _happened(
         if now == version and not may_still_happen(catalog.group, error):
             return False
     for draft in drafts:
-        draft.is_unknown = True
+        draft.staging.made.is_needed = True
     return False
 
 
@@ -269,7 +269,7 @@ def _prepare(
             _rebase(Member(catalog, name), draft, manifest)
         path = paths[name] if row is None or is_new else row.path
         if is_new:
-            draft.rise_above(manifest.gone.get(path, 0))
+            rise_above(draft, manifest.gone.get(path, 0))
         return _revision(catalog, draft, path, manifest, publishes=is_new and row is None)
 
     waiting = [name for name in drafts if not is_ready(name)]

@@ -9,7 +9,7 @@ the answer of a server is lost; then nothing is cleaned up, because the store ma
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from itertools import chain
 
@@ -18,16 +18,16 @@ from b2array.commit.draft import Draft, discard
 from b2array.commit.many import commit_member
 from b2array.commit.plan import Plan, Step
 from b2array.commit.prepare import make_objects, pieces, planned, require_files, whole
-from b2array.commit.single import makers_lock
+from b2array.commit.single import makers_lock, writers_lock
 from b2array.errors import B2ArrayError, ConflictError, FormatError, warn
 from b2array.format import index
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
 from b2array.frame.snapshot import Snapshot, load_published, reload
-from b2array.store.base import Version, attempts, durability, may_still_happen, too_many_conflicts
+from b2array.store.base import MISSING, Version, attempts, durability, may_still_happen, too_many_conflicts
 from b2array.store.spans import Span
 
-__all__ = ["commit", "stage"]
+__all__ = ["commit", "frame_lock", "stage"]
 
 _COPIED_AT_ONCE = 2**24
 
@@ -53,52 +53,56 @@ def commit(draft: Draft) -> Snapshot:
 
 def _committed(draft: Draft) -> Snapshot:
     if draft.base is None:
-        return _make(draft) if draft.old is None or draft.old.member is None else commit_member(draft)
+        return (
+            _make(draft)
+            if draft.destination.old is None or draft.destination.old.member is None
+            else commit_member(draft)
+        )
     return _change(draft) if draft.base.member is None else commit_member(draft)
 
 
 def _make(draft: Draft) -> Snapshot:
     """Write the first state of a new frame, which may replace an old one."""
-    with nullcontext() if draft.locked else makers_lock(draft.place):
+    with nullcontext() if draft.locked else makers_lock(draft.destination.place):
         # A writer of the frame that goes must not come in between: it would write into the new one.
-        name = draft.name if draft.old is None else draft.old.name
-        with draft.place.lock(name) if _has_other_writers(draft, name) else nullcontext():
+        name = draft.name if draft.destination.old is None else draft.destination.old.name
+        with draft.destination.place.lock(name) if _has_other_writers(draft, name) else nullcontext():
             made = publish(planned(draft, None), draft, None)
-            if not draft.aside:
+            if not draft.destination.aside:
                 _remove_old(draft, made)
                 return made
-            draft.place.exchange(made.store)
+            draft.destination.place.exchange(made.store)
             discard(made.store)
-            return replace(made, store=draft.place)
+            return replace(made, store=draft.destination.place)
 
 
 def _has_other_writers(draft: Draft, name: str) -> bool:
     """Whether there may be writers of the frame that a new one replaces, and a lock that they respect."""
-    if draft.locked or draft.new is None or not draft.new.overwrite or not draft.place.can.lock:
+    if draft.locked or draft.new is None or not draft.new.overwrite or not draft.destination.place.can.lock:
         return False
     try:
-        return draft.place.stamp(name).size > 0
+        return draft.destination.place.stamp(name).size > 0
     except (FileNotFoundError, NotADirectoryError):
         return False
 
 
 def _remove_old(draft: Draft, made: Snapshot) -> None:
     """Remove a frame of the other layout, which a new one has replaced in the same place."""
-    old = draft.old
+    old = draft.destination.old
     if old is None or old.name == made.name:
         return
     if made.name:
-        draft.place.delete([old.name])  # until then readers find the old one
+        draft.destination.place.delete([old.name])  # until then readers find the old one
         return
     with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
         offsets = old.frame.offsets
-        draft.place.delete([old.name, *map(index.chunk_name, offsets[offsets >= 0].tolist())])
+        draft.destination.place.delete([old.name, *map(index.chunk_name, offsets[offsets >= 0].tolist())])
 
 
 def _change(draft: Draft) -> Snapshot:
     """Put the changes on top of the newest state, and publish that; again if others were faster."""
     for _ in attempts(draft.store):
-        with draft.lock():
+        with frame_lock(draft):
             current = _newest(draft)
             if current.member is not None:  # a group has adopted the frame since it was opened
                 return commit_member(draft)
@@ -111,6 +115,21 @@ def _change(draft: Draft) -> Snapshot:
                 if reload(current).generation == current.generation:
                     raise
     raise too_many_conflicts(draft.store)
+
+
+def frame_lock(draft: Draft) -> AbstractContextManager[object]:
+    """Take the lock of a frame, unless the caller of its draft has it.
+
+    ConflictError: its directory was deleted, or replaced by a file.
+    """
+    if draft.locked:
+        return nullcontext()
+    try:
+        return writers_lock(draft.store, draft.name)
+    except MISSING as error:
+        if (stale := draft.staleness()) is not None:
+            raise stale from error
+        raise
 
 
 def _carry_out(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
@@ -179,7 +198,7 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
             _extend(made, draft, current) if current and made.step == Step.APPEND else _write(made, draft, current)
         )
     except BaseException as error:
-        draft.is_unknown |= may_still_happen(draft.store, error)
+        draft.staging.made.is_needed |= may_still_happen(draft.store, error)
         if not isinstance(error, Exception):
             raise
         exclusive = isinstance(error, FileExistsError) and draft.store.can.lock
@@ -248,7 +267,7 @@ def _compact(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
     try:
         return publish(planned(copy, None), copy, None)
     finally:
-        draft.is_unknown |= copy.is_unknown
+        draft.staging.made.is_needed |= copy.staging.made.is_needed
         copy.abort()
 
 

@@ -43,7 +43,7 @@ def planned(draft: Draft, current: Snapshot | None) -> Plan:
     """Return how a draft's changes become the next state, on top of the current one."""
     change = draft.freeze()
     if change.changes_values:
-        refuse_columns(draft.place)
+        refuse_columns(draft.destination.place)
     return plan(change, current, observe(change, current, draft))
 
 
@@ -51,7 +51,7 @@ def observe(change: ChangeSet, current: Snapshot | None, draft: Draft) -> Facts:
     """Find out what only the store and the staging area know."""
     store = draft.store
     return Facts(
-        url=draft.url, appendable=store.can.append, locks=store.can.lock, aside=draft.aside,
+        url=draft.url, appendable=store.can.append, locks=store.can.lock, aside=draft.destination.aside,
         header_room=draft.staging.header_room, unnoted=_file_sizes(store, unnoted(change, current)),
         kept=_staying(change, current), salt=os.urandom(_SALT_NBYTES),
     )  # fmt: skip
@@ -103,13 +103,13 @@ def pieces(made: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buf
 
 def whole(draft: Draft, current: Snapshot) -> Draft:
     """Copy all chunks for a new file in the place of the old one; it is the same frame."""
-    stay = ledger_of(current.state).without(draft.drops).entries
+    stay = ledger_of(current.state).without(draft.delta.drops).entries
     whole = copied(
-        draft.as_source(), draft.store, FrameType.CONTIGUOUS, progress=draft.progress, replaces=current.version,
+        draft.reader(), draft.store, FrameType.CONTIGUOUS, progress=draft.delta.compacts, replaces=current.version,
         is_same=True, kept=[KeptState(*each) for each in zip(stay, kept_states(current, stay), strict=True)],
     )  # fmt: skip
-    for keep in draft.keeps:
-        whole.keep(keep)
+    for keep in draft.delta.keeps:
+        whole.delta.keep(keep)
     return whole
 
 
@@ -171,7 +171,7 @@ def _copy_kept(new: Draft, old: Frame, kept: Sequence[KeptState]) -> None:
     copies = {int(old_index[n]): (int(index_now[n]), int(records_now[n])) for n in stored}
     for entry, held in kept:
         if held is None:
-            new.keep(Keep(entry))
+            new.delta.keep(Keep(entry))
             continue
         offsets, records = np.array(held.frame.offsets, np.int64), held.state.records.copy()
         lost = held.state.annotations.lost
@@ -189,7 +189,7 @@ def _copy_kept(new: Draft, old: Frame, kept: Sequence[KeptState]) -> None:
         for n in wanted:
             offsets[n], records[n] = copies[int(offsets[n])]
         state = held.state.with_frame(offsets=offsets, frame_type=new.state.frame.frame_type)
-        new.keep(Keep(entry, state.with_tables(held.state.sizes, records)))
+        new.delta.keep(Keep(entry, state.with_tables(held.state.sizes, records)))
 
 
 def _is_stored(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

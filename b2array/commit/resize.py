@@ -6,7 +6,6 @@ are. The others are encoded again, a few at a time, from what the transaction he
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from b2array.codec import encode
 from b2array.codec.header import NAN_BYTES, Special
 from b2array.commit.draft import Draft
+from b2array.commit.edits import set_special
 from b2array.commit.write import rewrite, write
 from b2array.errors import ConflictError
 from b2array.format import index
@@ -38,7 +38,7 @@ Box = tuple[slice, ...]
 def resize(draft: Draft, shape: tuple[int, ...]) -> None:
     """Give the array another shape; new items are the fill value."""
     draft.flush()
-    before = copy.copy(draft)  # shares the chunks, and keeps the old index
+    before = draft.reader()  # shares the chunks, and keeps the old index
     old = draft.state.require_layout()
     if shape == old.shape:
         return
@@ -126,7 +126,7 @@ def delete(draft: Draft, positions: slice | npt.NDArray[np.int64], axis: int) ->
 def _splice(draft: Draft, pieces: Iterable[_Piece], axis: int, values: Array | None) -> None:
     """Put the array together along an axis from pieces of what it was, and of values."""
     draft.flush()
-    before = copy.copy(draft)
+    before = draft.reader()
     old = draft.state.require_layout()
     parts = [piece for piece in pieces if piece.length]
     edges = [0, *accumulate(piece.length for piece in parts)]
@@ -208,7 +208,7 @@ def fill_chunks(draft: Draft, layout: Layout, item: bytes, numbers: npt.NDArray[
     special = special_of(item, layout.dtype)
     if special is not None:
         is_other = draft.frame.offsets[numbers] != index.special_offset(special)
-        draft.set_special(numbers[is_other], special)
+        set_special(draft, numbers[is_other], special)
         return
     chunk = encode.special_chunk(item, layout.chunk_nbytes, typesize=len(item), blocksize=layout.block_nbytes)
     for n in numbers.tolist():

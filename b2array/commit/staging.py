@@ -65,6 +65,8 @@ class Made:
         self._ended = False
         self._owner = os.getpid()
         self._mutex = Mutex()
+        self.is_needed = False
+        """Whether a commit may need them that has failed, as far as anybody knows."""
 
     @property
     def ours(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from b2array.format import foreign, frame, index
 from b2array.format.frame import FINGERPRINT_NBYTES, Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
 from b2array.format.kept import Kept, Ledger, ledger_of, object_name, unpack_state
-from b2array.format.state import State, parse
+from b2array.format.state import State, parse, with_index
 from b2array.frame.catalog import Catalog
 from b2array.frame.manifest import Manifest, Row, data_path, index_name
 from b2array.frame.source import FRAME_NAME, CachedHead, Location, Source
@@ -64,6 +64,8 @@ __all__ = [
 
 _FIRST_READ = 64 * 2**10
 _LAST_READ = 64 * 2**10
+_PICKLED_NBYTES = 2**16
+"""A table of sizes that takes more than this, and serves writers only, stays out of pickles."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,6 +232,21 @@ class Snapshot(Source):
             self._require_unchanged()
         return view
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        thin, index = self.state.without_index(_PICKLED_NBYTES)
+        return _unpickled, (
+            self.store,
+            thin,
+            index,
+            self.start,
+            self.version,
+            self.generation,
+            self.at,
+            self.again,
+            self.member,
+            self.index,
+        )
+
     def _require_unchanged(self) -> None:
         """Raise ConflictError if a frame without checksums was changed before its chunks were read."""
         try:
@@ -238,6 +255,22 @@ class Snapshot(Source):
             raise ConflictError(f"{self.url} was deleted or moved since it was opened") from None
         if found != self.version:
             raise stale_reader(self.url)
+
+
+def _unpickled(
+    store: Store,
+    thin: Frame,
+    index: bytes,
+    start: int,
+    version: Version | None,
+    generation: str,
+    at: Kept | None,
+    again: Callable[..., Snapshot] | None,
+    member: Member | None,
+    name: str,
+) -> Snapshot:
+    state = with_index(thin, index)
+    return Snapshot(store, state, start, version, generation, at=at, again=again, member=member, index=name)
 
 
 def load(store: Store, *, start: int = 0, bare: bool = False) -> Snapshot:

@@ -14,6 +14,7 @@ from b2array.codec.header import Special
 from b2array.errors import ChunkLostError, ConflictError
 from b2array.format.annotations import Sizes
 from b2array.format.frame import Frame
+from b2array.format.header import FrameType
 from b2array.format.state import State
 from b2array.frame.cache import Entry
 from b2array.store.base import Mutex, Store
@@ -100,13 +101,12 @@ class OpenChunks(Protocol):
 
 
 class Source(ABC):
-    """A store and the state of the frame in it, to read chunks from. If `sparse`, each chunk has its own file."""
+    """A store and the state of the frame in it, to read chunks from."""
 
     __slots__ = ()
 
     store: Store
     state: State
-    sparse: bool
 
     @property
     @abstractmethod
@@ -117,6 +117,11 @@ class Source(ABC):
     def frame(self) -> Frame:
         """Header, index and trailer."""
         return self.state.frame
+
+    @property
+    def sparse(self) -> bool:
+        """Whether each chunk has its own file."""
+        return self.state.frame.frame_type == FrameType.SPARSE
 
     @property
     def url(self) -> str:

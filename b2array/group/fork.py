@@ -21,7 +21,8 @@ from b2array.array.described import Attributes
 from b2array.codec.header import Special
 from b2array.commit.changes import ChangeSet, merged
 from b2array.commit.draft import Draft
-from b2array.commit.fork import Fork, Origin, origin_of
+from b2array.commit.fork import Fork, fork_point, mergeable, take
+from b2array.commit.fork_point import ForkPoint, Roster
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ConflictError
 from b2array.frame.fetch import each_chunk
@@ -42,7 +43,7 @@ class Changes(ABC):
         self._view = directory
         self._mutex = Mutex()
         self._fork_id = b""
-        self._forks: dict[bytes, bool] = {}  # by name, and whether they were merged
+        self._roster = Roster()
 
     @property
     def url(self) -> str:
@@ -88,12 +89,12 @@ class Changes(ABC):
         """Return a fork, which can write the members whose names begin with a prefix."""
         members = self.members()
         paths = members.below(prefix.rstrip("/")).values()
-        origins = {path: origin_of(self._draft(path)) for path in paths if not is_embedded(path)}
+        points = {path: fork_point(self._draft(path)) for path in paths if not is_embedded(path)}
         with self._mutex.held:
             self._fork_id = self._fork_id or os.urandom(16)
             name = os.urandom(16)
-            self._forks[name] = False
-        return GroupFork(_Forked(self._fork_id, self._view, members, origins), name)
+            self._roster.made.add(name)
+        return GroupFork(_Forked(self._fork_id, self._view, members, points), name)
 
     def merge(self, forks: Sequence[object]) -> None:
         """Take the changes of forks over; ConflictError if they do not fit together, and nothing has changed then."""
@@ -112,14 +113,14 @@ class Changes(ABC):
         news = self._new_members(made)
         with ExitStack() as held:
             for draft, change, rows in self._mergeable(ours, held):
-                draft.take(change, rows)
+                take(draft, change, rows)
         for name, of_forks in news.items():
             self._take_new(name, of_forks)
         there = {*self.members().values()}
         for path in {path for each in ours for path in each.seen} & there:
             self.note_read(path)
         for each in ours:
-            self._forks[each.name] = True
+            self._roster.taken.add(each.name)
             each.end()
 
     def _mergeable(self, forks: Sequence[GroupFork], held: ExitStack) -> list[tuple[Draft, ChangeSet, list[int]]]:
@@ -135,7 +136,7 @@ class Changes(ABC):
                 raise ConflictError(f"{self.url}: {path} was deleted since the fork")
             held.enter_context(self._peek(path, "r+").mutex.held)
             draft, change = self._draft(path), merged(changes, f"{self.url}/{path}")
-            found.append((draft, *draft.mergeable(change, draft.bases.get(change.base))))
+            found.append((draft, *mergeable(draft, change)))
         return found
 
     def _draft(self, path: str) -> Draft:
@@ -218,7 +219,7 @@ class _Forked:
     id: bytes
     directory: AnyGroup
     members: Members
-    arrays: Mapping[str, Origin]
+    arrays: Mapping[str, ForkPoint]
 
 
 class GroupFork(Changes):
@@ -302,10 +303,10 @@ class GroupFork(Changes):
         with self._mutex.held:
             known = self._opened.get(path)
             if known is None:
-                origin = self._forked.arrays.get(path)
-                if origin is None:
+                point = self._forked.arrays.get(path)
+                if point is None:
                     return self._view.open(path, "r")
-                known = self._opened[path] = Fork(origin, self.name)
+                known = self._opened[path] = Fork(point, self.name)
             return known
 
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:  # noqa: ARG002
@@ -314,7 +315,7 @@ class GroupFork(Changes):
         if name in self.members():
             raise ValueError(f"a fork of a group cannot replace the member {name!r}: do that before you fork")
         draft = new(None, overwrite=False, layout="contiguous" if self._view.is_local else "sparse")
-        made = Fork(origin_of(draft), self.name)
+        made = Fork(fork_point(draft), self.name)
         with self._mutex.held:
             self._opened[path], self._new[path] = made, name
             self._members = self._members.copy()

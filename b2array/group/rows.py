@@ -21,7 +21,8 @@ from b2array.array.drafts import FreePlace
 from b2array.commit.changes import Keep
 from b2array.commit.copied_states import states_to_copy
 from b2array.commit.draft import Draft, warn_of_forgotten
-from b2array.commit.fork import origin_of
+from b2array.commit.edits import go_back
+from b2array.commit.fork import fork_point
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.many import commit_rows, each, write_revision
 from b2array.commit.prepare import copied
@@ -150,14 +151,14 @@ class RowTransaction(Changes):
         path, draft = self._begun(name, suffix, new)
         # States that snapshots of the group name are revisions, and do not stand in the member's own ledger.
         group = self._identity.encode()
-        self._earlier[path] = [keep for keep in draft.keeps if keep.entry.group == group]
-        draft.keeps = tuple(keep for keep in draft.keeps if keep.entry.group != group)
+        self._earlier[path] = [keep for keep in draft.delta.keeps if keep.entry.group == group]
+        draft.delta.keeps = tuple(keep for keep in draft.delta.keeps if keep.entry.group != group)
         handle = Handle(Snapshot(draft.store, draft.state, 0, None, ""), "r+")
         handle.enter(draft)
         self._handles[path], self._drafts[path], self._new[path] = handle, draft, name
         if self._fork_id:
             # The transaction may last long, and only what has a journal is left alone by `vacuum` then.
-            origin_of(draft)
+            fork_point(draft)
         if self._marked:
             self._shown.add(name, path)
         return handle
@@ -270,7 +271,7 @@ class RowTransaction(Changes):
             draft = self._drafts[path]
             same = handle.snapshot.state.annotations.identity == held.state.annotations.identity
             if same and draft.sparse and held.sparse:
-                draft.go_back(held.state)
+                go_back(draft, held.state)
                 return
         if path is not None:
             self.remove({name: path})
@@ -350,8 +351,8 @@ class RowTransaction(Changes):
         for path in self._drafts.keys() - drafts.keys():
             _leave(self._handles[path], self._drafts[path])
         for draft in drafts.values():
-            draft.warn_of_forgotten()
-        warn_of_forgotten(self.url, self._forks)
+            warn_of_forgotten(draft)
+        self._roster.warn_of_forgotten(self.url)
 
     def _commit(self, drafts: Mapping[str, Draft]) -> None:
         names = {path: self._new.get(path) or name_of(path) for path in drafts}
@@ -370,7 +371,7 @@ class RowTransaction(Changes):
         for path, draft in drafts.items():
             snapshot = committed.snapshots[names[path]]
             self._handles[path].leave(snapshot)
-            draft.keeps = (*draft.keeps, *self._earlier.get(path, ()))  # their chunks stay, too
+            draft.delta.keeps = (*draft.delta.keeps, *self._earlier.get(path, ()))  # their chunks stay, too
             draft.settle(snapshot.frame)
         seen = self._view.catalog.last_seen()
         self._view.show(*seen)

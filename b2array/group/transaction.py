@@ -34,7 +34,7 @@ from b2array.array import snapshots
 from b2array.buffers import Buffer
 from b2array.commit import redo
 from b2array.commit.draft import Draft, warn_of_forgotten
-from b2array.commit.fork import origin_of
+from b2array.commit.fork import fork_point
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.one import commit, stage
 from b2array.commit.single import carry_out_others, waits_for_others
@@ -248,9 +248,9 @@ class Transaction(Changes):
         path = name + suffix
         member = self._staged(path, new, overwrite=overwrite)
         self._touched[path], self._names[path] = member, name
-        if self._fork_id and member.draft is not None and not member.draft.aside:
+        if self._fork_id and member.draft is not None and not member.draft.destination.aside:
             # The transaction may last long, and only what has a journal is left alone by `vacuum` then.
-            origin_of(member.draft)
+            fork_point(member.draft)
         self._change_shown(added={name: path})
         return member.handle
 
@@ -363,7 +363,7 @@ class Transaction(Changes):
             draft = self._touched[path].draft
             if draft is None:
                 continue
-            for entry in (keep.entry for keep in draft.keeps):
+            for entry in (keep.entry for keep in draft.delta.keeps):
                 if entry.group == group:
                     found[entry.name, name, entry.generation] = State(path, entry.generation, draft.sparse)
         return found
@@ -397,7 +397,7 @@ class Transaction(Changes):
         handle, group = self._peek(path, "r+"), self._identity.encode()
         new, gone = self._snapshots.new, self._snapshots.gone
         draft = self._touched[path].draft
-        dropped = () if draft is None else draft.drops
+        dropped = () if draft is None else draft.delta.drops
         for entry in ledger_in(handle.snapshot).without(tuple(dropped)).entries:
             if entry.name in new and not entry.group:
                 raise FileExistsError(
@@ -539,8 +539,8 @@ class Transaction(Changes):
         for path, member in unchanged.items():
             self._leave(path, member)
         for draft in drafts:
-            draft.warn_of_forgotten()
-        warn_of_forgotten(self.url, self._forks)
+            warn_of_forgotten(draft)
+        self._roster.warn_of_forgotten(self.url)
 
     def _commit(self, touched: Mapping[str, _Member]) -> None:
         view = self._view

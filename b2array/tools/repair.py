@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from b2array.commit import edits
 from b2array.commit.changes import changeable
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft
@@ -295,7 +296,7 @@ def _write(
         state.records[n] = findings.records[n]
     draft = Draft(store, None, state, overwrite=True, locked=True, replaces=version)
     numbers = [number for name in files if (number := chunk_number(name)) is not None]
-    draft.reserve_up_to(max([-1, *numbers, *revision.frame.offsets.tolist()]))
+    edits.reserve_up_to(draft, max([-1, *numbers, *revision.frame.offsets.tolist()]))
     for n in lost:
         draft.mark_lost(n)
     commit(_through_group(draft, revision))
@@ -304,5 +305,5 @@ def _write(
 def _through_group(draft: Draft, revision: Snapshot) -> Draft:
     """Let the group commit for a member, even if the draft could not read what it replaces."""
     if revision.member is not None:
-        draft.old = revision
+        draft.destination = draft.destination._replace(old=revision)
     return draft

@@ -17,6 +17,7 @@ import numpy as np
 from b2array.array.schunk import open_schunk
 from b2array.commit import pending
 from b2array.commit.draft import Draft
+from b2array.commit.edits import reserve_up_to
 from b2array.commit.one import commit
 from b2array.commit.redo import belongs, discard, read_member
 from b2array.display.tables import count_text, size
@@ -169,7 +170,7 @@ def _commit_before(there: _There, old: Collection[str]) -> None:
     numbers = [number for number in map(chunk_number, old) if number is not None]
     if numbers or (group is None and any(name.endswith(KEPT) for name in old)):
         draft = Draft(revision.store, revision)
-        draft.reserve_up_to(max(numbers, default=-1))
+        reserve_up_to(draft, max(numbers, default=-1))
         commit(draft)
     elif group is not None and old:
         never_again(group, ())

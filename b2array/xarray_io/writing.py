@@ -18,7 +18,8 @@ from b2array.array.array import NDArray
 from b2array.array.dask import Write
 from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
-from b2array.commit.fork import Origin, merge_changes, origin_of
+from b2array.commit.fork import fork_point, lead_to, merge_changes, tidy
+from b2array.commit.fork_point import ForkPoint
 from b2array.errors import ConflictError, warn
 from b2array.group import group, whole
 from b2array.group.group import Group
@@ -370,31 +371,31 @@ def _later(
     for part in _align(parts):
         handle = home[part.path]._handle
         writes.append(
-            Write(part.values, origin_of(handle.new_draft(), lasts=True), NDArray(handle)._layout, part.region)
+            Write(part.values, fork_point(handle.new_draft(), lasts=True), NDArray(handle)._layout, part.region)
         )
         names.append(part.path)
     name = f"b2array-commit-{uuid4().hex}"
     place = cast(AnyGroup, home._writable()).address("")  # absolute: tasks may run in another working directory
-    shared = Shared(name, (place, dict(options), names, [write.origin for write in writes], snapshot))
+    shared = Shared(name, (place, dict(options), names, [write.point for write in writes], snapshot))
     return dask.final(writes, name, _commit, shared)
 
 
 def _commit(
-    put: Sequence[Any], shared: Shared[tuple[str, dict[str, Any], list[str], list[Origin], str | None]]
+    put: Sequence[Any], shared: Shared[tuple[str, dict[str, Any], list[str], list[ForkPoint], str | None]]
 ) -> None:
-    url, options, names, origins, snapshot = shared.value
+    url, options, names, points, snapshot = shared.value
     home = group.open_group(url, "r+", storage_options=options)
     with home.transaction() as changes:
         if snapshot is not None:
             changes.snapshot(snapshot)
-        for name, origin, of_array in zip(names, origins, dask.gather_changes(put), strict=True):
+        for name, point, of_array in zip(names, points, dask.gather_changes(put), strict=True):
             draft = changes[name]._handle.draft
             if draft is None:
                 raise ConflictError(f"{url}: expected a transaction under way, found that it has ended")
-            origin.lead_to(draft)
+            lead_to(point, draft)
             merge_changes(draft, of_array, again=True)  # a cluster may repeat this task
-    for origin in origins:
-        origin.tidy()
+    for point in points:
+        tidy(point)
 
 
 def _align(parts: Iterable[Part]) -> list[Part]:

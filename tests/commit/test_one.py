@@ -22,6 +22,7 @@ from b2array.codec.header import Special
 from b2array.commit import draft as drafting
 from b2array.commit import prepare
 from b2array.commit.draft import Draft
+from b2array.commit.edits import compact
 from b2array.commit.one import commit
 from b2array.commit.plan import Step, plan
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
@@ -208,7 +209,7 @@ def test_what_changes_the_whole_is_not_merged(array, verb):
     if verb == "reindex":
         second.reindex([0, 1], nbytes=160)
     else:
-        second.compact()
+        compact(second)
     commit(first)
     with pytest.raises(ConflictError, match="refresh"):
         commit(second)

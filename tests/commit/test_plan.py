@@ -15,6 +15,7 @@ from b2array.codec import encode
 from b2array.codec.header import Special
 from b2array.commit.changes import ChangeSet
 from b2array.commit.draft import Draft
+from b2array.commit.edits import compact, set_special
 from b2array.commit.handle import Handle
 from b2array.commit.plan import Facts, Plan, Step, plan
 from b2array.format.header import FrameType
@@ -87,7 +88,7 @@ def of_another_chunk_size(base: Snapshot) -> ChangeSet:
 
 def compacting(base: Snapshot) -> ChangeSet:
     draft = changed(base, range(1, 2))
-    draft.compact()
+    compact(draft)
     return draft.freeze()
 
 
@@ -214,7 +215,7 @@ def test_a_plan_never_overwrites_live_bytes(history: list[dict[int, float]], dat
             if value:
                 draft.put(n, packed(value))
             else:
-                draft.set_special(np.array([n]), Special.ZEROS)
+                set_special(draft, np.array([n]), Special.ZEROS)
         made = plan(draft.freeze(), current, FILE)
         if made.step == Step.COMPACT:
             break

@@ -23,6 +23,7 @@ import b2array
 from b2array import config, open_group
 from b2array.commit import redo
 from b2array.commit.draft import Draft
+from b2array.commit.one import frame_lock
 from b2array.errors import ConflictError
 from b2array.frame.manifest import Manifest
 from b2array.group.directory import Directory
@@ -979,5 +980,5 @@ def test_the_lock_of_a_draft_is_a_conflict_if_its_directory_became_a_file(tmp_pa
     draft = array._handle.new_draft()
     group.create("x", data=np.zeros(4), chunks=(2,), layout="contiguous", overwrite=True)
     with pytest.raises(ConflictError, match=r"open it again|changed since|deleted"):
-        draft.lock()
+        frame_lock(draft)
     draft.abort()

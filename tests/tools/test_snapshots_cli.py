@@ -567,7 +567,7 @@ def _with_hostile_texts(url: str) -> None:
     hostile = Kept(**{name: getattr(entry, name) for name in Kept.__dataclass_fields__} | {"name": RAW, "message": RAW})
     for attempt in a._handle.attempts():
         with attempt as draft:
-            draft.keep(Keep(hostile))
+            draft.delta.keep(Keep(hostile))
 
 
 @pytest.mark.parametrize("arguments", [["log"], ["log", "--json"], ["info"], ["expire", "--keep-last=0", "--dry-run"]])
