@@ -69,14 +69,17 @@ class Bucket:
             return "204 No Content", b"", ""
         if not tag:
             return "404 Not Found", error("NoSuchKey"), ""
-        if "range" not in headers:
-            return "200 OK", content, tag
-        first, _, last = headers["range"].removeprefix("bytes=").partition("-")
-        start = int(first) if first else max(0, len(content) - int(last))
-        part = content[start : int(last) + 1 if first and last else None]
-        if not part:
-            return "416 Range Not Satisfiable", error("InvalidRange"), ""
-        return "206 Partial Content", part, f"{tag} {start}-{start + len(part) - 1}/{len(content)}"
+        return _part(content, tag, headers["range"]) if "range" in headers else ("200 OK", content, tag)
+
+
+def _part(content: bytes, tag: str, asked: str) -> tuple[str, bytes, str]:
+    """Answer a request for a range of an object."""
+    first, _, last = asked.removeprefix("bytes=").partition("-")
+    start = int(first) if first else max(0, len(content) - int(last))
+    part = content[start : int(last) + 1 if first and last else None]
+    if not part:
+        return "416 Range Not Satisfiable", error("InvalidRange"), ""
+    return "206 Partial Content", part, f"{tag} {start}-{start + len(part) - 1}/{len(content)}"
 
 
 def error(code: str) -> bytes:

@@ -211,11 +211,12 @@ class RowTransaction(Changes):
 
     def _note_copied(self, name: str, path: str, generation: str) -> None:
         """Note the state of a member that goes, and was copied."""
-        held = self._view.current(path)
-        if held.generation != generation:
-            raise ConflictError(f"{held.url} was changed by another writer before it was moved; move it again")
-        self._read[name] = self._view.rows[name].revision
-        if not self._read[name]:
+        revision = self._view.rows[name].revision
+        held = None if revision else self._view.current(path)
+        if generation != (revision if held is None else held.generation):
+            raise ConflictError(f"{self.url}/{path} was changed by another writer before it was moved; move it again")
+        self._read[name] = revision
+        if held is not None:
             self._unadopted[name] = held
 
     def restore(self, members: Mapping[str, str]) -> None:
