@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from b2array.commit import pending
 from b2array.commit.manifests import replace_manifest
-from b2array.errors import B2ArrayError
+from b2array.errors import B2ArrayError, FormatError
 from b2array.format.kept import KEPT, object_name
 from b2array.frame.fetch import chunk_number
 from b2array.frame.manifest import DATA, MANIFEST, SUFFIXES, Row, index_name, is_index_name
@@ -26,7 +26,7 @@ from b2array.frame.source import FRAME_NAME
 from b2array.group.kept import moment, unneeded
 from b2array.group.listed import ListedGroup, name_of
 from b2array.group.listing import group_ledger
-from b2array.store.base import Listed, Store
+from b2array.store.base import Listed, Store, stale_reader, where
 from b2array.store.endings import JOURNAL, TEMPORARY
 
 __all__ = ["never_again", "of_member", "outside"]
@@ -102,24 +102,25 @@ def _in_prefix(
     now: float,
 ) -> dict[str, Listed]:
     store, wanted = group.store_of(path), live.get(path, ())
-    with suppress(FileNotFoundError):
+    try:
         files = store.listing()
-        if not wanted and any(name.endswith(JOURNAL) for name in files):  # a transaction is about to make the member
-            files = pending.of_one_age(files)
-        indexes = {name: each for name, each in files.items() if is_index_name(name)}
-        old = _find_replaced(indexes, {index_name(revision) for revision in wanted}, seconds, now)
-        states = _states(group, path, {name.rpartition(".")[2] for name in indexes} - {*old}, wanted)
-        listed = group.rows.get(name_of(path))
-        if listed is not None and listed.path == path and not listed.revision:
-            states.append(load_published(store))
-        needed, objects = _find_needed(states)
-        unneeded_objects = {name: indexes[name] for name in indexes if name.rpartition(".")[2] in old}
-        unneeded_objects |= {name: each for name, each in files.items() if name.endswith(TEMPORARY)}
-        unneeded_objects |= {name: each for name, each in files.items() if name.endswith(KEPT) and name not in objects}
-        if not wanted and FRAME_NAME in files:
-            unneeded_objects[FRAME_NAME] = files[FRAME_NAME]
-        return unneeded_objects | pending.orphans(store, files, needed)
-    return {}
+    except FileNotFoundError:
+        files = {}
+    if not wanted and any(name.endswith(JOURNAL) for name in files):  # a transaction is about to make the member
+        files = pending.of_one_age(files)
+    indexes = {name: each for name, each in files.items() if is_index_name(name)}
+    old = _find_replaced(indexes, {index_name(revision) for revision in wanted}, seconds, now)
+    states = _states(group, path, {name.rpartition(".")[2] for name in indexes} - {*old}, wanted)
+    listed = group.rows.get(name_of(path))
+    if listed is not None and listed.path == path and not listed.revision:
+        states.append(load_published(store))
+    needed, objects = _find_needed(states)
+    unneeded_objects = {name: indexes[name] for name in indexes if name.rpartition(".")[2] in old}
+    unneeded_objects |= {name: each for name, each in files.items() if name.endswith(TEMPORARY)}
+    unneeded_objects |= {name: each for name, each in files.items() if name.endswith(KEPT) and name not in objects}
+    if not wanted and FRAME_NAME in files:
+        unneeded_objects[FRAME_NAME] = files[FRAME_NAME]
+    return unneeded_objects | pending.orphans(store, files, needed)
 
 
 def _find_replaced(
@@ -154,13 +155,22 @@ def _states(
 
     Raises
     ------
-    FormatError, UnsupportedError, FileNotFoundError
+    FormatError, UnsupportedError
         One that is wanted cannot be read.
+    ConflictError
+        It was wanted until another writer's commit, and has been removed since.
     """
     states = []
     for revision in sorted({*revisions, *wanted} - {""}):
         try:
             states.append(load_revision(group.member(path), Row(path, revision)))
+        except FileNotFoundError:
+            if revision not in wanted:
+                continue
+            if group.stored() != group.manifest:
+                raise stale_reader(group.url) from None
+            place = where(group.store_of(path).url, index_name(revision))
+            raise FormatError(f"{place}: expected an index that the group lists, found none") from None
         except B2ArrayError:
             if revision in wanted:
                 raise

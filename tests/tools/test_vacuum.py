@@ -366,5 +366,7 @@ def test_chunks_stay_if_the_index_that_names_them_cannot_be_read(happens, tmp_pa
             store.create(path, bytes(content))
     before = store.walk()
     found = b2array.vacuum(group.url, grace=0)
-    assert found.ok is (happens == "missing")
+    assert not found.ok
+    expected = "expected an index that the group lists, found none" if happens == "missing" else "fingerprint"
+    assert expected in found.members["v"].error
     assert store.walk() == before
