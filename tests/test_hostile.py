@@ -322,8 +322,8 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
             Manifest(
                 None, "0123", 7,
                 {
-                    "a.b2nd": Entry(7, "ab", "cd", "header", header=b"header"),
-                    "b.b2nd": Entry(7, "", "cd", "frame", "0123456789abcdef"),
+                    "a.b2nd": Entry("patch", "ab", "cd", b"header"),
+                    "b.b2nd": Entry("frame", "", "cd", "0123456789abcdef"),
                 },
             ).pack(),
             Manifest({}, "0123", 7, kept=b"x", retired={"0123456789abcdef": (("x", bytes(16)),)}).pack(),

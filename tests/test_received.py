@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import b2array
-from b2array.commit import redo
 from b2array.errors import FormatError, UnsupportedError
+from b2array.frame.log import look
 from b2array.frame.manifest import MANIFEST, Entry, Manifest
 from b2array.store.endings import LOCK
 from b2array.store.local import LocalStore
@@ -53,8 +53,8 @@ def group_with(tmp_path: Path, link: str, target: Path, manifest: Manifest | Non
 
 def removed(path: str, target: Path) -> Manifest:
     """Return a manifest that says that the frame behind a path was deleted."""
-    before = redo.look(LocalStore(target)).lasting
-    return Manifest(identity="00" * 8, number=1, redo={path: Entry(1, before, "", "delete", "0" * 16)})
+    before = look(LocalStore(target)).lasting
+    return Manifest(identity="00" * 8, number=1, log={path: Entry("delete", before, "", "0" * 16)})
 
 
 def set_attribute(url: Path) -> None:

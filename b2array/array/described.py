@@ -14,9 +14,9 @@ from b2array.array.drafts import check_dims
 from b2array.array.snapshots import SnapshotInfo
 from b2array.codec.cparams import CParams
 from b2array.commit.handle import Handle, Mode
+from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
 from b2array.commit.prepare import copied
-from b2array.commit.single import writers_lock
 from b2array.compute.operators import free_nbytes
 from b2array.compute.readable import Readable
 from b2array.display import tables

@@ -13,8 +13,9 @@ out. If another writer was faster, `commit` does all of this again; if that writ
 `Handle.attempts` yields another draft.
 
 A transaction of a local group calls `one.stage` for each member: the same, up to the last write. The group then
-writes its manifest once, with an entry for each member in its redo log. `redo.carry_out` takes the last step of each
-member, now or, if the writer was killed, when the next one comes.
+writes its manifest once, with an entry for each member in its log: that is the commit. `apply.apply_entry` takes the
+last step of each member, now or, if the writer was killed, when the next one comes. `b2array.frame.log` decides what
+that step is, by one table.
 
 In an object store nothing can be renamed. There `many.commit_rows` writes a revision of each member that changed, and
 the manifest once: its rows name the revisions that count. A member that is changed by its own URL takes the same road.
@@ -36,8 +37,9 @@ prepare        what a commit makes before its last step: the plan, objects, copi
 one            one frame: `commit`, `publish`, and `stage` for a group
 many           groups in object stores: `commit_rows`, one write of the manifest
 manifests      writes manifests
-redo           local groups: reads members through the redo log in the manifest, and carries it out
-single         local groups: how writers of one member keep to the order of the group's commits: `writers_lock`
+apply          local groups: gives members the states that the log in the manifest has for them
+locks          local groups: how writers of one member keep to the order of the group's commits: `writers_lock`
+leftovers      removes what writers leave in the places of frames
 census         lists the members of a group in an object store by its files
 localize       makes a local group of one that was copied from an object store
 tables         refuses changes of columns of python-blosc2's tables

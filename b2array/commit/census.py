@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from b2array.commit.redo import look
 from b2array.errors import FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.attributes import decode_attr
 from b2array.format.state import State
+from b2array.frame.log import look
 from b2array.frame.manifest import EMBEDDED, Manifest, Row, is_embedded, is_member_name, members_among
 from b2array.frame.snapshot import load_published
 from b2array.frame.source import FRAME_NAME
@@ -57,7 +57,7 @@ def completed(group: Store, manifest: Manifest) -> Manifest:
         held = load_published(group.below(EMBEDDED), sparse=False)
         rows = {name: Row(f"{EMBEDDED}/{name}", sparse=False) for name in embedded_extents(held.state, held.url)}
     rows |= rows_among(files)
-    return replace(manifest, rows=dict(sorted(rows.items())), redo={})
+    return replace(manifest, rows=dict(sorted(rows.items())), log={})
 
 
 def rows_among(files: Collection[str]) -> dict[str, Row]:
@@ -69,11 +69,11 @@ def rows_among(files: Collection[str]) -> dict[str, Row]:
 
 
 def _require_complete(group: Store, manifest: Manifest) -> None:
-    for path, entry in manifest.redo.items():
+    for path, entry in manifest.log.items():
         if is_embedded(path) or entry.before == entry.after:
             continue
-        state = look(group.below(path))
-        if state.is_state(entry.before) and state.state != entry.after:
+        found = look(group.below(path))
+        if entry.before in (found.state, found.lasting) and found.state != entry.after:
             raise UnsupportedError(
                 f"{group.url} was copied while a commit was under way, which changes {path}: open the original for"
                 " writing, which completes the commit, and copy it again"

@@ -15,9 +15,9 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from b2array import config
 from b2array.commit.draft import Draft, abandoned, warn_of_forgotten
+from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
 from b2array.commit.open_chunk import WriteBuffer
-from b2array.commit.single import writers_lock
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, prefix_error
 from b2array.format.b2nd import CACHE
 from b2array.format.frame import Frame

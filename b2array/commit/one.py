@@ -15,10 +15,10 @@ from itertools import chain
 
 from b2array.buffers import Buffer
 from b2array.commit.draft import Draft, discard
+from b2array.commit.locks import makers_lock, writers_lock
 from b2array.commit.many import commit_member
 from b2array.commit.plan import Plan, Step
 from b2array.commit.prepare import make_objects, pieces, planned, require_files, whole
-from b2array.commit.single import makers_lock, writers_lock
 from b2array.errors import B2ArrayError, ConflictError, FormatError, warn
 from b2array.format import index
 from b2array.format.annotations import GroupCommit

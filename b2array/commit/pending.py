@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.buffers import Buffer
-from b2array.commit.redo import belongs, discard
+from b2array.commit.leftovers import belongs, discard
 from b2array.errors import FormatError
 from b2array.frame.fetch import chunk_number
 from b2array.store.base import Listed, Store

@@ -7,6 +7,7 @@ source       `Source`: what `read` and `fetch` read from, a snapshot or a transa
 manifest     `Manifest`, `Row`, `Entry`: what a group's manifest says (no I/O)
 catalog      reads manifests; `Catalog`, what this process last saw of one
 snapshot     `Snapshot`: one committed state in a store; `load`, `reload`, `load_member`
+log          local groups: what an entry of the manifest's log has still to do; reads members through it
 kept         a state that has kept its name, and is still there
 fetch        chunks and blocks wanted -> bytes, compared with their checksums
 cache        decoded blocks that the process keeps

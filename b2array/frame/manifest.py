@@ -63,7 +63,7 @@ DATA = ".b2data"
 """The prefix, in an object store, with the revisions of contiguous members."""
 
 _MAGIC = "b2array group"
-_VERSION = 3
+_VERSION = 4
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, msgpack.UnpackException)
 
@@ -146,27 +146,45 @@ def staged_path(path: str, token: str, *, sparse: bool) -> str:
     return f"{path}/{FRAME_NAME}.{token}{TEMPORARY}" if sparse else f"{path}.{token}{TEMPORARY}"
 
 
-Kind = Literal["header", "index", "frame", "delete"]
-"""How a member changes: its file gets a new header, its index is replaced, its frame is, or it is deleted."""
+Kind = Literal["patch", "index", "frame", "delete"]
+"""How a member changes: a header is written over the beginning of its file, its index is replaced, its frame is
+replaced, or it is deleted."""
 _KINDS: Final = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How one member gets the state that a commit has given it.
+    """How one member gets the state that a commit has given it; `b2array.frame.log` says when this takes effect.
 
-    `number` is that of the commit. `before` names the state that goes: its generation, or nothing for a new member.
-    `after` is the generation of the new state, or nothing for a deleted member. A "header" has the bytes to write over
-    the beginning of the member's file. The others have a `token`, which names the staged index or frame, or the place
-    where a deleted frame goes first.
+    Parameters
+    ----------
+    kind : {"patch", "index", "frame", "delete"}
+        How the member changes.
+    before : str
+        Names what goes; "" for a new member. A "patch" and an "index" replace one revision, named by its id. The others
+        replace a frame, named by its identity, whatever was written to it since. Frames that other software wrote have
+        no identity: their revision counts. The version of the file names a damaged frame.
+    after : str
+        The id of the new revision; "" for a deleted member.
+    payload : bytes or str
+        For a "patch", the header. For the others a token: it names the staged index or frame, or the place where a
+        deleted frame goes first.
     """
 
-    number: int
+    kind: Kind
     before: str
     after: str
-    kind: Kind
-    token: str = ""
-    header: bytes = b""
+    payload: bytes | str
+
+    @property
+    def header(self) -> bytes:
+        """The header that a "patch" writes."""
+        return self.payload if isinstance(self.payload, bytes) else b""
+
+    @property
+    def token(self) -> str:
+        """The token of the other kinds."""
+        return self.payload if isinstance(self.payload, str) else ""
 
     def aside(self, path: str) -> str:
         """Return the path of what is staged for the member at `path`, or of what is being removed."""
@@ -174,21 +192,19 @@ class Entry:
 
     def pack(self) -> list[Any]:
         """Return the entry as msgpack takes it."""
-        return [self.number, self.before, self.after, self.kind, self.header or self.token]
+        return [self.kind, self.before, self.after, self.payload]
 
     @classmethod
     def unpack(cls, path: object, content: Any) -> Self:
         """Read the entry for a path."""
         if not (_is_path(path) or is_embedded(path)):
-            raise FormatError(f"expected the paths of members in the redo log of a manifest, found {path!r}")
-        parts: list[Any] = content if isinstance(content, list) and len(content) == 5 else [None] * 5
-        number, before, after, kind, payload = parts
-        named = type(number) is int and isinstance(before, str) and isinstance(after, str) and kind in _KINDS
-        if not named or not (type(payload) is bytes if kind == "header" else _is_token(payload)):
-            raise FormatError(f"expected how {path!r} changes in the redo log of a manifest, found something else")
-        if kind == "header":
-            return cls(number, before, after, kind, header=payload)
-        return cls(number, before, after, kind, payload)
+            raise FormatError(f"expected the paths of members in the log of a manifest, found {path!r}")
+        parts: list[Any] = content if isinstance(content, list) and len(content) == 4 else [None] * 4
+        kind, before, after, payload = parts
+        is_named = kind in _KINDS and isinstance(before, str) and isinstance(after, str)
+        if not is_named or not (type(payload) is bytes if kind == "patch" else _is_token(payload)):
+            raise FormatError(f"expected how {path!r} changes in the log of a manifest, found something else")
+        return cls(kind, before, after, payload)
 
 
 def index_name(revision: str) -> str:
@@ -273,8 +289,8 @@ class Manifest:
         Tells this group from others: a member may be a copy from there.
     number : int
         The number of the last commit.
-    redo : mapping of str to Entry
-        The redo log of a local group: how members get the states that commits have given them, by path.
+    log : mapping of str to Entry
+        The log of a local group: how members get the states that commits have given them, by path.
     summaries : bytes
         What members say of themselves, packed by `b2array.format.summary`.
     recent : bytes
@@ -300,7 +316,7 @@ class Manifest:
     rows: Mapping[str, Row] | None = None
     identity: str = ""
     number: int = 0
-    redo: Mapping[str, Entry] = field(default_factory=dict)
+    log: Mapping[str, Entry] = field(default_factory=dict)
     summaries: bytes = b""
     recent: bytes = b""
     kept: bytes = b""
@@ -343,7 +359,7 @@ class Manifest:
         """Return the manifest as bytes."""
         rows = None if self.rows is None else {name: row.pack() for name, row in self.rows.items()}
         known: dict[str, Any] = {"rows": rows, "ident": self.identity, "number": self.number}
-        known["redo"] = {path: entry.pack() for path, entry in self.redo.items()}
+        known["log"] = {path: entry.pack() for path, entry in self.log.items()}
         if self.summaries:
             known["summaries"] = self.summaries
         if self.recent:
@@ -381,7 +397,7 @@ class Manifest:
         rows = content.pop("rows")
         if rows is not None:
             rows = {name: Row.unpack(name, row) for name, row in _checked("rows", rows, dict).items()}
-        log = _checked("redo", content.pop("redo", None), dict)
+        log = _checked("log", content.pop("log", None), dict)
         return cls(
             rows,
             _checked("ident", content.pop("ident", None), str),

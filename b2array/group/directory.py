@@ -1,7 +1,7 @@
 """The members of a group in a local directory.
 
-The files are the list of members, as for python-blosc2. The redo log in the manifest has the last word about the
-members that it names; see `b2array.commit.redo`. Members are opened from the summaries in the manifest; see
+The files are the list of members, as for python-blosc2. The log in the manifest has the last word about the
+members that it names; see `b2array.frame.log`. Members are opened from the summaries in the manifest; see
 `b2array.group.summaries`.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 from b2array import config
 from b2array.array.drafts import AnyPlace, FreePlace, Kind, place_new
 from b2array.array.schunk import SChunk
-from b2array.commit import redo
+from b2array.commit import apply
 from b2array.commit.copied_states import KeptState, states_to_copy
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle, Mode
@@ -30,6 +30,7 @@ from b2array.format.header import FrameType
 from b2array.format.summary import Record
 from b2array.frame import snapshot
 from b2array.frame.catalog import Catalog, read_manifest
+from b2array.frame.log import Action, action_of, look, read_member
 from b2array.frame.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
 from b2array.frame.snapshot import Member, Snapshot, load_member
 from b2array.group import embedded, summaries
@@ -106,7 +107,7 @@ class Directory:
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
         # The embedded members, with the version of their frame.
         self._inner: tuple[Version | None, dict[str, str]] = None, {}
-        # The version of the manifest whose redo log this handle has seen carried out.
+        # The version of the manifest whose log this handle has seen carried out.
         self._settled: Version | None = None
         self.store = open_store(url, storage_options=self.storage_options)
         # Members are opened when they are asked for. By then the working directory may be another one.
@@ -192,30 +193,30 @@ class Directory:
         return self._members_in(self.store.walk(), manifest)
 
     def _members_in(self, files: Collection[str], manifest: Manifest) -> Members:
-        """Find the members by their files, in the embedding frame and in the redo log."""
+        """Find the members by their files, in the embedding frame and in the log."""
         outer = members_among(files)
-        for path, entry in manifest.redo.items():
+        for path, entry in manifest.log.items():
             if is_embedded(path):
                 continue
             # What has a name for a while, or has none yet, depends on how far a writer has come.
             name = path.rpartition(".")[0]
-            found, is_pending = redo.look_by(entry, self.store_of, path)
-            if is_pending and entry.kind != "delete":
+            found, action = action_of(entry, self.store_of, path)
+            if action in (Action.WRITE, Action.PUT):
                 outer[name] = path
-            elif outer.get(name) == path and (is_pending or found.name is None):
+            elif outer.get(name) == path and (action is Action.TAKE_OUT or found.name is None):
                 del outer[name]
             elif found.name is not None and name not in outer:
                 outer[name] = path
         return Members({**(self._embedded(manifest) if EMBEDDED in files else {}), **outer})
 
     def _embedded(self, manifest: Manifest) -> dict[str, str]:
-        """Return the members in the embedding frame, but for those that the redo log deletes."""
+        """Return the members in the embedding frame, but for those that the log deletes."""
         version = self.store.stamp(EMBEDDED).version
         if version is None or version != self._inner[0]:
             self._inner = version, embedded.members(self._embedding("r"))
         return {
             name: path for name, path in self._inner[1].items()
-            if path not in manifest.redo or self.state_of_embedded(path) != manifest.redo[path].before
+            if path not in manifest.log or self.state_of_embedded(path) != manifest.log[path].before
         }  # fmt: skip
 
     def paths_of(self, names: Collection[str], manifest: Manifest) -> dict[str, str]:
@@ -226,12 +227,12 @@ class Directory:
         found = {}
         for name in names:
             for path in (f"{name}{suffix}" for suffix in SUFFIXES):
-                entry, is_pending = manifest.redo.get(path), False
+                entry = manifest.log.get(path)
                 if entry is None:
-                    there = redo.look(self.store_of(path))
+                    there, is_going = look(self.store_of(path)), False
                 else:
-                    there, is_pending = redo.look_by(entry, self.store_of, path)
-                is_going = is_pending and entry is not None and entry.kind == "delete"
+                    there, action = action_of(entry, self.store_of, path)
+                    is_going = action is Action.TAKE_OUT
                 if there.name is not None and not is_going:
                     found[path] = name
         with suppress(FileNotFoundError):
@@ -300,31 +301,31 @@ class Directory:
                 localize(self.store, *self._stored())
             self.refresh()
             return
-        if manifest.redo and version != self._settled:
+        if manifest.log and version != self._settled:
             with self.store.lock(MANIFEST):
                 manifest, version = self._stored()
-                self.settle(manifest)
+                self.apply_log(manifest)
                 self._settled = version
             self.refresh()
 
-    def settle(self, manifest: Manifest, *, locked: Collection[str] = ()) -> dict[str, Entry]:
-        """Carry out the redo log, and return what cannot be carried out now.
+    def apply_log(self, manifest: Manifest, *, locked: Collection[str] = ()) -> dict[str, Entry]:
+        """Apply the log, and return what cannot be applied now.
 
         The caller holds the manifest's lock, and those of the members `locked`.
         """
-        return redo.settle(
-            self.store_of, manifest.redo, remove_embedded=self.remove_embedded, locked=locked,
+        return apply.apply_log(
+            self.store_of, manifest.log, remove_embedded=self.remove_embedded, locked=locked,
         )  # fmt: skip
 
-    def carry_out(self, path: str) -> None:
+    def apply_entry(self, path: str) -> None:
         """Give a member the frame that waits for it in another place: nobody else may write there.
 
         It may wait there even after `recover`, because of a later commit.
         """
-        entry = self.manifest.redo.get(path)
+        entry = self.manifest.log.get(path)
         if entry is not None and entry.kind == "frame":
             with self.store.lock(MANIFEST):
-                redo.carry_out(self.store_of, path, entry)
+                apply.apply_entry(self.store_of, path, entry)
 
     def remove_embedded(self, path: str, entry: Entry) -> None:
         """Remove a member from the embedding frame, unless that is done."""
@@ -342,7 +343,7 @@ class Directory:
         if mode == "r":
             return self._promised(path) or Handle(self.current(path), mode)
         self.recover()
-        self.carry_out(path)
+        self.apply_entry(path)
         return Handle(self.current(path), mode)
 
     def _record(self, path: str) -> Any:
@@ -353,7 +354,7 @@ class Directory:
         return self._records[1].get(path)
 
     def _promised(self, path: str) -> Handle | None:
-        record = None if path in self._state()[0].redo else self._record(path)
+        record = None if path in self._state()[0].log else self._record(path)
         return None if record is None else summaries.promise(self.store_of(path), record)
 
     def state_of(self, path: str, manifest: Manifest | None = None) -> Snapshot:
@@ -363,7 +364,7 @@ class Directory:
             held = load_member(Member(Catalog(self.store), path.rpartition(".")[0]), manifest)
             return replace(held, member=None)
         again = partial(_read_again, self._address, self.storage_options, path)
-        return redo.read_member(self.store_of, manifest, path, again=again)
+        return read_member(self.store_of, manifest, path, again=again)
 
     def current(self, path: str) -> Snapshot:
         """Return the state of a member that belongs to the members that are shown. Raises what `open` raises."""
@@ -386,5 +387,5 @@ def _read_again(address: str, options: Mapping[str, Any], path: str, *, carries_
     """Return the state of a member that is committed now; pickles of arrays may take this call along."""
     group = Directory(address, options)
     if carries_out:  # nobody may write to a frame that still waits in another place
-        group.carry_out(path)
+        group.apply_entry(path)
     return group.state_of(path)

@@ -1,14 +1,14 @@
 """Several members of a local group changed in one commit.
 
 Each changed and each new member gets its chunks and its frame in places that no reader looks at. Then one write
-replaces the manifest, and that write is the commit: the manifest gets a redo log, with an entry for each member that
-was changed, made or deleted. From then on readers who open the group see all of it; see `b2array.commit.redo`. The
-writer carries the log out, so that readers who open members directly see the changes, and removes what goes.
+replaces the manifest, and that write is the commit: the manifest gets a log, with an entry for each member that
+was changed, made or deleted. From then on readers who open the group see all of it; see `b2array.frame.log`. The
+writer applies the log, so that readers who open members directly see the changes, and removes what goes.
 
-A writer who dies before the commit leaves files that no reader finds; one who dies later leaves a redo log. The next
-writer carries that out before it does anything else. Other writers wait for the locks of the files.
+A writer who dies before the commit leaves files that no reader finds; one who dies later leaves a log. The next
+writer applies that before it does anything else. Other writers wait for the locks of the files.
 
-A change of one member alone needs no log: the one step that carries it out is the commit.
+A change of one member alone needs no log: the one step that applies it is the commit.
 
 What a transaction has only read belongs to its commit as well: the members have the same states then, or the commit is
 refused. They are locked, or held, as if they were changed.
@@ -32,18 +32,20 @@ from typing import Any
 
 from b2array.array import snapshots
 from b2array.buffers import Buffer
-from b2array.commit import redo
+from b2array.commit import apply
 from b2array.commit.draft import Draft, warn_of_forgotten
 from b2array.commit.fork import fork_point
 from b2array.commit.handle import Handle, Mode
+from b2array.commit.leftovers import discard, is_abandoned
+from b2array.commit.locks import apply_entries_of_others, waits_for_others
 from b2array.commit.one import commit, stage
-from b2array.commit.single import carry_out_others, waits_for_others
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, prefix_error
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.kept import Kept, Ledger, ledger_of, object_name
 from b2array.format.state import parse
+from b2array.frame.log import look
 from b2array.frame.manifest import (
     ARRAY,
     MANIFEST,
@@ -113,7 +115,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _Staged:
-    """What an attempt at the commit has staged: the entries of the redo log by path, and the frames that they give.
+    """What an attempt at the commit has staged: the entries of the log by path, and the frames that they give.
 
     The manifest will have them beside the entries of other commits that are `left`, and what `retired` frames keep.
     """
@@ -225,8 +227,8 @@ class Transaction(Changes):
                 return known.handle
             if mode == "r" or is_embedded(path):
                 return self._view.open(path, mode)
-            self._view.carry_out(path)
-            carry_out_others(self._view.store_of(path), self._view.store)
+            self._view.apply_entry(path)
+            apply_entries_of_others(self._view.store_of(path), self._view.store)
             handle = Handle(self._view.current(path), mode)
             opened = handle.snapshot.generation
             draft = handle.begin()
@@ -274,10 +276,10 @@ class Transaction(Changes):
             try:
                 require_free(store, {"": FIRST_BYTES, FRAME_NAME: FIRST_BYTES}, "a frame", overwrite=overwrite)
             except (FileExistsError, *MISSING) as error:
-                if redo.is_abandoned(store):
+                if is_abandoned(store):
                     return
                 # The view shows no member there, so that this one is later.
-                if self._marked and redo.look(store).frame is not None:
+                if self._marked and look(store).frame is not None:
                     raise ConflictError(f"another writer was faster: {error}") from None
                 if next(tries, None) is None:
                     raise
@@ -428,7 +430,7 @@ class Transaction(Changes):
             return {}
         found = {}
         for path in self._view.paths_of(self._removed.keys(), manifest):
-            held = None if is_embedded(path) else redo.look(self._view.store_of(path)).frame
+            held = None if is_embedded(path) else look(self._view.store_of(path)).frame
             needed = [] if held is None else states_needed(held, manifest.identity, names)
             if held is None or not needed:
                 continue
@@ -502,7 +504,7 @@ class Transaction(Changes):
         if not member.token:
             return
         with suppress(OSError, B2ArrayError):
-            redo.discard(self._view.store_of(staged_path(path, member.token, sparse=False)))
+            discard(self._view.store_of(staged_path(path, member.token, sparse=False)))
 
     def abort(self) -> None:
         """Forget all changes."""
@@ -554,7 +556,7 @@ class Transaction(Changes):
         self._retire(view.manifest)
         for _ in attempts(view.store):
             for path in {*touched, *self._moved, *self._removed.values()}:
-                carry_out_others(view.store_of(path), view.store)
+                apply_entries_of_others(view.store_of(path), view.store)
             locks: list[AbstractContextManager[object]] = []
             # One call of C code, which Ctrl-C does not interrupt. A lock left behind would make this process wait.
             unlock: Callable[[], object] = partial(deque, map(methodcaller("__exit__", None, None, None), locks), 0)
@@ -576,7 +578,7 @@ class Transaction(Changes):
         before, version = view.read()
         # The first transactions of a group may have begun before it had an identity.
         self._identity = before.identity or self._identity
-        staged = _Staged(left=view.settle(before))
+        staged = _Staged(left=view.apply_log(before))
         changed = [path for path, member in touched.items() if not member.is_new]
         read = self._read(changed)
         locked = self._locked([*changed, *(path for path in read if not is_embedded(path))], locks)
@@ -591,7 +593,7 @@ class Transaction(Changes):
                 for path in touched:
                     self._stage(path, before, staged)
             for path in self._goes(before, staged):
-                staged.log[path] = self._deletion(path, before.number + 1)
+                staged.log[path] = self._deletion(path)
             retired = self._retire(before)
             if self._is_one_step(before, staged) and not (retired or self._snapshots):
                 self._take_step(*staged.log.items(), locked=locked)
@@ -611,7 +613,7 @@ class Transaction(Changes):
     def _complete(
         self, before: Manifest, touched: Mapping[str, _Member], frames: Mapping[str, Frame], locked: Sequence[str]
     ) -> None:
-        """Show the changes, which are committed, and carry the redo log out. The next writer does what fails now."""
+        """Show the changes, which are committed, and apply the log. The next writer does what fails now."""
         after = None if self._tried is None else self._tried[0]
         left: Mapping[str, Entry] = {}
         self._ended = True
@@ -619,7 +621,7 @@ class Transaction(Changes):
         with suppress(OSError, B2ArrayError):
             try:
                 if after is not None:
-                    left = self._view.settle(after, locked=locked)
+                    left = self._view.apply_log(after, locked=locked)
             finally:
                 states = self._move_on(touched, frames)
             if after is not None:
@@ -650,7 +652,7 @@ class Transaction(Changes):
             if is_embedded(path):
                 state = self._view.state_of_embedded(path)
             else:
-                held = redo.look(self._view.store_of(path)).frame
+                held = look(self._view.store_of(path)).frame
                 state = "" if held is None else held.generation
             if state != self._seen[path]:
                 raise ConflictError(
@@ -687,7 +689,7 @@ class Transaction(Changes):
     def _lock_of(self, path: str, member: _Member | None) -> AbstractContextManager[object]:
         """Take the lock of a member that the transaction changes or moves."""
         store = self._view.store_of(path)
-        name = redo.look(store).name if member is None or member.draft is None else member.draft.name
+        name = look(store).name if member is None or member.draft is None else member.draft.name
         with told_if_gone(store):
             return store.lock(name or "")
         raise AssertionError  # for the type checker
@@ -696,7 +698,7 @@ class Transaction(Changes):
         """Raise ConflictError if another writer has changed a member since it was copied to its new name."""
         for path, state in self._moved.items():
             store = self._view.store_of(path)
-            held = redo.look(store).frame
+            held = look(store).frame
             if held is None or held.generation != state:
                 raise ConflictError(f"{store.url} was changed by another writer before it was moved; move it again")
 
@@ -713,10 +715,10 @@ class Transaction(Changes):
                 self._force(path, member)
             held = member.handle.snapshot
             aside = view.store_of(staged_path(path, member.token, sparse=False))
-            if redo.look(aside).state != held.generation:
+            if look(aside).state != held.generation:
                 raise ConflictError(f"{self.url}: somebody removed {path} before the commit that needs it")
-            goes = redo.look(view.store_of(path)).lasting
-            staged.log[path] = Entry(number, goes, held.generation, "frame", member.token)
+            goes = look(view.store_of(path)).lasting
+            staged.log[path] = Entry("frame", goes, held.generation, member.token)
             return
         token = os.urandom(8).hex()
         aside = view.store_of(staged_path(path, token, sparse=draft.sparse))
@@ -727,20 +729,20 @@ class Transaction(Changes):
 
         note = GroupCommit(self._identity, number, path) if self._marked else None
         if draft.base is None:
-            goes = redo.look(view.store_of(path)).lasting
+            goes = look(view.store_of(path)).lasting
             frame, header = stage(draft, put, note)
         else:
             with told_if_gone(draft.store):
                 frame, header = stage(draft, put, note)
             # Where other software wrote the frame, its state is also the time of its file.
             is_ours = draft.base.frame.is_ours
-            goes = draft.base.generation if is_ours else redo.look(view.store_of(path)).state
+            goes = draft.base.generation if is_ours else look(view.store_of(path)).state
         after = frame.fingerprint.hex()
         staged.frames[path] = frame
         if header:
-            staged.log[path] = Entry(number, goes, after, "header", header=header)
+            staged.log[path] = Entry("patch", goes, after, header)
         else:
-            staged.log[path] = Entry(number, goes, after, "index" if draft.sparse else "frame", token)
+            staged.log[path] = Entry("index" if draft.sparse else "frame", goes, after, token)
 
     def _force(self, path: str, member: _Member) -> None:
         """Wait until the frame of a new member, in the place of its own, and its name are on the disk."""
@@ -754,13 +756,13 @@ class Transaction(Changes):
         there = self._view.paths_of(self._removed.keys(), before)
         return [path for path in there if path not in staged.log]
 
-    def _deletion(self, path: str, number: int) -> Entry:
+    def _deletion(self, path: str) -> Entry:
         view = self._view
-        before = view.state_of_embedded(path) if is_embedded(path) else redo.look(view.store_of(path)).lasting
-        return Entry(number, before, "", "delete", os.urandom(8).hex())
+        before = view.state_of_embedded(path) if is_embedded(path) else look(view.store_of(path)).lasting
+        return Entry("delete", before, "", os.urandom(8).hex())
 
     def _is_one_step(self, before: Manifest, staged: _Staged) -> bool:
-        """Whether the one step that carries out the change is atomic by itself, so that no log is needed."""
+        """Whether the one step that applies the change is atomic by itself, so that no log is needed."""
         return not self._marked and len(staged.log) == 1 and not before.summaries
 
     def _take_step(self, step: tuple[str, Entry], *, locked: Collection[str]) -> None:
@@ -768,12 +770,12 @@ class Transaction(Changes):
         if is_embedded(path):
             self._view.remove_embedded(path, entry)
         else:
-            redo.carry_out(self._view.store_of, path, entry, locked=path in locked)
+            apply.apply_entry(self._view.store_of, path, entry, locked=path in locked)
 
     def _after(self, before: Manifest, log: Mapping[str, Entry]) -> Manifest:
         """Return the manifest after the transaction."""
         identity = before.identity or self._identity
-        after = replace(before, number=before.number + 1, redo=log, identity=identity)
+        after = replace(before, number=before.number + 1, log=log, identity=identity)
         return after.with_summaries({}, log.keys())  # the members are not as these describe them any more
 
     def _all_retired(self, before: Manifest, new: Iterable[RetiredFrame]) -> Retired:
@@ -801,7 +803,7 @@ class Transaction(Changes):
             for path, entry in staged.log.items():
                 member = touched.get(path)
                 if entry.token and member is not None and member.draft is not None:
-                    redo.discard(self._view.store_of(entry.aside(path)))
+                    discard(self._view.store_of(entry.aside(path)))
             lists, self._lists = self._lists, []
             self._view.store.delete(lists)
 
@@ -833,7 +835,7 @@ class Transaction(Changes):
         return states
 
     def _clear_log(self, after: Manifest, left: Mapping[str, Entry], states: Mapping[str, Snapshot]) -> None:
-        """Take the redo log out of the manifest, and put summaries of what was changed there.
+        """Take the log out of the manifest, and put summaries of what was changed there.
 
         Summaries of very many members would make each commit in a local group slow.
         """
@@ -844,7 +846,7 @@ class Transaction(Changes):
             # A program that makes a member usually goes on to change it: a summary would soon be out of date.
             soon = set() if self._marked else {*self._names}
             records = {path: None if path in soon else record_of(held) for path, held in states.items()}
-            cleared = replace(now, redo=left)
+            cleared = replace(now, log=left)
             if is_described:
                 cleared = cleared.with_summaries(records, members=self.members())
             view.write(cleared, version)

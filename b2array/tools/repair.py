@@ -15,9 +15,9 @@ from b2array.commit import edits
 from b2array.commit.changes import changeable
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft
+from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
 from b2array.commit.prepare import copied
-from b2array.commit.single import writers_lock
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, prefix_errors
 from b2array.exchange.formats import Storage
 from b2array.format.annotations import sizes_row

@@ -18,14 +18,15 @@ from b2array.array.schunk import open_schunk
 from b2array.commit import pending
 from b2array.commit.draft import Draft
 from b2array.commit.edits import reserve_up_to
+from b2array.commit.leftovers import belongs, discard
 from b2array.commit.one import commit
-from b2array.commit.redo import belongs, discard, read_member
 from b2array.display.tables import count_text, size
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
 from b2array.format.header import FrameType
 from b2array.format.kept import KEPT, object_name
 from b2array.frame.fetch import chunk_number
+from b2array.frame.log import read_member
 from b2array.frame.manifest import MANIFEST, RETIRED
 from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load, load_published
 from b2array.group import unpacked
@@ -146,7 +147,7 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
             there = _removable(store, seconds)
             old = _older(store, there.removable, seconds)
             if old:
-                old = {name: old[name] for name in old.keys() - _files_in_redo_log(store, url, storage_options, old)}
+                old = {name: old[name] for name in old.keys() - _files_in_log(store, url, storage_options, old)}
             if not dry_run:
                 try:
                     _commit_before(there, old)
@@ -243,19 +244,19 @@ def _removable(store: Store, seconds: float) -> _There:
     return _There(revision, pending.leftovers(store, files) | kept | orphans)
 
 
-def _files_in_redo_log(
+def _files_in_log(
     store: Store,
     url: str,
     storage_options: Storage,
     names: Iterable[str],
 ) -> set[str]:
-    """Return which of these files the redo log of a group needs, because its writer was killed after the commit."""
+    """Return which of these files the log of a group needs, because its writer was killed after the commit."""
     needed = set()
     urls = {url} | ({os.path.realpath(store.url)} if isinstance(store, LocalStore) else set())
     for place in filter(None, {group_of(each, storage_options) for each in urls if store.can.local}):
         group = Directory(place.group, storage_options or {})
         manifest, _ = group.read()
-        for path, entry in manifest.redo.items():
+        for path, entry in manifest.log.items():
             if path.rpartition(".")[0] == place.name:
                 # A member that is gone needs no files.
                 with suppress(FileNotFoundError):
@@ -314,7 +315,7 @@ def _outside_local(group: Directory, seconds: float, dry_run: bool) -> Cleanup |
     stays.
     """
     manifest, members = group.manifest, {*group.members().values()}
-    needed = members | {entry.aside(path) for path, entry in manifest.redo.items() if entry.token}
+    needed = members | {entry.aside(path) for path, entry in manifest.log.items() if entry.token}
     left, arrays = _waiting(group, needed, members)
     unneeded_files = {path: _whole(group, path) for path in (*left, *unneeded(group, manifest))}
     for frame in {left[path] for path in left if path.endswith(JOURNAL)}:

@@ -19,7 +19,7 @@ from b2array.array.copying import PIECE_NBYTES
 from b2array.array.schunk import SChunk
 from b2array.codec import decode
 from b2array.codec.chunk import ChunkHead, Stored
-from b2array.commit import pending, redo
+from b2array.commit import pending
 from b2array.display.tables import count_text
 from b2array.display.tables import nbytes as shown_nbytes
 from b2array.errors import (
@@ -37,6 +37,7 @@ from b2array.exchange.places import find, require_frames
 from b2array.format import checksums
 from b2array.format.kept import KEPT, ledger_of, object_name
 from b2array.frame.fetch import chunk_number, fetch
+from b2array.frame.log import read_member
 from b2array.frame.manifest import is_embedded, retired_path
 from b2array.frame.snapshot import Snapshot, damage_of_listed, kept_state, kept_states, load
 from b2array.frame.source import FRAME_NAME, ChunkRequest, Location
@@ -345,7 +346,7 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
             there: set[tuple[str, bytes]] = set()
             # A missing member keeps no states: each is reported below.
             with suppress(*MISSING):
-                revision = redo.read_member(home.store_of, manifest, path)
+                revision = read_member(home.store_of, manifest, path)
                 there = {(each.name, each.generation) for each in ledger_of(revision.state).entries}
             for name, generation in states:
                 if (name, generation) not in there:

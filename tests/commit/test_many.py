@@ -18,9 +18,9 @@ from operations import WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import open_group
-from b2array.commit.redo import look
 from b2array.errors import ConflictError, FormatError
 from b2array.frame.catalog import read_manifest
+from b2array.frame.log import look
 from b2array.frame.manifest import MANIFEST, Manifest
 from b2array.store import base
 from b2array.store.open import open_store

@@ -30,7 +30,7 @@ from servers import RangeServer
 
 import b2array
 from b2array import Group, NDArray, open_group
-from b2array.commit import manifests, many, redo
+from b2array.commit import apply, manifests, many
 from b2array.errors import ConflictError, FormatError, LimitError, ReadOnlyError, UnsupportedError
 from b2array.frame import manifest
 from b2array.frame.catalog import Catalog
@@ -97,7 +97,7 @@ def test_a_group_that_replaces_another_shows_nothing_that_was_not_visible(
     changes = interrupted.__enter__()
     changes.create("secret", data=[1, 2, 3], layout=layout)
     with monkeypatch.context() as patch, group.transaction() as others:
-        patch.setattr(redo, "carry_out", lambda *_, **__: (_ for _ in ()).throw(TimeoutError))
+        patch.setattr(apply, "apply_entry", lambda *_, **__: (_ for _ in ()).throw(TimeoutError))
         del others["deleted"]
     assert [*open_group(place)] == ["kept"]
     assert [*open_group(place, "w")] == [*open_group(place)] == []
@@ -508,7 +508,7 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
     growing: Group, url: str, fails_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growing.attrs["n"] = 3
-    original = redo.carry_out
+    original = apply.apply_entry
     calls = itertools.count()
 
     def publish(*args: Any, **options: Any) -> None:
@@ -517,7 +517,7 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
         original(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(redo, "carry_out", publish)
+        patch.setattr(apply, "apply_entry", publish)
         with growing.transaction() as changes:
             _append(changes, 5)
             changes.attrs["n"] = 8
@@ -539,7 +539,7 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
 
 
 @pytest.mark.filterwarnings("ignore:External leaf")  # python-blosc2 looks at what a killed writer has left
-@pytest.mark.parametrize("at", ["Directory.write", "redo.settle", "redo.carry_out"])
+@pytest.mark.parametrize("at", ["Directory.write", "apply.apply_log", "apply.apply_entry"])
 def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
     url = str(tmp_path / "group.b2d")
     group = open_group(url, "w")
@@ -548,7 +548,7 @@ def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
     script = f"""
 import os
 from b2array import open_group
-from b2array.commit import redo
+from b2array.commit import apply
 from b2array.group.directory import Directory
 group = open_group({url!r}, "r+")
 calls = 0
@@ -1067,9 +1067,9 @@ _listed = Manifest(
     "ab",
     3,
     {
-        "a/b.b2nd": Entry(3, "ab", "cd", "header", header=b"header"),
-        "c.b2nd": Entry(2, "", "cd", "frame", _TOKEN),
-        "embed.b2e/d": Entry(3, "ab", "", "delete", _TOKEN),
+        "a/b.b2nd": Entry("patch", "ab", "cd", b"header"),
+        "c.b2nd": Entry("frame", "", "cd", _TOKEN),
+        "embed.b2e/d": Entry("delete", "ab", "", _TOKEN),
     },
     gone={"e.b2nd": 5},
 )
@@ -1101,15 +1101,15 @@ _listed = Manifest(
         ("gone", None),
         ("number", "3"),
         ("ident", 3),
-        ("redo", {"x.b2nd": 3}),
-        ("redo", {"../x.b2nd": [1, "", "", "delete", _TOKEN]}),
-        ("redo", None),
-        ("redo", {"x.b2nd": [1, "", "", "frame", "../../../../y"]}),
-        ("redo", {"x.b2nd": [1, "", "", "header", _TOKEN]}),
-        ("redo", {"x.b2nd": [1, "", "", "other", _TOKEN]}),
-        ("redo", {"embed.b2e/../x": [1, "", "", "delete", _TOKEN]}),
-        ("redo", {"x.b2nd": ["1", "", "", "frame", _TOKEN]}),
-        ("redo", {"x.b2nd": [1, "", 3, "frame", _TOKEN]}),
+        ("log", {"x.b2nd": 3}),
+        ("log", {"../x.b2nd": ["delete", "", "", _TOKEN]}),
+        ("log", None),
+        ("log", {"x.b2nd": ["frame", "", "", "../../../../y"]}),
+        ("log", {"x.b2nd": ["patch", "", "", _TOKEN]}),
+        ("log", {"x.b2nd": ["other", "", "", _TOKEN]}),
+        ("log", {"embed.b2e/../x": ["delete", "", "", _TOKEN]}),
+        ("log", {"x.b2nd": ["frame", 1, "", _TOKEN]}),
+        ("log", {"x.b2nd": ["frame", "", 3, _TOKEN]}),
         ("version", 0),
         ("version", None),
         ("format", "x"),
@@ -1120,10 +1120,10 @@ def test_a_list_of_members_is_checked(entry: str, value: object) -> None:
     assert Manifest.unpack(msgpack.packb(content)) == _listed
     with pytest.raises(FormatError):
         Manifest.unpack(msgpack.packb({**content, entry: value}))
-    with pytest.raises(UnsupportedError, match="found the later version 4"):
-        Manifest.unpack(msgpack.packb({**content, "version": 4}))
-    with pytest.raises(UnsupportedError, match="found version 2, which was never released"):
-        Manifest.unpack(msgpack.packb({**content, "version": 2}))
+    with pytest.raises(UnsupportedError, match="found the later version 5"):
+        Manifest.unpack(msgpack.packb({**content, "version": 5}))
+    with pytest.raises(UnsupportedError, match="found version 3, which was never released"):
+        Manifest.unpack(msgpack.packb({**content, "version": 3}))
     del content["rows"]
     with pytest.raises(FormatError):
         Manifest.unpack(msgpack.packb(content))

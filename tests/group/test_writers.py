@@ -21,11 +21,12 @@ from clouds import Cloud
 
 import b2array
 from b2array import config, open_group
-from b2array.commit import redo
+from b2array.commit import apply
 from b2array.commit.draft import Draft
 from b2array.commit.one import frame_lock
 from b2array.errors import ConflictError
 from b2array.frame.manifest import Manifest
+from b2array.group import transaction
 from b2array.group.directory import Directory
 from b2array.store import disk, links
 from b2array.store.local import LocalStore
@@ -54,7 +55,7 @@ def killed_after_the_commit(url: str, change: Callable[[b2array.Group], object])
     """Let a writer be killed when its transaction is committed and nothing of it was carried out."""
 
     def task() -> None:
-        redo.carry_out = lambda *_, **__: os._exit(0)
+        apply.apply_entry = lambda *_, **__: os._exit(0)
         with open_group(url, "r+").transaction() as changes:
             change(changes)
 
@@ -330,7 +331,7 @@ def test_a_handle_goes_on_after_a_commit_that_could_not_be_carried_out_at_once(
         array = changes[name] if name == "x" else changes.create(name, data=np.zeros(8), chunks=(4,), layout=layout)
         array[2] = 50
         changes.attrs["n"] = 1
-        full.setattr(redo, "carry_out", fail)
+        full.setattr(apply, "apply_entry", fail)
     if others_first:
         open_group(url, "r+").attrs["carried"] = "out"
     array[0], array[5] = 77, 78
@@ -583,7 +584,7 @@ def test_a_name_that_another_writer_deletes_meanwhile_is_free_or_a_conflict(
     url = f"memory://{tmp_path.name}.b2d"
     group = make(url, "x", layout)
 
-    committed, go_on, original = threading.Event(), threading.Event(), redo.carry_out
+    committed, go_on, original = threading.Event(), threading.Event(), apply.apply_entry
 
     def slowly(*args: Any, **options: Any) -> None:
         committed.set()
@@ -599,13 +600,13 @@ def test_a_name_that_another_writer_deletes_meanwhile_is_free_or_a_conflict(
 
     writer = threading.Thread(target=delete)
     with monkeypatch.context() as late, suppress(ConflictError):
-        late.setattr(redo, "carry_out", slowly)
+        late.setattr(apply, "apply_entry", slowly)
         late.setattr(Directory, "recover", lambda _: None)
         writer.start()
         committed.wait(60)
         try:
             with open_group(url, "r+").transaction() as changes:
-                once(finish, late, {"look": redo, "__init__": Draft, "read": Directory}[name], name)
+                once(finish, late, {"look": transaction, "__init__": Draft, "read": Directory}[name], name)
                 changes.create("x", data=np.ones(ROWS), layout=layout)
                 finish()
         finally:
@@ -631,7 +632,7 @@ def test_an_array_that_was_opened_where_it_waited_for_its_place_is_read_when_it_
         raise OSError
 
     with monkeypatch.context() as slow:
-        slow.setattr(redo, "carry_out", stopped)
+        slow.setattr(apply, "apply_entry", stopped)
         with group.transaction() as changes:
             del changes["x"]
             changes.create("x", data=np.ones(ROWS), chunks=(2, 50), layout=layout)
@@ -769,7 +770,7 @@ def test_a_member_that_was_deleted_does_not_come_back_because_a_killed_writer_ha
     make(url, "y", layout)
 
     def made_and_killed() -> None:
-        redo.discard = lambda *_, **__: os._exit(0)  # the new member has its place by then
+        apply.discard = lambda *_, **__: os._exit(0)  # the new member has its place by then
         with open_group(url, "r+").transaction() as changes:
             changes.create("x", data=np.ones(ROWS), layout=layout)
 
@@ -797,7 +798,7 @@ def test_a_backup_that_somebody_restores_stays_although_a_killed_writer_has_left
                 group[name][...] = 7
 
     def killed() -> None:
-        settle = redo.settle
+        settle = apply.apply_log
 
         def settled(store_of: Any, log: Any, **options: Any) -> Any:
             left = settle(store_of, log, **options)
@@ -805,7 +806,7 @@ def test_a_backup_that_somebody_restores_stays_although_a_killed_writer_has_left
                 os._exit(0)
             return left
 
-        redo.settle = settled
+        apply.apply_log = settled
         with open_group(pair, "r+").transaction() as changes:
             change(changes)
 
@@ -831,7 +832,7 @@ def test_a_log_that_was_carried_out_goes(tmp_path: Path, count: int) -> None:
         changes["x"][0] = 2
         changes["x1"][0] = 2
     found = Manifest.unpack((tmp_path / "g/.b2group").read_bytes())
-    assert (found.number, found.redo) == (1, {})
+    assert (found.number, found.log) == (1, {})
 
 
 @LAYOUTS

@@ -1,0 +1,132 @@
+"""The last step of a local group's commit: give members the states that the log in the manifest has for them.
+
+`b2array.frame.log` decides what an entry has to do; this module does it. An entry may be applied by its writer, by the
+next one, or by both, and after a kill at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from functools import partial
+
+from b2array.commit.leftovers import discard
+from b2array.errors import B2ArrayError, ConflictError
+from b2array.frame.log import Found, StoreOf, action_of, look
+from b2array.frame.manifest import Entry, is_embedded, staged_path
+from b2array.frame.source import FRAME_NAME
+from b2array.store.base import MISSING, Store, attempts, too_many_conflicts
+from b2array.store.forces import then, together
+
+__all__ = ["apply_entry", "apply_log"]
+
+
+def apply_log(
+    store_of: StoreOf,
+    log: Mapping[str, Entry],
+    *,
+    remove_embedded: Callable[[str, Entry], None],
+    locked: Collection[str] = (),
+) -> dict[str, Entry]:
+    """Apply a log, and return the entries that cannot be applied now.
+
+    The caller holds the manifest's lock, and the locks of the members `locked`. A damaged member, or an error of the
+    store, stops its own entry only. Deletions come first: a new name may differ from a deleted one in case alone. The
+    others are forced to the disk together; if that fails, all of them stay in the log.
+    """
+    left: dict[str, Entry] = {}
+
+    def take(path: str, entry: Entry) -> None:
+        try:
+            if is_embedded(path):
+                remove_embedded(path, entry)
+            else:
+                apply_entry(store_of, path, entry, locked=path in locked)
+        except (OSError, B2ArrayError):
+            left[path] = entry
+
+    deletions: dict[str, Entry] = {}
+    others: dict[str, Entry] = {}
+    for path, entry in log.items():
+        (deletions if entry.kind == "delete" else others)[path] = entry
+    for path, entry in deletions.items():
+        take(path, entry)
+    try:
+        with together():
+            for path, entry in others.items():
+                take(path, entry)
+    except OSError:
+        left.update(others)
+    return left
+
+
+def apply_entry(store_of: StoreOf, path: str, entry: Entry, *, locked: bool = False) -> None:
+    """Give a member the state of its entry, as far as `b2array.frame.log.TABLE` says so.
+
+    The caller holds the lock of the member if `locked`. A "patch" and an "index" need no other lock; for the other
+    kinds the caller holds the lock of the manifest.
+    """
+    store = store_of(path)
+    for _ in attempts(store):
+        there, action = action_of(entry, store_of, path)
+        if not action.is_pending:
+            break
+        waits = not locked and there.name is not None
+        with store.lock(there.name or "") if waits else nullcontext():
+            if waits and look(store).state != there.state:
+                continue
+            try:
+                _take_step(store_of, path, entry, there)
+            except (ConflictError, FileExistsError):  # another process was faster
+                continue
+            except MISSING:
+                if look(store).state == there.state:  # what was staged is gone
+                    raise
+        break
+    else:
+        raise too_many_conflicts(store)
+    # Nobody else takes a lock in these places: a writer that waits for the lock of a directory which went aside looks
+    # for the directory anew.
+    if entry.token:
+        then(partial(discard, store_of(entry.aside(path)), locked=True))
+    if entry.kind == "frame":
+        then(partial(discard, _outgoing(store_of, path, entry), locked=True))
+
+
+def _outgoing(store_of: StoreOf, path: str, entry: Entry) -> Store:
+    """Return where a replaced frame goes, if the system cannot swap two names in one step."""
+    return store_of(staged_path(path, entry.token[::-1], sparse=False))
+
+
+def _take_step(store_of: StoreOf, path: str, entry: Entry, there: Found) -> None:
+    """Give a member its new state, in one step where the system can."""
+    store = store_of(path)
+    if entry.kind == "patch":
+        store.patch("", 0, entry.header)
+        store.force()
+        return
+    aside = store_of(entry.aside(path))
+    if entry.kind == "index":
+        store.adopt(aside.url, FRAME_NAME, exclusive=False)
+        store.force()
+    elif entry.kind == "delete":
+        aside.take(store)
+        if not there.name:  # the lock file of a directory has gone with it
+            store.drop_lock()
+    elif not _is_there(store):
+        store.take(aside, may_wait=True)
+    elif there.name == "" and look(aside).name == "":  # a file for a file
+        store.adopt(aside.url, "", exclusive=False)
+        store.force()
+    elif not store.swap(aside):
+        _outgoing(store_of, path, entry).take(store)
+        store.take(aside)
+
+
+def _is_there(store: Store) -> bool:
+    """Whether there is anything: killed writers may have left chunks without an index."""
+    try:
+        store.listing()
+    except MISSING:
+        return False
+    return True
