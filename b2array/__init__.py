@@ -3,6 +3,14 @@
 import importlib as _importlib
 import typing as _typing
 
+# First of all, whatever module of the package needs it first: numcodecs takes each part of zfpy's version for a number.
+try:
+    import numcodecs as _numcodecs  # noqa: F401
+except ValueError as error:
+    raise ImportError(
+        "numcodecs cannot be imported beside this release of zfpy (1.0.1.post0 is one): pip install zfpy==1.0.1"
+    ) from error
+
 from b2array import config, errors
 from b2array.accessors import when_xarray_is_imported as _when_xarray_is_imported
 from b2array.array.array import NDArray

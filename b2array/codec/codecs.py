@@ -22,17 +22,11 @@ from itertools import chain, repeat
 from types import ModuleType
 from typing import Any, cast
 
+import numcodecs.lz4
 import numpy as np
 import numpy.typing as npt
 import zstandard
-
-try:
-    import numcodecs.lz4
-    from numcodecs.compat import ensure_bytes
-except ValueError as error:  # numcodecs takes each part of zfpy's version for a number
-    raise ImportError(
-        "numcodecs cannot be imported beside this release of zfpy (1.0.1.post0 is one): pip install zfpy==1.0.1"
-    ) from error
+from numcodecs.compat import ensure_bytes
 
 from b2array.buffers import Buffer
 from b2array.codec.header import MAX_DICT_NBYTES, CodecId
