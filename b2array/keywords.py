@@ -75,7 +75,7 @@ def spell_out(kind: type | None = None, defaults: Mapping[str, Any] | None = Non
     kind : type, optional
         The `TypedDict` of the function's ``**options``.
     defaults : mapping, optional
-        What they are if they are left out, in the order in which the signature names them.
+        Their defaults, in the order of the signature.
 
     Examples
     --------

@@ -173,7 +173,7 @@ class View(Viewable):
         Parameters
         ----------
         url : str or os.PathLike, optional
-            Where to; in memory if left out.
+            Where to store it; in memory by default.
         dtype, casting
             As for `b2array.copy`.
         chunks, ..., fs
@@ -321,7 +321,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
             Two forks have put different items into one chunk, or the transaction has changed it since, or has ended.
             Nothing was taken then.
         TypeError
-            One of them is no fork.
+            One of them is not a fork.
         """
         forks.merge(self._handle, [worker._handle for worker in workers])
 
@@ -392,7 +392,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         x : dask.array.Array
             Of the region's shape, with chunks of any sizes that are known.
         region : tuple of slice, optional
-            Where to; the whole array if left out.
+            Where to write; by default the whole array.
         compute : bool, default True
             Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does everything, the commit
             too; call `refresh` after it.
@@ -652,7 +652,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         dtype : dtype-like
             The other type.
         url : str or os.PathLike, optional
-            Where to; in memory if left out.
+            Where to store it; in memory by default.
         casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
             Which conversions are allowed; see `numpy.can_cast`.
         progress, chunks, ..., fs

@@ -31,7 +31,7 @@ Factors = SupportsIndex | Sequence[SupportsIndex] | Mapping[Any, SupportsIndex]
 """How many items along each axis become one: for all axes, one entry an axis, or by axis or name of the dimension."""
 
 _SMALL_NBYTES = 2**16
-"""If a result would have smaller chunks than this, its chunks are chosen anew."""
+"""If a result would have smaller chunks than this, its chunks are chosen again."""
 
 
 @takes(NewKeywords)
@@ -61,9 +61,9 @@ def map(
     *arrays : array-like
         They are broadcast to one shape. Arrays that are not in memory are read a piece at a time.
     url : str or os.PathLike, optional
-        Where to; in memory if left out.
+        Where to store it; in memory by default.
     dtype : dtype-like, optional
-        Type of the result. If it is left out, or there are new axes, the function is called with one chunk first.
+        Type of the result. Without it, or with new axes, the function is called with one chunk first.
     drop_axis : int or sequence of int
         Axes of the arrays that the result of the function does not have. Pieces are not cut along them.
     new_axis : int or sequence of int
@@ -173,7 +173,7 @@ class Work:
         *,
         trim: bool = False,
     ) -> Work:
-        """Check the arguments of `map`; with `trim`, leave out the items behind the last whole block."""
+        """Check the arguments of `map`; with `trim`, drop the items after the last whole block."""
         if not arrays:
             raise TypeError("map() needs at least one array")
         for each in arrays:
@@ -320,7 +320,7 @@ def _piece(array: Any, box: Box) -> npt.NDArray[Any]:
 
 
 def factors_of(factors: Factors, ndim: int, dims: Sequence[str | None] | None) -> tuple[int, ...]:
-    """Return the number of items that become one along each axis; ValueError or TypeError if they are no such numbers.
+    """Return how many items become one along each axis; ValueError or TypeError if these are not positive integers.
 
     Examples
     --------

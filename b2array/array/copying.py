@@ -222,8 +222,7 @@ def _chunks_in(layout: Layout, box: tuple[slice, ...]) -> list[int]:
 def cparams_for(old: CParams, dtype: np.dtype[Any], *, interop: bool) -> CParams:
     """Return the parameters of the copied array, without the errors that it allows if its copy cannot have any.
 
-    ZFP and means of cells would change the values once more, cells may not fit other blocks, and some codecs can only
-    be read.
+    ZFP and means of cells would change the values again, cells may not fit other blocks, and some codecs are read-only.
     """
     has_cells = not CELL_FILTERS.isdisjoint(old.filter_slots)
     if old.is_zfp or has_cells or not codecs.is_writable(old.codec_id):
@@ -255,7 +254,7 @@ def _fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
 
 def convert_fill(item: Any, dtype: np.dtype[Any]) -> Any:
     """Return a fill value as an item of another type; 0 if that type has no such value."""
-    with np.errstate(invalid="ignore"), suppress(ValueError):  # text that is no number
+    with np.errstate(invalid="ignore"), suppress(ValueError):  # text that is not a number
         return np.asarray(item)[None].astype(dtype)[0]
     return 0
 

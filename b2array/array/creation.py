@@ -114,7 +114,7 @@ def create(
     Parameters
     ----------
     url : str or os.PathLike, optional
-        Where to; in memory if left out.
+        Where to store it; in memory by default.
     shape : int or sequence of int
         Extents in items, at most 16. It must be given.
     dtype : dtype-like
@@ -200,7 +200,7 @@ def zeros(
     shape, dtype
         As for `create`.
     url : str or os.PathLike, optional
-        Where to; in memory if left out.
+        Where to store it; in memory by default.
     chunks, ..., fs
         As for `create`.
 
@@ -380,7 +380,7 @@ def asarray(
         it is copied with its attributes, dims, fill value, chunks and compression. An array of another library that
         takes slices (h5py, zarr, blosc2, a memory map) is read a part at a time, and may be larger than memory.
     url : str or os.PathLike, optional
-        Where to; in memory if left out.
+        Where to store it; in memory by default.
     dtype : dtype-like, optional
         Type to convert to.
     chunks, ..., fs
@@ -428,7 +428,7 @@ def copy(
     src : NDArray, View, str or os.PathLike
         What to copy: the state that the handle shows.
     dst : str or os.PathLike, optional
-        Where to; in memory if left out.
+        Where to store it; in memory by default.
     dtype : dtype-like, optional
         Type to convert to.
     casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
@@ -509,7 +509,7 @@ def from_blocks(
     pieces : iterable of array-like
         The blocks, with the same extents except along `axis`. The first one decides on the type.
     url : str or os.PathLike, optional
-        Where to; in memory if left out.
+        Where to store it; in memory by default.
     axis : int, default 0
         The axis along which the blocks are joined.
     dtype : dtype-like, optional
@@ -557,7 +557,7 @@ def from_dask(
     x : dask.array.Array
         Chunks of any sizes that are known.
     url : str or os.PathLike, optional
-        Where to; in memory if left out, which works for schedulers in this process only if ``compute=False``.
+        Where to store it; in memory by default, which works for schedulers in this process only if ``compute=False``.
     dtype : dtype-like, optional
         Type to convert to.
     compute : bool, default True

@@ -55,8 +55,8 @@ __all__ = [
 Region = tuple[slice, ...]
 
 _TASKS = 32
-"""An array becomes at least so many pieces, so that many cores have something to do. Their number is not that of the
-cores, because the same array has the same graph on all machines."""
+"""An array becomes at least this many pieces, so that many cores have work. The number does not depend on the cores of
+this machine, so that an array has the same graph on all machines."""
 _LEAST_TASK_NBYTES = 4 * 2**20
 """Pieces are joined up to this size, however many there are: a task costs dask some tenths of a millisecond."""
 _JOINING_NBYTES = 256 * 2**20

@@ -56,11 +56,11 @@ def _steps(length: int, step: int) -> tuple[int, ...]:
 
 
 def _grow(units: Sequence[int], extents: Sequence[int], room: int) -> list[int]:
-    """Multiply extents as long as the product stays within `room`, and none is larger than needed."""
+    """Multiply extents while the product stays within `room` and no extent exceeds what is needed."""
     sizes = list(units)
     growing = {axis for axis, (size, extent) in enumerate(zip(sizes, extents, strict=True)) if size < extent}
     while growing:
-        # The shortest one, so that pieces get near-isotropic; of equal ones the last, whose chunks are neighbours.
+        # The shortest one, so that pieces get nearly isotropic; among equals the last, whose chunks are neighbours.
         axis = min(growing, key=lambda axis: (sizes[axis], -axis))
         unit = units[axis]
         new = min(2 * sizes[axis], -(-extents[axis] // unit) * unit)
@@ -141,7 +141,7 @@ def dividing(cut: Cut, itemsize: int, access: Access | None = None) -> tuple[int
 
 
 def regular(cut: Cut) -> tuple[int, ...] | None:
-    """Return the extents of the pieces of a cut if all but the last are equal, else None.
+    """Return the extents of the pieces of a cut if all except the last are equal, else None.
 
     Examples
     --------

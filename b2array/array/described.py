@@ -230,7 +230,7 @@ class Opened:
         return type(self), (self._handle,)
 
     def __copy__(self) -> Self:
-        """Return the same array once more: both share their state, their changes and a transaction."""
+        """Return another handle of the same array: both share state, changes and transaction."""
         return type(self)(self._handle)
 
     def __deepcopy__(self, _: object) -> Self:
@@ -428,7 +428,7 @@ class Attributes(MutableMapping[str, Any]):
 
 
 def _pairs_of(other: Any, named: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return what the arguments of `dict.update` name; TypeError for names that are no text."""
+    """Return what the arguments of `dict.update` name; TypeError for names that are not strings."""
     pairs = [*dict(other, **named).items()]
     for name, _ in pairs:
         if not isinstance(name, str):

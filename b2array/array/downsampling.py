@@ -43,8 +43,8 @@ def downsample(
 ) -> NDArray:
     """Reduce each block of items to one item, and store the smaller array in one commit.
 
-    The array may be larger than memory: a few pieces are in memory at a time. Items count as they are stored; values
-    that stand for missing ones are not left out.
+    The array may be larger than memory: a few pieces are in memory at a time. Stored values count as they are: values
+    that mark missing items are not skipped.
 
     Parameters
     ----------
@@ -54,14 +54,14 @@ def downsample(
         Extents of a block in items: one number for all axes, one entry an axis, or a mapping of axes or names of
         dimensions to numbers, as xarray's ``coarsen`` takes it; other axes stay as they are.
     reduce : {"mean", "min", "max", "sum", "first"} or callable, default "mean"
-        How to make one item of a block. The type of the items stays, but for "sum", which has NumPy's type: the mean of
-        integers is rounded to the nearest one, to the even one of two. "first" suits numbers that stand for
+        How to make one item of a block. The type of the items stays, except for "sum", which has NumPy's type: the mean
+        of integers is rounded to the nearest one, to the even one of two. "first" suits numbers that stand for
         something, such as labels. A function takes an array and a tuple of axes, as `numpy.median` does.
     boundary : {"pad", "trim", "exact"}, default "pad"
-        What becomes of items behind the last whole block. "pad": they are a block with fewer items, "trim": they are
-        left out, "exact": they are an error.
+        What becomes of items behind the last whole block. "pad": they form a smaller block, "trim": they are dropped,
+        "exact": they are an error.
     url : str or os.PathLike, optional
-        Where to; in memory if left out.
+        Where to store it; in memory by default.
     dtype : dtype-like, optional
         Type of the result.
     executor, progress
@@ -73,7 +73,7 @@ def downsample(
     Raises
     ------
     ValueError
-        The factors do not fit the array; or, with "exact", the extents are no multiples of them.
+        The factors do not fit the array; or, with "exact", the extents are not multiples of them.
     TypeError
         Items of this type have no mean or sum, or the results cannot be cast ("same_kind") to `dtype`.
 
@@ -116,7 +116,7 @@ def _as_model(
     *,
     same_type: bool,
 ) -> ArrayOptions:
-    """Take from the array what the options leave out; blocks of a pyramid stay as large as they are."""
+    """Complete the options from the array; the levels of a pyramid keep the block size."""
     array = model if isinstance(model, NDArray) else NDArray(model._handle)
     if wanted.chunks is None and wanted.blocks is None and 0 not in shape:
         chunks = tuple(map(min, model.chunks, shape))

@@ -110,7 +110,7 @@ class _Unset:
 
 
 UNSET: Final = _Unset()
-"""The fill value of options that name none: None itself is a value, not a number in arrays of floats."""
+"""Stands for a fill value that the options do not name: None is itself a value, NaN in arrays of floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ def draft_filled(
     options: ArrayOptions,
     parts: Iterable[tuple[Any, npt.NDArray[Any]]] = (),
 ) -> Draft:
-    """Return the draft of an array of the fill value, but for parts: keys of slices, and the items there.
+    """Return the draft of an array of the fill value, except in some parts: keys of slices, with the items there.
 
     It is fastest if each part covers whole chunks.
     """
@@ -370,7 +370,7 @@ def encode_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]]
 
 
 def name_pairs(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    """Return names and values; TypeError if the argument is no mapping from str."""
+    """Return names and values; TypeError if the argument is not a mapping from str."""
     if layers is None:
         return []
     if not isinstance(layers, Mapping):

@@ -65,7 +65,7 @@ def concatenate(
     axis : int, default 0
         Along which axis to join them.
     url : str or os.PathLike, optional
-        Where to; in memory if left out.
+        Where to store it; in memory by default.
     dtype : dtype-like, optional
         Type of the result; by default the one to which NumPy promotes the types of all.
     casting : {"no", "equiv", "safe", "same_kind", "unsafe"}, default "same_kind"
@@ -290,7 +290,7 @@ def _as_model(
     *,
     is_new: bool,
 ) -> ArrayOptions:
-    """Take from an array what the options leave out."""
+    """Complete the options from an array."""
     chunks, blocks, dims = model.chunks, model.blocks, model.dims
     if is_new:
         chunks, blocks = _insert_extent(chunks, axis, 1), _insert_extent(blocks, axis, 1)

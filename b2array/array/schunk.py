@@ -226,7 +226,7 @@ class SChunk(Opened):
         Parameters
         ----------
         nitems : int
-            How many, in whole chunks but for the last.
+            How many; all chunks except the last are full.
         value : bytes, scalar, or 0
             The item: `bytes`, or what NumPy gives as many bytes as an item has; NaN for floats.
         """
@@ -330,7 +330,7 @@ def open_schunk(
     FileNotFoundError
         There is nothing.
     FormatError, UnsupportedError
-        It is no frame, or one of an unknown kind.
+        The file is not a frame, or its kind is unknown.
     """
     revision = load(open_store(url, storage_options=storage_options, fs=fs), start=offset, bare=at is not None)
     return SChunk(Handle(revision if at is None else kept.opened(revision, at), mode))
@@ -356,7 +356,7 @@ def create_schunk(
     Parameters
     ----------
     url : str or os.PathLike, optional
-        Where to; in memory if left out.
+        Where to store it; in memory by default.
     chunksize : int
         Uncompressed size in bytes of the chunks, a multiple of `typesize`; 0 if every chunk has its own.
     typesize : int, default 1

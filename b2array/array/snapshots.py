@@ -151,7 +151,7 @@ def _free_name(draft: Draft, name: str, *, replace: bool, group: bytes) -> None:
 
 
 def _entries(draft: Draft) -> dict[str, Kept]:
-    """Return the snapshots of the base by their names, but for those that the draft drops."""
+    """Return the snapshots of the base by name, without the ones that the draft drops."""
     ledger = ledger_of(draft.state)
     return {entry.name: entry for entry in ledger.entries if entry.name not in draft.delta.drops}
 

@@ -41,11 +41,11 @@ def _latest(snapshots: Sequence[SnapshotInfo], moment: datetime | None, url: str
         oldest = min(snapshots, key=lambda each: each.time, default=None)
         others = "it has none" if oldest is None else f"the oldest is {oldest.name!r} of {oldest.time.isoformat()}"
         raise KeyError(f"{url} has no snapshot from before {moment}; {others}")
-    return max(reversed(earlier), key=lambda each: each.time).name  # of several at one moment the last one
+    return max(reversed(earlier), key=lambda each: each.time).name  # if several share a moment, the last one
 
 
 def _moment(at: Any) -> datetime | None:
-    """Return a moment in UTC; None for a text that is none."""
+    """Return a moment in UTC; None for text that is not a date."""
     value = at
     if isinstance(at, str):
         value = None

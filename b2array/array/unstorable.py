@@ -1,4 +1,4 @@
-"""What to store in the place of values whose items are no data for NumPy, such as times with time zones.
+"""What to store in the place of values whose items NumPy has no type for, such as times with time zones.
 
 pandas is not imported: its types are known by their names.
 """

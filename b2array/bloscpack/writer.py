@@ -66,7 +66,7 @@ _SHUFFLES: dict[tuple[int, ...], int] = {
 
 
 def blosc1_options(cparams: CParams) -> tuple[bytes, int, int]:
-    """Return the codec, level and shuffle of Blosc 1 that parameters name; UnsupportedError if it has none."""
+    """Return the codec, level and shuffle of Blosc 1 that parameters name; UnsupportedError if Blosc 1 lacks them."""
     codec = cparams.codec_id
     shuffles = tuple(fid for fid in cparams.filter_slots if fid)
     if codec not in CODEC_FORMATS or cparams.use_dict:

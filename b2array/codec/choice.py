@@ -1,6 +1,6 @@
 """Chooses the filters of a chunk by its own data.
 
-The choice depends on nothing but the bytes of the chunk and how they are to be encoded: equal data give equal chunks,
+The choice depends only on the bytes of the chunk and on how they are to be encoded: equal data give equal chunks,
 whichever process or computer encodes them. A few pieces of the chunk are compressed with each candidate. The first
 candidate is shuffle; another one is taken if it is clearly smaller. ``asv_bench/compression.py`` measures whether the
 choice is right, and what it costs.
@@ -33,10 +33,10 @@ _SHARE = 120
 _LEAST, _MOST, _MANY = 2, 8, 10
 """How many pieces, spread over the chunk; the last one where pieces differ so much that a few are chance."""
 _HOPELESS = 1.04
-"""Candidates that take so many times what the best one takes in the first piece are not tried with the others."""
+"""Candidates that need this many times the bytes of the best one for the first piece are dropped."""
 _FEW, _UNEVEN = 16, 4
-"""If some pieces repeat one item, pieces with so many times fewer changes than others are ignored. At least so many of
-the others are examined, because they may differ much as well."""
+"""If some pieces repeat one item, pieces with 16 times fewer changes than others are ignored, and at least 4 others are
+examined, because they may differ much as well."""
 _HIGH_RATIO = 64
 """Pieces that become this much smaller differ much from each other, and take next to no time."""
 _CANDIDATES = {("shuffle",): 1.0, (): 1.01, ("bitshuffle",): 0.98, ("shuffle", "bytedelta"): 0.8}
@@ -46,10 +46,10 @@ Bitshuffle takes more time for some data and less for other. Without a filter co
 them in a block than in a piece. To undo bytedelta takes about as long as to decode: it has to save a fifth.
 """
 _SMALL_ITEMS = {1: 1.02, 2: 1.0}
-"""The share of bitshuffle for items of so many bytes. If they are mostly noise, zstd takes half or a third of the time
-that it takes without bitshuffle."""
+"""The share of bitshuffle by the size of an item in bytes. If they are mostly noise, zstd takes half or a third of the
+time that it takes without bitshuffle."""
 _RECORDS: dict[Any, float] = {("bitshuffle",): 0.94, (): 0.97}
-"""The shares for items that are no numbers. A whole block of records gains more by shuffle than a piece shows."""
+"""The shares for items that are not numbers. A whole block of records gains more by shuffle than a piece shows."""
 _NUMBERS = (1, 2, 4, 8, 16)
 _IN_C = {0: cblosc.NOSHUFFLE, FilterId.SHUFFLE: cblosc.SHUFFLE, FilterId.BITSHUFFLE: cblosc.BITSHUFFLE}
 
@@ -162,7 +162,7 @@ def _costs_of_pieces(
 
 
 def _changing_pieces(data: Bytes, typesize: int, length: int) -> Bytes:
-    """Return the pieces of a chunk, one behind the other, in which items change, but for those where few do."""
+    """Return the pieces of a chunk in which items change, one after the other, without those where few do."""
     npieces = len(data) // length
     pieces = data[: npieces * length].reshape(-1, length)
     changes = _changes(pieces, typesize)

@@ -248,9 +248,9 @@ def _sample_pieces(
     nbytes: int,
     total: int,
 ) -> npt.NDArray[np.uint8]:
-    """Return pieces from all over the blocks, of at least `total` bytes if there are as many.
+    """Return pieces from all over the blocks, at least `total` bytes if there are that many.
 
-    Shuffled blocks begin with one kind of bytes and end with another: their beginnings alone are no fair sample.
+    Shuffled blocks begin with one kind of bytes and end with another: their beginnings alone are not a fair sample.
     """
     flat = samples.reshape(-1)
     pieces = flat[: flat.size // nbytes * nbytes].reshape(-1, nbytes)

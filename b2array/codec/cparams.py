@@ -52,7 +52,7 @@ class CParams:
         "int_trunc", or ids registered with `b2array.filters.register`. With "auto", b2array chooses for each chunk,
         from samples of its data.
     filters_meta : sequence of int, optional
-        One byte for each filter (-128 to 255); 0 where left out. With ``filters="auto"`` at most one, the width in
+        One byte for each filter (-128 to 255); 0 by default. With ``filters="auto"`` at most one, the width in
         bytes of the shuffle.
     splitmode : {"auto", "always", "never", "blosc2"}
         Whether a block is stored as one stream for each byte of the item: "auto" is the fastest to write, "blosc2"

@@ -110,8 +110,8 @@ def encode(
     """Encode one chunk of up to 2147483615 bytes, in C order. Data that repeat one item become a special chunk.
 
     A `typesize` above 255 is 1 in the header of the chunk. A `blocksize` of 0 is the default. `blockshape`, in items,
-    is for codecs and filters that know dimensions. Of floats that were rounded, `kept_bits` says how many bits of the
-    mantissa are in use, if that is to be noted in the header.
+    is for codecs and filters that know dimensions. For rounded floats, `kept_bits` is the number of mantissa bits in
+    use, to be noted in the header.
     """
     if isinstance(data, np.ndarray):
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)

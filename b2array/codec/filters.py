@@ -155,7 +155,7 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
 
 
 def check_dropped_bits(pipeline: Pipeline) -> None:
-    """Raise ValueError if a filter cannot drop as many bits as its parameter says, or none of such items."""
+    """Raise ValueError if a filter cannot drop as many bits of these items as its parameter says."""
     for slot in _slots(pipeline, None):
         if slot.filter in _TRUNCATIONS:
             _bits_to_clear(slot)

@@ -63,9 +63,9 @@ _ROWS: dict[int, dict[int, str]] = {
 class _Tokens(NamedTuple):
     """Where the rows of cells of one edge come from, with one entry for each of the 256 tokens.
 
-    `nbytes` are the sizes of cells with their tokens; what is no token leads beyond any stream. Of each row, `source`
-    says which distance counts, if any (1 or 2), and `offset` how many bytes behind the token, or behind the place at
-    the distance, it begins.
+    `nbytes` are the sizes of cells with their tokens; bytes that are not a token lead beyond any stream. For each row,
+    `source` says which distance counts (1 or 2), if any, and `offset` how many bytes after the token, or after the
+    place at that distance, the row begins.
     """
 
     nbytes: list[int]
@@ -137,7 +137,7 @@ class Ndlz(Codec):  # type: ignore[misc]  # numcodecs has no type hints
                         raise FormatError(f"expected the token 0 of a cell at the edge of a block, found {data[at]}")
                     at += 1 + min(edge, height - top) * min(edge, width - left)
         except IndexError:
-            at = _BEYOND  # at the end of the stream, or behind what is no token
+            at = _BEYOND  # at the end of the stream, or behind bytes that are not a token
         if at != len(data):
             last = next((place for place in reversed(places) if place < len(data)), None)
             token = "none" if last is None else f"the last token, {data[last]}, at byte {last}"

@@ -113,7 +113,7 @@ def _to_multiples(values: Array, bound: float) -> Array:
 
 
 def _to_bits(values: Array, bits: int, *, subnormals: bool) -> Array:
-    """Round to so many bits of the mantissa; leave subnormal numbers alone, if wanted: they have fewer bits."""
+    """Round to a number of mantissa bits; if asked, leave subnormal numbers alone: they have fewer bits."""
     limits = np.finfo(values.dtype)
     drop = limits.nmant - bits
     if drop <= 0:

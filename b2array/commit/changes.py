@@ -235,7 +235,7 @@ def reindexed(state: State, order: Int64Array, geometry: Frame) -> State:
 
 
 def _with_width(sizes: Sizes, width: int) -> Sizes:
-    """Return a table of sizes with as many columns; blocks that nobody has noted have zeros."""
+    """Return a table of sizes with this many columns; blocks of unknown size have zeros."""
     missing = max(0, width - sizes.shape[1])
     return np.pad(sizes, ((0, 0), (0, missing))) if missing else np.ascontiguousarray(sizes[:, :width])
 

@@ -70,7 +70,7 @@ def insert(draft: Draft, n: int, buf: bytes, added: ChunkHeader) -> None:
 
 
 def _fits(n: int, nchunks: int, short: bool, nbytes: int, chunksize: int) -> bool:
-    """Whether all chunks but the last still have the same size when one of `nbytes` becomes chunk `n`."""
+    """Whether all chunks except the last still have the same size when one of `nbytes` becomes chunk `n`."""
     last = n == nchunks
     return nbytes <= chunksize and not short if last else nbytes == chunksize
 

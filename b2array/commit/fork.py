@@ -261,7 +261,7 @@ def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
 
 
 def _slots(layout: Layout, region: Part) -> tuple[Callable[[int], int], int]:
-    """Return a function that numbers the chunks that a region touches from 0 on, and how many they are."""
+    """Return a function that numbers the chunks that a region touches, from 0, and their count."""
     starts = [part.start // size for part, size in zip(region, layout.chunks, strict=True)]
     stops = [-(-part.stop // size) for part, size in zip(region, layout.chunks, strict=True)]
     lengths = [max(0, stop - start) for start, stop in zip(starts, stops, strict=True)]

@@ -4,9 +4,10 @@ Everything but the last step goes to places that no reader looks at: chunks get 
 each changed member gets an index under the name of its revision. Then one conditional write replaces the manifest,
 whose rows name these revisions. That write is the commit: `commit_rows`.
 
-What follows is no part of it. Each member's index is also published under the usual name, for readers that know nothing
-of the group, unless a later one is there already. A writer that is killed before the commit leaves objects that no row
-names, which `b2array.vacuum` removes; one that is killed later leaves a published index that is one commit old.
+Later steps are not part of the commit. Each member's index is also published under the usual name, for readers that
+know nothing of the group, unless a later one is there already. A writer that is killed before the commit leaves objects
+that no row names, which `b2array.vacuum` removes; one that is killed later leaves a published index that is one commit
+old.
 
 A writer that comes second reads the manifest again. If the rows of its members are the same, what it has prepared is
 still right, and it only writes the manifest again. If not, it puts its changes on top of the new state, or raises

@@ -139,7 +139,7 @@ def _carry_out(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
 def stage(
     draft: Draft, put: Callable[[Iterable[Buffer]], object], group_commit: GroupCommit | None = None
 ) -> tuple[Frame, bytes]:
-    """Write everything but the last step, for a commit of several frames. The caller holds the lock.
+    """Write everything except the last step, for a commit of several frames. The caller holds the lock.
 
     Return the new frame, and the bytes that publish it when the caller writes them over the beginning of the object.
     They are empty if a new object replaces the old one: then `put` got its pieces. `group_commit` names the commit in

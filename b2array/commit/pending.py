@@ -100,7 +100,7 @@ def beside(url: str, digest: str) -> str:
 
 
 def unneeded_chunks(files: Iterable[str], numbers: Int64Array) -> list[str]:
-    """Return the names of the files of chunks, but for those with these numbers."""
+    """Return the names of the files of chunks, except the ones with these numbers."""
     names, found = [], array("q")
     for name in files:
         number = chunk_number(name)

@@ -179,7 +179,7 @@ def _is_mostly_dead(state: State) -> bool:
 def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
     """Return how many bytes of a contiguous file nothing needs; None if sizes of chunks are not noted.
 
-    Up to the ledger's floor, kept states need all but the bytes that the ledger says.
+    Up to the ledger's floor, kept states need all bytes except the ones that the ledger lists.
     """
     offsets, known = state.frame.offsets, state.sizes[:, 0]
     above = offsets >= ledger.floor

@@ -112,7 +112,7 @@ class Made:
 class Staging:
     """New chunks, each known by a code that stands for it in a transaction's index.
 
-    The code of a chunk in a file of its own is the file's number, from `first` on. The code of a spooled chunk is
+    The code of a chunk in its own file is the file's number, counted from `first`. The code of a spooled chunk is
     negative. Without a spool, all chunks go into files of their own. Threads may put chunks at the same time.
 
     Other writers take numbers from `first` on as well. Nobody writes to a file that is there: the next number is tried.
@@ -291,7 +291,7 @@ class Staging:
         return rows
 
     def own(self) -> tuple[list[Segment], Int64Array]:
-        """Return the segments and extents that were not inherited, with addresses from 0 on."""
+        """Return the segments and extents that were not inherited, with addresses counted from 0."""
         with self._mutex.held_once(_MUTEX_OF):
             extents = np.array(self._extents[3 * self._inherited :], np.int64).reshape(-1, 3)
             return self._segments[self._own :], extents - self._own * SEGMENT

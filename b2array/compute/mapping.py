@@ -156,7 +156,7 @@ class Mapping:
         return tuple(numbers)
 
     def slice_by(self, key: Any) -> Mapping:
-        """Take what a key of integers, slices, Ellipsis and None selects; of joined axes, part of one or whole rows."""
+        """Take what a key of integers, slices, Ellipsis and None selects; on joined axes, part of a row or rows."""
         selection = select(key, self.lengths)
         if selection.kind not in ("basic", "scalar"):
             raise IndexError(
@@ -305,7 +305,7 @@ class Mapping:
             along = range(positions.start, positions.stop, positions.step)
             try:
                 digits = self._take(axes[0], along, starts)
-            except ValueError:  # a part of joined axes that is no box
+            except ValueError:  # a part of joined axes that is not a box
                 positions = np.asarray(along)[None]
             else:
                 return [_Dimension(n, {axis: range(0, n * step, step)}, step) for axis, n, step in digits]
@@ -328,7 +328,7 @@ def _varying(digits: Digits, positions: range) -> Digits:
 
 
 def _merge(digits: Iterable[Digit]) -> Digits:
-    """Put digits together that count on along the same axis, and leave out those that do not count."""
+    """Merge digits that continue along the same axis, and drop digits of length 1."""
     merged: list[Digit] = []
     for axis, length, step in digits:
         if merged and merged[-1].axis == axis and merged[-1].step == step * length != 0:

@@ -170,7 +170,7 @@ def _apply(verb: Binary, a: Any, other: Any) -> Any:
     try:
         size = math.prod(np.broadcast_shapes(a.shape, np.shape(other)))
     except ValueError:
-        size = a.size  # of matrices, or an error that NumPy raises below
+        size = a.size  # matrices, or shapes for which NumPy raises below
     itemsize = max(a.itemsize, other.itemsize if np.ndim(other) else 0)
     nbytes = size * itemsize
     free = free_nbytes()

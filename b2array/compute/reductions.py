@@ -422,7 +422,7 @@ def _by(ufunc: np.ufunc, converted: Callable[[Array], Array] = np.asarray) -> _V
 def _nonzero(items: Array) -> npt.NDArray[np.bool_]:
     if items.dtype.kind != "V":
         return items.astype(bool)
-    mask = np.zeros(items.shape, bool)  # NumPy counts records, but converts none
+    mask = np.zeros(items.shape, bool)  # NumPy counts records but does not convert them
     mask.flat[np.flatnonzero(items)] = True
     return mask
 

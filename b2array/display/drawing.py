@@ -81,7 +81,7 @@ def draw(
     shaded: Iterable[Box] = (),
     names: Sequence[str | None] | None = None,
 ) -> str:
-    """Draw an array that is cut every so many items.
+    """Draw an array that is cut at regular intervals.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def _group(
     parts += [_polygon(face, "none", 1, outline=True) for face in outside]
     parts += _labels(full, labels)
     inside = f'<g transform="translate(6,6)">{"".join(parts)}</g>'
-    # The labels of all dimensions but the last are to the right, the last one is below.
+    # The label of the last dimension is below, all others are to the right.
     right = 0
     if len(labels) > 1:
         longest_label = max(map(len, labels[-3:-1]), default=0)
@@ -212,7 +212,7 @@ def _group(
 
 
 def _lines(full: _Viewport, cuts: Sequence[int]) -> Iterable[tuple[Point, Point]]:
-    """Yield the lines along which the faces are cut; of many, every other or third or ... one."""
+    """Yield the lines along which the faces are cut; if there are many, only every n-th."""
     layers, rows, columns = (_borders(n, step) for n, step in zip(full.shape, cuts, strict=True))
     far, low, right = full.shape
     ends = [((0, i, 0), (0, i, right)) for i in rows]

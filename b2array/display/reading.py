@@ -28,7 +28,7 @@ from b2array.store.spans import coalesce
 __all__ = ["Reading", "explain"]
 
 _LIMIT = 16 * 2**20
-"""Stores ask for at most this many bytes at once, but for one block."""
+"""Stores ask for at most this many bytes at once, unless one block is larger."""
 _MOST_BLOCKS = 4096
 """If there are more blocks, draw only their chunks; if there are more of these, join them."""
 

@@ -150,7 +150,7 @@ def convert(
         For HDF5: gzip, which every program reads, or the filter of Blosc 1 or Blosc2, which is faster, and which others
         read with hdf5plugin or PyTables. Text of any length is compressed by gzip.
     other_attrs : {"json", "skip"}, optional
-        For HDF5: whether attributes that it cannot hold, such as lists of dicts, become JSON text or are left out.
+        For HDF5: whether attributes that it cannot hold, such as lists of dicts, become JSON text or are dropped.
     checksum, offsets, chunk_size, max_app_chunks
         For ``.blp``; see `b2array.bloscpack.create`.
 
@@ -172,7 +172,7 @@ def convert(
     UserWarning
         The destination's format cannot store attributes, names of dimensions, the fill value or snapshots. It has no
         place for the attributes or the snapshots of a whole group. Or attributes of an HDF5 file refer to places in it,
-        and are left out.
+        and are dropped.
 
     Examples
     --------

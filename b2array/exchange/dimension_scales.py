@@ -92,7 +92,7 @@ def attach(h5py: ModuleType, file: Any, written: Mapping[str, Sequence[str | Non
 
 
 def _rename(file: Any, written: Mapping[str, Sequence[str | None]]) -> dict[str, Sequence[str | None]]:
-    """Make room for scales: rename datasets as netCDF does that have the name of a dimension, but are no coordinate."""
+    """Rename datasets that have the name of a dimension but are not a coordinate, as netCDF does."""
     used = {(path.rpartition("/")[0], name) for path, names in written.items() for name in names}
     by_path = {}
     for path, names in written.items():

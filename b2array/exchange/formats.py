@@ -563,4 +563,4 @@ def _pack(url: str, pieces: Iterable[Piece], settings: Options, **array: Any) ->
 
 BLP = Format("blp", (".blp",), _tree_blp, _check_blp, _write_blp, sequential=True, magics=(MAGIC,))
 BLP_BYTES = BLP._replace(write=lambda url, _, pieces, settings: _pack(url, pieces, settings), verb="packing")
-"""Bloscpack files of bytes that are no array."""
+"""Bloscpack files of plain bytes."""

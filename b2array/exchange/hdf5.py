@@ -38,7 +38,7 @@ _OF_NETCDF = "_NCProperties"
 _AS_JSON = "json"
 _OTHER_ATTRS = (_AS_JSON, "skip")
 _TEXTS = 2**18
-"""As many items of any length are read at once."""
+"""Items of variable length are read in batches of this many."""
 _PACKING = frozenset(
     {"_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range"}
 )
@@ -52,7 +52,7 @@ def _tree(
     *,
     follow_external: bool = False,
 ) -> Iterator[Hierarchy]:
-    """Open a file, or one dataset or group of it. What is in other files can be followed, or is an error."""
+    """Open a file, or one dataset or group of it. Links into other files are followed or are an error."""
     h5py = formats.require("h5py", "hdf5", "HDF5")
     address, name = split_member(url)
     place = redact_url(address)
@@ -146,7 +146,7 @@ def _nodes(
 ) -> Iterator[tuple[str, bool]]:
     """Yield what is at a name and below it, and whether it is a group; what cannot be opened is not.
 
-    A dataset that only gives netCDF the length of a dimension is left out unless it has the name.
+    A dataset that only gives netCDF the length of a dimension is skipped, unless it has the name.
     """
     seen: set[tuple[int, int]] = set()
     waiting, left_out = [name], []
@@ -322,7 +322,7 @@ def _with_sized_fields(
 
 
 def _has_other_bytes(data: Any, where: str) -> bool:
-    """Whether an item of any length is no text: HDF5 has no other type for bytes than text in ASCII."""
+    """Whether an item of variable length is bytes, which HDF5 can only mark as ASCII text."""
     for box in boxes(data.shape, _TEXTS, data.chunks):
         with _reading(where):
             items = np.asarray(data[box], object)
@@ -467,7 +467,7 @@ def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterato
                 except BaseException:
                     if where in file:
                         del file[where]
-                    if kept in file:  # one that cannot be read must not cost an old one
+                    if kept in file:  # if the source fails, keep the existing dataset
                         file.move(kept, where)
                     raise
                 if kept in file:
@@ -496,7 +496,7 @@ def _closing(file: Any, path: str) -> Iterator[Any]:
 
 
 def _reserve(file: Any, nbytes: int = 0) -> None:
-    """Reserve room for so many more bytes, and for metadata; OSError if the disk has too little.
+    """Reserve room for this many more bytes and for metadata; OSError if the disk has too little.
 
     HDF5 cannot close a file that it could not write: it ends the process later.
     """

@@ -61,7 +61,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
         yield Hierarchy(("",), lambda _: _source(root, redact_url(url)))
         return
     groups: dict[str, Callable[[], Mapping[str, Any]]] = {"": lambda: dict(root.attrs)}
-    with warnings.catch_warnings(record=True) as unknown:  # zarr only warns of what it leaves out
+    with warnings.catch_warnings(record=True) as unknown:  # zarr only warns about what it skips
         warnings.filterwarnings("always", "Object at .* is not recognized as a component of a Zarr hierarchy")
         try:
             members = dict(sorted(root.members(max_depth=None)))

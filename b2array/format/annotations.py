@@ -50,7 +50,7 @@ Records = npt.NDArray[np.uint32]
 LAYER = "b2array"
 """Name of the variable-length metalayer."""
 MAX_SIZES_NBYTES = 2**20
-"""Packed block sizes that are larger are left out of the metalayer."""
+"""Larger packed block sizes are not stored in the metalayer."""
 
 _VERSION = 1
 _IDENTITY_NBYTES = 16

@@ -129,7 +129,7 @@ def _encode_time(value: Any) -> object:
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
         nanoseconds = msgpack.Timestamp.from_datetime(value).to_unix_nano()
         return msgpack.Timestamp.from_unix_nano(nanoseconds + getattr(value, "nanosecond", 0))
-    # Times of pandas are of NumPy's types inside, with their own units.
+    # pandas stores times in NumPy's types, in various units.
     plain = value.to_numpy() if hasattr(value, "to_numpy") else value
     form = next((form for kind, form in _TIMES if isinstance(plain, kind)), None)
     item = np.asarray(plain, form)

@@ -195,7 +195,7 @@ def with_extents(
     chunks: tuple[int, ...] | None = None,
     blocks: tuple[int, ...] | None = None,
 ) -> bytes:
-    """Return a metalayer, also one named `caterva`, with other extents, or the old ones where they are left out.
+    """Return a metalayer (or its predecessor `caterva`) with other extents; those not given stay.
 
     Examples
     --------

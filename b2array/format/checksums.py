@@ -41,7 +41,7 @@ _CRC = struct.Struct("<I")
 
 
 class Record(NamedTuple):
-    """The checksums of a chunk: of its head, and of its blocks in block order."""
+    """The checksums of a chunk: one for its head, then one for each block in order."""
 
     head_crc: int
     block_crcs: NDArray[np.uint32]

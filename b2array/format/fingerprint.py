@@ -51,7 +51,7 @@ _LAYERS_AT = 0x57
 
 
 def fingerprint(header: Buffer, tail: Buffer) -> bytes:
-    """Return the fingerprint of type 3, which b2array writes: a digest of everything in a frame but its chunks.
+    """Return the fingerprint of type 3, which b2array writes: a digest of everything in a frame except its chunks.
 
     It is the first 16 bytes of the BLAKE2b digest (of 64 bytes, without key) of the header with the eight bytes of its
     `frame_len` zeroed, followed by the tail without its last 16 bytes, where the fingerprint itself is.

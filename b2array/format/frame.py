@@ -53,12 +53,12 @@ _NO_FINGERPRINT, FINGERPRINT_128, FINGERPRINT_NBYTES = 0, 3, 16
 _VLMETA_CPARAMS = METADATA
 _RAW = CParams("zstd", clevel=0, filters=())
 _SAMPLED, _SAMPLE = 2**20, 2**16
-"""Of a metalayer of this many bytes, a sample says whether it can be compressed."""
+"""From this size on, a sample decides whether a metalayer is worth compressing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Frame(Header):
-    """Everything that a frame holds but its chunks: the header, the index and the trailer.
+    """Everything in a frame except its chunks: the header, the index and the trailer.
 
     Parameters
     ----------

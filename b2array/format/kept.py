@@ -1,6 +1,6 @@
 """Kept states: states of a frame that stay readable under a name, and the ledger that lists them.
 
-A commit overwrites no data, so an earlier state needs nothing but its own index. That is packed with the header and the
+A commit overwrites no data, so an earlier state needs only its own index. That is packed with the header and the
 metalayers of the state: `pack_state`. In a contiguous frame these bytes lie in front of the frame's index, where other
 software sees dead space. In a sparse frame a few bytes lie in the ledger, more of them in an object beside
 ``chunks.b2frame``. The ledger is an entry of b2array's metalayer; other software keeps it as it is. This module does no
@@ -59,7 +59,7 @@ _ROOM = 2**12
 _ENTRY_NBYTES = 12
 """What the index has for a chunk: its place (8 bytes) and its size (4)."""
 _EARLIEST, _LATEST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
-"""What has a date; NaN is no time between them."""
+"""The bounds of dates; comparing rules out NaN."""
 _NO_FRAME_LEN = 2**62
 """The noted header says nothing about the length of the frame. Checks of a header want one."""
 
@@ -195,7 +195,7 @@ class Ledger:
     def unpack(cls, buf: Buffer | None) -> Self:
         """Read a ledger. None, or nothing, is an empty one.
 
-        FormatError: the bytes are no ledger. UnsupportedError: a later version wrote it.
+        FormatError: the bytes are not a ledger. UnsupportedError: a later version wrote it.
         """
         if not buf:
             return cls()
@@ -251,7 +251,7 @@ def object_name(number: int) -> str:
 def pack_state(state: State, header: bytes) -> bytes:
     """Return a state as bytes: its header, its metalayers and its index. `state` has no codes in its index.
 
-    The sizes of blocks are left out: they would take most of the room, and only save a request.
+    The sizes of blocks are not stored: they would take most of the room and save only a request.
     """
     annotations = replace(
         state.annotations,

@@ -73,7 +73,7 @@ def _unpack(region: bytes, start: int) -> Layers:
 def pack(layers: Layers, start: int, *, uncounted: int) -> bytes:
     """Return the map of metalayers for position `start` of a header or trailer; offsets count from their beginning.
 
-    The size that the map states leaves out its first `uncounted` bytes: 0 in headers, 1 in trailers.
+    The size that the map states excludes its first `uncounted` bytes: 0 in headers, 1 in trailers.
     """
     entries = [(name.encode(errors="surrogateescape"), content) for name, content in layers]
     size = _MAP.size + sum([6 + len(name) for name, _ in entries])

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _LARGE = 2**22
-"""Bytes from which on copies of tables leave stretches of zeros out."""
+"""From this size in bytes on, copies of tables skip runs of zeros."""
 _STRETCH = 2**15
 """Rows of such a stretch."""
 _N = TypeVar("_N", bound=np.generic)

@@ -1,8 +1,8 @@
 """Decoded blocks that the whole process keeps in memory.
 
 A read asks for its blocks before it fetches, and adds those that it had to decode; one that decodes much adds only its
-first blocks, and one that returns much none. Their memory is cut from slabs, because new memory is slow to touch unless
-it comes in large pieces. The least recently used slab is evicted as a whole.
+first blocks, and one that returns much adds nothing. Their memory is cut from slabs, because new memory is slow to
+touch unless it comes in large pieces. The least recently used slab is evicted as a whole.
 
 There is no lock. A thread takes the slab that it fills out of the shared list, and changes shared state only by atomic
 operations of dictionaries and lists. So a call that interrupts its own thread, say from a signal handler, finds the

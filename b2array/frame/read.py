@@ -282,7 +282,7 @@ class Reader(NamedTuple):
     def decoded(
         self, number: int, blocks: Numbers, stored: Stored, reference: Bytes | None, *, narrow: bool, keep: bool
     ) -> Tile:  # fmt: skip
-        """Decode blocks together, perhaps for the cache to keep."""
+        """Decode blocks together; the cache may keep them."""
         nbytes = len(blocks) * self.layout.block_nbytes
         room = cache.blocks.room_for(len(blocks), nbytes) if keep else None
         tile = decode.decode_tile(

@@ -86,11 +86,11 @@ class Snapshot(Source):
     """A frame as it was when it was read.
 
     It begins at `start` in its file. `version` is the store's version of the file, and `generation` changes with every
-    commit. `unique` identifies the file; see `b2array.store.base.Head`. `header` has the stored bytes; a snapshot out
-    of a pickle has none, and may lack sizes of blocks. A state that was kept under a name is `at` an entry of the
+    commit. `unique` identifies the file; see `b2array.store.base.Head`. `header` has the stored bytes. A snapshot from
+    a pickle lacks them, and perhaps the sizes of blocks. A state that was kept under a name is `at` an entry of the
     frame's ledger, and has no stored header. A state that a group has committed, and not carried out yet, is read
-    `again` by the group's manifest: its store may have an earlier one. With ``carries_out`` it is carried out first.
-    A `member` of a group in an object store has its index in the object `index`, if that is not the published one. If
+    `again` by the group's manifest: its store may have an earlier one. With ``carries_out`` it is carried out first. A
+    `member` of a group in an object store has its index in the object `index`, if that is not the published one. If
     this state is published, `published` is the version of the published index, as far as it is known.
     """
 
@@ -274,7 +274,7 @@ def _unpickled(
 
 
 def load(store: Store, *, start: int = 0, bare: bool = False) -> Snapshot:
-    """Read the frame that a store holds now; of a member of a group in an object store the state that the group lists.
+    """Read the current frame of a store, or the state that a group in an object store lists.
 
     A `bare` snapshot has no index and no layout: for callers that only open kept states of it.
 
@@ -361,7 +361,7 @@ def load_member(
                 raise
             return copy
     try:
-        # Where nothing but files told of the member, its kind may be another one.
+        # If only its files told of the member, it may be another kind.
         published = load_published(store, sparse=row.sparse if row.revision else None)
     except (FileNotFoundError, NotADirectoryError):
         if not row.revision:
@@ -502,7 +502,7 @@ def ledger_in(held: Snapshot) -> Ledger:
 def kept_state(held: Snapshot, name: str, generation: bytes | None = None) -> Snapshot:
     """Return a state that the frame of a snapshot keeps under a name.
 
-    KeyError: there is none of this name. ConflictError: there is no longer the one of this `generation`. FormatError:
+    KeyError if no snapshot has this name. ConflictError if the state of this `generation` is gone. FormatError:
     its index is damaged.
     """
     ledger = ledger_in(held)
@@ -522,7 +522,7 @@ def unknown_name(url: str, name: str, names: Iterable[str]) -> KeyError:
 def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
     """Return states that the frame of a snapshot keeps, with one wave of requests.
 
-    FormatError: one is lost. ConflictError: so it seems, but the frame has changed since it was read.
+    FormatError: one is lost. ConflictError if it seems damaged but has changed since it was read.
     """
     spans, known = {}, {}
     for entry in entries:

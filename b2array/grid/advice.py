@@ -16,7 +16,7 @@ from b2array.grid.layout import Layout
 __all__ = ["advice", "count_decoded_nbytes"]
 
 _MUCH = 8
-"""A key is served badly if another kind of access would decode so many times less for it."""
+"""A key is served badly if another kind of access would decode this many times less for it."""
 _UNBALANCED = 4
 """The same for the usual keys of an array, compared with balanced shapes."""
 _LEAST_NBYTES = 2 * 2**20

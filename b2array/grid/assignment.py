@@ -1,6 +1,6 @@
 """The value of an assignment, before any chunk is touched: checked and broadcast as NumPy does it.
 
-What is no array is converted here, an array block by block when it is written.
+Other objects are converted to arrays here; arrays are converted block by block when they are written.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ STRETCH = 4
 KEPT_WHOLE = 16
 GROWING = 1024
 SHORT = 4
-"""Automatic blocks take trailing axes of so many items whole: colours, vectors."""
+"""Automatic blocks take trailing axes of at most this many items whole: colours, vectors."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
 _Partial = tuple[int | None, ...]
@@ -59,8 +59,8 @@ def automatic(
         Bytes of an item.
     chunks, blocks : optional
         What the user has chosen. One entry an axis, or one for all axes, or a mapping of axes to entries; axes that it
-        leaves out stay whole. An entry is an extent in items, -1 or None for the whole axis, "auto", or the size of a
-        part, such as "8MB"; or the lengths of all parts, as dask has them.
+        does not name stay whole. An entry is an extent in items, -1 or None for the whole axis, "auto", or the size of
+        a part, such as "8MB"; or the lengths of all parts, as dask has them.
     inner : sequence of int, optional
         Axes of the items themselves, which chunks and blocks take whole.
     access : {"balanced", "planes", "series", "boxes"}, optional
@@ -79,8 +79,8 @@ def automatic(
     ------
     ValueError
         The given shapes do not fit the array or each other, or exceed the limits of the format: 16 dimensions,
-        2147483615 bytes a chunk (with its padding to whole blocks), 536866816 bytes a block. Or `access` is no such
-        word.
+        2147483615 bytes a chunk (with its padding to whole blocks), 536866816 bytes a block. Or `access` is not one of
+        these words.
 
     Examples
     --------
@@ -194,7 +194,7 @@ def _entry(name: str, entry: Any, extent: int) -> int | None:
 
 
 def _common_length(name: str, entry: Sequence[Any], extent: int) -> int:
-    """Return the length of parts that dask lists one by one; ValueError if they are no regular grid."""
+    """Return the length of parts that dask lists one by one; ValueError if they do not form a regular grid."""
     lengths = [as_int(n) for n in entry]
     is_regular = (
         bool(lengths) and sum(lengths) == extent and not set(lengths[:-1]) - {lengths[0]} and lengths[-1] <= lengths[0]
@@ -247,7 +247,7 @@ class _Size(NamedTuple):
         return _Size(*(min(each, most) for each in self))
 
     def without(self, nitems: int) -> _Size:
-        """Return the size that is left for other axes, if some take so many items."""
+        """Return the size that remains for the other axes if some take `nitems` items."""
         return _Size(*(max(1.0, each / nitems) for each in self))
 
     def of_items(self, itemsize: int) -> _Size:
@@ -266,10 +266,10 @@ _FIRST = 4
 """A chunk has a share of the first axis that is smaller by this. Along it most arrays are written step by step, and
 appended to; and each chunk that a step touches is written again."""
 _SERIES = 16
-"""A block for series has at least so many places."""
+"""A block for series has at least this many places."""
 _REACH = 3
 _MOST_TRIED = 7**2
-"""Of few axes all combinations of lengths are tried, of more one axis after the other."""
+"""With few axes, all combinations of lengths are tried; with more, one axis after the other."""
 
 
 def _usual_size(word: Access, itemsize: int) -> _Size:
@@ -295,7 +295,7 @@ def _block(
 
     A plane decodes as many layers as the block is thick, a series as many blocks as the axis is cut into. What one
     gains along an axis, the other loses. So a block takes n ** (5 / 8) of an axis of n, in between of the same number
-    of items and of the same share. Along the axes whose chunks are not given, a chunk has room for so many items.
+    of items and of the same share. `room` is how many items a chunk may have along the axes that the user left open.
     """
     lengths = list(fixed)
     known = _known_product(fixed)
@@ -312,7 +312,7 @@ def _block(
     weights = _weights(rest, word)
     tops = [math.inf] * len(free)
     if any(exact):
-        # A chunk of which some extents are given has room for so many items along the other axes.
+        # The extents that the user chose limit how many items a chunk has along the other axes.
         cut = [place for place, axis in enumerate(free) if not exact[axis]]
         extents_cut = [rest[place] for place in cut]
         weights_cut = [weights[place] for place in cut]
@@ -475,9 +475,9 @@ def _thin_block(
 ) -> tuple[int, ...]:
     """Choose a shape of about `target` items, thin along the first axis and long along the last one.
 
-    One index of the first axis takes one layer of blocks, or a few blocks if that is more. Of the other axes, each has
-    up to `STRETCH` times the share in the block of the one before: what is long along the last axis lies together in
-    memory, and is copied faster.
+    One index of the first axis takes one layer of blocks, or a few blocks if that is more. Each further axis has up to
+    `STRETCH` times the share of the one before: what is long along the last axis lies together in memory, and is copied
+    faster.
     """
     free = [axis for axis, n in enumerate(fixed) if n is None]
     block = [f if f is not None else n or GROWING for n, f in zip(extents, fixed, strict=True)]
@@ -545,6 +545,6 @@ def _near(extent: int, ideal: float, *, exact: bool) -> int:
 
 
 def _waste(extent: int, length: int) -> tuple[bool, int]:
-    """Rate the padding, in steps of three percent of the extent; none is better than little."""
+    """Rate the padding in steps of three percent of the extent. No padding is better than a little."""
     padding = -extent % length
     return padding > 0, padding * 32 // extent

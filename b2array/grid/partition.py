@@ -91,7 +91,7 @@ def parts(
             continue
         axis = n if axes is None else axes[n][0]
         extent = part_shape[axis]
-        # A step that is longer than a part visits only every so many parts.
+        # A step longer than a part skips parts.
         stride = factor.step // extent or 1
         wide = _MOST * extent * stride
         if factor.stop - factor.start > wide:

@@ -209,7 +209,7 @@ def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]
         return key, None
     rest: Any = Ellipsis
     if isinstance(key, tuple):
-        # Among other indices, text that names no field is no index, as in NumPy.
+        # Among other indices, text that names no field is an error, as in NumPy.
         field_names = set(dtype.names)
         named: list[Any] = []
         others: list[Any] = []

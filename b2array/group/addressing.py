@@ -133,7 +133,7 @@ def open(
     KeyError
         There is no such snapshot.
     FormatError
-        It is of an unknown kind.
+        Its kind is unknown.
     UnsupportedError
         The frame is of an unsupported kind, or its chunks do not hold the array's values.
     ReadOnlyError

@@ -93,7 +93,7 @@ class Archive:
         self.store.close()
 
     def unpack(self, target: Store) -> None:
-        """Copy every file of the archive to a store, but for what belongs to locks and to commits under way."""
+        """Copy every file of the archive to a store, except files of locks and of commits under way."""
         stamp, entries, _ = self._state()
         if sum(entry.nbytes for entry in entries.values()) > stamp.size:
             raise FormatError(f"{self.url}: expected files beside each other, found some in the place of others")

@@ -79,7 +79,7 @@ def copy_of(
 
 
 def _is_alike(store: Store, place: AnyPlace, storage_options: Mapping[str, Any]) -> bool:
-    """Whether a place is in the same kind of store: of files, or of objects."""
+    """Whether a place is in the same kind of store: both files, or both objects."""
     if place is None:
         return False
     other = place.store if isinstance(place, FreePlace) else open_store(place, storage_options=storage_options)

@@ -195,7 +195,7 @@ def _are_equal(one: Handle, other: Handle) -> bool:
 
 
 def _said(source: Source) -> tuple[Any, ...]:
-    """Return everything that a frame says, but its chunks, and where these are."""
+    """Return everything in a frame except the chunks and their places."""
     frame, notes = source.frame, source.state.annotations
     return (
         frame.frame_type, frame.metalayers, frame.nbytes, frame.typesize, frame.chunksize, frame.blocksize,

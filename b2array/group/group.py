@@ -683,7 +683,7 @@ class Group(MutableMapping[str, Any]):
     ) -> None:
         """Copy an array, or a group with all below it, in one commit. Chunks are copied, not compressed again.
 
-        Arrays keep the snapshots that they have for themselves. Those of the whole group are left out;
+        Arrays keep the snapshots that they have for themselves. Snapshots of the whole group are not copied;
         `b2array.convert` copies a group with them.
 
         Parameters

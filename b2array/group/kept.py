@@ -112,7 +112,7 @@ def remove_frame(store: Store) -> None:
 
 
 def unneeded(group: AnyGroup, manifest: Manifest) -> list[str]:
-    """Return the paths in a group of what no snapshot needs: of dropped ones, and of writers that were killed."""
+    """Return the paths in a group that no snapshot needs: leftovers of dropped snapshots and of killed writers."""
     needed = {object_name(entry.place) for entry in group_ledger(group.url, manifest).entries}
     needed |= {retired_path(token) for token in manifest.retired}
     found = set()
@@ -126,7 +126,7 @@ def unneeded(group: AnyGroup, manifest: Manifest) -> list[str]:
 
 
 def moment(group: AnyGroup, name: str, manifest: Manifest | None = None) -> Moment:
-    """Return a group as it was at a snapshot; KeyError if there is none of this name.
+    """Return a group as it was at a snapshot; KeyError if no snapshot has this name.
 
     The caller may have read the `manifest` already.
     """

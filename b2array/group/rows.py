@@ -235,7 +235,7 @@ class RowTransaction(Changes):
         self._snapshots.make(entry, self._ledger(), replace=replace)
 
     def drop_snapshots(self, names: Collection[str]) -> None:
-        """Let the commit forget snapshots of the group; KeyError if there is none of a name."""
+        """Drop snapshots of the group in this commit; KeyError if no snapshot has one of these names."""
         self._require_open()
         self._snapshots.drop(names, self._ledger())
 

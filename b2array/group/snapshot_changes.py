@@ -58,7 +58,7 @@ class SnapshotChanges:
         self.new[name] = entry
 
     def drop(self, names: Collection[str], ledger: Ledger) -> None:
-        """Forget snapshots; KeyError if the ledger lists none of a name."""
+        """Drop snapshots; KeyError if the ledger does not list one of them."""
         there = {entry.name: entry for entry in ledger.without(tuple(self.gone)).entries}
         for name in names:
             if name not in there:

@@ -703,7 +703,7 @@ class Transaction(Changes):
                 raise ConflictError(f"{store.url} was changed by another writer before it was moved; move it again")
 
     def _stage(self, path: str, before: Manifest, staged: _Staged) -> None:
-        """Write everything of a member but the step that publishes it, which gets an entry in the log."""
+        """Write everything of a member except the step that publishes it, which gets an entry in the log."""
         view, member, number = self._view, self._touched[path], before.number + 1
         draft = member.draft
         if draft is None:  # it is complete in its own place

@@ -191,8 +191,8 @@ def unpacked(url: str, storage_options: Mapping[str, Any], mode: str, *, resume:
     mode : {"r+", "a", "w", "w-", "x"}
         As for `open_group`.
     resume : bool, optional
-        Whether to take over what another writer has left, or to remove it. By default ConflictError offers both, but
-        for mode "w", which removes it.
+        Whether to take over what another writer has left, or to remove it. By default a ConflictError offers both; mode
+        "w" removes it.
     """
     if resume and mode == "w":
         raise ValueError("mode 'w' begins with an empty group, and cannot resume; write mode='a'")
@@ -270,7 +270,7 @@ def _version(path: str, *, replace: bool) -> Version | None:
 
 
 def _left(work: str, version: Version | None) -> str | None:
-    """Return the version that a writer began with who left changes; None if there are none, or the archive has them."""
+    """Return the version from which a writer began that left changes, unless the archive has them."""
     (head,) = LocalStore(work).head([NOTE], _NOTE_NBYTES)
     if not isinstance(head, Head):
         return None
@@ -314,7 +314,7 @@ def _forgotten(lock: FileIO, path: str) -> None:
 
 @contextmanager
 def abandoned(url: str, storage_options: Mapping[str, Any]) -> Iterator[str | None]:
-    """Give the directory that a writer of an archive has left; None if there is none, or if the writer is at work.
+    """Return the directory that a writer of an archive left behind; None if there is none or the writer is at work.
 
     No other writer begins in the ``with`` block.
     """

@@ -90,7 +90,7 @@ def home_in_file(file: BinaryFile) -> Archive:
 
 
 def _unlisted(store: Store) -> str:
-    """Say that nothing but a manifest could have shown a group, if that is so."""
+    """Say so if only a manifest could have shown a group."""
     try:
         store.listing()
     except UnsupportedError:

@@ -24,7 +24,7 @@ def require_free(
 
     `kinds` has the names of objects that may be replaced, and the first bytes of each; messages call them `what`.
     `name` is the object to write; a directory excludes ``""``. Objects in `never` show that something else is there.
-    With `alone`, a directory with other files, but none of `kinds`, is an error.
+    With `alone`, a directory that has other files but none of `kinds` is an error.
     """
     names = sorted({name, *kinds, *never})
     heads = dict(zip(names, store.head(names, max(1, *map(len, kinds.values()))), strict=True))

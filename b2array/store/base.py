@@ -242,7 +242,7 @@ class Store(ABC):
 
     @abstractmethod
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        """Read the first `nbytes` bytes from `offset` on of several objects at once, as they are now.
+        """Read `nbytes` bytes at `offset` of several objects at once, as they are now.
 
         A shorter object gives fewer. If an object cannot be read, its item is the error; this function raises none.
         """
@@ -596,7 +596,7 @@ def in_one_state(function: Callable[[], T]) -> T:
 
 
 def check_span(url: str, span: Span) -> Span:
-    """Refuse a span that is no range, because it was computed from damaged bytes."""
+    """Refuse a span that is not a range: it was computed from damaged bytes."""
     if not 0 <= span.start <= span.stop:
         raise FormatError(f"{where(url, span.name)}: expected a range of bytes, found {span.start} to {span.stop}")
     return span

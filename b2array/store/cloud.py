@@ -223,7 +223,7 @@ class CloudStore(FsspecStore):
 
 
 async def _of_object(request: Callable[..., Awaitable[_T]], fs: Any, path: str, *args: Any) -> _T:
-    """Send a request about an object: a bucket is none, though the clients would ask for it."""
+    """Send a request about an object. A bare bucket is not an object; refuse it here, because the clients would not."""
     if "/" not in path.strip("/"):
         raise FileNotFoundError(path)
     return await request(fs, path, *args)

@@ -21,9 +21,9 @@ __all__ = ["Keeper", "allow", "count_use", "keep", "limit", "open_descriptor"]
 
 _FEWEST, _MOST = 16, 1024
 _SHARE = 4
-"""Stores keep one of so many descriptors; locks, the user's files and connections need the others."""
+"""Stores keep one in this many descriptors; locks, the user's files and connections need the others."""
 _GONE: Final = 4
-"""Where too many files are open, one of so many is closed, so that not each new one has to look for the oldest."""
+"""If too many files are open, one in this many is closed, so that not every new file has to look for the oldest."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 count_use = itertools.count().__next__

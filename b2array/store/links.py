@@ -104,11 +104,11 @@ class OpenDirectory:
         return files, others
 
     def status(self, name: str) -> os.stat_result:
-        """Return the status of a file; of a link that of the link."""
+        """Return the status of a file, or of the link itself."""
         return os.stat(self._name(name), dir_fd=self.fd, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it exists; of a link the link."""
+        """Remove a file or link, if it exists; what the link points to stays."""
         with suppress(FileNotFoundError):
             os.unlink(self._name(name), dir_fd=self.fd)
 

@@ -64,7 +64,7 @@ else:
 
 
 _COUNTER = slice(8, 16)
-"""Where a lock file has its counter. The bytes before it are zeros, and there are none behind it."""
+"""Where a lock file has its counter. The bytes before it are zeros, and nothing follows it."""
 
 
 _READ_AND_WRITE = 0o666
@@ -132,7 +132,7 @@ def _open_lock(path: str, *, shared: bool) -> _LockFile:
 
 
 def _descriptor_of(path: str, flags: int) -> int:
-    """Open a lock file; a commit to very many members needs so many at once that the process may have to have more."""
+    """Open a lock file; for a commit to very many members, raise the limit of descriptors."""
     try:
         return open_itself(path, flags)
     except OSError as error:
@@ -166,7 +166,7 @@ else:
             if frame.st_gid != status.st_gid:
                 os.fchown(fd, -1, frame.st_gid)
             os.fchmod(fd, (status.st_mode & 0o777) | missing)
-        except OSError:  # we are no member of that group, or the file system has no permissions
+        except OSError:  # this process is not in that group, or the file system has no permissions
             return
 
 

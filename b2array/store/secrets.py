@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 __all__ = ["leaks", "redact", "redact_url", "secrets"]
 
-# A password may have slashes, as keys of S3 do, though they are not allowed there; a port has none.
+# A password may contain slashes, as S3 keys do, though URLs do not allow them there; a port cannot.
 _USER = re.compile(r"(?<=://)(?:[^/?\s'\"]*|[^/@?\s'\":\[]+:(?!:|\d+/)[^@?\s'\"]*)@")
 _QUERY = re.compile(r"(://[^'\"?]*)\?[^\s'\")]+")
 # Where a URL begins and ends is known, it may have white space and quotes, and a password question marks, too.

@@ -25,7 +25,7 @@ _STEP = 8 * 2**20
 _SMALL = 2**12
 """Pieces of fewer bytes are joined: by itself, each would take 100 bytes more."""
 _JOINED = 2**16
-"""Joined pieces get no more pieces from this many bytes on."""
+"""Stop joining once a piece has this many bytes."""
 
 
 class Segment(Protocol):
@@ -68,7 +68,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A segment in a file, from byte `reserved` on. Its writer may go on to append to the file."""
+    """A segment in a file, after its first `reserved` bytes. Its writer may go on to append to the file."""
 
     path: str
     reserved: int = 0
@@ -107,7 +107,7 @@ class Spool:
     Parameters
     ----------
     path : str, optional
-        Where to make a file when there are too many bytes; a temporary file without a name if left out.
+        Where to make a file when there are too many bytes; by default an unnamed temporary file.
     reserved : int, default 0
         Bytes to leave free at the beginning of the file, for a header.
     limit : float, default 32 MiB

@@ -82,7 +82,7 @@ def set_attributes(
     values: Mapping[str, Any],
     removed: Sequence[str],
 ) -> None:
-    """Set attributes and remove others, in one commit. KeyError: there is none of that name."""
+    """Set attributes and remove others, in one commit. KeyError if no snapshot has that name."""
     with addressing.open(url, "r+", storage_options=storage_options) as opened, opened.transaction() as changes:
         attrs = _attrs(changes)
         for name in removed:

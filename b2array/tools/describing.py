@@ -299,7 +299,7 @@ def difference(changes: Sequence[Box] | GroupDiff) -> Any:
 
 
 def difference_lines(changes: Sequence[Box] | GroupDiff) -> Iterator[str]:
-    """Yield differences as text: of a group a line for each member, of an array the keys that select the boxes.
+    """Yield differences as text: for a group a line for each member, for an array the keys that select the boxes.
 
     Examples
     --------

@@ -47,7 +47,7 @@ def expire(
         Drop snapshots of this age or more: in seconds, as text with a unit ("s", "min", "h", "d"), or those made before
         a moment. Their times were noted by the computers that made them. A moment without a time zone is local time.
     keep_last : int, optional
-        Keep as many of the newest ones, whatever their age.
+        Keep this many of the newest ones, whatever their age.
     dry_run : bool, default False
         Only say which snapshots would be dropped.
     storage_options : mapping, optional
@@ -109,7 +109,7 @@ def _entries(opened: Any) -> Sequence[Kept]:
 
 
 def _limit(older_than: str | float | timedelta | datetime | None) -> float:
-    """Return the time, in seconds since 1970, from which on snapshots stay."""
+    """Return the time, in seconds since 1970, since which snapshots stay."""
     if older_than is None:
         return inf
     if isinstance(older_than, datetime):

@@ -203,7 +203,7 @@ def _repair(
 
 
 def _read(store: Store, listed: tuple[Member, Row] | None) -> tuple[Snapshot, Salvaged]:
-    """Return the frame, and what is known about it. Of a member it may be the state that the group has `listed`."""
+    """Return the frame, and what is known about it. For a member, it may be the state that the group has `listed`."""
     try:
         revision = load(store)
     except (FormatError, UnsupportedError) as error:

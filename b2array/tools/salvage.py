@@ -270,7 +270,7 @@ class _Wreck:
         return header.cbytes + len(record) * (checksums.unpack_record(record) is not None)
 
     def _next_candidate(self, at: int) -> int:
-        """Find the next place from `at` on that has the sizes in the header of a chunk or an index."""
+        """Find the next place at or after `at` that looks like the header of a chunk or an index."""
         patterns = [struct.pack("<i", nbytes) for nbytes in self.index_sizes]
         if self.header.chunksize > 0:
             blocksize = struct.pack("<i", self.header.blocksize) if self.header.blocksize else b""

@@ -151,7 +151,7 @@ def _states(
     revisions: Collection[str],
     wanted: Collection[str],
 ) -> list[Snapshot]:
-    """Read revisions. Of a `wanted` one that is damaged or missing nobody knows which chunks it needs: that raises.
+    """Read revisions. If a `wanted` one is damaged or missing, the chunks that it needs are unknown: that raises.
 
     Raises
     ------

@@ -159,7 +159,7 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
 
 
 def _commit_before(there: _There, old: Collection[str]) -> None:
-    """Before objects of an object store go, see to it by a commit that no other commit needs them.
+    """Before removing objects, commit in the object store, so that no later commit needs them.
 
     ConflictError: another writer has committed since the look, and may need one of them. A writer that made sure of its
     objects before must do so again, because this commit comes first. No later chunk gets the name of one that goes: a
@@ -387,7 +387,7 @@ def repack(
     fs: AbstractFileSystem | None = None,
     progress: bool = False,
 ) -> Cleanup | Results:
-    """Rewrite a contiguous frame without dead space. Sparse frames have none: see `vacuum`.
+    """Rewrite a contiguous frame without dead space. Sparse frames have no dead space: see `vacuum`.
 
     Parameters
     ----------

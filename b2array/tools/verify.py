@@ -101,7 +101,7 @@ class Verdict(IntEnum):
 class Findings:
     """The result of looking at every chunk.
 
-    Of the chunks that are in order, `verdicts` has a `Verdict` each, 0 stands for all others. `records` has the CRC of
+    For each chunk in order, `verdicts` has a `Verdict`; 0 stands for all others. `records` has the CRC of
     each checksum record that matches its chunk. `live` counts their bytes and their checksum records. `heads`
     has their heads, if these are asked for: they take more memory than all the rest.
     """
@@ -208,7 +208,7 @@ def verify(
 
     Header, index and trailer are compared with their fingerprint. Each chunk's head and its checksum record are
     checked. Where the store can be listed, missing and orphaned files are found too. It checks what is stored now, even
-    if a handle shows an earlier state, and all snapshots; of a handle that shows a snapshot, only that.
+    if a handle shows an earlier state, and all snapshots; for a handle that shows a snapshot, only that snapshot.
 
     Parameters
     ----------
@@ -522,7 +522,7 @@ def _inspect_kept(
 
 
 def _unreadable(revision: Snapshot) -> Iterator[Problem]:
-    """Find what nothing but reading tells of in frames without a fingerprint: a damaged layout or attribute."""
+    """Find damage that only reading reveals in frames without a fingerprint: in the layout or attributes."""
     state = revision.state
     checks: dict[str, Callable[[], object]] = {
         f"attribute {name!r} of {revision.url}": partial(state.attr, name) for name in state.attr_names
@@ -548,7 +548,7 @@ def inspect(
     """Look at every chunk: at its head, its checksum record and one block, or with `deep` at everything.
 
     The snapshot must not have been read from before. `files` are the store's objects, if it can list them. `numbers`
-    are the chunks to look at, if these are not all.
+    are the chunks to check; by default all.
     """
     inspector = _Inspector(revision, deep, files, keep_heads)
     stored = np.flatnonzero(revision.frame.offsets >= 0) if numbers is None else np.array(numbers, np.int64)

@@ -214,7 +214,7 @@ def _change_units(
 
 
 def _replace(target: Group, name: str, array: NDArray, variable: xr.Variable) -> NDArray:
-    """Store an array anew, with other values, and its attributes, without the ones that say what the values mean."""
+    """Replace a stored array; keep its attributes, except the ones that say what values mean."""
     kept = {key: value for key, value in array.attrs.items() if key not in (*UNITS, "dtype", "_FillValue")}
     form = _form(array)
     if variable.dtype != array.dtype:
@@ -293,7 +293,7 @@ def _check_new(
     arrays: Mapping[str, NDArray],
     task: Task,
 ) -> None:
-    """Refuse new variables if the mode allows none, or if their sizes do not fit the existing ones."""
+    """Refuse new variables if the mode forbids them, or if their sizes do not fit the existing ones."""
     if new and task.mode == "r+":
         raise ValueError(
             f"the dataset contains non-pre-existing variables: {target.url} has no variables {sorted(new)}; mode='a' "

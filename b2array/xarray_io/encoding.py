@@ -225,7 +225,7 @@ def _require_plain(name: str, variable: xr.Variable) -> None:
 
 
 def _check_unmarked(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.Variable:
-    """Return an encoded variable if no item has the value that marks missing ones, but those that are missing.
+    """Return an encoded variable if only missing items have the value that marks them.
 
     Whoever gives the mark as an attribute has encoded the items himself, and may have marked some.
     """
@@ -488,8 +488,8 @@ def as_stored(
 ) -> xr.Variable:
     """Encode a variable as the existing one is encoded, with its dimensions in the same order.
 
-    Text from objects may come out wider than the stored text. `bounded` has units and calendar of the coordinate that
-    the variable has the bounds of: bounds have none themselves.
+    Text from objects may come out wider than the stored text. If the variable holds the bounds of a coordinate,
+    `bounded` has the units and calendar of that coordinate: bounds do not store them.
     """
     _require_plain(name, variable)
     attrs = {key: value for key, value in attributes_of(array.attrs).items() if key in (*_CODED, "dtype")}

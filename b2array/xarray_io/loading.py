@@ -95,7 +95,7 @@ def _read_with_others(question: _Question) -> Any:
     others = _others_to_load()
     if not others:
         return _read_alone(question)
-    # Members of a group that is far away are opened only now, and each waits for its own requests.
+    # Members of a remote group are opened only now, and each waits for its own requests.
     every = [question, *(asked for _, asked in others)]
     arrays = list(threads.ahead(_open, every, min(len(every), _OPENED_AT_ONCE)))
     answers = read_many(

@@ -222,7 +222,7 @@ def _tries(nodes: Sequence[Node], task: Task) -> Iterator[bool]:
 KEYWORDS: Final = {
     name: each.default for name, each in inspect.signature(to_b2array).parameters.items() if name not in ("ds", "url")
 }
-"""The same with what they are if they are left out."""
+"""The same with the defaults filled in."""
 
 
 # What is asked for.
