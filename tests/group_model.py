@@ -48,7 +48,7 @@ PAIR = ("a", "b")
 SINGLES = ("c", "sub/d")
 """Changed in every way that the place allows."""
 PLAIN = "e"
-"""Never made again: changed in place, through handles of its own."""
+"""Always there: changed in place, through handles of its own, and replaced by its URL."""
 NAMES = (*PAIR, *SINGLES, PLAIN)
 
 DATASET = "x"
@@ -81,6 +81,11 @@ class Settings:
     is_local: bool = True
     threads: int = 1
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_list_of_files(self) -> bool:
+        """Whether the files are the list of the members, so that a new file makes one."""
+        return "://" not in self.url
 
 
 class Journal:
@@ -176,7 +181,8 @@ class Writer(Worker):
             (8, self.change_pair), (3, self.change_together), (3, self.make), (4, self.fill), (5, self.append),
             (2, self.delete), (3, self.carry), (2, self.change_plain), (1, self.clean), (1, self.replace_all),
             (3, self.derive), (3, self.change_by_forks), (3, self.change_pair_by_forks), (4, self.store),
-            (1, self.keep), (3, self.extend_dataset), (3, self.change_dataset),
+            (2, self.keep), (2, self.keep_unread), (2, self.go_back), (1, self.drop), (2, self.make_by_url),
+            (3, self.extend_dataset), (3, self.change_dataset),
         ]  # fmt: skip
         verb = self.random.choices([verb for _, verb in verbs], [weight for weight, _ in verbs])[0]
         refused = ConflictError if verb in self.together else REFUSED
@@ -259,6 +265,16 @@ class Writer(Worker):
 
     def make(self) -> None:
         self.new(self.group, self.single(), overwrite=self.random.random() < 0.7)
+
+    def make_by_url(self) -> None:
+        """Replace an array by its URL, or make it, where that makes a member."""
+        name = self.random.choice([PLAIN, *SINGLES]) if self.settings.is_list_of_files else PLAIN
+        layout = "sparse" if name == PLAIN else self.layout()
+        self.will(name, "set")
+        b2array.asarray(
+            self.rows(), url=f"{self.settings.url}/{name}.b2nd", chunks=(2, 2), layout=layout, overwrite=True,
+            storage_options=self.settings.options,
+        )  # fmt: skip
 
     def delete(self) -> None:
         self.remove(self.group, self.single())
@@ -366,6 +382,27 @@ class Writer(Worker):
             rows = {name: rows_of(changes[name]) for name in NAMES if name in changes}
             changes.snapshot(self.random.choice(SNAPSHOTS), json.dumps(rows), replace=True)
 
+    def keep_unread(self) -> None:
+        """Keep what is there, whatever that is: nobody is in the way of this."""
+        self.group.snapshot(self.random.choice(SNAPSHOTS), json.dumps(None), replace=True)
+
+    def drop(self) -> None:
+        self.group.drop_snapshot(self.random.choice(SNAPSHOTS))
+
+    def go_back(self) -> None:
+        """Restore a snapshot, and append a row to each member, so that they can be told from those of before."""
+        with self.group.transaction() as changes:
+            changes.restore(self.random.choice(SNAPSHOTS))
+            for name in NAMES:
+                if name not in changes:
+                    self.will(name, "delete")
+                    continue
+                self.will(name, "carried", rows_of(changes[name]))
+                changes[name].append(np.full((1, COLUMNS), self.value))
+            for name in PAIR:
+                if name in changes:
+                    changes[name].attrs["value"] = self.value
+
     # A dataset, by xarray.
 
     def extend_dataset(self) -> None:
@@ -430,6 +467,7 @@ class Reader(Worker):
     def __init__(self, settings: Settings, thread: int) -> None:
         super().__init__(settings, thread)
         self.old: list[tuple[str, list[int], b2array.NDArray]] = []
+        self.kept: dict[tuple[str, str], dict[str, list[int]]] = {}
 
     def step(self) -> None:
         looks = [self.look, self.look, self.look_slowly, self.look_back, self.look_by_url, self.look_at_all]
@@ -517,6 +555,10 @@ class Reader(Worker):
         if after is not None and (after.time, after.message) == (before.time, before.message):
             self.journal.note(event="snapshot")
             compare_with_message(before.message, found)
+            self.compare({each: found.get(each) for each in PAIR})
+            known = self.kept.setdefault((name, str(before.time)), found)
+            if found != known:
+                raise AssertionError(f"expected that the snapshot {name} shows {known}, as before, found {found}")
 
     def look_at_the_dataset(self) -> None:
         group = self.open(follow=False)
@@ -538,7 +580,7 @@ class Reader(Worker):
 def compare_with_message(message: str, found: Mapping[str, list[int] | None]) -> None:
     """Compare a snapshot with what its message says."""
     expected = json.loads(message)
-    if found != expected:
+    if expected is not None and found != expected:
         raise AssertionError(f"expected a snapshot of {expected}, found {found}")
 
 

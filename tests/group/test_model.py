@@ -90,10 +90,13 @@ class Play:
         self.url, self.options, self.is_local = url, options, is_local
         self.journal = journal / "journals"
         self.journal.mkdir()
-        group = open_group(url, "w", storage_options=options)
-        first = Change(PLAIN, "set", 1, 0, outcome="ok", seen=0)
-        group.create(PLAIN, data=np.full((3, 3), first.value), chunks=(2, 2), layout="sparse")
-        self.first = first
+        self.first = first = Change(PLAIN, "set", 1, 0, outcome="ok", seen=0)
+        # An array that is there before the group, which the first change of the group to it adopts.
+        b2array.asarray(
+            np.full((3, 3), first.value), url=f"{url}/{PLAIN}.b2nd", chunks=(2, 2), layout="sparse",
+            storage_options=options,
+        )  # fmt: skip
+        open_group(url, "a", storage_options=options)
         new = group_model.dataset(7, is_new=True)
         encoding = {name: {"chunks": (1, 2), "layout": "sparse"} for name in "uv"}
         to_b2array(
