@@ -4,7 +4,7 @@
 
 Threads change arrays of one chunk in a bucket: a server in this process, which speaks as much of S3's protocol as that
 takes. Each request takes `--latency` milliseconds, 30 by default. With ``--service gcs`` the writes of one object are a
-second apart, as Google allows in the long run: an earlier one waits.
+second apart, as Google allows in the long run: one that comes earlier waits, unless it is refused.
 
 So that the time of processors does not count, everything takes `--slower` times as long as it says, also the pauses of
 writers that came second; the figures are for the seconds of the simulated service. A run takes `--seconds` of these.
@@ -47,20 +47,25 @@ class Bucket:
         """Return the status, the content and the ETag that answer a request."""
         self.requests += 1
         await asyncio.sleep(self.latency / 2)
-        if method == "PUT" and self.interval:
-            now = asyncio.get_running_loop().time()
-            begin = max(now, self.free.get(path, 0))
-            self.free[path] = begin + self.interval
-            await asyncio.sleep(begin - now)
+        clock = asyncio.get_running_loop().time
+        while method == "PUT" and self.fits(path, headers) and (wait := self.free.get(path, 0.0) - clock()) > 0:
+            await asyncio.sleep(wait)
         result = self._carried_out(method, path, headers, body)
+        if method == "PUT" and result[2]:
+            self.free[path] = clock() + self.interval
         await asyncio.sleep(self.latency / 2)
         return result
+
+    def fits(self, path: str, headers: dict[str, str]) -> bool:
+        """Whether the conditions of a request to write hold."""
+        _, tag = self.objects.get(path, (b"", ""))
+        expected = headers.get("if-match")
+        return not ("if-none-match" in headers and tag) and (expected is None or expected.strip('"') == tag)
 
     def _carried_out(self, method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[str, bytes, str]:
         content, tag = self.objects.get(path, (b"", ""))
         if method == "PUT":
-            expected = headers.get("if-match")
-            if ("if-none-match" in headers and tag) or (expected is not None and expected.strip('"') != tag):
+            if not self.fits(path, headers):
                 return "412 Precondition Failed", error("PreconditionFailed"), ""
             self.objects[path] = body, hashlib.md5(body).hexdigest()
             return "200 OK", b"", self.objects[path][1]
