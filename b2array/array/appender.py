@@ -20,7 +20,7 @@ __all__ = ["Appender", "append"]
 
 
 def append(handle: Handle, values: Any, axis: int) -> None:
-    """Put values behind the last items of an array; see `NDArray.append`."""
+    """Put values after the last items of an array; see `NDArray.append`."""
     handle.require_writable()
     before = handle.source.state.require_layout()
     streamed = copying.is_sliceable(values)

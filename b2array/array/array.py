@@ -461,7 +461,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
                 resize.resize(draft, wanted)
 
     def append(self, values: Any, axis: int = 0) -> tuple[int, ...]:
-        """Put values behind the last items along an axis, in one commit, and return the new shape.
+        """Put values after the last items along an axis, in one commit, and return the new shape.
 
         What other writers append at the same time stays. Values that are not in memory, such as a dataset of h5py, are
         read a part at a time.
@@ -491,8 +491,8 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
     def insert(self, values: Any, index: SupportsIndex, axis: int = 0) -> tuple[int, ...]:
         """Put values before a position along an axis, in one commit, and return the new shape.
 
-        Chunks before that position stay as they are. Those behind move as a whole if the values are whole chunks, and
-        are encoded again otherwise.
+        Chunks before that position stay as they are. The chunks after them move as a whole if the values are whole
+        chunks, and are encoded again otherwise.
 
         Parameters
         ----------
@@ -600,7 +600,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         """Return an array of xarray, which is read when its values are needed.
 
         It has the name of the file, its dimensions are `dims`, and values are decoded by the CF conventions. The
-        coordinates of a dataset are arrays beside this one: `Group.to_xarray` also returns them.
+        coordinates of a dataset are arrays next to this one: `Group.to_xarray` also returns them.
 
         Parameters
         ----------

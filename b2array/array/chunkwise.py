@@ -229,7 +229,7 @@ class Work:
         return wanted
 
     def _has_shape_of(self, model: NDArray | View) -> bool:
-        """Say whether an array has the common shape, or a rest behind it that was trimmed."""
+        """Say whether an array has the common shape, or a rest after it that was trimmed."""
         if model.ndim != len(self.shape):
             return False
         extents = zip(model.shape, self.shape, self.factors, strict=True)

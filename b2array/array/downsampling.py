@@ -58,7 +58,7 @@ def downsample(
         of integers is rounded to the nearest one, to the even one of two. "first" suits numbers that stand for
         something, such as labels. A function takes an array and a tuple of axes, as `numpy.median` does.
     boundary : {"pad", "trim", "exact"}, default "pad"
-        What becomes of items behind the last whole block. "pad": they form a smaller block, "trim": they are dropped,
+        What becomes of items after the last whole block. "pad": they form a smaller block, "trim": they are dropped,
         "exact": they are an error.
     url : str or os.PathLike, optional
         Where to store it; in memory by default.

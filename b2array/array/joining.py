@@ -55,7 +55,7 @@ def concatenate(
 
     Arrays and result may be larger than memory. Chunks of b2array's arrays are copied without decoding them where they
     become whole chunks of the result: chunks, blocks and type are the same, and no compression is asked for. Only
-    chunks in which two arrays meet, and those behind, up to the next array that begins where a chunk begins, are
+    chunks in which two arrays meet, and the ones after them, up to the next array that begins where a chunk begins, are
     encoded again.
 
     Parameters
@@ -85,7 +85,7 @@ def concatenate(
 
     See Also
     --------
-    NDArray.append : Puts values behind those that are there.
+    NDArray.append : Appends values to an array.
     from_blocks : Stores blocks that are made one after the other.
 
     Examples

@@ -254,7 +254,7 @@ class MetaHeader(NamedTuple):
 
     @property
     def section_nbytes(self) -> int:
-        """Size in bytes of this header, the metadata, the reserved bytes behind them, and the checksum."""
+        """Size in bytes of this header, the metadata, the reserved bytes after them, and the checksum."""
         return META_HEADER_LEN + self.max_meta_size + digest_size(self.checksum)
 
 

@@ -47,7 +47,7 @@ _STRIDE = 64 * 2**10
 """Bytes to read at once if the file does not say how large its chunks are."""
 
 _WINDOW_NBYTES = 32 * 2**20
-"""Uncompressed bytes to hold beside the result."""
+"""Uncompressed bytes to hold besides the result."""
 
 _ALL = 2**63
 
@@ -133,7 +133,7 @@ class Reader:
             used = np.flatnonzero(entries != -1)
             if len(used):
                 count, length = (position - start) // 8 + int(used[0]), int(entries[0]) - start
-                # The first slot may be filled in: the first chunk comes right behind the table.
+                # The first slot may be filled in: the first chunk comes right after the table.
                 return length // 8 if not count and 0 < length < size and not length % 8 else count
         return (end - start) // 8
 
@@ -369,7 +369,7 @@ class Reader:
         return prefix_errors(f"chunk {chunk.number} of {self.url}", decoded)
 
     def _verify(self, view: memoryview) -> memoryview:
-        """Return the bytes of a chunk after comparing their checksum, which is behind them."""
+        """Return the bytes of a chunk after comparing their checksum, which is after them."""
         cbytes = ChunkHeader.unpack(view).cbytes
         stop = cbytes + head.digest_size(self.header.checksum)
         if stop > len(view):

@@ -143,11 +143,11 @@ def decode(
     *,
     margin: int = 0,
 ) -> None:
-    """Decode blocks of full size that lie anywhere in `region` into `out`, one behind the other.
+    """Decode blocks of full size that lie anywhere in `region` into `out`, one after the other.
 
     `starts` and `stops` say where each block begins and where it ends at the latest. If `region` is writable, the bytes
     in front of the blocks are used as scratch space and restored, which saves a copy: no other thread may use it at the
-    same time. So may be `margin` bytes behind each block, which are not restored; `margin_behind` are enough.
+    same time. So may be `margin` bytes after each block, which are not restored; `margin_behind` are enough.
     """
     if params.fmt == CodecFormat.ZSTD and params.neblock <= LONGEST_ZSTD:
         if params.shuffle == NOSHUFFLE:
@@ -240,7 +240,7 @@ def _pack_blocks(
     stops: Sequence[int],
     longest: int,
 ) -> tuple[memoryview, Sequence[int], Sequence[int]]:
-    """Copy blocks of at most `longest` bytes one behind the other; return them, and where each begins and ends."""
+    """Copy blocks of at most `longest` bytes one after the other; return them, and where each begins and ends."""
     pieces = [region[start : min(stop, start + longest)] for start, stop in zip(starts, stops, strict=True)]
     edges = list(accumulate(map(len, pieces), initial=0))
     return memoryview(b"".join(pieces)), edges[:-1], edges[1:]

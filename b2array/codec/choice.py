@@ -65,7 +65,7 @@ def choose(
 
     The sizes of an item and of a block are in bytes; `blockshape` is for codecs that know dimensions.
     """
-    # Before its version 3.3.2 the C library lost bytes behind the last item of a block.
+    # Before its version 3.3.2 the C library lost bytes after the last item of a block.
     whole = blocksize % typesize == 0 and len(data) % typesize == 0
     candidates = [each for each in _candidates(cparams) if each.suits(typesize, whole)]
     tried = [each.at(typesize) for each in candidates]
@@ -186,7 +186,7 @@ def _changes(pieces: Bytes, typesize: int) -> npt.NDArray[np.int64]:
 
 
 def _pieces(data: Bytes, typesize: int, length: int, count: int) -> tuple[Bytes, Bytes]:
-    """Return one piece of a chunk, and the others one behind the other."""
+    """Return one piece of a chunk, and the others one after the other."""
     room = len(data) - length
     pieces = []
     for i in range(count):

@@ -80,7 +80,7 @@ class ChunkHead:
 class Stored:
     """The bytes of a chunk that are in memory: a region, and where in it each block lies that is there.
 
-    Decoding may overwrite `margin` bytes behind each block, together with the block: then a block can be decoded only
+    Decoding may overwrite `margin` bytes after each block, together with the block: then a block can be decoded only
     once.
     """
 
@@ -102,7 +102,7 @@ class Stored:
 def head_nbytes(buf: Buffer, header: ChunkHeader | None = None) -> int:
     """Return how many bytes of a chunk `unpack_head` needs, given its first 32 (at least 16) bytes.
 
-    The size of a dictionary stands behind the block starts: if `buf` ends before it, the largest size is assumed.
+    The size of a dictionary stands after the block starts: if `buf` ends before it, the largest size is assumed.
     """
     header = ChunkHeader.unpack(buf) if header is None else header
     if header.special == Special.VALUE:

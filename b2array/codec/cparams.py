@@ -103,7 +103,7 @@ class CParams:
     filter_slots: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The six filter ids of a header, the given ones in the last slots; with "auto", shuffle until there are data."""
     meta_slots: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """The six filter metas of a header, as unsigned bytes, beside `filter_slots`."""
+    """The six filter metas of a header, as unsigned bytes, as for `filter_slots`."""
 
     def __post_init__(self) -> None:
         if self.clevel == _OF_CODEC:

@@ -70,7 +70,7 @@ def decompress(chunk: Buffer) -> bytes:
     Parameters
     ----------
     chunk : bytes-like
-        The chunk. Bytes behind it are ignored.
+        The chunk. Bytes after it are ignored.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def decode_blocks(
     context: Context = NO_CONTEXT,
     reference: Bytes | None = None,
 ) -> None:
-    """Decode the blocks `numbers` into `out`, one behind the other. Their bytes must be in `stored`.
+    """Decode the blocks `numbers` into `out`, one after the other. Their bytes must be in `stored`.
 
     The numbers increase (a range must have step 1); a short last block can only come last. `reference` is the result of
     `accept`; DELTA needs it unless block 0 is the first.
@@ -242,7 +242,7 @@ def decode_tile(
 
 
 def scratch_margins(head: ChunkHead, nblocks: int) -> tuple[int, int]:
-    """Return how many bytes in front of `nblocks` blocks and behind each of them decoding can use as scratch space."""
+    """Return how many bytes before `nblocks` blocks and after each of them decoding can use as scratch space."""
     header = head.header
     # DELTA decodes the first block twice. Raw blocks, and blocks of more streams than C-Blosc 1 knows, never change.
     fixed = FilterId.DELTA in header.filters or header.memcpyed or header.nstreams > cblosc.MAX_SPLIT
@@ -261,7 +261,7 @@ def check_plausible_size(
     nbytes = len(numbers) * header.block_nbytes
     if not header.has_streams or nbytes <= STEP_NBYTES:
         return
-    # The region alone proves nothing: the margins behind the blocks may be larger than the blocks.
+    # The region alone proves nothing: the margins after the blocks may be larger than the blocks.
     pick = _as_index(numbers)
     if nbytes <= _ALWAYS_PLAUSIBLE * min(int((stored.stops[pick] - stored.starts[pick]).sum()), len(stored.region)):
         return

@@ -148,7 +148,7 @@ FIELDS = (
     HeaderField("flags2", "B", "bit 0: blocks of any size"),
     HeaderField("blosc2_flags", "B", "bit 0: dictionary; 4-6: special value"),
 )
-"""The fields of a chunk header in their order, without gaps. A Blosc1 header ends behind `cbytes`."""
+"""The fields of a chunk header in their order, without gaps. A Blosc1 header ends after `cbytes`."""
 
 _NBLOSC1 = 7
 _BLOSC1 = struct.Struct("<" + "".join(field.format for field in FIELDS[:_NBLOSC1]))

@@ -137,7 +137,7 @@ class Ndlz(Codec):  # type: ignore[misc]  # numcodecs has no type hints
                         raise FormatError(f"expected the token 0 of a cell at the edge of a block, found {data[at]}")
                     at += 1 + min(edge, height - top) * min(edge, width - left)
         except IndexError:
-            at = _BEYOND  # at the end of the stream, or behind bytes that are not a token
+            at = _BEYOND  # at the end of the stream, or after bytes that are not a token
         if at != len(data):
             last = next((place for place in reversed(places) if place < len(data)), None)
             token = "none" if last is None else f"the last token, {data[last]}, at byte {last}"

@@ -58,7 +58,7 @@ def splice(
 
     count = len(numbers)
     if header.special:
-        # All old blocks are the same: encode one of them, behind the new ones.
+        # All old blocks are the same: encode one of them, after the new ones.
         filling = _filling(old)
         if (data[:1] == filling).all() and (data == filling).all():
             return bytes(old.region)
@@ -76,7 +76,7 @@ def splice(
 
     pieces: list[Buffer] = []
     done = 0
-    # The last turn copies the blocks behind the last new one.
+    # The last turn copies the blocks after the last new one.
     stops = (*numbers, header.nblocks)
     blocks = (*new[:count], b"")
     for number, block in zip(stops, blocks, strict=True):
@@ -99,7 +99,7 @@ def _params(
     cparams: CParams,
     blockshape: tuple[int, ...] | None,
 ) -> CParams | None:
-    """Return parameters with the filters for new blocks beside old ones, or None if they cannot be in one chunk."""
+    """Return parameters with the filters for new blocks among old ones, or None if they cannot be in one chunk."""
     header = old.head.header
     if cparams.is_lossy and header.memcpyed:  # a raw chunk keeps its header, which may note bits
         return None

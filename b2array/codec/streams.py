@@ -1,7 +1,7 @@
 """The streams in a block: where they are, whether they are valid, and runs as streams of a codec.
 
-A block is a row of streams, each behind its size. A size of 0 means a run of zeros. A size of -n, with a token behind
-it, means a run of the byte n. Codecs do not know runs.
+A block is a row of streams, each after its size. A size of 0 means a run of zeros. A size of -n, with a token after it,
+means a run of the byte n. Codecs do not know runs.
 
 Source: "Blosc Chunk Format", section Blocks.
 """

@@ -127,7 +127,7 @@ class Zfp(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         """Compress a block; return it as it is if it cannot be kept within its bounds."""
         self.check_rate()
         items = np.frombuffer(buf, self._dtype).reshape(self._shape)
-        if not np.isfinite(items).all():  # ZFP makes any numbers of them, and of those beside them
+        if not np.isfinite(items).all():  # ZFP makes any numbers of them, and of those next to them
             return buf
         payload: bytes = _zfpy().compress_numpy(items, write_header=False, **self._how)
         # A tolerance below the resolution of a type cannot be kept.
@@ -148,7 +148,7 @@ class Zfp(Codec):  # type: ignore[misc]  # numcodecs has no type hints
 
     def _decompress(self, payload: Buffer) -> npt.NDArray[Any]:
         zfpy = _zfpy()
-        # ZFP reads on behind a payload that is cut short. No cell takes more than two bits for each bit of its items,
+        # ZFP reads on past a payload that is cut short. No cell takes more than two bits for each bit of its items,
         # a sign of life and an exponent.
         cells = math.prod(-(-n // _MIN_EXTENT) for n in self._shape)
         most = cells * (_MIN_EXTENT ** len(self._shape) * self._dtype.itemsize * 2 + 2) + 16

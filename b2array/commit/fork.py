@@ -8,7 +8,7 @@ to them, and where the process of the transaction can reach them:
 * beside a contiguous local file, in a directory with one file for each pickle that comes back;
 * elsewhere in the pickle itself: for arrays in memory, and for contiguous frames in object stores.
 
-A journal beside the chunks tells `vacuum` that somebody still needs them. The process of the transaction keeps it
+A journal next to the chunks tells `vacuum` that somebody still needs them. The process of the transaction keeps it
 young. Only what this process has made, or what came back to it, is removed if the transaction fails: `vacuum` removes
 the rest.
 """
@@ -193,7 +193,7 @@ def discard(point: ForkPoint) -> None:
 
 
 def tidy(point: ForkPoint) -> None:
-    """Remove the journal, and the directory beside a file, as far as possible."""
+    """Remove the journal, and the directory next to a file, as far as possible."""
     store = point.journal_store
     with suppress(OSError, B2ArrayError):
         if store is not None and point.place:
@@ -295,7 +295,7 @@ def change_of(draft: Draft) -> ChangeSet:
         digests=digests,
         attrs={name: point.attr(name) for name in change.attrs},
     )
-    # The rows of its own begin behind those of the transaction.
+    # The rows of its own begin after those of the transaction.
     codes = np.where(is_spooled(codes), codes + draft.staging.inherited, codes)
     return replace(change, codes=codes, made=draft.staging.made.rows(), of_fork=of_fork)
 

@@ -114,7 +114,7 @@ def _groups_around(store: Store, mark: str) -> list[tuple[Path, str]]:
         return []
     place = Path(store.url)
     place = place.resolve() if place.is_symlink() else place
-    if place.name.endswith(TEMPORARY):  # no log names the places beside members
+    if place.name.endswith(TEMPORARY):  # no log names the places next to members
         return []
     return [(outer, place.relative_to(outer).as_posix()) for outer in place.parents if (outer / mark).exists()]
 

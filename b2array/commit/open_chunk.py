@@ -63,7 +63,7 @@ class Form:
         padded = layout.extended_chunks != layout.chunks or any(
             n % c for n, c in zip(layout.shape, layout.chunks, strict=True)
         )
-        # Values have no bytes for the gaps between fields and behind an extended float.
+        # Values have no bytes for the gaps between fields and after an extended float.
         gaps = layout.dtype.names is not None or layout.dtype.char in "gG"
         return (np.zeros if padded or gaps else np.empty)((count, layout.block_nbytes), np.uint8)
 

@@ -1,8 +1,8 @@
 """Files that no commit refers to: those of killed writers, of writers at work, and of older states.
 
-A write by many workers has a journal where its chunks wait: among the chunks of a sparse frame, or in a directory
-beside a file. Its name ends with `JOURNAL`. It says which chunks belong to the write: all of its files count as young
-as the youngest of them.
+A write by many workers has a journal where its chunks wait: among the chunks of a sparse frame, or in a directory next
+to a file. Its name ends with `JOURNAL`. It says which chunks belong to the write: all of its files count as young as
+the youngest of them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TYPES = {"first": int, "id": bytes, "generation": str}
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The record beside the chunks of a write that is not committed.
+    """The record next to the chunks of a write that is not committed.
 
     Its files have the number `first` or higher ones. `generation` is the state that it builds on; "" for a new array.
 
@@ -95,7 +95,7 @@ def read_journal(store: Store, name: str) -> Journal | None:
 
 
 def beside(url: str, digest: str) -> str:
-    """Return the directory beside a file where the chunks of a write into it wait."""
+    """Return the directory next to a file where the chunks of a write into it wait."""
     return f"{url}.{digest}{JOURNAL}{os.sep}"
 
 
@@ -157,9 +157,9 @@ def of_one_age(files: Mapping[str, Listed]) -> dict[str, Listed]:
 
 
 def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
-    """Find what writers did not finish, in a directory, and beside a file or directory.
+    """Find what writers did not finish, in a directory, and next to a file or directory.
 
-    What is beside it has its own name, without a path. A directory, whose name ends with a slash, is as young as the
+    What is next to it has its own name, without a path. A directory, whose name ends with a slash, is as young as the
     youngest file in it. A directory with nothing but files of other kinds is not among them.
     """
     found = {name: each for name, each in files.items() if name.endswith(TEMPORARY)}

@@ -151,7 +151,7 @@ def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
         return _packed(change, current, facts, Step.REPLACE_INDEX)
     if not facts.appendable:
         return Plan(Step.COMPACT)
-    # If all chunks are new, write them once, and not a second time behind the old ones.
+    # If all chunks are new, write them once, and not a second time after the old ones.
     all_new = change.numbers.size == current.frame.nchunks and not change.is_structural
     keeps_others = bool(current.state.annotations.kept)
     if all_new and not keeps_others and facts.header_room == len(current.header):
@@ -271,7 +271,7 @@ class _Placed(NamedTuple):
 
 
 def _placed(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
-    """Place the chunks that the indexes refer to one behind the other, in the order in which they were spooled."""
+    """Place the chunks that the indexes refer to one after the other, in the order in which they were spooled."""
     if not change.extents.size:
         return _Placed(index.NO_OFFSETS, change.extents[:, ::2], data_start)
     new = codes if change.new is not None else change.codes  # a large index is not searched

@@ -79,7 +79,7 @@ def _torn(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
 
 
 def append(draft: Draft, values: Array, axis: int) -> None:
-    """Put values of the array's type behind the last items along an axis."""
+    """Put values of the array's type after the last items along an axis."""
     old = draft.state.require_layout()
     length = old.shape[axis]
     shape = _with(old.shape, axis, length + values.shape[axis])
@@ -244,7 +244,7 @@ class Joint(NamedTuple):
 
 
 def joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) -> Joint:
-    """Check that values can be put behind or between the items of an array, as `numpy.concatenate` does.
+    """Check that values can be put after or between the items of an array, as `numpy.concatenate` does.
 
     Their type must be one that NumPy casts as "same_kind".
     """

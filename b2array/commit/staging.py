@@ -263,7 +263,7 @@ class Staging:
             self._window *= 2  # this one is taken as well: there are many other writers
 
     def _pass_others(self) -> None:
-        """Go on behind the files of other writers. Where they cannot be listed, each number is tried."""
+        """Go on after the files of other writers. Where they cannot be listed, each number is tried."""
         with suppress(OSError, B2ArrayError):
             numbers = [chunk_number(name) for name in self._store.listing()]
             self.reserve_up_to(max((number for number in numbers if number is not None), default=-1))

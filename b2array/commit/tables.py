@@ -1,6 +1,6 @@
 """Tables of python-blosc2 (`blosc2.CTable`): groups whose arrays are the columns. Only python-blosc2 may change these.
 
-A table has indexes and counters beside its columns, which a writer of a single column would leave behind: queries of
+A table has indexes and counters besides its columns, which a writer of a single column would leave behind: queries of
 python-blosc2 would then miss rows.
 
 Source: ``ctable_storage.py`` of python-blosc2.

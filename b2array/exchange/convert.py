@@ -112,7 +112,7 @@ def convert(
     src, dst : str or os.PathLike
         Files, directories or URLs. Their endings tell the formats: ``.b2nd`` and ``.b2frame``, ``.b2d`` and ``.b2z``
         for groups, ``.npy``, ``.zarr``, ``.h5``, ``.hdf5``, ``.hdf`` and ``.nc``, ``.blp``. Without such an ending, the
-        contents of a source tell its format. Name a member by a path, as in ``results.h5/run/pressure``, or behind
+        contents of a source tell its format. Name a member by a path, as in ``results.h5/run/pressure``, or after
         ``#``. A new member without a name is called ``data``.
     src_format, dst_format : {"b2nd", "b2d", "b2z", "npy", "zarr", "hdf5", "blp"}, optional
         The formats, if the endings do not tell them, or tell wrong ones.

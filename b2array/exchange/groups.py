@@ -52,7 +52,7 @@ class Container(Protocol):
 
 
 def members_of(url: str, storage_options: Storage) -> tuple[AnyGroup | Archive, dict[str, str], B2ArrayError | None]:
-    """Find the members of a group, or of the part of it that is named behind ``#``, with the frames of attributes.
+    """Find the members of a group, or of the part of it that is named after ``#``, with the frames of attributes.
 
     Return where they are, their paths by name, and why the list may be incomplete.
     """
@@ -161,7 +161,7 @@ def _path(prefix: str, name: str) -> str:
 
 @contextmanager
 def _building_b2d(url: str, settings: Options) -> Iterator[Building]:
-    """Write members in one commit. A name behind ``#`` is where in the group."""
+    """Write members in one commit. A name after ``#`` is where in the group."""
     address, prefix = split_member(url.removesuffix(ARRAY))
     storage = settings.storage_options or {}
     home = group_at(address, storage)
@@ -227,7 +227,7 @@ def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Bui
 
 @contextmanager
 def _building_b2z(url: str, settings: Options) -> Iterator[Building]:
-    """Write an archive. The frame of one member at a time is in a file beside it."""
+    """Write an archive. The frame of one member at a time is in a file next to it."""
     address, prefix = split_member(url.removesuffix(ARRAY))
     store = open_store(address, storage_options=settings.storage_options)
     (there,) = store.head([""], 1)

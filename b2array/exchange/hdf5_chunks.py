@@ -1,7 +1,7 @@
 """Chunks of HDF5 datasets that Blosc compressed, read and written without HDF5's own filters.
 
 A chunk passes through the filters of its dataset in order when it is written, and in reverse when it is read. A mask
-beside each chunk says which filters were skipped. Blosc2's filter stores a chunk as a contiguous frame: an array of
+next to each chunk says which filters were skipped. Blosc2's filter stores a chunk as a contiguous frame: an array of
 one chunk if it has several dimensions, else a super-chunk. The filter of Blosc 1 stores a chunk of that format.
 
 Sources: "HDF5 File Format Specification", sections Filter Pipeline Message and Data Layout Message; the registered

@@ -42,10 +42,10 @@ def find(
     exists: bool,
     at: str | None = None,
 ) -> tuple[Format, str]:
-    """Return the format of a file, and its URL with a member behind ``#``, as in ``results.h5#run/pressure``.
+    """Return the format of a file, and its URL with a member after ``#``, as in ``results.h5#run/pressure``.
 
     A given name tells the format, else the ending of the URL, else the contents of the file. A member may be named
-    behind ``#``, or as a path below its group, with or without the ending of its file. `at` names a snapshot: then the
+    after ``#``, or as a path below its group, with or without the ending of its file. `at` names a snapshot: then the
     format opens that.
     """
     kind, address = _find(url, name, storage_options, exists=exists)

@@ -306,7 +306,7 @@ def _building(
 ) -> Iterator[Building]:
     """Write one array or a hierarchy.
 
-    In a local directory it is made beside what it replaces, elsewhere in place.
+    In a local directory it is made next to what it replaces, elsewhere in place.
     """
     zarr = _zarr()
     (container, member), url = split_member(url), _parts(url)

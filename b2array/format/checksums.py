@@ -55,7 +55,7 @@ def record_nbytes(nblocks: int) -> int:
 def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int = -1) -> bytes:
     """Return the record of a chunk: checksums of its head (header, block starts, dictionary) and of its blocks.
 
-    A block ends at the next larger start. A chunk without streams counts as blocks of `blocksize` bytes behind its
+    A block ends at the next larger start. A chunk without streams counts as blocks of `blocksize` bytes after its
     header. A chunk that only says what fills it has no blocks.
 
     In a sparse frame, `number` is the number of the chunk's file. The record's own checksum continues from this number

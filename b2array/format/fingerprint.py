@@ -64,7 +64,7 @@ def fingerprint(header: Buffer, tail: Buffer) -> bytes:
 
 
 def frame_len(header: Buffer) -> int:
-    """Return the `frame_len` of a header: the size of the frame in bytes, or of its file beside the chunks."""
+    """Return the `frame_len` of a header: the size in bytes of the frame, or of its file without the chunks."""
     return int.from_bytes(header[_FRAME_LEN], "big")
 
 

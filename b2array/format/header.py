@@ -60,7 +60,7 @@ HEADER_FIELDS = (
     ("filter_meta", 79, "6s", "parameters of the filters"),
     ("other_flags2", 85, "B", "bit 0: dictionaries"),
 )
-"""The fields of a header, each behind a marker of msgpack: name, position, struct format, meaning."""
+"""The fields of a header, each after a marker of msgpack: name, position, struct format, meaning."""
 
 _MARKERS = {
     0x00: 0x9E, 0x01: 0xA8, 0x0A: 0xD2, 0x0F: 0xCF, 0x18: 0xA4, 0x1D: 0xD3, 0x26: 0xD3, 0x2F: 0xD2,
@@ -87,7 +87,7 @@ SPLITMODES: tuple[SplitMode, ...] = ("always", "never", "auto", "blosc2")
 
 
 class FrameType(IntEnum):
-    """Where the chunks are: in the frame's own file, or in files beside it."""
+    """Where the chunks are: in the frame's own file, or in files next to it."""
 
     CONTIGUOUS = 0
     SPARSE = 1

@@ -2,7 +2,7 @@
 
 A commit overwrites no data, so an earlier state needs only its own index. That is packed with the header and the
 metalayers of the state: `pack_state`. In a contiguous frame these bytes lie in front of the frame's index, where other
-software sees dead space. In a sparse frame a few bytes lie in the ledger, more of them in an object beside
+software sees dead space. In a sparse frame a few bytes lie in the ledger, more of them in an object next to
 ``chunks.b2frame``. The ledger is an entry of b2array's metalayer; other software keeps it as it is. This module does no
 I/O.
 """
@@ -301,7 +301,7 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
 
 
 def seal(packed: bytes) -> bytes:
-    """Return bytes with their digest behind them."""
+    """Return bytes with their digest after them."""
     return packed + _digest(packed)
 
 
@@ -384,7 +384,7 @@ def _numbers_of(rows: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[Any]:
 
 
 def _steps(header: Header, sizes: npt.NDArray[np.uint32]) -> Int64Array:
-    """Return for each chunk how far behind it the next one is expected."""
+    """Return for each chunk how far after it the next one is expected."""
     if header.frame_type == FrameType.SPARSE:
         return np.ones(sizes.size, np.int64)
     nblocks = -(-header.chunksize // header.blocksize) if header.chunksize > 0 < header.blocksize else 0

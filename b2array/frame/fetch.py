@@ -62,7 +62,7 @@ class Ask(NamedTuple):
 
 
 class _Planned(NamedTuple):
-    """Blocks to read: where each will begin in the buffer of `ask`, and the margin behind each."""
+    """Blocks to read: where each will begin in the buffer of `ask`, and the margin after each."""
 
     head: ChunkHead
     numbers: Numbers
@@ -309,7 +309,7 @@ class _Chunk:
         nblocks, frame = self.expected_nblocks(), self.source.frame
         if self.blocks is None or (nblocks == len(self.blocks) and not self.is_local):
             nbytes = frame.chunk_nbytes(self.number)
-            # Only instrumented chunks are larger. Bytes behind the chunk are ignored.
+            # Only instrumented chunks are larger. Bytes after the chunk are ignored.
             return (yield from self.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
         head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * frame.use_dict
         view = yield self.ask(0, max(head_nbytes, _FREE), leads=True)
@@ -358,7 +358,7 @@ class _Chunk:
         return (yield from self.take_whole(head, view))
 
     def take_whole(self, head: ChunkHead, view: memoryview) -> Steps:
-        """Compare a whole chunk with its checksums; `view` may have the record behind it."""
+        """Compare a whole chunk with its checksums; `view` may have the record after it."""
         stored = Stored.whole(view, head)
         cbytes, nblocks = head.header.cbytes, len(head.starts)
         behind = view[cbytes:]

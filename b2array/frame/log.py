@@ -155,7 +155,7 @@ TABLE: Final[Mapping[tuple[Standing, bool], Mapping[Kind, Action]]] = MappingPro
         (Standing.NOTHING, _UNSTAGED): _row(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.DONE),
         (Standing.OTHER, _STAGED): _row(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
         (Standing.OTHER, _UNSTAGED): _row(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
-        # The power failed while the header was written: behind it lies the tail that belongs to it.
+        # The power failed while the header was written: after it lies the tail that belongs to it.
         (Standing.DAMAGED, _STAGED): _row(Action.WRITE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
         (Standing.DAMAGED, _UNSTAGED): _row(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
     }

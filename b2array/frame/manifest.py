@@ -208,7 +208,7 @@ class Entry:
 
 
 def index_name(revision: str) -> str:
-    """Return the name of the object that holds the index of a revision, beside the chunks of its sparse frame."""
+    """Return the name of the object that holds the index of a revision, next to the chunks of its sparse frame."""
     return f"{FRAME_NAME}.{revision}"
 
 

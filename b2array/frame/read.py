@@ -325,7 +325,7 @@ class Reader(NamedTuple):
             target[...] = grid[cast(Any, (*copy.source, ...))]
 
     def _items(self, job: ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> Array:
-        """Return the needed items of the blocks of a step, one block behind the other."""
+        """Return the needed items of the blocks of a step, one block after the other."""
         layout, numbers, found = self.layout, step.numbers, job.found
         within, narrow = job.tiling.within or (), job.tiling.within is not None
         if stored is not None:

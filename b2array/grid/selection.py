@@ -376,7 +376,7 @@ def _select_advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Sele
                 place = len(slots)
             places.append(number)
             values = entry
-            # Beside an index array, NumPy takes an integer for an index array without dimensions.
+            # Together with an index array, NumPy takes an integer for an index array without dimensions.
             if isinstance(entry, int):
                 values = np.array(_wrap_one(entry, axis, shape[axis]))
             arrays.extend(as_arrays(cast(NDArray[Any], values), axis))

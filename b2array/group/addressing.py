@@ -296,7 +296,7 @@ def _as_table(found: Any) -> Any:
 
 
 def split_member(url: str) -> tuple[str, str]:
-    """Split a URL into that of a file or directory, and the name of a member behind ``#``, or an empty one.
+    """Split a URL into that of a file or directory, and the name of a member after ``#``, or an empty one.
 
     In the path of a local file or directory that exists, "#" is a letter like others.
 
@@ -363,7 +363,7 @@ def _listed_member(url: Url, mode: Mode, storage_options: Storage, *, follow: bo
         return None
     if not home.has_manifest() or name not in home.members():
         return None
-    if inner not in (name, home.members()[name]):  # another frame beside the member
+    if inner not in (name, home.members()[name]):  # another frame next to the member
         return None
     return Group(home, "", mode, follow=follow)[name]
 

@@ -35,7 +35,7 @@ MAGIC = (b"PK\3\4", b"PK\5\6")
 """First bytes of an archive, and of an empty one."""
 
 NOTE = ".b2work"
-"""What a writer notes about the archive, beside the members in its directory."""
+"""What a writer notes about the archive, next to the members in its directory."""
 
 _TAIL = 2**16 + 2**10  # the longest comment, and what a small directory takes
 _LOCAL_HEADER = struct.Struct("<4s22x2H")

@@ -92,9 +92,9 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
     """Open a group of arrays, or make one.
 
     A local ``.b2z`` file is a whole group. To make or change one, use it in a ``with`` statement, or call
-    `Group.close`: until then the members are in a directory beside it, ``.b2work``. `Group.close` packs them into a new
-    file, which replaces the old one in one step. Readers find the old file until then. One writer at a time can change
-    it.
+    `Group.close`: until then the members are in a directory next to it, ``.b2work``. `Group.close` packs them into a
+    new file, which replaces the old one in one step. Readers find the old file until then. One writer at a time can
+    change it.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """The ledger of a group's snapshots, and the list of members that each snapshot has.
 
-The manifest has the ledger. A short list lies in its entry, each other one in an object beside the manifest. Of each
+The manifest has the ledger. A short list lies in its entry, each other one in an object next to the manifest. Of each
 member it has the path, and what names the state: in an object store a revision, on a local disk a state that the
 member's frame keeps under the name of the snapshot.
 """

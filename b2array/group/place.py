@@ -105,7 +105,7 @@ def plain(name: str) -> str:
 
 
 def cut_path(url: Url, storage_options: Storage) -> tuple[str, list[str], str]:
-    """Cut a URL into what comes before its path, the parts of the path, and what comes behind."""
+    """Cut a URL into what comes before its path, the parts of the path, and what comes after it."""
     store = open_store(url, storage_options=storage_options)
     if isinstance(store, LocalStore):
         drive, path = os.path.splitdrive(store.url)

@@ -1,8 +1,8 @@
 """`Table`: a table of python-blosc2 (`blosc2.CTable`), for reading. It is a group whose members hold the columns.
 
 A table has a description ``_meta``, a mask of the rows that were not deleted, ``_valid_rows``, and under ``_cols`` one
-array or more for each column: the items, ``.notnull`` where some are missing, the bytes of text beside its offsets
-(``.utf8``), or the words beside their codes (``_dict``).
+array or more for each column: the items, ``.notnull`` where some are missing, the bytes of text next to its offsets
+(``.utf8``), or the words next to their codes (``_dict``).
 
 Source: ``ctable_storage.py`` and ``schema.py`` of python-blosc2.
 """

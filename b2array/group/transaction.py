@@ -117,7 +117,7 @@ class _Member:
 class _Staged:
     """What an attempt at the commit has staged: the entries of the log by path, and the frames that they give.
 
-    The manifest will have them beside the entries of other commits that are `left`, and what `retired` frames keep.
+    The manifest will have them besides the entries of other commits that are `left`, and what `retired` frames keep.
     """
 
     log: dict[str, Entry] = field(default_factory=dict)
@@ -257,7 +257,7 @@ class Transaction(Changes):
         return member.handle
 
     def _staged(self, path: str, new: NewFrame, *, overwrite: bool) -> _Member:
-        """Begin a new member, in a place beside its path."""
+        """Begin a new member, in a place next to its path."""
         if not overwrite or path not in self._removed.values():
             self._require_free(path, overwrite=overwrite)
         token = os.urandom(8).hex()

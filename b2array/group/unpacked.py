@@ -1,7 +1,7 @@
-"""Groups in a ``.b2z`` file that are made or changed: their members are in a directory beside it until `close`.
+"""Groups in a ``.b2z`` file that are made or changed: their members are in a directory next to it until `close`.
 
 The directory is a group as any other, and each change of it is a commit there. `close` packs it: it writes a new
-archive beside the old one, renames it, and removes the directory. Until then the old archive stays as it is.
+archive next to the old one, renames it, and removes the directory. Until then the old archive stays as it is.
 
 A lock belongs to the directory as long as the writer lives. A note in it says which archive the writer began with, and
 at the end which one it has written. So whoever finds the directory without its writer knows how far that one has come:

@@ -27,5 +27,5 @@ atomic         files that are made elsewhere and renamed; what they may replace
 secrets        keeps passwords and keys out of messages
 
 Above it, `frame` reads spans of chunks and `commit` commits frames: ``create`` and ``replace`` publish an object as a
-whole, ``adopt`` gives a file that was made beside its name, ``append`` and ``patch`` extend a file on disk or memory.
+whole, ``adopt`` gives a file that was made next to its name, ``append`` and ``patch`` extend a file on disk or memory.
 """

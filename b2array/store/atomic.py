@@ -56,7 +56,7 @@ def require_free(
 
 @contextmanager
 def place_beside(path: str) -> Iterator[str]:
-    """Make a directory beside a file, and give a path in it. After a kill, `vacuum` of the file removes both."""
+    """Make a directory next to a file, and give a path in it. After a kill, `vacuum` of the file removes both."""
     directory = Path(f"{path}.{os.urandom(8).hex()}{TEMPORARY}")
     directory.mkdir()
     try:

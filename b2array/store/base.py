@@ -622,7 +622,7 @@ def scatter(
 
 
 def join_views(views: Sequence[memoryview]) -> memoryview:
-    """Return one buffer with all views, one behind the other."""
+    """Return one buffer with all views, one after the other."""
     return views[0] if len(views) == 1 else memoryview(bytearray().join(views))
 
 

@@ -1,7 +1,7 @@
 """Symbolic links and hard links: names that b2array chooses itself never lead to another place.
 
-A user may give the URL of a link. What b2array puts below or beside that (chunks, members of a group, locks, files that
-wait for a commit) is never a link, so a link there was made by somebody else, and may lead anywhere.
+A user may give the URL of a link. What b2array puts below or next to that (chunks, members of a group, locks, files
+that wait for a commit) is never a link, so a link there was made by somebody else, and may lead anywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lock files of the C library: ``flock`` on a file beside a frame, or in the directory of a sparse one.
+"""The lock files of the C library: ``flock`` on a file next to a frame, or in the directory of a sparse one.
 
 The lock belongs to the file, not to its name. Who removes a frame removes its lock file as well, and holds the lock
 meanwhile. So who takes a lock compares the file with the one that has the name then, and begins again if they differ.

@@ -129,7 +129,7 @@ def with_home(url: str) -> str:
 
 
 def cut(url: str) -> tuple[str, str, str]:
-    """Cut a URL into what comes before its path, the path, and what comes behind: a query, the next links of a chain.
+    """Cut a URL into what comes before its path, the path, and what comes after it: a query, the next links of a chain.
 
     Examples
     --------

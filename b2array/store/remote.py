@@ -536,7 +536,7 @@ def bytes_range(start: int, stop: int) -> str:
 
 
 def join(root: str, name: str) -> str:
-    """Return the address of an object: its name goes behind the root of the store and in front of a query."""
+    """Return the address of an object: its name goes after the root of the store and before a query."""
     return join_url(root, name) if name else root
 
 

@@ -100,7 +100,7 @@ class SharedMemoryStore(FsspecStore):
     def exchange(self, other: Self) -> None:
         (fs, here), (_, there) = self._connect(), other._connect()
         with _shared_memory.held:
-            # `fs.store |= ...` would give this object an attribute beside that of its class.
+            # `fs.store |= ...` would give this object an attribute besides the one of its class.
             fs.store.update(
                 {
                     new + path.removeprefix(old): fs.store.pop(path)

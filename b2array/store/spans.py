@@ -24,7 +24,7 @@ class Merged(NamedTuple):
 
 
 class PackedRead(NamedTuple):
-    """Ranges to read into a buffer of `nbytes` bytes, one behind the other, and where each part begins in it."""
+    """Ranges to read into a buffer of `nbytes` bytes, one after the other, and where each part begins in it."""
 
     ranges: list[tuple[int, int]]
     positions: list[int]
@@ -80,7 +80,7 @@ def plan_packed_read(
     gap: int,
     lead: int = 0,
 ) -> PackedRead:
-    """Plan to read parts of one object with few reads, one behind the other into a buffer.
+    """Plan to read parts of one object with few reads, one after the other into a buffer.
 
     `starts` and `stops` of the parts come in any order, and parts may overlap. `gap` is the most unwanted bytes between
     two parts that are read together. `lead` bytes are read in front of the first part, fewer if the object begins
@@ -120,7 +120,7 @@ def plan_scatter_read(
     """Plan to read parts of one object into a buffer: one range per part, in increasing order, with its place.
 
     `starts` and `stops` of the parts come in any order. `gap` is the most bytes between a part and the next one that
-    are read with it. `lead` bytes stay free in front of the first part, `room` bytes behind every part.
+    are read with it. `lead` bytes stay free before the first part, `room` bytes after every part.
 
     Examples
     --------

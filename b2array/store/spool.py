@@ -217,7 +217,7 @@ class Spool:
             return Content(b"".join(self.pieces(0, self.length)))
 
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> None:
-        """Complete the file: `header` into the reserved room, `tail` behind the pieces."""
+        """Complete the file: `header` into the reserved room, `tail` after the pieces."""
         with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
             if not self.on_disk or len(header) != self.reserved:

@@ -53,7 +53,7 @@ _WAVE = 1024
 """Number of chunks to look at together."""
 
 _SHOWN_NBYTES = 16
-"""Number of bytes behind a frame to show."""
+"""Number of bytes after a frame to show."""
 
 _SHADES = "░▒▓█"
 _MAP_COLUMNS, _MAP_ROWS = 64, 40
@@ -299,7 +299,7 @@ class Field(NamedTuple):
 
 
 def fields(source: Snapshot | Reader) -> Iterator[Field]:
-    """Yield every field before and behind the chunks, in the order of the file."""
+    """Yield every field before and after the chunks, in the order of the file."""
     return _fields_of_frame(source) if isinstance(source, Snapshot) else _fields_of_bloscpack(source)
 
 
@@ -319,7 +319,7 @@ def _fields_of_frame(revision: Snapshot) -> Iterator[Field]:
 
 
 def _spare(revision: Snapshot, stop: int) -> Iterator[Field]:
-    """Yield the bytes behind a frame that fills its file, if there are any."""
+    """Yield the bytes after a frame that fills its file, if there are any."""
     if revision.start:
         return
     nbytes = revision.store.stamp(revision.name).size - stop

@@ -91,7 +91,7 @@ def each_frame(
     try:
         kind, address = find(text, None, storage_options, exists=True)
     except FileNotFoundError:
-        kind, address = B2ND, text  # a writer that was killed may have left files beside it
+        kind, address = B2ND, text  # a writer that was killed may have left files next to it
     if kind.name == "b2nd":
         return frame(address)
     if kind.name not in ("b2d", "b2z"):

@@ -108,7 +108,7 @@ def repair(
     the result, or if it is missing because other software was killed while it changed the frame, the frame is put
     together from its readable parts and the chunks that are found. Missing and damaged chunks become *lost*: reading
     one raises `ChunkLostError` here and an error in other software, and never gives zeros, until it is written again.
-    The repaired frame replaces the old one in one step, and the old one is kept beside it. There must be no other
+    The repaired frame replaces the old one in one step, and the old one is kept next to it. There must be no other
     writer meanwhile.
 
     Parameters

@@ -87,9 +87,9 @@ def vacuum(
     Parameters
     ----------
     url : str or os.PathLike
-        An array, any other frame, a ``.b2z`` file, beside which writers that did not finish leave their directory, or a
-        group, whose members are gone through: the result is then a `Results`. In it, "." stands for what killed writers
-        left outside of the members, with members that were never committed.
+        An array, any other frame, a ``.b2z`` file, next to which writers that did not finish leave their directory, or
+        a group, whose members are gone through: the result is then a `Results`. In it, "." stands for what killed
+        writers left outside of the members, with members that were never committed.
     grace : str or float, default "24h"
         How old a file must be, in seconds or as text with a unit ("s", "min", "h", "d"), by the clock of the server or
         file system that dates the files. One hour or more is safe while
@@ -178,7 +178,7 @@ def _commit_before(there: _There, old: Collection[str]) -> None:
 
 
 def _of_archive(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
-    """Remove what writers of an archive have left beside it, unless one is at work."""
+    """Remove what writers of an archive have left next to it, unless one is at work."""
     store = open_store(url, storage_options=storage_options)
     with unpacked.abandoned(url, storage_options or {}) as left:
         leftovers = pending.leftovers(store, {})
@@ -341,7 +341,7 @@ def _waiting(
     needed: set[str],
     members: set[str],
 ) -> tuple[dict[str, str], set[str]]:
-    """Find what waits for commits, and the frame for which each waits; and arrays beside which journals lie."""
+    """Find what waits for commits, and the frame for which each waits; and arrays next to which journals lie."""
     left: dict[str, str] = {}
     arrays: set[str] = set()
     for path in group.store.walk():
@@ -349,7 +349,7 @@ def _waiting(
             continue
         match = _LEFT.fullmatch(path)
         if match is not None and (match["left"] == path or belongs(path.rpartition("/")[2])):
-            if not group.is_local or match["frame"] not in members:  # beside a local member its own vacuum finds it
+            if not group.is_local or match["frame"] not in members:  # next to a local member its own vacuum finds it
                 left[match["left"]] = match["frame"]
         elif path.endswith(JOURNAL):
             arrays.add(path.rpartition("/")[0])

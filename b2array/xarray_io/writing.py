@@ -104,7 +104,7 @@ def to_b2array(
         dimension as they are. "r+": only overwrite values. The default is "a" with `append_dim`, "r+" with `region`,
         else "w-".
     group : str, optional
-        A group in the one at `url`. In every mode, groups beside it stay as they are.
+        A group in the one at `url`. In every mode, groups next to it stay as they are.
     append_dim : str, optional
         Append to existing variables along this dimension; in a tree, at all nodes that have it.
     region : mapping of str to slice, or "auto", optional
