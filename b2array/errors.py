@@ -23,6 +23,7 @@ __all__ = [
     "LimitError",
     "PerformanceWarning",
     "ReadOnlyError",
+    "SnapshotLostError",
     "UnsupportedError",
 ]
 
@@ -64,6 +65,10 @@ class ReadOnlyError(B2ArrayError, PermissionError):
 
 class ConflictError(B2ArrayError):
     """Another writer changed the store in a way that cannot be merged."""
+
+
+class SnapshotLostError(ConflictError):
+    """Other software has overwritten bytes that a snapshot needs."""
 
 
 class LimitError(B2ArrayError, ValueError):

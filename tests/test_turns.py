@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 import b2array
-from b2array.errors import ConflictError, FormatError
+from b2array.errors import SnapshotLostError
 
 CHUNKS, BLOCKS = (4, 5), (2, 3)
 MOST = 14
@@ -147,7 +147,7 @@ class Turns:
             attrs = dict(self.ours.attrs)
             try:
                 self.ours.restore(name)
-            except (ConflictError, FormatError):  # they have taken its chunks
+            except SnapshotLostError:  # they have taken its chunks
                 self.nrefused += 1
                 return
             self.items = self.snapshots[name].copy()
@@ -157,7 +157,7 @@ class Turns:
     def we_repack(self) -> None:
         try:
             b2array.repack(self.path)
-        except FormatError as error:  # they have taken a part of a snapshot, which must go first
+        except SnapshotLostError as error:  # they have taken a part of a snapshot, which must go first
             (name,) = (name for name in self.snapshots if f"snapshot {name!r}" in str(error))
             self.nrefused += 1
             self.ours.drop_snapshot(name)
@@ -181,7 +181,7 @@ class Turns:
         for name, items in self.snapshots.items():
             try:
                 then = b2array.open(self.path, at=name)[...]
-            except (ConflictError, FormatError):  # they have taken its chunks
+            except SnapshotLostError:  # they have taken its chunks
                 self.nrefused += 1
             else:
                 np.testing.assert_array_equal(then, items)

@@ -17,7 +17,7 @@ from b2array.commit.changes import Keep
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
 from b2array.display.tables import size
-from b2array.errors import ConflictError, FormatError, UnsupportedError
+from b2array.errors import ConflictError, FormatError, SnapshotLostError, UnsupportedError
 from b2array.format.attributes import decode_attr, encode_attr
 from b2array.format.checksums import record_nbytes
 from b2array.format.kept import Kept, ledger_of
@@ -216,13 +216,13 @@ def list_snapshots(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo
 def _readable(revision: Snapshot, entries: Sequence[Kept]) -> tuple[dict[Kept, State], dict[Kept, str]]:
     """Return the kept states, and of those that cannot be read the errors."""
     # All at once is faster; if one is damaged, they are read one by one below.
-    with suppress(FormatError, UnsupportedError):
+    with suppress(FormatError, SnapshotLostError, UnsupportedError):
         return {entry: each.state for entry, each in zip(entries, kept_states(revision, entries), strict=True)}, {}
     states, errors = {}, {}
     for entry in entries:
         try:
             (rebuilt,) = kept_states(revision, [entry])
-        except (FormatError, UnsupportedError) as error:
+        except (FormatError, SnapshotLostError, UnsupportedError) as error:
             errors[entry] = str(error)
         else:
             states[entry] = rebuilt.state

@@ -19,7 +19,7 @@ from b2array.commit.locks import makers_lock, writers_lock
 from b2array.commit.many import commit_member
 from b2array.commit.plan import Plan, Step
 from b2array.commit.prepare import make_objects, pieces, planned, require_files, whole
-from b2array.errors import B2ArrayError, ConflictError, FormatError, warn
+from b2array.errors import B2ArrayError, ConflictError, FormatError, SnapshotLostError, warn
 from b2array.format import index
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
@@ -259,7 +259,7 @@ def _compact(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
     """Replace the old file by one with every chunk, and without dead space."""
     try:
         copy = whole(draft, current)
-    except FormatError:
+    except (FormatError, SnapshotLostError):
         if made.otherwise is None:
             raise
         # A chunk that cannot be read is no reason to refuse the others.

@@ -19,7 +19,7 @@ from b2array.commit.draft import Draft, removed
 from b2array.commit.plan import Facts, Plan, plan, unnoted
 from b2array.commit.tables import refuse_columns
 from b2array.config import HEADER_LEN
-from b2array.errors import FormatError, prefix_error, prefix_errors
+from b2array.errors import FormatError, SnapshotLostError, prefix_error, prefix_errors
 from b2array.format import index
 from b2array.format.annotations import LAYER, Annotations
 from b2array.format.foreign_indexes import with_stale_indexes
@@ -64,7 +64,7 @@ def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...] |
     stay = ledger_of(current.state).without(change.drops).entries
     try:
         return tuple(each.state for each in kept_states(current, stay))
-    except FormatError:
+    except (FormatError, SnapshotLostError):
         return None
 
 
@@ -180,7 +180,7 @@ def _copy_kept(new: Draft, old: Frame, kept: Sequence[KeptState]) -> None:
         if entry.suspect or not old.is_ours:
             try:
                 require_intact(held, deep=True)
-            except FormatError as error:
+            except (FormatError, SnapshotLostError) as error:
                 raise prefix_error(f"{held.url}: the snapshot {entry.name!r} is damaged; drop it", error) from error
         missing = [n for n in wanted if int(offsets[n]) not in copies]
         for n, each in zip(missing, each_chunk(held, missing), strict=True):

@@ -20,7 +20,7 @@ from b2array.array.array import array_at
 from b2array.codec.cparams import AnyCParams, resolve_cparams
 from b2array.display.tables import count_text
 from b2array.display.tables import nbytes as shown_nbytes
-from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, warn
+from b2array.errors import B2ArrayError, ConflictError, FormatError, SnapshotLostError, UnsupportedError, warn
 from b2array.exchange.formats import (
     BYTES,
     ArraySource,
@@ -208,8 +208,9 @@ def convert(
     if done.failed:
         listed = "; ".join(": ".join(filter(None, (name, str(error)))) for name, error in done.failed.items())
         errors = done.failed.values()
-        kinds = [kind for kind in (FormatError, ConflictError) if any(isinstance(error, kind) for error in errors)]
-        kind: type[B2ArrayError] = kinds[0] if kinds else B2ArrayError
+        kinds = (FormatError, SnapshotLostError, ConflictError)
+        raised = [kind for kind in kinds if any(isinstance(error, kind) for error in errors)]
+        kind: type[B2ArrayError] = raised[0] if raised else B2ArrayError
         raise kind(f"{redact_url(os.fspath(src))}: {done.share()} could not be copied: {listed}")
 
 

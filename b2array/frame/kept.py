@@ -6,9 +6,8 @@ from collections import deque
 
 import numpy as np
 
-from b2array.errors import ConflictError, FormatError
 from b2array.frame.fetch import each_chunk, fetch
-from b2array.frame.snapshot import Snapshot, kept_state, ledger_in
+from b2array.frame.snapshot import Snapshot, kept_state
 from b2array.frame.source import ChunkRequest, Source
 
 __all__ = ["opened", "require_intact"]
@@ -23,20 +22,12 @@ def opened(held: Snapshot, name: str, *, deep: bool = False) -> Snapshot:
     of a chunk whose beginning tells nothing. The rest is compared when it is read. With `deep` all of each chunk is
     compared now: for callers that trust the places of the chunks, and do not read them.
 
-    Raises what `kept_state` raises; ConflictError if a chunk is not there any more.
+    Raises what `kept_state` raises; SnapshotLostError if other software has overwritten a chunk.
     """
-    entry = ledger_in(held).find(name)
-    if entry is None or (held.frame.is_ours and not entry.suspect):
-        return kept_state(held, name)
-    try:
-        found = kept_state(held, name)
-        require_intact(found, deep=deep)
-    except FormatError as error:
-        raise ConflictError(
-            f"{held.url}: other software has changed the frame since the snapshot {name!r} was made, and took data of "
-            f"it: {error}"
-        ) from error
-    return found
+    state = kept_state(held, name)
+    if state.at is not None and state.at.suspect:
+        require_intact(state, deep=deep)
+    return state
 
 
 def require_intact(held: Source, *, deep: bool) -> None:

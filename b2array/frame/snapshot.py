@@ -22,7 +22,15 @@ import numpy.typing as npt
 from b2array import config
 from b2array.buffers import Buffer
 from b2array.codec.header import Special
-from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, prefix_error, prefix_errors
+from b2array.errors import (
+    B2ArrayError,
+    ConflictError,
+    FormatError,
+    SnapshotLostError,
+    UnsupportedError,
+    prefix_error,
+    prefix_errors,
+)
 from b2array.format import foreign, frame, index
 from b2array.format.frame import FINGERPRINT_NBYTES, Frame
 from b2array.format.header import FrameType, header_nbytes, unpack_header
@@ -175,6 +183,8 @@ class Snapshot(Source):
             return stale_reader(self.url) if not self.store.can.local and self._is_replaced() else None
         except (OSError, B2ArrayError):
             return None
+        if self.at is not None and current.at is not None and current.at.suspect:
+            return _lost(self.url, self.at.name)
         same = (current.generation, current.at) == (self.generation, self.at)
         return None if same else stale_reader(self.url)
 
@@ -502,8 +512,8 @@ def ledger_in(held: Snapshot) -> Ledger:
 def kept_state(held: Snapshot, name: str, generation: bytes | None = None) -> Snapshot:
     """Return a state that the frame of a snapshot keeps under a name.
 
-    KeyError if no snapshot has this name. ConflictError if the state of this `generation` is gone. FormatError:
-    its index is damaged.
+    KeyError if no snapshot has this name. ConflictError if the state of this `generation` is gone. FormatError if its
+    index is damaged. SnapshotLostError if other software has overwritten it.
     """
     ledger = ledger_in(held)
     entry = ledger.find(name)
@@ -519,11 +529,20 @@ def unknown_name(url: str, name: str, names: Iterable[str]) -> KeyError:
     return KeyError(f"{url} has no snapshot {name!r}; it has {', '.join(map(repr, names)) or 'none'}")
 
 
+def _lost(url: str, name: str) -> SnapshotLostError:
+    return SnapshotLostError(
+        f"{url}: other software has changed the frame since the snapshot {name!r} was made, and took data of it"
+    )
+
+
 def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
     """Return states that the frame of a snapshot keeps, with one wave of requests.
 
-    FormatError: one is lost. ConflictError if it seems damaged but has changed since it was read.
+    States of a frame that other software has changed since are `suspect`. FormatError if one is damaged. ConflictError
+    if it seems so, but the frame has changed since it was read. SnapshotLostError if other software has overwritten it.
     """
+    if not held.frame.is_ours:
+        entries = [replace(entry, suspect=True) for entry in entries]
     spans, known = {}, {}
     for entry in entries:
         base = 0 if held.sparse else held.start + held.frame.header_len + entry.place
@@ -543,6 +562,8 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
         stale = held.staleness()
         if stale is not None:  # the frame was deleted, or the state was dropped, since the frame was read
             raise stale from None
+        if entry.suspect:
+            raise _lost(held.url, entry.name) from error
         raise FormatError(
             f"{held.url}: snapshot {entry.name!r}: expected its index of {entry.nbytes} bytes, found none"
         ) from error
@@ -551,6 +572,8 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
         try:
             state = unpack_state(known[entry], entry)
         except (FormatError, UnsupportedError) as error:
+            if entry.suspect:
+                raise _lost(held.url, entry.name) from error
             raise prefix_error(f"{held.url}: snapshot {entry.name!r}", error) from error
         if state.frame.frame_type != held.frame.frame_type:
             raise prefix_error(f"{held.url}: snapshot {entry.name!r}", _wrong_kind(state.frame.frame_type))

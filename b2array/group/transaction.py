@@ -39,7 +39,14 @@ from b2array.commit.handle import Handle, Mode
 from b2array.commit.leftovers import discard, is_abandoned
 from b2array.commit.locks import apply_entries_of_others, waits_for_others
 from b2array.commit.one import commit, stage
-from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError, prefix_error
+from b2array.errors import (
+    B2ArrayError,
+    ConflictError,
+    FormatError,
+    SnapshotLostError,
+    UnsupportedError,
+    prefix_error,
+)
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES, FrameType
@@ -444,7 +451,7 @@ class Transaction(Changes):
     def _retired(self, held: Snapshot, needed: list[Kept]) -> RetiredFrame:
         try:
             return retire(self._view, kept_states(held, needed))
-        except FormatError as error:
+        except (FormatError, SnapshotLostError) as error:
             names = ", ".join(repr(entry.name) for entry in needed)
             raise prefix_error(
                 f"{held.url} cannot go: snapshots of the group need it, and cannot be copied; drop them first: {names}",

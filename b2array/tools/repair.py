@@ -18,7 +18,7 @@ from b2array.commit.draft import Draft
 from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
 from b2array.commit.prepare import copied
-from b2array.errors import FormatError, ReadOnlyError, UnsupportedError, prefix_errors
+from b2array.errors import FormatError, ReadOnlyError, SnapshotLostError, UnsupportedError, prefix_errors
 from b2array.exchange.formats import Storage
 from b2array.format.annotations import sizes_row
 from b2array.format.header import FrameType
@@ -264,7 +264,7 @@ def _free_name(make: Callable[[str], Any], name: str) -> str:
 def _readable(revision: Snapshot, entry: Kept) -> Iterator[Snapshot]:
     """Yield a kept state if all of it can be read."""
     # A damaged snapshot is dropped: nothing of it can be saved.
-    with suppress(FormatError, UnsupportedError):
+    with suppress(FormatError, SnapshotLostError, UnsupportedError):
         (state,) = kept_states(revision, [entry])
         if not inspect(state, deep=True).problems:
             yield kept_states(revision, [entry])[0]

@@ -29,6 +29,7 @@ from b2array.errors import (
     ChunkMissingError,
     ConflictError,
     FormatError,
+    SnapshotLostError,
     UnsupportedError,
     prefix_error,
 )
@@ -419,7 +420,7 @@ def verify_frame(
 def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progress: bool) -> Report:
     try:
         revision = open_frame()
-    except (FormatError, UnsupportedError) as error:
+    except (FormatError, SnapshotLostError, UnsupportedError) as error:
         return replace(report, problems=(Problem("frame", None, "", str(error)),))
     store, described, files = revision.store, revision.frame, list_objects(revision.store)
     if revision.at is not None:
@@ -505,17 +506,23 @@ def _inspect_kept(
         findings.live += 0 if revision.sparse or entry.packed else entry.nbytes
         try:
             (state,) = kept_states(revision, [entry])
-        except (FormatError, UnsupportedError) as error:
+        except (FormatError, SnapshotLostError, UnsupportedError) as error:
             findings.problems.append(Problem("snapshot", None, name, str(error)))
             continue
         offsets = state.frame.offsets
         lost = state.state.annotations.lost
-        numbers = [n for n in np.flatnonzero(offsets >= 0).tolist() if int(offsets[n]) not in seen and n not in lost]
-        looked = inspect(state, deep=deep, files=files, progress=progress, numbers=numbers)
+        stored = [n for n in np.flatnonzero(offsets >= 0).tolist() if n not in lost]
+        alone = [n for n in stored if int(offsets[n]) not in seen]
+        looked = inspect(state, deep=deep, files=files, progress=progress, numbers=alone)
         findings.live += looked.live
+        problems = looked.problems
+        if state.at is not None and state.at.suspect:
+            # What is intact for the latest state may be another chunk in the same place.
+            shared = [n for n in stored if int(offsets[n]) in seen]
+            problems += inspect(state, deep=deep, files=files, progress=progress, numbers=shared).problems
         findings.places.update(offsets[offsets >= 0].tolist())
         seen |= findings.places
-        for problem in looked.problems:
+        for problem in problems:
             text = f"snapshot {entry.name!r}: {problem.text}"
             findings.problems.append(Problem("snapshot", problem.chunk, problem.file, text))
     return findings
@@ -604,11 +611,13 @@ class _Inspector:
         blocks = None if self.deep else (0,)
         try:
             yield from zip(numbers, fetch(self.revision, [ChunkRequest(n, blocks) for n in numbers]), strict=True)
-        except ConflictError:
-            raise
         except B2ArrayError as error:
+            if isinstance(error, ConflictError) and not isinstance(error, SnapshotLostError):
+                raise
             if len(numbers) == 1:
-                self.report(self._reading_kind(error, numbers[0]), numbers[0], str(error))
+                cause = error.__cause__ if isinstance(error, SnapshotLostError) else None
+                reason = cause if isinstance(cause, FormatError) else error
+                self.report(self._reading_kind(reason, numbers[0]), numbers[0], str(reason))
                 return
             for n in numbers:
                 yield from self._fetch((n,))

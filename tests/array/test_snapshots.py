@@ -20,7 +20,14 @@ from lengths import examples
 
 import b2array
 from b2array import config
-from b2array.errors import ChecksumError, ConflictError, FormatError, LimitError, ReadOnlyError
+from b2array.errors import (
+    ChecksumError,
+    ConflictError,
+    FormatError,
+    LimitError,
+    ReadOnlyError,
+    SnapshotLostError,
+)
 from b2array.format.kept import KEPT, Kept, Ledger, object_name
 from b2array.frame.kept import opened
 from b2array.frame.snapshot import kept_state, ledger_in
@@ -716,7 +723,7 @@ def test_snapshots_can_be_dropped_beside_one_that_stock_took(tmp_path, kind):
     with pytest.raises(ConflictError, match="'lost'"):
         at(url, "lost")
     if kind == "contiguous":
-        with pytest.raises(FormatError, match="snapshot 'lost': expected its index of"):
+        with pytest.raises(SnapshotLostError, match="'lost'"):
             b2array.repack(url)
     a = b2array.open(url, "r+")
     a.drop_snapshot("one")
@@ -748,12 +755,26 @@ def test_a_chunk_that_stock_took_never_gets_into_a_copy_and_never_counts_as_equa
         with pytest.raises(ConflictError, match="'one'"):
             act()
     if layout == "contiguous":
-        with pytest.raises(FormatError, match="snapshot 'one' is damaged; drop it"):
+        with pytest.raises(SnapshotLostError, match="snapshot 'one' is damaged; drop it"):
             b2array.repack(url)
     assert b2array.open(url)[3] == 77
     b2array.open(url, "r+").drop_snapshot("one")
     b2array.repack(url)
     assert b2array.open(url)[3] == 77
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_handle_that_shows_a_snapshot_whose_chunks_stock_took_says_so(tmp_path, kind):
+    url = str(tmp_path / "a.b2nd")
+    noise = np.random.default_rng(0).integers(0, 2**62, (40, 50))
+    b2array.asarray(noise, url=url, chunks=(10, 50), layout=kind).snapshot("one")
+    with config.using(cache_bytes=0):
+        shown = at(url, "one")
+        assert (shown[...] == noise).all()
+        # They take as many bytes as before, in the same place.
+        stock(url)[:10] = np.random.default_rng(1).integers(0, 2**62, (10, 50))
+        with pytest.raises(SnapshotLostError, match="the snapshot 'one' was made, and took data of it"):
+            shown[...]
 
 
 @pytest.fixture
@@ -771,8 +792,9 @@ def test_a_change_by_stock_that_shows_in_no_head_neither_counts_as_equal_nor_is_
     b2array.open(url, "r+").snapshot("one")
     stock(url)[5000:6000] = 3  # the new chunk is as large as the old one, and so is each of its blocks
     assert (at(url, "one")[:1000] == items[:1000]).all()
-    with pytest.raises(ChecksumError, match="block 5"):
+    with pytest.raises(SnapshotLostError, match="'one'") as raised:
         at(url, "one")[5500]
+    assert "block 5" in str(raised.value.__cause__)
     for act in (lambda: b2array.open(url).diff("one"), lambda: b2array.open(url, "r+").restore("one")):
         with pytest.raises(ConflictError, match="'one'"):
             act()

@@ -27,7 +27,14 @@ from operations import WRITES, Killed, Operations, compare
 
 import b2array
 from b2array import Group, config, open_group
-from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
+from b2array.errors import (
+    B2ArrayError,
+    ConflictError,
+    FormatError,
+    ReadOnlyError,
+    SnapshotLostError,
+    UnsupportedError,
+)
 from b2array.frame import kept
 from b2array.group.snapshots import GroupDiff
 from b2array.store import base
@@ -756,7 +763,7 @@ def test_a_member_whose_snapshot_other_software_took_says_that_it_is_to_be_dropp
         blosc2.open(f"{url}/{name}.b2nd", mode="a")[:] = np.random.default_rng(0).integers(0, 999, 100)
     group = open_group(url, "r+")
     for name in ("contiguous", "sparse"):
-        with pytest.raises(FormatError, match=rf"{name}\.b2nd cannot go.*drop them first: 'x'"):
+        with pytest.raises(SnapshotLostError, match=rf"{name}\.b2nd cannot go.*drop them first: 'x'"):
             del group[name]
     assert [each.name for each in group.snapshots] == ["x"]
     group.drop_snapshot("x")
@@ -841,6 +848,42 @@ def test_python_blosc2_sees_the_members_and_nothing_else(tmp_path: Path, recwarn
     with suppress(ConflictError):  # other software may have taken the place of the old chunk
         assert then["in/y"][0] == 0
     assert not [each for each in recwarn if "b2retired" in str(each.message)]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_whatever_needs_a_snapshot_whose_bytes_stock_took_raises_one_error(tmp_path: Path, layout: str) -> None:
+    url = tmp_path / "g.b2d"
+    rng = np.random.default_rng(0)
+    group = open_group(url, "w")
+    group.create("x", data=rng.integers(0, 2**62, (40, 50)), chunks=(10, 50), layout=layout)
+    group.create("y", data=[1, 2])
+    group.snapshot("start")
+    before = open_group(url, at="start")["x"]
+    blosc2.open(str(url / "x.b2nd"), mode="a")[:10] = rng.integers(0, 2**62, (10, 50))
+    now = open_group(url, "r+")
+
+    def replace() -> None:
+        now["x"] = np.zeros(3)
+
+    needs: list[Callable[[], object]] = [
+        lambda: before[...],
+        lambda: open_group(url, at="start")["x"][...],
+        lambda: now.diff("start"),
+        lambda: now.restore("start"),
+        lambda: now.pop("x"),
+        replace,
+        lambda: b2array.convert(url, tmp_path / "whole.b2d", overwrite=True),
+        lambda: b2array.convert(url, tmp_path / "then.b2d", at="start", overwrite=True),
+    ]
+    for _ in range(2):
+        for need in needs:
+            with config.using(cache_bytes=0), pytest.raises(SnapshotLostError, match=r"'start'.* took data of it"):
+                need()
+        now["x"].attrs["u"] = "K"  # a commit of ours does not hide what stock has done
+    assert open_group(url, at="start")["y"][...].tolist() == [1, 2]
+    assert not b2array.verify(url, deep=True).ok
+    now.drop_snapshot("start")
+    del now["x"]
 
 
 def test_embedded_members_get_files_of_their_own(tmp_path: Path) -> None:
