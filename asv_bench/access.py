@@ -1,6 +1,6 @@
 """Read an array by every usual key, with the shapes for each kind of access: is the default bad for any key?
 
-    python asv_bench/access.py [--runs N] [--only NUMBER ...] [--no-zarr] [--model]
+    python asv_bench/access.py [--runs N] [--only NUMBER ...] [--no-zarr] [--model | --bound]
 
 The keys are a plane and a series along each axis, a box of a tenth of each axis, forty random patches, every fourth or
 eighth item, and everything. The shapes are the default, the ones that ``access="boxes"`` gives, and shapes that are
@@ -8,12 +8,14 @@ thin, or long, along each axis in turn.
 Each read opens the array anew, with an empty cache. Prints for the default milliseconds of
 processor time, the ratio to the best shape for that key (the regret), and to zarr with its own defaults: medians of
 ratios of reads that follow each other, so that a busy machine does no harm. ``--model`` fits what a read, a chunk and a
-megabyte decoded cost to the same reads.
+megabyte decoded cost to the same reads. ``--bound`` looks with the model for the shapes whose worst regret is the
+least, for blocks of several sizes, and writes the array in each: what would a smaller regret cost?
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import tempfile
@@ -171,6 +173,69 @@ def fit(folder: Path, data: np.ndarray[Any, Any], runs: int) -> None:
     print(f"  model / measured: {off[1]:.2f}, four fifths between {off[0]:.2f} and {off[2]:.2f}", flush=True)
 
 
+# The least regret that is possible.
+
+COSTS = {None: (0.45, 0.14, 0.65), 1: (0.42, 0.12, 1.31), 2: (0.42, 0.12, 1.31)}
+"""Milliseconds of a read, a chunk and a megabyte, as `fit` found them, by the decimals that values are rounded to."""
+BLOCK_SIZES = [(2**17, 2**18), (2**15, 2**16), (2**13, 2**14), (2**11, 2**12)]
+CUTS = [*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 80, 96, 128, 192, 256, 512, 1024]
+MOST_PADDING = 1.25
+
+
+def lengths(extent: int) -> list[int]:
+    """Return the lengths of blocks to try along an axis."""
+    return sorted({-(-extent // cut) for cut in CUTS})
+
+
+def chunk_lengths(extent: int, block: int) -> list[int]:
+    """Return the lengths of chunks to try along an axis with such blocks."""
+    count = -(-extent // block)
+    return sorted({min(block * n, extent) for n in (1, 2, 3, 4, 6, count)})
+
+
+def least_worst(shape: tuple[int, ...], itemsize: int, costs: tuple[float, ...], sizes: tuple[int, int]) -> Shapes:
+    """Return the shapes with blocks of a size, from `sizes[0]` to `sizes[1]` bytes, whose worst regret is the least."""
+
+    def took(shapes: Shapes, key: Key) -> float:
+        return sum(cost * n for cost, n in zip(costs, work(shape, itemsize, shapes, key), strict=True))
+
+    keys = [each[0] for name, each in usual_keys(shape).items() if name not in ("patches", "strided")]
+    usual = [shapes for _, shapes in candidates(shape, itemsize)]
+    least = [min(took(shapes, key) for shapes in usual) for key in keys]
+    worst, best = math.inf, usual[0]
+    for blocks in itertools.product(*map(lengths, shape)):
+        padding = math.prod(-(-n // b) * b / n for n, b in zip(shape, blocks, strict=True))
+        if not sizes[0] < math.prod(blocks) * itemsize <= sizes[1] or padding > MOST_PADDING:
+            continue
+        for chunks in itertools.product(*map(chunk_lengths, shape, blocks)):
+            if not 2**20 <= math.prod(chunks) * itemsize <= 10 * 2**20:
+                continue
+            regret = 0.0
+            for key, ms in zip(keys, least, strict=True):
+                regret = max(regret, took((chunks, blocks), key) / ms)
+                if regret >= worst:
+                    break
+            else:
+                worst, best = regret, (chunks, blocks)
+    print(
+        f"  {sizes[0] // 2**10:4} to {sizes[1] // 2**10} KiB: worst regret {worst:.1f}, {best[0]} / {best[1]}", end=""
+    )
+    return best
+
+
+def bound(folder: Path, data: np.ndarray[Any, Any], costs: tuple[float, ...], runs: int) -> None:
+    """Print for blocks of each size the least worst regret, the size of the file and the time to read all of it."""
+    zarr.create_array(str(folder / "a.zarr"), data=data)
+    other = sum(each.stat().st_size for each in (folder / "a.zarr").rglob("*") if each.is_file())
+    print(f"\n{data.shape} {data.dtype}: by the model; measured, size to zarr and milliseconds to read all")
+    for sizes in BLOCK_SIZES:
+        chunks, blocks = least_worst(data.shape, data.itemsize, costs, sizes)
+        path = folder / "a.b2nd"
+        b2array.asarray(data, url=path, chunks=chunks, blocks=blocks, overwrite=True).close()
+        taken = [seconds(lambda path=path: cold(path), [(slice(None),) * data.ndim]) for _ in range(runs)]
+        print(f": {path.stat().st_size / other:.2f}, {statistics.median(taken) * 1e3:.0f} ms", flush=True)
+
+
 def main() -> None:
     """Measure, and print tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -178,11 +243,14 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="+", help="numbers of the arrays to try, from 0")
     parser.add_argument("--no-zarr", action="store_true")
     parser.add_argument("--model", action="store_true", help="fit the cost model")
+    parser.add_argument("--bound", action="store_true", help="the least regret for blocks of each size")
     options = parser.parse_args()
     for number in options.only or range(len(ARRAYS)):
         data = values(*ARRAYS[number])
         with tempfile.TemporaryDirectory() as folder:
-            if options.model:
+            if options.bound:
+                bound(Path(folder), data, COSTS[ARRAYS[number][2]], options.runs)
+            elif options.model:
                 with b2array.config.using(threads=1):
                     fit(Path(folder), data, options.runs)
             else:

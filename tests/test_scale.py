@@ -123,7 +123,8 @@ def test_a_chunk_that_is_filtered_in_several_steps_is_read_by_python_blosc2(filt
     chunk = encode.encode(data, typesize=8, blocksize=2**14, cparams=b2array.CParams("lz4", filters=filters))
     assert len(chunk) < data.nbytes // 2
     assert bytes(decode.decode(chunk)) == data.tobytes()
-    assert blosc2.decompress2(chunk) == data.tobytes()
+    # With several threads C-Blosc2 sometimes undoes delta before it has the first block, which the others refer to.
+    assert blosc2.decompress2(chunk, nthreads=1) == data.tobytes()
 
 
 def test_an_index_is_checked_to_its_end():
@@ -138,6 +139,29 @@ def test_an_index_is_checked_to_its_end():
         wrong[at] = 99
         with pytest.raises(FormatError, match="expected offsets up to"):
             index.check(wrong, 100)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 2**18, 2**18 + 3])
+def test_the_next_place_in_an_index_is_found_without_sorting_it(count):
+    rng = np.random.default_rng(count)
+    offsets = rng.permutation(count) * 10
+    offsets[rng.random(count) < 0.3] = index.special_offset(Special.ZEROS)
+    places = np.sort(offsets[offsets >= 0])
+    for entry in [0, 5, count * 5, count * 10, *offsets[:20].tolist(), *offsets[-3:].tolist()]:
+        expected = places[places > entry][:1].tolist()
+        assert [index.least_after(offsets, entry)] == (expected or [None])
+
+
+def test_the_ends_of_chunks_are_known_before_and_after_the_index_is_sorted(tmp_path):
+    a = b2array.zeros(2**18 + 9, "i4", url=tmp_path / "a.b2nd", chunks=(1,))
+    written = np.random.default_rng(0).permutation(len(a))[:30].tolist()
+    with a.transaction() as changes:
+        for n in written:
+            changes[n] = n + 1
+    again = b2array.open(tmp_path / "a.b2nd")
+    for n in [*written, *written[:3]]:
+        assert again[n] == n + 1
+        assert b2array.decompress(again.get_chunk(n)) == np.int32(n + 1).tobytes()
 
 
 @pytest.mark.parametrize("at", [2**22, 2**22 + 7, 2**23])

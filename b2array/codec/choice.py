@@ -39,7 +39,7 @@ _FEW, _UNEVEN = 16, 4
 examined, because they may differ much as well."""
 _HIGH_RATIO = 64
 """Pieces that become this much smaller differ much from each other, and take next to no time."""
-_CANDIDATES = {("shuffle",): 1.0, (): 1.01, ("bitshuffle",): 0.98, ("shuffle", "bytedelta"): 0.8}
+_CANDIDATES = {("shuffle",): 1.0, (): 1.01, ("bitshuffle",): 0.96, ("shuffle", "bytedelta"): 0.8}
 """The filters to choose from, and how small they have to make the pieces, compared with the first.
 
 Bitshuffle takes more time for some data and less for other. Without a filter codecs find whole items again, and more of

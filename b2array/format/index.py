@@ -25,6 +25,7 @@ __all__ = [
     "SPECIAL_OFFSETS",
     "check",
     "chunk_name",
+    "least_after",
     "pack",
     "sparse_cbytes",
     "special_offset",
@@ -101,6 +102,18 @@ def check(offsets: NDArray[np.int64], cbytes: int | None) -> None:
     if top >= 0 and top > highest:
         what = "file numbers" if cbytes is None else "offsets"
         raise FormatError(f"expected {what} up to {highest} in the index, found {top}")
+
+
+def least_after(offsets: NDArray[np.int64], entry: int) -> int | None:
+    """Return the least entry that is larger than `entry`, or None. Takes no memory for the whole index."""
+    least: int | None = None
+    for start in range(0, len(offsets), _CHECKED_AT_ONCE):
+        part = offsets[start : start + _CHECKED_AT_ONCE]
+        larger = part[part > entry]
+        if larger.size:
+            lowest = int(larger.min())
+            least = lowest if least is None else min(least, lowest)
+    return least
 
 
 def pack(offsets: NDArray[np.int64]) -> bytes:

@@ -74,6 +74,9 @@ _FIRST_READ = 64 * 2**10
 _LAST_READ = 64 * 2**10
 _PICKLED_NBYTES = 2**16
 """A table of sizes that takes more than this, and serves writers only, stays out of pickles."""
+_MANY_CHUNKS = 2**18
+_FEW_SEARCHES = 8
+"""In an index of so many chunks, the ends of so many chunks are looked for before the index is sorted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +127,7 @@ class Snapshot(Source):
     _expected: Version | None = field(init=False)
     _is_unchecked: bool = field(init=False)
     _ordered: npt.NDArray[np.int64] | None = field(init=False, default=None)
+    _searches: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         described = self.state.frame
@@ -218,15 +222,22 @@ class Snapshot(Source):
         described = self.frame
         if described.frame_type == FrameType.SPARSE:
             return Location(index.chunk_name(entry), 0, -1)
-        ordered = self._ordered
+        base, after = self.start + described.header_len, self._next_entry(entry)
+        return Location("", base + entry, base + (described.cbytes if after is None else after))
+
+    def _next_entry(self, entry: int) -> int | None:
+        """Return the least entry of the index that is larger, or None."""
+        offsets, ordered = self.frame.offsets, self._ordered
+        if ordered is None and len(offsets) >= _MANY_CHUNKS and self._searches < _FEW_SEARCHES:
+            # An ordered copy of a long index takes more memory and time than a few looks at all of it.
+            object.__setattr__(self, "_searches", self._searches + 1)
+            return index.least_after(offsets, entry)
         if ordered is None:
-            offsets = described.offsets
             ordered = offsets[offsets >= 0]
             ordered.sort()
             object.__setattr__(self, "_ordered", ordered)
-        base, after = self.start + described.header_len, bisect_right(ordered, entry)
-        stop = int(ordered[after]) if after < len(ordered) else described.cbytes
-        return Location("", base + entry, base + stop)
+        after = bisect_right(ordered, entry)
+        return int(ordered[after]) if after < len(ordered) else None
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
         """Read bytes of the store's objects; `clip`: fewer where an object ends before."""

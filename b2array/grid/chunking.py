@@ -25,6 +25,7 @@ BLOCK_NBYTES = 64 * 2**10
 CHUNK_NBYTES = 8 * 2**20
 LEAST_CHUNK_NBYTES = 2 * 2**20
 FEW_CHUNKS = 32
+"""An array that grows along its first axis is cut into so many chunks, others into half as many."""
 FEW_PARTS = 16
 FEW_BLOCKS = 4
 STRETCH = 4
@@ -48,8 +49,8 @@ def automatic(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Choose the shapes of chunks and blocks, the same on every machine.
 
-    Chunks have about a 32nd of the array, 2 to 8 MiB: a small change writes a whole chunk. They consist of whole
-    blocks except where they span the axis. An axis of extent 0 is one that will grow.
+    Chunks have about a 16th of the array, or a 32nd for planes, 2 to 8 MiB: a small change writes a whole chunk. They
+    consist of whole blocks except where they span the axis. An axis of extent 0 is one that will grow.
 
     Parameters
     ----------
@@ -85,13 +86,13 @@ def automatic(
     Examples
     --------
     >>> automatic((365, 720, 1440), 4)
-    ((32, 192, 360), (16, 32, 72))
+    ((38, 160, 336), (19, 32, 56))
     >>> automatic((0, 720, 1440), 4)
     ((2, 720, 1440), (1, 45, 360))
     >>> automatic((365, 720, 1440), 4, access="series")
     ((365, 360, 12), (365, 8, 12))
     >>> automatic((365, 720, 1440), 4, chunks=(1, -1, -1))
-    ((1, 720, 1440), (1, 120, 288))
+    ((1, 720, 1440), (1, 144, 240))
     """
     outer = tuple(as_int(n) for n in shape)
     extents = outer + tuple(inner)
@@ -103,7 +104,8 @@ def automatic(
     word = check_access(access) or ("planes" if 0 in outer else "balanced")
 
     nitems = math.prod(n or GROWING for n in extents)
-    share = nitems * size // FEW_CHUNKS
+    nchunks = FEW_CHUNKS if word == "planes" else FEW_CHUNKS // 2
+    share = nitems * size // nchunks
     usual = min(max(share, LEAST_CHUNK_NBYTES), CHUNK_NBYTES)
     chunk, chunk_nbytes = _resolve("chunks", chunks, outer, usual)
     chunk += tuple(inner)
@@ -258,17 +260,22 @@ class _Size(NamedTuple):
 # Zstd looks for shorter matches in blocks of more than 128 KiB, up to 256 KiB: decimals, which no filter helps, become
 # a tenth to a quarter smaller, and everything is written faster. The least such blocks serve small reads best, but
 # items of eight bytes have to see further.
-_BALANCED = {1: _Size(2**17 + 1, 138 * 2**10, 192 * 2**10), 8: _Size(200 * 2**10, 230 * 2**10, 2**18)}
-_LONGER = 1.35
+_BALANCED = {1: _Size(2**17 + 1, 138 * 2**10, 192 * 2**10), 8: _Size(192 * 2**10, 230 * 2**10, 2**18)}
+_LONGER = 1.1
 """An array of three and more axes is a stack of pictures, and a few of them are read more often than columns of all.
 So of two equal axes blocks are longer along the later one by this, where runs of memory are longer anyway."""
-_FIRST = 4
+_FIRST = 2
 """A chunk has a share of the first axis that is smaller by this. Along it most arrays are written step by step, and
 appended to; and each chunk that a step touches is written again."""
 _SERIES = 16
 """A block for series has at least this many places."""
 _REACH = 3
-_MOST_TRIED = 7**2
+_OCTET = 8
+"""C-Blosc shuffles bits of eight items together. It leaves the bits of blocks of other numbers of items alone, so that
+NumPy has to shuffle them, which takes three times as long; to undo bytedelta takes twice as long."""
+_NO_OCTETS = 1.5
+"""A shape that makes such blocks has to be closer to the ideal one by this."""
+_MOST_TRIED = 14**2
 """With few axes, all combinations of lengths are tried; with more, one axis after the other."""
 
 
@@ -328,8 +335,8 @@ def _block(
         ideals = _spread(rest, left, weights)
     axes = []
     for axis, ideal, top in zip(free, ideals, tops, strict=True):
-        axes.append(_Axis(extents[axis], ideal, top, exact[axis]))
-    chosen = _fit(tuple(axes), wanted.without(known))
+        axes.append(_Axis(extents[axis], ideal, top, exact[axis], of_block=True))
+    chosen = _fit(tuple(axes), wanted.without(known), known)
     for axis, length in zip(free, chosen, strict=True):
         lengths[axis] = length
     return tuple(n or 1 for n in lengths)
@@ -415,12 +422,16 @@ def _along_first(
 
 
 class _Axis(NamedTuple):
-    """An axis, its ideal length, and the most that is possible. `exact`: no part of it may have much padding."""
+    """An axis, its ideal length, and the most that is possible. `exact`: no part of it may have much padding.
+
+    `of_block`: the lengths are in items, not in blocks.
+    """
 
     extent: int
     ideal: float
     most: float = math.inf
     exact: bool = False
+    of_block: bool = False
 
     def lengths(self) -> list[int]:
         """Return lengths near the ideal one, the nearest first."""
@@ -436,6 +447,9 @@ class _Axis(NamedTuple):
             unit = max(8, int(self.ideal / 80) * 8) if self.ideal >= 24 else 1
             near = (max(1, round(self.ideal / unit) + step) * unit for step in steps)
         distinct = dict.fromkeys(min(length, extent or length) for length in near)
+        if self.of_block:
+            longer = (-(-length // _OCTET) * _OCTET for length in [*distinct])
+            distinct |= dict.fromkeys(length for length in longer if not extent or length <= extent)
         return [length for length in distinct if length <= self.most] or [1]
 
     def badness(self, length: int) -> float:
@@ -449,22 +463,32 @@ class _Axis(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _fit(axes: tuple[_Axis, ...], limits: _Size) -> tuple[int, ...]:
-    """Choose whole lengths near the ideal ones, with little padding, whose product is within limits if possible."""
+def _fit(axes: tuple[_Axis, ...], limits: _Size, across: int = 1) -> tuple[int, ...]:
+    """Choose whole lengths near the ideal ones, with little padding, whose product is within limits if possible.
+
+    Of a block, `across` is the product of the lengths along the other axes.
+    """
+
+    def badness(lengths: Sequence[int]) -> tuple[float, float]:
+        return _badness(axes, lengths, limits, across)
+
     options = [axis.lengths() for axis in axes]
     if math.prod(map(len, options)) <= _MOST_TRIED:
-        return min(product(*options), key=lambda lengths: _badness(axes, lengths, limits))
+        return min(product(*options), key=badness)
     chosen = [lengths[0] for lengths in options]
     for place in [*range(len(axes))] * 2:
         tried = [(*chosen[:place], length, *chosen[place + 1 :]) for length in options[place]]
-        chosen = [*min(tried, key=lambda lengths: _badness(axes, lengths, limits))]
+        chosen = [*min(tried, key=badness)]
     return tuple(chosen)
 
 
-def _badness(axes: Sequence[_Axis], lengths: Sequence[int], limits: _Size) -> tuple[float, float]:
+def _badness(axes: Sequence[_Axis], lengths: Sequence[int], limits: _Size, across: int) -> tuple[float, float]:
     nitems = math.prod(lengths)
     outside = max(limits.least / nitems, nitems / limits.most, 1.0)
-    return _round_off(outside), _round_off(math.prod(map(_Axis.badness, axes, lengths)))
+    bad = math.prod(map(_Axis.badness, axes, lengths))
+    if any(axis.of_block for axis in axes) and nitems * across % _OCTET:
+        bad *= _NO_OCTETS
+    return _round_off(outside), _round_off(bad)
 
 
 def _thin_block(

@@ -198,7 +198,7 @@ def test_automatic_chunks_and_blocks_have_sizes_that_suit(shape, itemsize):
     if nbytes >= 128 * KIB:
         assert block >= 32 * KIB
     chunk = whole_parts(chunks, blocks) * itemsize
-    usual = min(max(nbytes // 32, 2 * MIB), 8 * MIB)
+    usual = min(max(nbytes // 16, 2 * MIB), 8 * MIB)
     assert chunk <= 3 * usual
     if nbytes >= 8 * MIB:
         assert chunk >= 3 / 8 * usual
@@ -226,8 +226,8 @@ def test_one_index_of_the_first_axis_touches_little_more_than_it_selects_where_p
 @given(st.lists(st.integers(100, 3000), min_size=2, max_size=4), st.sampled_from([4, 8]))
 def test_where_series_are_read_a_block_has_few_places(shape, itemsize):
     _, blocks = automatic(shape, itemsize, access="series")
-    assert math.prod(blocks[1:]) <= 512
-    assert blocks[0] >= min(shape[0], 1000) / 2
+    assert math.prod(blocks[1:]) <= 700
+    assert blocks[0] >= min(shape[0], 1000) / 2 or math.prod(shape) * itemsize < 4 * MIB
 
 
 @given(st.lists(st.integers(100, 3000), min_size=1, max_size=4), st.sampled_from([1, 2, 4, 8]))
@@ -241,10 +241,11 @@ def test_blocks_for_boxes_are_about_as_long_along_all_axes(shape, itemsize):
 @settings(deadline=None)
 @given(st.lists(st.integers(100, 3000), min_size=2, max_size=5), st.sampled_from([1, 2, 4, 8]))
 def test_balanced_blocks_cut_no_axis_much_finer_than_its_length_asks(shape, itemsize):
-    # A block has f * n ** (5 / 8) items along an axis of n, and 1.35 times more along each next axis.
+    # A block has f * n ** (5 / 8) items along an axis of n, and 1.1 times more along each next axis.
     _, blocks = automatic(shape, itemsize)
     factors = [b / n**0.625 for b, n in zip(blocks, shape, strict=True) if b > 1]
-    assert max(factors) <= 3 * 1.35 ** len(shape) * min(factors)
+    # An array of two or three blocks is cut where their size asks for it.
+    assert max(factors) <= 3 * 1.1 ** len(shape) * min(factors) or math.prod(shape) * itemsize < 4 * MIB
 
 
 @pytest.mark.parametrize("itemsize", [4, 8])
@@ -264,6 +265,17 @@ def test_balanced_blocks_serve_planes_and_series_along_every_axis(shape):
         assert whole_parts([n], [b]) * across * 4 <= 16 * MIB
 
 
+@pytest.mark.parametrize("ndim", [1, 2, 3, 4])
+@pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
+def test_blocks_have_octets_of_items_which_c_blosc_shuffles_bit_by_bit(ndim, itemsize):
+    rng = np.random.default_rng(ndim * itemsize)
+    shapes = [np.exp(rng.uniform(np.log(100), np.log(3000), ndim)).astype(int).tolist() for _ in range(40)]
+    large = [shape for shape in shapes if math.prod(shape) * itemsize >= 4 * MIB] or [[10**7 + 1]]
+    others = [shape for shape in large if math.prod(automatic(shape, itemsize)[1]) % 8]
+    # Where such a length would only add padding, none is taken.
+    assert len(others) <= len(large) / 10
+
+
 def test_colours_stay_together():
     assert automatic((24, 1000, 1000, 3), 1)[1][-1] == 3
     assert automatic((1000, 1000, 4), 1)[1][-1] == 4
@@ -273,15 +285,15 @@ def test_automatic_is_the_same_everywhere():
     assert automatic((), 8) == ((), ())
     assert automatic((10,), 8) == ((10,), (10,))
     assert automatic((10**8,), 8) == ((1177600,), (29440,))
-    assert automatic((10000, 10000), 8) == ((528, 2112), (176, 176))
-    assert automatic((10000, 100), 8) == ((2310, 100), (770, 34))
-    assert automatic((100, 512, 512), 4) == ((13, 282, 256), (13, 47, 64))
-    assert automatic((365, 721, 1440), 4) == ((32, 192, 360), (16, 32, 72))
-    assert automatic((3, 1000, 1000, 1000), 1) == ((1, 200, 168, 216), (1, 40, 56, 72))
-    assert automatic((8760, 181, 360), 4) == ((520, 39, 78), (104, 13, 26))
-    assert automatic((30, 5, 5, 20, 64, 96), 4) == ((6, 2, 5, 14, 32, 64), (3, 2, 2, 7, 16, 32))
+    assert automatic((10000, 10000), 8) == ((704, 1408), (176, 176))
+    assert automatic((10000, 100), 8) == ((3104, 100), (776, 34))
+    assert automatic((100, 512, 512), 4) == ((20, 282, 260), (20, 47, 52))
+    assert automatic((365, 721, 1440), 4) == ((38, 160, 336), (19, 32, 56))
+    assert automatic((3, 1000, 1000, 1000), 1) == ((1, 168, 192, 168), (1, 56, 48, 56))
+    assert automatic((8760, 181, 360), 4) == ((896, 39, 60), (128, 13, 20))
+    assert automatic((30, 5, 5, 20, 64, 96), 4) == ((8, 2, 3, 20, 39, 60), (4, 2, 3, 7, 13, 20))
     assert automatic((365, 721, 1440), 4, access="series") == ((365, 368, 12), (365, 8, 12))
-    assert automatic((365, 721, 1440), 4, access="boxes") == ((25, 192, 360), (25, 24, 24))
+    assert automatic((365, 721, 1440), 4, access="boxes") == ((50, 192, 288), (25, 24, 24))
 
 
 def test_thin_shapes_are_the_same_everywhere():
@@ -328,7 +340,7 @@ def test_what_the_user_gives_is_kept(shape, itemsize, data):
 
 
 def test_blocks_divide_given_chunks_without_padding_where_they_can():
-    assert automatic((10**8,), 8, chunks=(10**6,)) == ((1000000,), (29412,))
+    assert automatic((10**8,), 8, chunks=(10**6,)) == ((1000000,), (29416,))
     assert automatic((5000, 5000), 4, chunks=(900, 1000)) == ((900, 1000), (180, 200))
 
 
@@ -370,8 +382,8 @@ def test_given_shapes_are_checked(given, message):
         ({-1: 10, 0: "auto"}, (90, 720, 10)),
         (("auto", 720, 1440), (2, 720, 1440)),
         (((40, 40, 10), (720,), 9), (40, 720, 9)),
-        ("1MB", (9, 90, 180)),
-        ("1 MiB", (9, 90, 180)),
+        ("1MB", (13, 90, 216)),
+        ("1 MiB", (13, 90, 216)),
         (np.array([5, 6, 7]), (5, 6, 7)),
         ("auto", automatic((90, 720, 1440), 4)[0]),
     ],
