@@ -165,6 +165,12 @@ def add_row(fork, row):
     return fork
 
 
+def join_forks(one, other):
+    """Merge a fork into its sibling."""
+    one.merge(other)
+    return one
+
+
 def change_group(fork, n):
     """Write a row, make a member and set an attribute through a fork of a group."""
     fork["level"][n] = int(fork["level"][0, 0]) + n

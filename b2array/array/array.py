@@ -306,7 +306,10 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         return type(self)(forks.fork(self._handle))
 
     def merge(self, *workers: Self) -> None:
-        """Take what was written through forks into the transaction, or into the fork that they are forks of.
+        """Take what was written through forks into the transaction, or into a fork.
+
+        A fork takes forks of itself, and its siblings: forks of the same transaction that were made when this one was.
+        So workers can merge in a tree, and the transaction merges one fork.
 
         Equal bytes in one chunk are fine, as of a task that ran twice. A merged fork cannot be used any more.
 
@@ -319,9 +322,24 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         ------
         ConflictError
             Two forks have put different items into one chunk, or the transaction has changed it since, or has ended.
-            Nothing was taken then.
+            The transaction has changed between siblings. Nothing was taken then.
+        ValueError
+            A fork is to be merged into itself, or was merged before.
         TypeError
             One of them is not a fork.
+
+        Examples
+        --------
+        >>> import b2array
+        >>> a = b2array.zeros((4, 6), dtype="i4", chunks=(1, 6))
+        >>> with a.transaction() as changes:
+        ...     workers = [changes.fork() for _ in range(4)]
+        ...     for row, worker in enumerate(workers):
+        ...         worker[row] = row
+        ...     workers[0].merge(workers[1], workers[2])
+        ...     changes.merge(workers[0], workers[3])
+        >>> a[:, 0]
+        array([0, 1, 2, 3], dtype=int32)
         """
         forks.merge(self._handle, [worker._handle for worker in workers])
 

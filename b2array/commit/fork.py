@@ -65,6 +65,7 @@ __all__ = [
     "Fork",
     "begin",
     "change_of",
+    "check_related",
     "discard",
     "finish",
     "fork",
@@ -300,6 +301,25 @@ def change_of(draft: Draft) -> ChangeSet:
     return replace(change, codes=codes, made=draft.staging.made.rows(), of_fork=of_fork)
 
 
+def check_related(draft: Draft, changes: Iterable[ChangeSet]) -> None:
+    """Raise ConflictError if changes come neither from forks of a draft nor from its siblings.
+
+    Siblings were forked at the same point. At another one the transaction had other chunks.
+    """
+    transaction = None if draft.forks is None else draft.forks.transaction
+    point = draft.point
+    for change in changes:
+        of_fork = change.of_fork
+        if of_fork is not None and of_fork.transaction == transaction:
+            continue
+        if of_fork is None or point is None or of_fork.transaction != point.transaction:
+            raise ConflictError(f"{draft.url}: these forks belong to another transaction, or to one that has ended")
+        if (of_fork.number, change.base) != (point.number, "" if point.base is None else point.base.generation):
+            raise ConflictError(
+                f"{draft.url}: the transaction has changed between these forks; merge them into the transaction"
+            )
+
+
 def mergeable(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]]:
     """Return the merged changes of forks on top of the base of now, and the rows of the chunks to take over.
 
@@ -479,11 +499,11 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
         raise ConflictError(f"{handle.url}: the transaction of these forks has ended")
     if not ours:
         return
+    if handle in ours:
+        raise ValueError("a fork cannot be merged into itself: it has its changes already")
     changes = [each.frozen() for each in ours]
-    transaction = None if draft.forks is None else draft.forks.transaction
-    if any(change.of_fork is None or change.of_fork.transaction != transaction for change in changes):
-        raise ConflictError(f"{handle.url}: these forks are those of another transaction, or of one that has ended")
     with handle.mutex.held:
+        check_related(draft, changes)
         take(draft, *mergeable(draft, merged(changes, handle.url)))
         for each in ours:
             each.end()

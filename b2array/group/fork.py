@@ -21,7 +21,7 @@ from b2array.array.described import Attributes
 from b2array.codec.header import Special
 from b2array.commit.changes import ChangeSet, merged
 from b2array.commit.draft import Draft
-from b2array.commit.fork import Fork, fork_point, mergeable, take
+from b2array.commit.fork import Fork, check_related, fork_point, mergeable, take
 from b2array.commit.fork_point import ForkPoint, Roster
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ConflictError
@@ -103,8 +103,10 @@ class Changes(ABC):
             if not isinstance(each, GroupFork):
                 raise TypeError("merge() takes forks of this group")
             each.require_open()
-            if each.origin != self._fork_id:
-                raise ConflictError(f"{self.url}: these forks are those of another transaction, or of one that ended")
+            if each is self:
+                raise ValueError("a fork cannot be merged into itself: it has its changes already")
+            if each.transaction not in self._transactions():
+                raise ConflictError(f"{self.url}: these forks belong to another transaction, or to one that has ended")
             ours.append(each)
         made: dict[str, list[tuple[str, Fork]]] = {}
         for each in ours:
@@ -120,8 +122,12 @@ class Changes(ABC):
         for path in {path for each in ours for path in each.seen} & there:
             self.note_read(path)
         for each in ours:
-            self._roster.taken.add(each.name)
+            self._roster.taken |= each.names
             each.end()
+
+    def _transactions(self) -> set[bytes]:
+        """Return the identities of the transactions whose forks can be merged here."""
+        return {self._fork_id}
 
     def _mergeable(self, forks: Sequence[GroupFork], held: ExitStack) -> list[tuple[Draft, ChangeSet, list[int]]]:
         """Return the drafts to change and what each has to take. Their handles stay locked until `held` ends."""
@@ -133,10 +139,11 @@ class Changes(ABC):
         found = []
         for path, changes in sorted(written.items()):
             if path not in there:
-                raise ConflictError(f"{self.url}: {path} was deleted since the fork")
+                raise ConflictError(f"{self.url}: {path} was deleted since the fork, or made since this one")
             held.enter_context(self._peek(path, "r+").mutex.held)
-            draft, change = self._draft(path), merged(changes, f"{self.url}/{path}")
-            found.append((draft, *mergeable(draft, change)))
+            draft = self._draft(path)
+            check_related(draft, changes)
+            found.append((draft, *mergeable(draft, merged(changes, f"{self.url}/{path}"))))
         return found
 
     def _draft(self, path: str) -> Draft:
@@ -231,13 +238,14 @@ class GroupFork(Changes):
 
     def __init__(
         self, forked: _Forked, name: bytes, opened: Mapping[str, Fork] = {}, new: Mapping[str, str] = {},
-        seen: Collection[str] = (),
+        seen: Collection[str] = (), taken: Collection[bytes] = (),
     ) -> None:  # fmt: skip
         super().__init__(forked.directory)
         self.name = name
         self._forked = forked
         self._opened, self._new = dict(opened), dict(new)
         self.seen = {*seen}
+        self._roster.taken |= {*taken}
         self._is_merged = False
         self._members = forked.members
         if new:
@@ -249,12 +257,21 @@ class GroupFork(Changes):
         self.require_open()
         used = self.written()
         opened = {path: each for path, each in self._opened.items() if path in used or path in self._new}
-        return type(self), (self._forked, self.name, opened, self._new, self.seen)
+        return type(self), (self._forked, self.name, opened, self._new, self.seen, self._roster.taken)
 
     @property
-    def origin(self) -> bytes:
+    def transaction(self) -> bytes:
         """The identity of the transaction."""
         return self._forked.id
+
+    @property
+    def names(self) -> set[bytes]:
+        """The names of the forks whose changes are here: this one, and the siblings that were merged into it."""
+        return {self.name, *self._roster.taken}
+
+    def _transactions(self) -> set[bytes]:
+        """Return the identities of the transactions whose forks can be merged here: siblings have the same one."""
+        return {self._fork_id, self.transaction}
 
     @property
     def storage_options(self) -> dict[str, Any]:

@@ -841,7 +841,10 @@ class Group(MutableMapping[str, Any]):
         return Group(home.fork(self._prefix), self._prefix, "r+")
 
     def merge(self, *workers: Group) -> None:
-        """Take what was changed through forks into the transaction, or into the fork that they are forks of.
+        """Take what was changed through forks into the transaction, or into a fork.
+
+        A fork takes forks of itself, and its siblings: forks of the same transaction that were made when this one was.
+        So workers can merge in a tree, and the transaction merges one fork.
 
         Equal bytes in one chunk, and equal new members, are fine, as of a task that ran twice. A merged fork cannot be
         used any more.
@@ -855,7 +858,10 @@ class Group(MutableMapping[str, Any]):
         ------
         ConflictError
             Two forks have written different items into one chunk, or made different members of one name, or the
-            transaction has changed the same since, or has ended. Nothing was taken then.
+            transaction has changed the same since, or has ended. The transaction has changed between siblings what
+            these have written. Nothing was taken then.
+        ValueError
+            A fork is to be merged into itself, or was merged before.
         TypeError
             One of them is no fork.
         """

@@ -14,15 +14,19 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from random import Random
 from typing import TypeVar
 
 import blosc2
 import clouds
 import dask
 import dask.array as da
+import dask.bag as db
 import numpy as np
 import pytest
-from writers import add_row
+from hypothesis import given
+from hypothesis import strategies as st
+from writers import add_row, join_forks
 
 import b2array
 from b2array.codec import encode
@@ -176,6 +180,174 @@ def test_forks_of_forks_make_a_tree(a: b2array.NDArray) -> None:
         assert rows(fork)[:4] == [1, 4, 3, 0]
         changes.merge(sent(fork))
     assert rows(again(a))[:4] == [1, 4, 3, 0]
+
+
+# Siblings.
+
+
+def test_siblings_make_a_tree(a: b2array.NDArray) -> None:
+    with a.transaction() as changes:
+        changes[0] = 9
+        forks = [changes.fork() for _ in range(8)]
+        done = [fill(sent(fork), row, 10 + row) for row, fork in enumerate(forks)]
+        done[1].merge(done[2], sent(done[3]))
+        assert rows(done[1]) == [9, 11, 12, 13, 0, 0, 0, 0]
+        done[4].merge(sent(done[5]), done[6])
+        root = sent(done[1])
+        root.merge(sent(done[4]), done[7])
+        assert rows(root) == [9, 11, 12, 13, 14, 15, 16, 17]
+        root[7] = 18  # it is a fork as before
+        changes.merge(sent(root), done[0])
+    assert rows(again(a)) == [10, 11, 12, 13, 14, 15, 16, 18]
+
+
+def test_siblings_change_parts_of_chunks_attributes_and_dims(a: b2array.NDArray) -> None:
+    a.attrs["kept"] = 1
+    with a.transaction() as changes:
+        changes[0, :2] = 1
+        forks = [sent(changes.fork()) for _ in range(3)]
+        forks[0][0, 2] = 2
+        forks[1][1, 3] = 3
+        forks[1].attrs["one"] = 1
+        forks[2].attrs["two"] = 2
+        forks[2].dims = ("y", "x")
+        forks[0].merge(*map(sent, forks[1:]))
+        assert (dict(forks[0].attrs), forks[0].dims) == ({"kept": 1, "one": 1, "two": 2}, ("y", "x"))
+        changes.merge(sent(forks[0]))
+    shown = again(a)
+    assert shown[:2].tolist() == [[1, 1, 2, 0, 0, 0], [0, 0, 0, 3, 0, 0]]
+    assert (dict(shown.attrs), shown.dims) == ({"kept": 1, "one": 1, "two": 2}, ("y", "x"))
+
+
+def test_siblings_that_write_different_items_are_a_conflict_that_changes_nothing(a: b2array.NDArray) -> None:
+    with a.transaction() as changes:
+        one, two, three = (sent(changes.fork()) for _ in range(3))
+        one[1:4] = 1
+        two[3:5] = 2
+        three[5] = 3
+        three.attrs["x"] = 3
+        for others in ((two,), (three, two)):
+            with pytest.raises(ConflictError, match=r"chunks \[3\]"):
+                one.merge(*others)
+        one.attrs["x"] = 1
+        with pytest.raises(ConflictError, match=r"attributes \['x'\]"):
+            one.merge(three)
+        assert rows(one) == [0, 1, 1, 1, 0, 0, 0, 0]
+        two[3] = 1  # now they agree
+        one.merge(two)
+        del three.attrs["x"]
+        with pytest.raises(ConflictError, match=r"attributes \['x'\]"):
+            one.merge(three)
+        three.attrs["x"] = 1
+        one.merge(three)
+        changes.merge(one)
+    assert (rows(again(a)), again(a).attrs["x"]) == ([0, 1, 1, 1, 2, 3, 0, 0], 1)
+
+
+def test_a_sibling_may_come_back_by_two_branches(a: b2array.NDArray) -> None:
+    with a.transaction() as changes:
+        changes[7] = 1
+        one, two, three = (sent(changes.fork()) for _ in range(3))
+        fill(one, 1, 1), fill(two, 2, 2), fill(three, 3, 3)
+        repeated = fill(sent(changes.fork()), 3, 3)
+        one.merge(sent(three))
+        two.merge(sent(three), repeated)
+        changes.merge(sent(one), two, three)
+    assert rows(again(a)) == [0, 1, 2, 3, 0, 0, 0, 1]
+
+
+def test_only_forks_of_one_point_merge_into_each_other(a: b2array.NDArray) -> None:
+    with a.transaction() as changes:
+        one, same = changes.fork(), changes.fork()
+        changes[0] = 1
+        later = fill(sent(changes.fork()), 2, 2)
+        for fork, other in ((one, later), (later, fill(same, 1, 1))):
+            with pytest.raises(ConflictError, match="has changed between these forks"):
+                fork.merge(other)
+        with pytest.raises(ValueError, match="into itself"):
+            one.merge(one)
+        with pytest.raises(ConflictError, match="different ones"):
+            later.merge(sent(later), fill(sent(later.fork()), 3, 3))
+        one.merge(same)
+        with pytest.raises(ValueError, match="was merged"):
+            one.merge(same)
+        changes.merge(one, later)
+    other = b2array.zeros(SHAPE, "i4", chunks=CHUNKS)
+    with a.transaction() as changes, other.transaction() as others:
+        forks = changes.fork(), others.fork()
+        with pytest.raises(ConflictError, match="another transaction"):
+            forks[0].merge(forks[1])
+        changes.merge(forks[0])
+        others.merge(forks[1])
+    assert rows(again(a)) == [1, 1, 2, 0, 0, 0, 0, 0]
+
+
+def test_a_branch_notices_what_the_transaction_and_others_have_changed_since(local: b2array.NDArray) -> None:
+    def work(row: int) -> None:
+        with local.transaction() as changes:
+            one, two = sent(changes.fork()), fill(sent(changes.fork()), row, 1)
+            one.merge(two)
+            changes[5] = 5
+            b2array.open(local.url, "r+")[6] = 6
+            changes.merge(one)
+
+    with pytest.raises(ConflictError, match=r"chunks \[5\]"):
+        work(5)
+    with pytest.raises(ConflictError, match=r"chunks \[6\]"):
+        work(6)
+    local.refresh()
+    work(4)
+    assert rows(again(local)) == [0, 0, 0, 0, 1, 5, 6, 0]
+
+
+@pytest.mark.parametrize("place", LOCAL)
+def test_a_failing_transaction_leaves_nothing_of_its_branches(tmp_path: Path, place: str) -> None:
+    a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
+    before = files_at(tmp_path)
+    with pytest.raises(ZeroDivisionError), a.transaction() as changes:
+        forks = [fill(sent(changes.fork()), row, 1) for row in range(4)]
+        forks[0].merge(*map(sent, forks[1:]))
+        changes.merge(sent(forks[0]))
+        raise ZeroDivisionError
+    assert files_at(tmp_path) == before
+    with a.transaction() as changes:
+        forks = [fill(sent(changes.fork()), row, 1) for row in range(4)]
+        forks[0].merge(*map(sent, forks[1:]))
+        forks[0][3] = 2  # the sibling's chunk is not needed any more
+        changes.merge(sent(forks[0]))
+    assert rows(again(a)) == [1, 1, 1, 2, 0, 0, 0, 0]
+    assert b2array.vacuum(a.url, grace=0).removed == ()
+
+
+WRITES = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=4)
+
+
+@pytest.mark.filterwarnings("ignore:.*were never merged:UserWarning")
+@given(st.sampled_from(PLACES[2:]), st.lists(WRITES, min_size=2, max_size=5), st.randoms(use_true_random=False))
+def test_all_trees_of_siblings_give_what_one_merge_gives(
+    place: str, writes: list[list[tuple[int, int]]], random: Random
+) -> None:
+    """Each merge of two forks at random, until one is left: as if all were merged at once, or the same conflict."""
+    results = []
+    for as_tree in (False, True):
+        a = b2array.zeros(SHAPE, "i4", **where(place, Path()))
+        with a.transaction() as changes:
+            changes[0] = 9
+            forks = [sent(changes.fork()) for _ in writes]
+            for fork, of_fork in zip(forks, writes, strict=True):
+                for row, value in of_fork:
+                    fork[row] = value
+            try:
+                while as_tree and len(forks) > 1:
+                    random.shuffle(forks)
+                    other = forks.pop()
+                    forks[0].merge(other if random.random() < 0.5 else sent(other))
+                changes.merge(*map(sent, forks))
+            except ConflictError:
+                results.append(None)
+                continue
+        results.append(rows(again(a)))
+    assert results[0] == results[1]
 
 
 def test_a_fork_of_a_transaction_that_was_resized_has_the_new_shape(a: b2array.NDArray) -> None:
@@ -656,6 +828,32 @@ def test_an_executor_writes_through_forks(tmp_path: Path, kind: str) -> None:
                 forks = [changes.fork() for _ in range(1, 8)]
                 changes.merge(*pool.map(add_row, forks, range(1, 8)))
             assert rows(again(a)) == [10, 11, 12, 13, 14, 15, 16, 17]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_executor_merges_siblings_in_pairs(tmp_path: Path, kind: str) -> None:
+    with executor(kind) as pool:
+        for place in PLACES:
+            a = b2array.ones(SHAPE, "i4", **where(place, tmp_path, place))
+            with a.transaction() as changes:
+                changes[0] = 10
+                forks = list(pool.map(add_row, [changes.fork() for _ in range(1, 8)], range(1, 8)))
+                while len(forks) > 1:
+                    pairs = list(pool.map(join_forks, forks[::2], forks[1::2]))
+                    forks = pairs + forks[len(forks) & ~1 :]
+                changes.merge(*forks)
+            assert rows(again(a)) == [10, 11, 12, 13, 14, 15, 16, 17]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_bag_of_dask_reduces_siblings_to_one(tmp_path: Path, place: str) -> None:
+    a = b2array.ones(SHAPE, "i4", **where(place, tmp_path))
+    with a.transaction() as changes:
+        fork = changes.fork()
+        parts = db.from_sequence(range(8), npartitions=8).map(lambda row: fill(sent(fork), row, row + 1))
+        changes.merge(parts.fold(join_forks, split_every=2).compute(scheduler="threads"))
+    assert rows(again(a)) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("place", PLACES)

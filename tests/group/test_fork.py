@@ -135,6 +135,64 @@ def test_forks_of_forks_make_a_tree(group: b2array.Group) -> None:
 
 
 @pytest.mark.parametrize("group", PLACES[:2], ids="-".join, indirect=True)
+# Siblings.
+
+
+def test_siblings_make_a_tree(group: b2array.Group) -> None:
+    group.attrs["kept"] = 1
+    with group.transaction() as changes:
+        changes["level"][0] = 9
+        forks = [sent(changes.fork()) for _ in range(4)]
+        for n, fork in enumerate(forks, 1):
+            fork["level"][n] = n
+            fork[f"parts/{n}"] = [n, n]
+            fork.attrs[f"worker {n}"] = n
+        forks[3]["air/speed"][1] = 4
+        forks[0].merge(forks[1])
+        forks[2].merge(sent(forks[3]))
+        root = sent(forks[0])
+        root.merge(sent(forks[2]))
+        assert rows(root["level"]) == [9, 1, 2, 3, 4, 0, 0, 0]
+        assert sorted(root["parts"]) == ["1", "2", "3", "4"]
+        root["parts/4"][0] = 5  # it is a fork as before
+        changes.merge(sent(root))
+    shown = again(group)
+    assert rows(shown["level"]) == [9, 1, 2, 3, 4, 0, 0, 0]
+    assert rows(shown["air/speed"]) == [0, 4, 0, 0, 0, 0, 0, 0]
+    assert [shown[f"parts/{n}"][:].tolist() for n in range(1, 5)] == [[1, 1], [2, 2], [3, 3], [5, 4]]
+    assert dict(shown.attrs) == {"kept": 1} | {f"worker {n}": n for n in range(1, 5)}
+
+
+def test_siblings_that_exclude_each_other_are_a_conflict_and_nothing_is_taken(group: b2array.Group) -> None:
+    with pytest.warns(UserWarning, match="2 of 5 forks were never merged"), group.transaction() as changes:
+        one, two, three, four = (sent(changes.fork()) for _ in range(4))
+        one["level"][1] = 1
+        one["new"] = [1]
+        two["level"][1] = 2
+        two["more"] = [2]
+        three["new"] = [3]
+        four["new"] = [1]  # as `one` has it
+        four["level"][2] = 4
+        with pytest.raises(ConflictError, match=r"chunks \[1\]"):
+            one.merge(two)
+        with pytest.raises(ConflictError, match="'new' was made by two forks"):
+            one.merge(three)
+        assert sorted(one) == ["air", "level", "new"]
+        one.merge(four)
+        assert rows(one["level"])[:3] == [0, 1, 4]
+        changes["level"][3] = 3
+        later = sent(changes.fork())
+        later["level"][4] = 4
+        with pytest.raises(ConflictError, match="has changed between these forks"):
+            one.merge(later)
+        with pytest.raises(ValueError, match="into itself"):
+            one.merge(one)
+        changes.merge(one, later)
+    shown = again(group)
+    assert rows(shown["level"]) == [0, 1, 4, 3, 4, 0, 0, 0]
+    assert (shown["new"][:].tolist(), "more" in shown) == ([1], False)
+
+
 def test_a_fork_of_an_inner_group_writes_there_alone(group: b2array.Group) -> None:
     group["level"][0] = 1
     with group.transaction() as changes:
