@@ -54,7 +54,7 @@ def register(package: ModuleType) -> None:
 
 
 def when_xarray_is_imported() -> None:
-    """Register the accessor now if xarray is there, else as soon as the program has imported it."""
+    """Register the accessor now if xarray is imported, else as soon as the program imports it."""
     if "xarray" in sys.modules:
         register(sys.modules["xarray"])
     else:

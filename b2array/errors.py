@@ -44,7 +44,7 @@ class FormatError(B2ArrayError, ValueError):
 
 
 class ChecksumError(FormatError):
-    """The bytes differ from those that were written."""
+    """The bytes differ from the ones that were written."""
 
 
 class ChunkMissingError(FormatError):
@@ -88,7 +88,7 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def prefix_errors(where: str, verb: Callable[[], T]) -> T:
-    """Call `verb`, and put `where` in front of its errors about bad bytes."""
+    """Call `verb`, and prefix its errors about bad bytes with `where`."""
     try:
         return verb()
     except (FormatError, UnsupportedError) as error:
@@ -96,7 +96,7 @@ def prefix_errors(where: str, verb: Callable[[], T]) -> T:
 
 
 def prefix_error(where: str, error: B2ArrayError) -> B2ArrayError:
-    """Return a new error like this one, with `where` in front of its message.
+    """Return a new error like this one, its message prefixed with `where`.
 
     Examples
     --------

@@ -12,8 +12,8 @@ __all__ = ["html_text", "json_text", "printable"]
 def printable(text: object, *, keep_lines: bool = False) -> str:
     r"""Return a text with escapes in place of the characters that Python's `repr` escapes.
 
-    These are control characters, those that change the direction of text, surrogates, and those that no version of
-    Unicode knows. A line break is kept only if `keep_lines` says so.
+    These are control characters, marks that change the direction of text, surrogates, and code points without a
+    character. A line break is kept only if `keep_lines` says so.
 
     Examples
     --------

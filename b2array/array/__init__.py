@@ -1,4 +1,4 @@
-"""What users hold: arrays, and the functions that make them.
+"""Arrays, as users see them, and the functions that make them.
 
 described    `Opened`, `Described`, `Attributes`: what arrays and super-chunks say of themselves without reading items
 items        `Indexed`: `a[key] = value`, `chunk_view`, `explain`, `iter_chunks`, ...

@@ -481,8 +481,8 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
     def append(self, values: Any, axis: int = 0) -> tuple[int, ...]:
         """Put values after the last items along an axis, in one commit, and return the new shape.
 
-        What other writers append at the same time stays. Values that are not in memory, such as a dataset of h5py, are
-        read a part at a time.
+        Items that other writers append at the same time stay. Values that are not in memory, such as a dataset of h5py,
+        are read a part at a time.
 
         Parameters
         ----------

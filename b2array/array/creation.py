@@ -547,10 +547,10 @@ def from_dask(
 ) -> NDArray | Delayed:
     """Compute a dask array and store it, in parallel and as one commit.
 
-    Each task encodes a piece of `x` and puts its chunks where no reader looks; when all are there, they are committed.
-    Nothing is visible before that, and a task that fails or is repeated does no harm. In a contiguous frame in a local
-    file, chunks wait next to it in a directory with the suffix ``.b2write``; if frame and workers do not share a file
-    system, or the workers are many, ``layout="sparse"`` saves copying them.
+    Each task encodes a piece of `x` and puts its chunks where no reader looks; when all have arrived, one commit
+    publishes them. Nothing is visible before that, and a task that fails or is repeated does no harm. In a contiguous
+    frame in a local file, chunks wait next to it in a directory with the suffix ``.b2write``; if frame and workers do
+    not share a file system, or the workers are many, ``layout="sparse"`` saves copying them.
 
     Parameters
     ----------

@@ -205,7 +205,7 @@ def check_source(x: Any) -> None:
 def as_declared(x: da.Array, owner: str = "") -> da.Array:
     """Return the array with a check in each piece: a piece of another type than the array declares is an error.
 
-    What casts the array before it is stored would cast such a piece without a word. `owner` begins the message.
+    The cast before storing would convert such a piece silently. `owner` begins the message.
     """
     import dask.array as da
 
@@ -288,7 +288,7 @@ class Write:
         try:
             (changes,) = compute_changes([self], progress, scheduler)
         except BaseException:
-            discard(self.point)  # tasks that still run in other threads remove what they make
+            discard(self.point)  # tasks that still run in other threads remove their own chunks
             raise
         return make(Handle(finish(self.point, changes), "r+"))
 
@@ -296,7 +296,7 @@ class Write:
         return final([self], self.name("commit"), _commit, self.shared, make, frozen)
 
     def reading(self, make: Callable[[Handle], Any]) -> da.Array:
-        """Return an array that reads the stored values, once they are there."""
+        """Return an array that reads the stored values after they were written."""
         import dask.array as da
         from dask.layers import ArraySliceDep
 
@@ -320,7 +320,7 @@ def compute_changes(
     progress: bool,
     scheduler: Any,
 ) -> list[list[ChangeSet]]:
-    """Compute the changes of several writes in one graph, which does what they share once."""
+    """Compute the changes of several writes in one graph, so that shared work is done once."""
     from dask.callbacks import Callback
 
     names, options = {write.name("put") for write in writes}, {} if scheduler is None else {"scheduler": scheduler}
@@ -357,7 +357,7 @@ def _watch(
 def final(writes: Sequence[Write], name: str, function: Callable[..., Any], *args: Any) -> Delayed:
     """Return a delayed that at the end calls a function with the `Write.changes` of each write, and more arguments.
 
-    Several of these that are computed together are optimised together, so that they do once what they share.
+    Several writes computed together are optimised together, so that shared work is done once.
     """
     from dask.core import flatten
     from dask.highlevelgraph import HighLevelGraph
@@ -389,7 +389,7 @@ def _restore(key: str, graph: Any) -> Any:
 
 
 def _join_graphs(writes: Sequence[Write]) -> list[da.Array]:
-    """Return the changes of several writes in one graph, which does what they share once."""
+    """Return the changes of several writes in one graph, so that shared work is done once."""
     import dask.array as da
     from dask.core import flatten
     from dask.highlevelgraph import HighLevelGraph

@@ -207,7 +207,7 @@ class Opened:
         snapshots.restore(self._handle, name)
 
     def drop_snapshot(self, name: str) -> None:
-        """Forget a snapshot. `b2array.vacuum` or `b2array.repack` then free what it held alone.
+        """Forget a snapshot. `b2array.vacuum` or `b2array.repack` then free the space that only this snapshot needed.
 
         Raises
         ------

@@ -99,7 +99,7 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
         results[number] = array[key]
 
     shared = []
-    # What failed is read alone, from a newer state if there is one; or that raises the error.
+    # A failed selection is read alone, from a newer state if there is one, or raises its error.
     for number in sorted(near + list(failed)):
         if number not in failed and _is_worth_a_thread(*asked[number]):
             shared.append(number)
@@ -132,7 +132,7 @@ def _plan_remote_read(number: int, array: Readable, key: Any) -> _Wanted | None:
 
 
 def _read_far(all_wanted: list[_Wanted]) -> set[int]:
-    """Read selections; return the numbers of those that failed."""
+    """Read selections; return the numbers of the selections that failed."""
     failed: set[int] = set()
 
     def finish(answer: tuple[_Job, Any]) -> None:

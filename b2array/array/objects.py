@@ -32,8 +32,8 @@ def holds_items(frame: Frame) -> bool:
 class Items(Sequence[Any]):
     r"""Python objects that python-blosc2 stored as msgpack, for reading; `b2array.open` returns them.
 
-    The objects of an object array, the lists of a list array, or the objects of all batches in a row. What
-    somebody pickled is refused: to load it could run any program.
+    The objects of an object array, the lists of a list array, or the objects of all batches in a row. Pickled objects
+    are refused, because loading a pickle can run any program.
 
     Examples
     --------
@@ -103,7 +103,7 @@ class Items(Sequence[Any]):
     def __getitem__(self, key: slice) -> list[Any]: ...
 
     def __getitem__(self, key: int | slice) -> Any:
-        """Return an object, or a list of those in a slice."""
+        """Return one object, or a list for a slice."""
         if isinstance(key, slice):
             return [self._item(n) for n in range(*key.indices(len(self)))]
         number, length = operator.index(key), len(self)

@@ -66,7 +66,7 @@ class SChunk(Opened):
 
     _makers = "b2array.create_schunk(url, chunksize=...) and b2array.open_schunk(url)"
 
-    # What is known without reading chunks.
+    # A summary that needs no chunks.
 
     @property
     def frame(self) -> Frame:
@@ -141,7 +141,7 @@ class SChunk(Opened):
     def lazy_chunk(self, n: int) -> bytes:
         """Return chunk `n` without its blocks: header, block starts, and where the blocks are.
 
-        Special chunks, and those that are not committed yet, are returned whole.
+        Special and uncommitted chunks are returned whole.
         """
         buf = self.get_chunk(n)
         revision = self._handle.snapshot

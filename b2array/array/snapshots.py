@@ -131,7 +131,7 @@ def make_entry(
     group: bytes = b"",
     when: float | None = None,
 ) -> Kept:
-    """Return the entry of a new snapshot; ValueError or TypeError say what is wrong with it."""
+    """Return the entry of a new snapshot; ValueError or TypeError if its name or attributes are invalid."""
     check_snapshot_name(name)
     if not isinstance(message, str):
         raise TypeError(f"the message of a snapshot is str, not {type(message).__name__}")
@@ -214,7 +214,7 @@ def list_snapshots(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo
 
 
 def _readable(revision: Snapshot, entries: Sequence[Kept]) -> tuple[dict[Kept, State], dict[Kept, str]]:
-    """Return the kept states, and of those that cannot be read the errors."""
+    """Return the kept states, and the errors of unreadable ones."""
     # All at once is faster; if one is damaged, they are read one by one below.
     with suppress(FormatError, SnapshotLostError, UnsupportedError):
         return {entry: each.state for entry, each in zip(entries, kept_states(revision, entries), strict=True)}, {}

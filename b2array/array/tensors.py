@@ -1,4 +1,4 @@
-"""What a frame gives to users: an array or a super-chunk; and the array that python-blosc2 has packed into bytes."""
+"""Open a frame as an array or a super-chunk, or as the array that python-blosc2 packed into bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def from_bytes(buf: Buffer) -> NDArray:
         )
     handle = Handle(snapshot.load(MemoryStore({"": content})), "r")
     shown = NDArray(handle) if handle.snapshot.state.layout is not None else face(handle)
-    return shown if isinstance(shown, NDArray) else NDArray(handle)  # which says what it is instead
+    return shown if isinstance(shown, NDArray) else NDArray(handle)  # its error says what it is instead
 
 
 def _is_chunk(content: bytes) -> bool:

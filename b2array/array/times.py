@@ -12,11 +12,11 @@ from b2array.array.snapshots import SnapshotInfo
 __all__ = ["At", "name_of"]
 
 At = str | date | None
-"""What names a snapshot: its name, or a moment, for the latest one until then."""
+"""A snapshot's name, or a moment: the latest snapshot until then."""
 
 
 def name_of(at: At, open_now: Callable[[], Any]) -> str | None:
-    """Return the name of the snapshot that `at` stands for, among those of what a function opens.
+    """Return the name of the snapshot that `at` stands for.
 
     A moment without a time zone is in UTC, and a date alone is its end. A text is a name, if a snapshot has that name;
     else it is a moment, if it has the form of one in ISO 8601. KeyError: there was no snapshot yet.
@@ -26,7 +26,7 @@ def name_of(at: At, open_now: Callable[[], Any]) -> str | None:
     try:
         opened = open_now()  # not closed: it may be the caller's open file
     except FileNotFoundError:
-        if isinstance(at, str):  # what is not there now may be in a snapshot of this name
+        if isinstance(at, str):  # a snapshot may have what is missing now
             return at
         raise
     snapshots = opened.snapshots

@@ -1,4 +1,4 @@
-"""What to store in the place of values whose items NumPy has no type for, such as times with time zones.
+"""Advice on values for which NumPy has no type, such as times with time zones: what to store instead.
 
 pandas is not imported: its types are known by their names.
 """

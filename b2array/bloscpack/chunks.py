@@ -58,7 +58,7 @@ class Chunks:
         read: Callable[[int, int], memoryview],
     ) -> None:
         self._url, self._header, self._size, self._offsets, self._read = url, header, size, offsets, read
-        # For each chunk where it begins and ends in the file, and where it ends in the data; what is before them first.
+        # Where each chunk begins and ends in the file, and where it ends in the data; first what comes before them.
         self._known = array("q", (0, first, 0))
         self._window = (0, memoryview(b""))
         self._mutex = Mutex()

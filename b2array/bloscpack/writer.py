@@ -118,7 +118,7 @@ class _ChunkEncoder:
         self._pending = [joined[border:].copy()]
 
     def finish(self) -> None:
-        """Write what is left as the last chunk. A file without data has one empty chunk."""
+        """Write the rest as the last chunk. A file without data has one empty chunk."""
         if self.nbytes % self.size or not self.offsets:
             self._encode([np.concatenate([np.empty(0, np.uint8), *self._pending])])
 

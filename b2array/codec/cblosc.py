@@ -1,6 +1,6 @@
 """Blosc1 chunks as the engine: one call into the C code of numcodecs for any set of blocks.
 
-The streams of a Blosc2 block equal those in a Blosc1 block, byte for byte. So a 16-byte header and new block starts in
+The streams of Blosc2 and Blosc1 blocks are equal, byte for byte. So a 16-byte header and new block starts in
 front of the blocks make a chunk that C-Blosc 1 decodes, and the chunks that it makes have the blocks that we need. It
 does not know runs (streams stored as one repeated byte): reading replaces them by streams of the codec, writing puts
 them back. It splits blocks into at most 16 streams of at least 128 bytes. It makes a context for every zstd stream, so
@@ -84,7 +84,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Blosc1Params(NamedTuple):
-    """What the header of a Blosc1 chunk says about its blocks.
+    """The blocks of a Blosc1 chunk, as its header describes them.
 
     `typesize` is the width in bytes of the shuffle, and the number of streams of a block if it is split. `shuffle` is
     `NOSHUFFLE`, `SHUFFLE` or `BITSHUFFLE`. `block_nbytes` is the uncompressed size of every block.

@@ -40,7 +40,7 @@ _RAW_BLOCKS = 2**18
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a frame knows about its chunks that they do not say themselves.
+    """Properties of chunks that the frame knows and the chunks do not state.
 
     `codec` is the compcode for chunks that defer to their frame, `codec_meta` the parameter byte of that codec.
     `blockshape` is the shape in items of a block, for codecs and filters that know dimensions.
@@ -78,7 +78,7 @@ class ChunkHead:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The bytes of a chunk that are in memory: a region, and where in it each block lies that is there.
+    """The bytes of a chunk in memory: a region, and the place in it of each block that was read.
 
     Decoding may overwrite `margin` bytes after each block, together with the block: then a block can be decoded only
     once.

@@ -62,7 +62,7 @@ MAX_RATIO: dict[int, int] = {
 
 _FIRST_USER_ID, _LAST_ID = 32, 255
 _MAX_WINDOW = 8 * 2**20
-"""What every zstd decoder should support (RFC 8878, section Window Descriptor)."""
+"""The window size that every zstd decoder should support (RFC 8878, section Window Descriptor)."""
 _MAX_CONTEXTS = 4
 _MIN_DICT_NBYTES = 256
 _SAMPLE_NBYTES = 4096
@@ -112,7 +112,7 @@ def is_named(codec: int) -> bool:
 
 
 def is_writable(codec: int) -> bool:
-    """Whether a codec can encode, if it is there."""
+    """Whether a codec can encode, provided that it is installed."""
     return codec in _registry or codec not in PLUGINS or PLUGINS[codec].writable
 
 
@@ -335,7 +335,7 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Sequence[mem
 
 
 _DOT = bytes.fromhex("28b52ffd 20 01 090000") + b"."
-"""A frame of one byte (RFC 8878, section Zstandard Frames). A frame that is cut short in front of it swallows it."""
+"""A frame of one byte (RFC 8878, section Zstandard Frames). A frame that was cut short before it swallows it."""
 
 
 class _Frames:

@@ -72,8 +72,8 @@ class CParams:
         How many bits of the mantissa (1 to 52) to keep, without a bound in numbers.
     tolerance : float, optional
         For the codec "zfp": how far a stored float may be from the written one, at most. ZFP takes the largest power of
-        ten that is not above it. Blocks with infinities or NaN, and those where the type cannot keep the bound, are
-        stored as they are.
+        ten that is not above it. Blocks with infinities or NaN, and blocks for which the type cannot keep the bound,
+        are stored as they are.
 
     Examples
     --------
@@ -187,12 +187,12 @@ class CParams:
 
     @property
     def is_zfp(self) -> bool:
-        """Whether the codec is ZFP, which stores other values than those that it gets."""
+        """Whether the codec is ZFP, which is lossy."""
         return self.codec_id in zfp.Mode.__members__.values()
 
     @property
     def allows_errors(self) -> bool:
-        """Whether stored values may differ from those that were written."""
+        """Whether stored values may differ from the written ones."""
         return self.is_lossy or self.is_zfp
 
     def without_bounds(self) -> CParams:
@@ -233,17 +233,17 @@ class CParams:
 
 
 AnyCParams = CParams | str | Mapping[str, Any] | None
-"""What functions take: parameters, the name of a codec, or what python-blosc2 takes."""
+"""Parameters as functions accept them: `CParams`, the name of a codec, or the forms that python-blosc2 accepts."""
 
 
 def resolve_cparams(cparams: AnyCParams) -> CParams:
-    """Return the parameters that a user gave; for None, those that `CParams` has by default.
+    """Return the parameters that a user chose; None stands for the defaults of `CParams`.
 
     Parameters
     ----------
     cparams : CParams, str, mapping, blosc2.CParams or None
-        A str is the name of a codec. A mapping has names and values of `CParams`, or those that python-blosc2 takes; of
-        these, what the array decides (``typesize``, ``blocksize``) and ``tuner`` are ignored.
+        A str is the name of a codec. A mapping has the keywords of `CParams` or of python-blosc2. The keywords that the
+        array decides (``typesize``, ``blocksize``) and ``tuner`` are ignored.
 
     Raises
     ------
@@ -286,7 +286,7 @@ def _plain(value: Any) -> Any:
 
 _OF_THE_ARRAY = ("typesize", "blocksize", "tuner")
 _SPLITMODES: dict[int, SplitMode] = {1: "always", 2: "never", 3: "auto", 4: "blosc2"}
-"""What python-blosc2's numbers are in a frame."""
+"""The numbers of python-blosc2 as a frame stores them."""
 _BYTEDELTAS = (FilterId.BYTEDELTA, FilterId.BYTEDELTA_BUGGY)
 _SPLIT_BY_BLOSC1 = (CodecId.BLOSCLZ, CodecId.LZ4, CodecId.LZ4HC, CodecId.ZLIB)
 
@@ -319,4 +319,4 @@ def _name_or_id(ids: type[IntEnum], number: int) -> str | int:
 
 
 METADATA = CParams(clevel=5, filters=("shuffle",))
-"""How frames compress what is not an array's: at the level of python-blosc2, and without a choice for each chunk."""
+"""How frames compress data other than items: at the level of python-blosc2, without a choice for each chunk."""

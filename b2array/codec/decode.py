@@ -56,7 +56,7 @@ STEP_NBYTES = 4 * 2**20
 """Blocks are decoded in steps of about this many bytes, which are still in the cache when they are copied on."""
 
 _RUNS_NBYTES = 512
-"""What the runs of blocks that stay shuffled take in front of the blocks: one stream for each byte that is repeated."""
+"""Bytes that the runs of blocks that stay shuffled take before the blocks: one stream for each repeated byte."""
 _ALWAYS_PLAUSIBLE = 255
 """A ratio that every codec can reach."""
 

@@ -437,7 +437,7 @@ def _unbytedelta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
 def _running_sums(streams: Bytes) -> Bytes:
     """Sum up each row of bytes, modulo 256, eight at a time: twice as fast as one by one.
 
-    The bytes of a word with even numbers, and those with odd ones, lie in lanes of 16 bits that cannot overflow. A
+    The even and the odd bytes of a word lie in separate lanes of 16 bits, which cannot overflow. A
     multiplication adds to each lane all lanes before it.
     """
     words = streams.view("<u8")
@@ -569,4 +569,4 @@ _FILTERS: dict[int, tuple[_Filter | None, _Filter | None]] = {
     FilterId.BYTEDELTA: (_bytedelta, _unbytedelta),
     FilterId.INT_TRUNC: (_truncate, None),
 }
-"""What applies and what undoes each filter; None where there is nothing to do."""
+"""The functions that apply and undo each filter; None if there is nothing to do."""

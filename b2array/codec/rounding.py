@@ -42,7 +42,7 @@ def check_dtype(cparams: CParams, dtype: np.dtype[Any]) -> None:
 
 
 def round_items(items: Array, cparams: CParams, fill: bytes | None = None) -> Array:
-    """Return floats or complex numbers, rounded; those with the bytes of `fill` stay as they are."""
+    """Round floats or complex numbers; items with the bytes of `fill` stay as they are."""
     values = items.view(_part(items.dtype))
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
     if cparams.absolute_error is not None:

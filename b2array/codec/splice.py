@@ -39,8 +39,8 @@ def splice(
 
     That is so if blocks depend on each other, as with a dictionary; if the chunk was encoded with other parameters
     (level and split may differ); and if only a chunk that becomes raw, or stops being raw, would be small. `old` has
-    all bytes of the chunk, whose blocks all have the size of those in `data`. If the filters are chosen by the data,
-    they stay; a chunk without blocks gets those that suit it as it is now. `kept_bits` has the same meaning as in
+    all bytes of the chunk. Its blocks and the blocks in `data` have one size. If the filters are chosen by the data,
+    they stay; a chunk without blocks gets filters that suit its new data. `kept_bits` has the same meaning as in
     `encode`, for the new blocks.
     """
     header = old.head.header

@@ -33,7 +33,7 @@ _MOST_DIMS = 4
 _DTYPES: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
 _EXPONENT_BITS = {4: 8, 8: 11}
 _PRECISION = (5, 7, 9, 11)
-"""What is added to the parameter byte, by the number of dimensions."""
+"""The addend to the parameter byte, by the number of dimensions."""
 _MOST_PRECISION = 64
 _PACKAGE = "ZFP needs the package zfpy: pip install 'b2array[zfp]'"
 
@@ -127,7 +127,7 @@ class Zfp(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         """Compress a block; return it as it is if it cannot be kept within its bounds."""
         self.check_rate()
         items = np.frombuffer(buf, self._dtype).reshape(self._shape)
-        if not np.isfinite(items).all():  # ZFP makes any numbers of them, and of those next to them
+        if not np.isfinite(items).all():  # ZFP turns these and their neighbours into arbitrary numbers
             return buf
         payload: bytes = _zfpy().compress_numpy(items, write_header=False, **self._how)
         # A tolerance below the resolution of a type cannot be kept.

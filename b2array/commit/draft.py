@@ -123,7 +123,7 @@ class Delta:
         return cls(before, np.zeros(nchunks, bool), np.zeros(nchunks, bool), floor=before.floor or 0)
 
     def copy(self) -> Self:
-        """Return a delta to go back to, once the changes of single chunks are undone."""
+        """Return a delta that undoes all later changes, once the changes of single chunks are undone."""
         return replace(self, attrs=dict(self.attrs))
 
     def keep(self, keep: Keep) -> None:
@@ -368,7 +368,7 @@ class Draft(Source):
         frame's.
         """
         nbytes = fields.get("nbytes", 0)
-        if not 0 <= nbytes < 2**63:  # a damaged header may have another sum than the chunks
+        if not 0 <= nbytes < 2**63:  # a damaged header may not agree with the chunks
             raise FormatError(f"{self.url}: expected chunks of 0 to {2**63 - 1} bytes together, found {nbytes}")
         geometry = replace(self.frame if new is None else new.frame, **fields)
         self.restructure(np.asarray(order, np.int64).reshape(-1), geometry)

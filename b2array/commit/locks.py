@@ -71,7 +71,7 @@ def apply_entries_of_others(store: Store, group: Store) -> None:
 
 
 def waits_for_others(store: Store, group: Store) -> bool:
-    """Whether other groups have committed what is not applied yet to a member of a group."""
+    """Whether another group's log holds an unapplied entry for this member."""
     return _waiting(store, besides=group) is not None
 
 

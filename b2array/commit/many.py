@@ -138,7 +138,7 @@ def commit_rows(
     ConflictError
         Another writer has changed what these changes build on.
     FileExistsError
-        A frame that is no member of the group is in the place of a new member.
+        A frame that is not a member of the group occupies the place of a new member.
     """
     paths, prepared = paths or {}, dict[str, _Prepared]()
     group, after = catalog.group, None

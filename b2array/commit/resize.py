@@ -189,7 +189,7 @@ def _sub(positions: Positions, low: int, high: int) -> Positions:
 def _reindex(draft: Draft, state: State, rows: Sequence[npt.NDArray[np.int64]], *, fill: bool = True) -> None:
     """Give the array a new shape. `rows` says for each axis which old row of chunks comes to each new row.
 
-    Rows of -1, and those behind the last, are new: they repeat the fill value, or are zeros if they will be written.
+    Rows with -1, and rows past the last one, are new: they repeat the fill value, or are zeros if they will be written.
     """
     old, new = draft.state.require_layout(), state.require_layout()
     order = np.full(new.grid_shape, -1, np.int64)

@@ -115,7 +115,7 @@ class _Writer:
     def keep_open(self, buffer: WriteBuffer, chunks: Iterator[tuple[int, Part]]) -> None:
         """Write to chunks and leave them open, as long as there is room for them."""
         with buffer.mutex.held:
-            # What has to leave the buffer is encoded between two windows, when nothing is put into it.
+            # Chunks that must leave the buffer are encoded between two windows, while nothing is added to it.
             while window := list(islice(chunks, 4 * threads.width())):
                 _set_chunks(self.draft, threads.spread(self.make, window))
                 self.draft.flush(buffer.excess())

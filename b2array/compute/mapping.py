@@ -52,7 +52,7 @@ class _Dimension(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """What a view shows of an array: where it begins, and the digits of its axes (none: a length of 1).
+    """The part of an array that a view shows: its first item, and the digits of its axes (none at length 1).
 
     Examples
     --------
@@ -318,7 +318,7 @@ class Mapping:
 
 
 def _varying(digits: Digits, positions: range) -> Digits:
-    """Return the last digits of an axis: those that differ along the positions, but at least one."""
+    """Return the last digits of an axis that differ along the positions, at least one."""
     while len(digits) > 1:
         inner = math.prod(digit.length for digit in digits[1:])
         if positions[0] // inner != positions[-1] // inner:

@@ -231,7 +231,7 @@ class Readable(Operators):
         return (row for start in range(0, len(self), step) for row in self[start : start + step])
 
     def to_dask(self, chunks: Any = "auto") -> da.Array:
-        """Return a dask array of what is committed now. It reads nothing before it is computed.
+        """Return a dask array of the state that is committed now. It reads nothing before it is computed.
 
         Parameters
         ----------

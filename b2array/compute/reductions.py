@@ -2,7 +2,7 @@
 
 Pairs are combined as in NumPy's pairwise sum, so that the error of a sum grows with the logarithm of the number of
 items. Sums of short floats are kept in double precision. A part of the result is finished as soon as all of its pieces
-are there. So only a few pieces are in memory besides it.
+have arrived. So only a few pieces are in memory besides it.
 """
 
 from __future__ import annotations

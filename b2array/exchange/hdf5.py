@@ -484,7 +484,7 @@ def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterato
 _METADATA_NBYTES = 2**20
 """What attributes, indexes of chunks and other metadata may take, at most, until room is reserved again."""
 _ITEM_NBYTES = 64
-"""What HDF5 may need for an item whose size differs, besides its bytes."""
+"""Bytes that HDF5 may need for an item of variable length, besides its content."""
 
 
 @contextmanager
@@ -522,7 +522,7 @@ def _put(
         options["maxshape"] = tuple(None if axis in source.unlimited else n for axis, n in enumerate(source.shape))
     is_text = source.dtype.kind == "U"
     compression = settings.options.get("compression", "gzip")
-    # The chunks of text hold places in the file, which HDF5 alone knows.
+    # Chunks of text hold addresses in the file, which only HDF5 can resolve.
     is_direct = "chunks" in options and compression != "gzip" and not is_text
     if is_direct:
         how = hdf5_chunks.compressing(compression, source.dtype.itemsize, options["chunks"], settings.cparams)

@@ -134,7 +134,7 @@ def read_box(
 
 
 def _read_stored_chunks(node: Any, starts: list[tuple[int, int]], where: str) -> Iterator[_Raw]:
-    """Yield the chunks with some of the items; those that were never written are not stored."""
+    """Yield the chunks with some of the items; chunks that were never written are not stored."""
     size = node.file.id.get_filesize()
     firsts = [range(start - start % n, stop, n) for (start, stop), n in zip(starts, node.chunks, strict=True)]
     for at in product(*firsts):
@@ -256,7 +256,7 @@ def compressing(
 ) -> dict[str, Any]:
     """Return what `create_dataset` takes for a dataset whose chunks `write` compresses.
 
-    The numbers are those that the filters themselves note, which compress what other programs write to the dataset.
+    The numbers are the ones that the filters note themselves: they compress what other programs write.
     """
     params, nbytes = cparams or _DEFAULT, math.prod(chunks) * itemsize
     used = [fid for fid in params.filter_slots if fid in _SHUFFLES]
@@ -320,7 +320,7 @@ def _chunks_of(
     chunks: tuple[int, ...],
     fill: Any,
 ) -> Iterator[tuple[tuple[int, ...], npt.NDArray[Any]]]:
-    """Cut pieces into chunks; those at the upper edges are completed with the fill value."""
+    """Cut pieces into chunks; chunks at the upper edges are padded with the fill value."""
     for box, values in pieces:
         starts = [range(0, n, step) for n, step in zip(values.shape, chunks, strict=True)]
         for start in product(*starts):
@@ -352,4 +352,4 @@ def _frame(items: npt.NDArray[Any], params: CParams, blocks: Sequence[int] | Non
 
 
 _SHUFFLES = {int(FilterId.SHUFFLE): cblosc.SHUFFLE, int(FilterId.BITSHUFFLE): cblosc.BITSHUFFLE}
-"""What the filters call Blosc's shuffles."""
+"""The names of Blosc's shuffles in the filters."""

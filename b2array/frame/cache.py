@@ -45,7 +45,7 @@ def cost(nblocks: int, nbytes: int) -> int:
 
 
 class Slab:
-    """Memory for several tiles, and what was put into it.
+    """Memory for several tiles, and its tiles so far.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class Cache:
         return sum(slab.nbytes for slab in list(self._slabs))
 
     def get_many(self, key: Key, numbers: Iterable[int]) -> dict[int, Entry]:
-        """Return those of the blocks `numbers` of a chunk that are here; their data must not be changed."""
+        """Return the cached ones among the blocks `numbers` of a chunk; their data must not be changed."""
         of_chunk = self._chunks.get(key)
         if of_chunk is None:
             return {}

@@ -81,9 +81,7 @@ def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
     ------
     ChunkMissingError
         The store does not have a chunk that the index names.
-    ChecksumError
-        Bytes are not those that were written; the message has the numbers of the chunk and the block.
-    FormatError
+    ChecksumError Bytes differ from the written ones; the message names the chunk and the block. FormatError
         A chunk is not what the frame says it is; the message has its number.
     ConflictError
         The same, because another writer has changed the store since it was opened.
@@ -216,7 +214,7 @@ class _Waiting(NamedTuple):
 
 
 def _read_wave(group: list[_Waiting]) -> Sequence[memoryview | Exception]:
-    """Read what the chunks of one frame wait for: the bytes for each, or why there are none."""
+    """Read what the chunks of one frame wait for: the bytes for each, or the error."""
     source = group[0].source
     try:
         views = iter(source.read([span for each in group for span in each.ask.spans], clip=True))
@@ -227,7 +225,7 @@ def _read_wave(group: list[_Waiting]) -> Sequence[memoryview | Exception]:
 
 
 def _advanced(steps: Steps, outcome: memoryview | FormatError | None) -> Ask | Stored:
-    """Give a chunk's steps the bytes, or the error, that they wait for; return what they ask for next, or the chunk."""
+    """Send a chunk's steps the bytes, or the error, that they wait for; return their next request, or the chunk."""
     try:
         if isinstance(outcome, FormatError):
             return steps.throw(outcome)
@@ -276,7 +274,7 @@ def steps_of(source: Source, request: ChunkRequest) -> Steps:
 
 
 class _Chunk:
-    """A stored chunk that is wanted, and what has to be read of it."""
+    """A stored chunk, and the blocks of it to read."""
 
     __slots__ = ("blocks", "cached", "is_local", "location", "number", "record_due", "source")
 
@@ -293,7 +291,7 @@ class _Chunk:
             self.cached = None  # it was read while checksums were not compared
 
     def steps(self, sizes: Sizes | None = None) -> Steps:
-        """Yield what to read next, receive it, and return the chunk; `sizes` are those that are noted."""
+        """Yield what to read next, receive it, and return the chunk; `sizes` are the noted ones."""
         if self.cached is not None:
             head = self.cached.head
             if self.blocks is None:

@@ -128,7 +128,7 @@ class Action(Enum):
     DONE = auto()
     """Nothing: the entry has taken effect."""
     LEAVE = auto()
-    """Nothing: somebody has changed or deleted the member since, or what was staged is gone."""
+    """Nothing: another writer has changed or deleted the member since, or the staged files are gone."""
 
     @property
     def is_pending(self) -> bool:
@@ -160,7 +160,7 @@ TABLE: Final[Mapping[tuple[Standing, bool], Mapping[Kind, Action]]] = MappingPro
         (Standing.DAMAGED, _UNSTAGED): _row(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
     }
 )
-"""What an entry does, by what is found in the place of its member, whether what it brings is still there, and kind."""
+"""The action of an entry, by the frame in the member's place, by whether the staged file still exists, and by kind."""
 
 
 def action_of(entry: Entry, store_of: StoreOf, path: str) -> tuple[Found, Action]:
@@ -168,7 +168,7 @@ def action_of(entry: Entry, store_of: StoreOf, path: str) -> tuple[Found, Action
     there = look(store_of(path))
     action = _decide(entry, store_of, path, there)
     if action is Action.LEAVE:
-        # What was staged may have taken its place between the two looks.
+        # The staged file may have taken its place between the two looks.
         there = look(store_of(path))
         action = _decide(entry, store_of, path, there)
     return there, action

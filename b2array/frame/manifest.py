@@ -187,7 +187,7 @@ class Entry:
         return self.payload if isinstance(self.payload, str) else ""
 
     def aside(self, path: str) -> str:
-        """Return the path of what is staged for the member at `path`, or of what is being removed."""
+        """Return the path where a new state of the member at `path` is staged, or where an old one is removed."""
         return staged_path(path, self.token, sparse=self.kind == "index")
 
     def pack(self) -> list[Any]:
@@ -225,7 +225,7 @@ def data_path(revision: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the manifest of a group in an object store says of one member.
+    """The entry of one member in the manifest of a group in an object store.
 
     Parameters
     ----------
@@ -337,7 +337,7 @@ class Manifest:
     def with_summaries(
         self, records: Mapping[str, Record | None], gone: Collection[str] = (), members: Mapping[str, str] | None = None
     ) -> Self:
-        """Return the manifest with other summaries by paths, and without those of paths that are gone.
+        """Return the manifest with these summaries by path, and without the summaries of `gone` paths.
 
         `members` has all paths by names. Those without a summary are listed among the summaries, too.
         """
@@ -348,7 +348,7 @@ class Manifest:
         return replace(self, summaries=summary.pack_all({path: known[path] for path in known if path not in gone}))
 
     def with_commit(self, token: str) -> Self:
-        """Return the manifest with the token of its commit before those of the last ones."""
+        """Return the manifest with the token of its commit before the tokens of the last ones."""
         return replace(self, recent=recent.with_commit(self.recent, bytes.fromhex(token)))
 
     def follows(self, other: Self) -> bool:

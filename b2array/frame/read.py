@@ -146,7 +146,7 @@ def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
 
 
 class ChunkRead(NamedTuple):
-    """The plan to read one chunk: its blocks that the cache has, those to fetch, and whether the cache keeps these."""
+    """The plan to read one chunk: its cached blocks, the blocks to fetch, and whether the cache keeps these."""
 
     number: int
     part: Part
@@ -157,9 +157,10 @@ class ChunkRead(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """What the chunks of one read share. `plan` decides what to fetch of a chunk; `finish` decodes and copies it.
+    """The context that all chunks of one read share.
 
-    `met` has the bytes that the cache would take for the blocks that were planned so far.
+    `plan` decides what to fetch of a chunk; `finish` decodes and copies it. `met` has the bytes that the cache would
+    take for the blocks that were planned so far.
     """
 
     source: Source
@@ -273,7 +274,7 @@ class Reader(NamedTuple):
             raise prefix_error(f"chunk {job.number} of {self.source.url}", error) from error
 
     def is_regular(self, header: ChunkHeader) -> bool:
-        """Say whether the blocks of a chunk are those of the array; refuse a chunk of another size."""
+        """Say whether a chunk has the blocks of the array; refuse a chunk of another size."""
         layout = self.layout
         if header.nbytes != layout.chunk_nbytes:
             raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
@@ -294,7 +295,7 @@ class Reader(NamedTuple):
         return tile
 
     def decoded_whole(self, number: int, *, keep: bool) -> dict[int, Entry]:
-        """Decode a chunk whose blocks are not those of the array, and cut it into the array's."""
+        """Decode a chunk whose blocks differ from the array's, and cut it into the array's."""
         (whole,) = fetch(self.source, (ChunkRequest(number, None),))
         room = cache.blocks.room_for(self.layout.nblocks, self.layout.chunk_nbytes) if keep else None
         data = decode.decode(whole.region, out=None if room is None else room[1], context=self.context)

@@ -339,7 +339,7 @@ def _listed(held: Snapshot, *, bare: bool) -> Snapshot:
     catalog = Catalog(store_of(""))
     try:
         manifest, _ = catalog.read()
-    except PermissionError:  # where nobody may list, this is also the answer for what is missing
+    except PermissionError:  # without permission to list, this is also the answer for a missing object
         return held
     if manifest.identity != noted.identity or manifest.rows is None:
         return held
@@ -505,7 +505,7 @@ def _reloaded_member(held: Snapshot, member: Member, *, even_new: bool) -> Snaps
 
 
 def _same_frame(held: Snapshot, current: Snapshot, *, even_new: bool) -> Snapshot:
-    """Return the current state, or what it keeps of a snapshot; ConflictError if another frame took the place."""
+    """Return the current state, or the state of a snapshot; ConflictError if another frame took the place."""
     if held.at is not None:
         return kept_state(current, held.at.name, held.at.generation)
     if current.state.annotations.identity != held.state.annotations.identity and not even_new:
@@ -536,7 +536,7 @@ def kept_state(held: Snapshot, name: str, generation: bytes | None = None) -> Sn
 
 
 def unknown_name(url: str, name: str, names: Iterable[str]) -> KeyError:
-    """Return the error of a snapshot that there is not, given the names of those that there are."""
+    """Return the error for a missing snapshot, given the names of the existing ones."""
     return KeyError(f"{url} has no snapshot {name!r}; it has {', '.join(map(repr, names)) or 'none'}")
 
 

@@ -1,4 +1,4 @@
-"""`Source`: what chunks are read from, a snapshot or a transaction on top of one."""
+"""`Source`: a snapshot, or a transaction on top of one, from which chunks are read."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _MUCH = 8
 _UNBALANCED = 4
 """The same for the usual keys of an array, compared with balanced shapes."""
 _LEAST_NBYTES = 2 * 2**20
-"""What decodes less takes a few milliseconds, and no advice."""
+"""A read that decodes less takes a few milliseconds and needs no advice."""
 
 
 def count_decoded_nbytes(layout: Layout, positions: Sequence[slice]) -> int:

@@ -71,7 +71,7 @@ def check_plain(value: Any) -> None:
         # In bytes, because `np.ma.is_masked` fails for records, whose masks have the same fields.
         if mask.view(np.uint8).any():
             raise TypeError("masked items have no value that could be stored: choose one with filled()")
-    # NumPy takes those of SciPy for a single object.
+    # NumPy takes a sparse array of SciPy for a single object.
     if hasattr(value, "todense") and hasattr(value, "nnz"):
         raise TypeError(
             f"{type(value).__name__} is a sparse array, which cannot be stored: store it dense, with todense();"

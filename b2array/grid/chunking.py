@@ -19,7 +19,7 @@ from b2array.grid.layout import MAX_NDIM, grid_shape
 __all__ = ["Access", "automatic", "check_access"]
 
 Access = Literal["balanced", "planes", "series", "boxes"]
-"""What an array is read by, mostly. "balanced" serves every direction."""
+"""How an array is mostly read. "balanced" serves every direction."""
 
 BLOCK_NBYTES = 64 * 2**10
 CHUNK_NBYTES = 8 * 2**20
@@ -69,7 +69,7 @@ def automatic(
         cut into the more blocks the longer it is. "planes": one index, or a few, of the first axis, with blocks of
         64 KiB that are thin there. "series": the first axis at one place, with blocks that are long there. "boxes":
         boxes anywhere, with blocks of 64 KiB that are equally long along all axes. By default "balanced", but "planes"
-        if an axis has the extent 0: what grows is written step by step.
+        if an axis has the extent 0: a growing array is written step by step.
 
     Returns
     -------
@@ -300,8 +300,8 @@ def _block(
 ) -> tuple[int, ...]:
     """Choose a shape of blocks that is bad for no key.
 
-    A plane decodes as many layers as the block is thick, a series as many blocks as the axis is cut into. What one
-    gains along an axis, the other loses. So a block takes n ** (5 / 8) of an axis of n, in between of the same number
+    A plane decodes as many layers as the block is thick, a series as many blocks as the axis is cut into. Along each
+    axis, one gains what the other loses. So a block takes n ** (5 / 8) of an axis of n, in between of the same number
     of items and of the same share. `room` is how many items a chunk may have along the axes that the user left open.
     """
     lengths = list(fixed)
@@ -543,7 +543,7 @@ def _divide(extents: tuple[int, ...], target: float, fixed: _Partial) -> tuple[i
     divided = [1 if n is None else n for n in fixed]
     target = max(1.0, target / math.prod(divided))
     free = [axis for axis, n in enumerate(fixed) if n is None]
-    # Short axes first: what they cannot take is shared by the longer ones. Axes that will grow come last.
+    # Short axes first: the longer ones share what they cannot take. Axes that will grow come last.
     order = sorted(free, key=lambda axis: (extents[axis] == 0, extents[axis], -axis))
     nsized = sum(extents[axis] > 0 for axis in order)
     for place, axis in enumerate(order):

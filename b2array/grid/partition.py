@@ -33,7 +33,7 @@ Axes = tuple[tuple[int, ...], ...]
 
 
 class Part(NamedTuple):
-    """What a selection takes from one part of the grid.
+    """The share of a selection in one part of the grid.
 
     Attributes
     ----------

@@ -93,7 +93,7 @@ def parts_of_blocks(layout: Layout, of_chunk: Part, axes: Axes | None) -> list[t
 
 
 class Patch(NamedTuple):
-    """What slices write of a chunk.
+    """The part of a chunk that slices write.
 
     Attributes
     ----------
@@ -214,7 +214,7 @@ _NARROW = 8
 
 
 class _CutPiece(NamedTuple):
-    """Neighbouring blocks along one axis: which of those that are read, what is taken of each, and where it goes."""
+    """Neighbouring blocks along one axis: their numbers among the blocks to read, the part of each, and its target."""
 
     start: int
     stop: int
@@ -227,8 +227,8 @@ class _CutPiece(NamedTuple):
 class _AxisGrid(NamedTuple):
     """The blocks along one axis that a slice touches.
 
-    `common` is what it takes of each of them: the same `nitems` items, or else everything. `narrowed` has the pieces
-    with that part in place of the blocks.
+    `common` is the part of each block that the slice takes: the same `nitems` items, or the whole block. `narrowed` has
+    the pieces with that part in place of the blocks.
     """
 
     coords: list[int]

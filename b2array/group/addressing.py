@@ -90,7 +90,7 @@ def open(
     fs: AbstractFileSystem | None = None,
     **options: Unpack[MemberKeywords],
 ) -> Any:
-    """Open an array, a group, or a super-chunk, whichever is there.
+    """Open whatever is there: an array, a group, or a super-chunk.
 
     `open_array`, `open_group` and `open_schunk` open one of them and nothing else: then a type checker knows which.
 

@@ -37,7 +37,7 @@ __all__ = ["Changes", "GroupFork"]
 
 
 class Changes(ABC):
-    """Changes to members of a group that wait: those of a transaction, or of a fork of one."""
+    """Uncommitted changes to members of a group: a transaction's, or a fork's."""
 
     def __init__(self, directory: AnyGroup) -> None:
         self._view = directory

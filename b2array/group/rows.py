@@ -157,7 +157,7 @@ class RowTransaction(Changes):
         handle.enter(draft)
         self._handles[path], self._drafts[path], self._new[path] = handle, draft, name
         if self._fork_id:
-            # The transaction may last long, and only what has a journal is left alone by `vacuum` then.
+            # The transaction may last long, and then `vacuum` spares only files that a journal names.
             fork_point(draft)
         if self._marked:
             self._shown.add(name, path)
@@ -195,7 +195,7 @@ class RowTransaction(Changes):
     def remove(self, members: Mapping[str, str], states: Mapping[str, str] = MappingProxyType({})) -> None:
         """Let the commit delete members; forget new ones at once.
 
-        `states` has those that were copied, by path. If another writer changes such a member, the commit is refused.
+        `states` has the copied ones, by path. If another writer changes such a member, the commit is refused.
         """
         self._require_open()
         for name, path in members.items():
@@ -220,7 +220,7 @@ class RowTransaction(Changes):
             self._unadopted[name] = held
 
     def restore(self, members: Mapping[str, str]) -> None:
-        """Keep members after all that `remove` took away, and that the transaction has not changed before."""
+        """Keep members that `remove` took away, provided that the transaction had not changed them."""
         for name, path in members.items():
             self._removed.pop(name, None)
             if self._marked:
@@ -336,7 +336,7 @@ class RowTransaction(Changes):
                 handle.leave(None)
 
     def commit(self) -> None:
-        """Make all changes visible at once, or none: ConflictError if another writer changed what they build on."""
+        """Make all changes visible at once, or none of them: ConflictError if another writer changed their base."""
         self._require_open()
         try:
             self._adopt_for_snapshots()
@@ -379,7 +379,7 @@ class RowTransaction(Changes):
         self._group.show(*seen)
 
     def _require_fit(self, manifest: Manifest) -> None:
-        """Raise ConflictError if the changes do not fit on top of what others have committed."""
+        """Raise ConflictError if the changes do not fit on top of other writers' commits."""
         if manifest.identity != self._identity and self._view.manifest.identity:
             raise ConflictError(f"{self.url}: another group was made in the place of this one; open it again")
         self._require_restored(manifest)

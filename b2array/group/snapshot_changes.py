@@ -44,7 +44,7 @@ class SnapshotChanges:
         return bool(self.new or self.gone or self.copies)
 
     def make(self, entry: Kept, ledger: Ledger, *, replace: bool) -> None:
-        """Add a snapshot. `ledger` lists those that the group had when the transaction began.
+        """Add a snapshot. `ledger` lists the snapshots that the group had when the transaction began.
 
         FileExistsError: there is one of the name already, and it is not to be replaced.
         """

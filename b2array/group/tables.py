@@ -93,7 +93,7 @@ class Table:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What python-blosc2 calls the type of each column."""
+        """The name that python-blosc2 gives the type of each column."""
         return {name: column["kind"] for name, column in self._schema.items()}
 
     def __iter__(self) -> Iterator[str]:

@@ -292,7 +292,7 @@ def _text(version: Version | None) -> str:
 
 
 def remove(work: str) -> None:
-    """Remove a directory; without its note, what stays of it holds nothing. On Windows, files stay that are open."""
+    """Remove a directory; without its note, remaining files hold nothing. On Windows, files stay that are open."""
     with suppress(FileNotFoundError, NotADirectoryError):
         Path(work, NOTE).unlink()
     shutil.rmtree(work, ignore_errors=True)

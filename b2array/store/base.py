@@ -53,7 +53,8 @@ __all__ = [
 T = TypeVar("T")
 
 MISSING = (FileNotFoundError, NotADirectoryError)
-"""What stores raise for an object that does not exist. A file may have replaced the directory that it was in."""
+"""The errors that stores raise for an object that does not exist. A file may have replaced the directory that it was
+in."""
 
 _PATIENCE = 20
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
@@ -69,7 +70,7 @@ class HiddenError(FileNotFoundError, PermissionError):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a store can do. The defaults are those of a plain object store.
+    """What a store can do. The defaults describe a plain object store.
 
     Parameters
     ----------
@@ -96,7 +97,7 @@ class Capabilities:
 
     @property
     def guarantee(self) -> str:
-        """What protects a commit from other writers, in words."""
+        """A text that says what protects a commit from other writers."""
         if not self.write:
             return "read only"
         return "lock" if self.lock else "compare-and-swap" if self.compare else "single writer"
@@ -171,7 +172,7 @@ class Listed(NamedTuple):
 class Store(ABC):
     """Objects under names. Threads may share a store. A pickled store connects again when it is first used.
 
-    The defaults are those of a plain object store: an object is written as a whole, and there are no locks.
+    The defaults describe a plain object store: an object is written as a whole, and there are no locks.
     """
 
     url: str
@@ -184,7 +185,7 @@ class Store(ABC):
     """What it can do."""
 
     advice: str = "open it with mode='r+' to change it"
-    """What a user can do who has opened it for reading, and writes to it."""
+    """Advice for a user who writes to something opened for reading."""
 
     in_process: bool = False
     """Whether only this process can reach the objects."""
@@ -224,7 +225,7 @@ class Store(ABC):
     ) -> memoryview:
         """Read spans into one buffer of `nbytes` bytes, each to its place. The bytes between them are undefined.
 
-        The store may use the buffer again at this thread's next call. Errors are those of `read`.
+        The store may use the buffer again at this thread's next call. Raises the errors of `read`.
         """
         return join_views_at(self.read(spans, expected=expected), places, nbytes)
 
@@ -420,7 +421,7 @@ class Store(ABC):
     def withdraw(self, made: Mapping[str, int]) -> None:  # noqa: B027 - most stores remove nothing here
         """Remove objects that `create` has made, given the digest of the stamp that it returned for each.
 
-        Local stores and those in memory do. They leave objects alone that have come in their place. A request to a
+        Local and in-memory stores do. They leave objects alone that have come in their place. A request to a
         server may be carried out late, or twice, when something else has the name: there the objects stay.
         """
 
@@ -434,7 +435,7 @@ class Store(ABC):
         *,
         locked: bool = False,  # noqa: ARG002
     ) -> None:
-        """Remove a frame: the object ``""``, or of a directory `first`, and then all that `belongs` says is part of it.
+        """Remove a frame: the object ``""``, or in a directory `first`, and then every file that `belongs` accepts.
 
         Nothing else is removed, and no link is followed. Local stores hold the lock meanwhile, so that no other writer
         is at work, and remove its file and the directory at the end, unless other files are in it. If `locked`, the
@@ -479,7 +480,7 @@ def says_more(error: object) -> TypeGuard[Exception]:
 def as_answer(error: Exception) -> Exception:
     """Return an error that `Store.head` caught, without its tracebacks.
 
-    They refer to the frames that are going to hold the error. Only the collector of garbage would free those, with
+    They refer to the frames that are going to hold the error. Only the garbage collector would free the frames, with
     everything else in them, such as open files.
     """
     link: BaseException | None = error
@@ -603,7 +604,7 @@ def check_span(url: str, span: Span) -> Span:
 
 
 def merge(url: str, spans: Sequence[Span], limit: int, *, gap: int | None = None) -> list[Merged]:
-    """Check spans, and merge those that are worth reading together."""
+    """Check spans, and merge spans that are worth reading together."""
     return coalesce([check_span(url, span) for span in spans], config.coalesce_gap if gap is None else gap, limit)
 
 
@@ -666,7 +667,7 @@ class Mutex:
     def held_once(self, place: str) -> AbstractContextManager[object]:
         """Return `held`, or raise RuntimeError if this thread holds it already, for example around a signal handler.
 
-        `place` says in the message what is locked.
+        The message names `place` as what is locked.
         """
         lock = self.held
         try:

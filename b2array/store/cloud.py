@@ -72,7 +72,7 @@ class CloudStore(FsspecStore):
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         super().__init__(url, storage_options)
-        # Equal stores share what is cached. Without plain options, it is unknown whether stores are equal.
+        # Equal stores share a cache. Without plain options, it is unknown whether stores are equal.
         options = spell_out(self._options)
         asked = repr((url, sorted(options.items()))) if _plain(options) else os.urandom(16).hex()
         self._ident = blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
@@ -125,7 +125,7 @@ class CloudStore(FsspecStore):
     async def _remove(self, fs: Any, paths: Sequence[str]) -> None:
         """Remove objects, if they exist."""
 
-    # What they have in common.
+    # The parts that they have in common.
 
     def _translate(self, error: Exception, name: str) -> Exception:
         if isinstance(error, HiddenError):

@@ -1,6 +1,6 @@
 """Descriptors of open files, of which systems allow few: 256 on macOS, usually 1,024 on Linux.
 
-Stores of one file keep it open between reads. Only those that were read last do so: the others close their files, and
+Stores of one file keep it open between reads. Only the most recently read ones do so: the others close their files, and
 open them again when they are read.
 """
 
@@ -31,10 +31,10 @@ count_use = itertools.count().__next__
 
 
 class Keeper(Protocol):
-    """What keeps a file open between uses."""
+    """An object that keeps a file open between uses."""
 
     last_use: int
-    """What `count_use` returned when the file was used last."""
+    """The count that `count_use` returned at the last use of the file."""
 
     def release(self) -> None:
         """Close the file when nobody reads from it any more; the next use opens it again."""

@@ -101,7 +101,7 @@ def reserve(path: str, nbytes: int) -> None:
     """Reserve room for a file that will have as many bytes, without a change of its size; OSError if the disk is full.
 
     A caller that must not see a failing write asks first. Truncating the file to its size gives the room back.
-    Systems that cannot reserve room compare it with what is free now.
+    Systems that cannot reserve room compare it with the free space.
     """
     if sys.platform != "win32":
         import resource
@@ -134,7 +134,7 @@ def _reserves(path: str, start: int, stop: int) -> bool:
 
 
 def make_directories(path: str) -> None:
-    """Make a directory and those above it that are missing."""
+    """Make a directory, and missing ones above it."""
     if not os.path.isdir(path):
         parent = os.path.dirname(path)
         make_directories(parent)

@@ -15,4 +15,4 @@ WORK = ".b2work"
 """Of the directory next to an archive where a writer has its members, until they are packed."""
 
 UNFINISHED = rf"[.][0-9a-f]{{16}}(?:{re.escape(TEMPORARY)}|{re.escape(JOURNAL)})"
-"""A pattern: what the name of a file or directory has after that of the file for which it waits."""
+"""A pattern: the suffix of a file or directory that waits for another one, after the name of that."""

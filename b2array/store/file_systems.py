@@ -88,7 +88,7 @@ def register(fs: Any) -> None:
 
 
 def protocols(fs: Any) -> list[str]:
-    """Return the protocols of a file system, and of those that it reads through."""
+    """Return the protocols of a file system, and of the file systems that it reads through."""
     from fsspec.core import OpenFile
 
     found: list[str] = []

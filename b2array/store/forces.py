@@ -26,7 +26,7 @@ _AT_ONCE = 16
 
 
 class _Waiting:
-    """The forces of a block, and what is to be done after them."""
+    """The forces of a block, and the actions that follow them."""
 
     def __init__(self) -> None:
         # In the order in which they were asked for: a set would differ from run to run.
@@ -66,7 +66,7 @@ def together() -> Iterator[None]:
     waiting = _here.waiting = _Waiting()
     try:
         yield
-        waiting.end()  # what is done then may ask for more
+        waiting.end()  # an action may ask for more forces
     finally:
         _here.waiting = None
 
@@ -77,7 +77,7 @@ def may_wait() -> bool:
 
 
 def then(action: Callable[[], object]) -> None:
-    """Do something as soon as all that was forced before is on the disk: now, or at the end of the block."""
+    """Run an action once everything forced so far is on the disk: now, or at the end of the block."""
     if _here.waiting is None:
         action()
     else:

@@ -25,7 +25,7 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 class HttpStore(FsspecStore):
     """An object, or the names below it, on an HTTP server. For reading.
 
-    The store compares what an answer claims to be with what it asked for. It asks again, `config.retries` times, if the
+    The store compares each answer's claimed range with the requested one. It asks again, `config.retries` times, if the
     server is overloaded, or if the answer breaks off.
     """
 
@@ -98,7 +98,7 @@ class HttpStore(FsspecStore):
             headers["If-Match"] = expected.tag
         session, place = await fs.set_session(), fs.encode_url(url)
         async with session.get(place, **{**fs.kwargs, "headers": headers}) as answer:
-            if answer.url.path == f"{place.path}/":  # the server shows what is in the directory
+            if answer.url.path == f"{place.path}/":  # the server lists the directory
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             compressed = answer.headers.get("Content-Encoding") in _COMPRESSED

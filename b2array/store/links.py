@@ -60,7 +60,7 @@ def refuse_link(path: str) -> None:
 
 
 def open_itself(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open what has this name, and not what a link leads to: FormatError for a link."""
+    """Open the file of this name itself: FormatError for a link."""
     if sys.platform == "win32":
         refuse_link(path)
     try:
@@ -95,7 +95,7 @@ class OpenDirectory:
     fd: int | None
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Return the names of all files in the directory, and those of everything else: links, directories."""
+        """Return the names of all files in the directory, and the names of everything else: links, directories."""
         files: list[str] = []
         others: list[str] = []
         with os.scandir(self.path if self.fd is None else self.fd) as entries:

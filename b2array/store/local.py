@@ -185,7 +185,7 @@ class LocalStore(Store):
     again, and ConflictError says that it is another one. `head` opens the file again; `replace`, `adopt`, `exchange`
     and `close` close it.
 
-    The path may be a symbolic link, or lead through some. What is below it may not: FormatError names a link there.
+    The path may be a symbolic link, or lead through some. Names below it may not: FormatError names such a link.
 
     Parameters
     ----------
@@ -384,7 +384,7 @@ class LocalStore(Store):
         found = []
         for directory, inner, names in os.walk(self.url):
             start = os.path.join(directory, "")[len(os.path.join(self.url, "")) :]
-            # A link to a directory is listed as what it is, one object: who opens it learns that it is a link.
+            # A link to a directory is listed as one object: opening it tells that it is a link.
             names += [name for name in inner if links.is_link(os.path.join(directory, name))]
             found += [(start + name).replace(os.sep, "/") for name in names]
         return sorted(found)
@@ -423,7 +423,7 @@ class LocalStore(Store):
     ) -> Stamp:  # fmt: skip
         disk.make_directories(os.path.dirname(path))
         temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY}"
-        # What replaces an older file must be on the disk before.
+        # A file that replaces an older one must be on the disk first.
         may_wait = exclusive and forces.may_wait()
         try:
             with open(temporary, "xb", opener=open_descriptor) as file:
@@ -547,7 +547,7 @@ class LocalStore(Store):
                 file.writelines(as_pieces(data))
                 forces.flush(file, file.name, "ordered", "full")
         except BaseException:
-            if cut:  # the disk may be full: free what was written
+            if cut:  # the disk may be full: free the written bytes
                 with suppress(OSError):
                     os.truncate(self._path(name), offset)
             raise

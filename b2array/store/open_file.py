@@ -58,7 +58,7 @@ def is_open_file(place: object) -> TypeGuard[BinaryFile]:
     """Whether this is an open file, or a file of fsspec that can be opened, rather than a name."""
     if isinstance(place, io.IOBase) or _is_opener(place):
         return True
-    # Some files are neither classes of `io` nor of fsspec, such as those of tempfile.
+    # Some file classes belong neither to `io` nor to fsspec, for example the ones of tempfile.
     return all(callable(getattr(place, verb, None)) for verb in ("read", "seek", "tell"))
 
 
@@ -69,9 +69,9 @@ def _is_opener(place: object) -> bool:
 
 
 def place_of_file(file: Any) -> tuple[str | os.PathLike[str], Mapping[str, Any] | None] | None:
-    """Return where a file of fsspec is, if its bytes are those that its file system has under its path.
+    """Return where a file of fsspec is, if its file system has the same bytes under its path.
 
-    Then requests of their own read them, many at once and no more than what is wanted.
+    Then separate requests read them, many at once, and only the bytes that are needed.
     """
     if _is_opener(file):
         plain, fs = file.compression is None and "b" in file.mode, file.fs

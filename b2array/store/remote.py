@@ -117,8 +117,8 @@ def _with_url(kind: type[_S], address: str, options: Mapping[str, Any], shown: s
 class FsspecStore(Store):
     """An object or a prefix in a file system of fsspec.
 
-    The URL may be a chain, and may have a query string; names of objects go in front of the query. The options are
-    those of `fsspec.core.url_to_fs`, or hold the file system itself (`FILE_SYSTEM`), in which the URL names a path.
+    The URL may be a chain and have a query string; names of objects go before the query. The options go to
+    `fsspec.core.url_to_fs`, or hold the file system itself (`FILE_SYSTEM`), in which the URL names a path.
     """
 
     _serves_ends = False

@@ -29,7 +29,7 @@ class S3Store(CloudStore):
 
     @property
     def connections(self) -> int:
-        """Fewer than those of the client, so that no request waits for one."""
+        """Fewer than the client has, so that no request waits for one."""
         given = self._call("", lambda fs, _: fs.config_kwargs.get("max_pool_connections"))
         return max(1, int(given or _FEW) - 2)
 

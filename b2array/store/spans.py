@@ -83,8 +83,7 @@ def plan_packed_read(
     """Plan to read parts of one object with few reads, one after the other into a buffer.
 
     `starts` and `stops` of the parts come in any order, and parts may overlap. `gap` is the most unwanted bytes between
-    two parts that are read together. `lead` bytes are read in front of the first part, fewer if the object begins
-    there.
+    two parts that are read together. `lead` bytes are read before the first part, fewer if the object begins there.
 
     Examples
     --------

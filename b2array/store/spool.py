@@ -41,7 +41,7 @@ class Segment(Protocol):
         """Return the same bytes as a value that can be pickled."""
 
     def close(self) -> None:
-        """Remove what is only needed until the commit."""
+        """Remove files that are only needed until the commit."""
 
 
 @dataclass(frozen=True, slots=True)

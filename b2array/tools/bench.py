@@ -73,7 +73,7 @@ class Compressed(NamedTuple):
 def compressions(a: NDArray, bounds: CParams | None = None) -> Iterator[Compressed]:
     """Store a sample of an array in memory with other filters, and read it.
 
-    The filters of the array come first, then those that each chunk chooses, then the others. If the user allows errors,
+    The filters of the array come first, then the choice of each chunk, then the others. If the user allows errors,
     `bounds` has them, and the last line shows what they save.
     """
     if not a.size:
@@ -112,8 +112,8 @@ def patterns(a: NDArray) -> Iterator[Measured]:
 def alternatives(a: NDArray) -> Iterator[Measured]:
     """Store a sample of an array in memory with other chunks and blocks, and read it by the same patterns.
 
-    The array's own chunks and blocks come first. Then come those that b2array would choose, smaller and larger blocks,
-    and chunks that are long along the first and the last dimension.
+    The array's own chunks and blocks come first. Then come b2array's own choice, smaller and larger blocks, and chunks
+    that are long along the first and the last dimension.
     """
     if not a.size:
         return

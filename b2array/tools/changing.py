@@ -28,7 +28,7 @@ def remove(url: str, storage_options: Mapping[str, Any], *, recursive: bool) -> 
     place = group_of(url, storage_options)
     if place is None:
         store = open_store(url, storage_options=storage_options)
-        load(store)  # raises the error for what is not there, or no frame
+        load(store)  # raises the error for a missing object, or one that is not a frame
         discard(store)
         if frame_in(store) is not None:
             raise OSError(f"{store.url} could not be removed")

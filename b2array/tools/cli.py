@@ -736,7 +736,7 @@ def diff(
 
 
 def _is_place(url: str, name: str, options: Mapping[str, Any]) -> bool:
-    """Say whether a word names a place, and no snapshot of what is at the URL."""
+    """Say whether a word names a place rather than a snapshot."""
     if not ("://" in name or os.path.lexists(name.partition("#")[0]) or by_ending(name)[0] is not None):
         return False
     kind, _ = find(url, None, options, exists=True)

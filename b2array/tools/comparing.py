@@ -20,7 +20,7 @@ _PIECE_NBYTES = 16 * 2**20
 
 
 class Difference(NamedTuple):
-    """What differs, of which member; the name is empty for an array or group itself."""
+    """A difference, and the member that has it; the name is empty for an array or group itself."""
 
     name: str
     what: str

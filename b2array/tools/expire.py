@@ -99,7 +99,7 @@ def _names_of_old(opened: Any, limit: float, keep_last: int) -> tuple[str, ...]:
 
 
 def _entries(opened: Any) -> Sequence[Kept]:
-    """Return the snapshots of a group, or those that a frame has for itself, the oldest first."""
+    """Return the snapshots of a group, or the own ones of a frame, the oldest first."""
     if not isinstance(opened, Group):
         entries = ledger_in(opened._handle.snapshot).entries
         return [entry for entry in entries if not entry.group]

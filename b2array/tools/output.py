@@ -1,4 +1,4 @@
-"""What `cat` writes to files and to standard output: .npy and .csv."""
+"""Output of `cat`, to files or standard output: .npy and .csv."""
 
 from __future__ import annotations
 

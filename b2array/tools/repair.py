@@ -1,6 +1,6 @@
 """`repair`: make a damaged frame readable again.
 
-`salvage` gets header, index and trailer back. All chunks are checked, and those that are damaged are marked as lost.
+`salvage` gets header, index and trailer back. All chunks are checked, and damaged ones are marked as lost.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Repair(Result):
     backup: str | None = None
 
     def shown(self) -> Shown:
-        """Return the numbers of chunks, those that are lost, where the backup is, and the steps."""
+        """Return the number of chunks, the lost ones, the place of the backup, and the steps."""
         if not self.changed:
             return Shown("nothing to repair", lines=self.actions)
         rows: dict[str, Any] = {"chunks": self.nchunks, "lost": first_of(map(str, self.lost)) or "none"}

@@ -1,4 +1,4 @@
-"""What `verify`, `repair`, `vacuum` and `repack` return: a headline, a table, and lines below it."""
+"""Results of `verify`, `repair`, `vacuum` and `repack`: a headline, a table, and lines below it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Failure", "Result", "Results", "Shown", "first_of", "table"]
 
 
 class Shown(NamedTuple):
-    """What is printed of a result: the outcome in a few words, a table, and lines below it.
+    """A result as it is printed: the outcome in a few words, a table, and lines below it.
 
     `rows` has a value for each name. If there are `heads`, of the names and of more columns, it has a tuple of texts.
     """

@@ -73,7 +73,7 @@ def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
 
 
 class _Trailer(NamedTuple):
-    """What a trailer says, and its length in bytes."""
+    """The content of a trailer, and its length in bytes."""
 
     layers: Layers
     fingerprint_type: int

@@ -199,7 +199,7 @@ def _contiguous(
     members: dict[str, dict[str, Listed]] = {}
     for path, each in data.items():
         noted = None
-        with suppress(B2ArrayError, OSError):  # what cannot be read belongs to no member
+        with suppress(B2ArrayError, OSError):  # an unreadable object belongs to no member
             noted = load_published(group.store_of(path)).state.annotations.group_commit
         members.setdefault("" if noted is None else noted.path, {})[f".{path.rpartition('/')[2]}"] = each
     unneeded_objects = {}

@@ -89,7 +89,7 @@ class Problem(NamedTuple):
 
 
 class Verdict(IntEnum):
-    """What is known of a chunk that is in order."""
+    """The verdict on an intact chunk."""
 
     UNCHECKED = 1
     CHECKED = 2
@@ -401,7 +401,7 @@ def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) 
 
 
 def _load_stored(seen: Snapshot) -> Snapshot:
-    """Return what is stored now where a state was, or the snapshot that the state is."""
+    """Return the current state in the place of another one, or the snapshot that the state is."""
     revision = load(seen.store, start=seen.start)
     return revision if seen.at is None else kept_state(revision, seen.at.name, seen.at.generation)
 
@@ -455,7 +455,7 @@ def _about(
     findings: Findings,
     problems: Iterable[Problem],
 ) -> Report:
-    """Add to a report what is known of a state and its chunks."""
+    """Add the findings on a state and its chunks to a report."""
     described = revision.frame
     return replace(
         report,
@@ -607,7 +607,7 @@ class _Inspector:
                 self._check_extent(n, stored.head.header.cbytes)
 
     def _fetch(self, numbers: tuple[int, ...]) -> Iterator[tuple[int, Stored]]:
-        """Fetch chunks together; if that fails, one by one, to find those that cannot be read."""
+        """Fetch chunks together; if that fails, one by one, to find the unreadable ones."""
         blocks = None if self.deep else (0,)
         try:
             yield from zip(numbers, fetch(self.revision, [ChunkRequest(n, blocks) for n in numbers]), strict=True)

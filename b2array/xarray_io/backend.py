@@ -31,14 +31,14 @@ __all__ = ["Backend", "Members", "Url", "arrays_of", "attributes_of", "dims_of"]
 
 Url = str | os.PathLike[str]
 Opened = Url | NDArray | Group
-"""What users give: where an array or a group is, or one that is open."""
+"""What users pass: the place of an array or a group, or an open one."""
 
 GROUPS = (".b2d", ".b2z")
 _IN_GROUP = re.compile(r"\.b2[dz](?:[/#?]|$)", re.IGNORECASE)
 """Matches the name of a group, with or without a member in it."""
 _FRAMES = (".b2frame", ".b2f")
 _UNLIMITED = "_unlimited"
-"""What `b2array.convert` notes of dimensions that were unlimited in an HDF5 file."""
+"""The attribute in which `b2array.convert` notes dimensions that were unlimited in an HDF5 file."""
 _INDEX = "chunks.b2frame"
 
 

@@ -66,7 +66,7 @@ def _ancestors(path: str) -> Iterator[str]:
 
 
 def _task_of(node: Node, task: Task) -> Task:
-    """Return what is to be done with a node of a tree, which may lack dimensions that others have."""
+    """Return the task for a node of a tree, which may lack dimensions that other nodes have."""
     if task.append_dim is not None and task.append_dim not in node.ds.dims:
         return task._replace(append_dim=None)
     if not isinstance(task.region, Mapping):
@@ -145,7 +145,7 @@ def _put(
     where: tuple[slice, ...],
     task: Task,
 ) -> Iterator[Part]:
-    """Write values into their place; yield those that dask has to compute."""
+    """Write values into their place; yield the parts that dask has to compute."""
     stops = tuple(max(n, part.stop) for n, part in zip(array.shape, where, strict=True))
     grown = stops != array.shape
     if grown:
@@ -270,7 +270,7 @@ def _are_free(name: str, arrays: Mapping[str, NDArray]) -> bool:
 def _arrays_of(target: Group, ds: xr.Dataset, task: Task) -> dict[str, NDArray]:
     """Open the arrays that are directly in a group.
 
-    Other writers may change those that are not in the dataset, and coordinates that say nothing about the region.
+    Other writers may change variables that are not in the dataset, and coordinates that say nothing about the region.
     """
     here = {name: each for name, each in target._glance().items() if isinstance(each, NDArray)}
     ignored = {*ds.indexes} if isinstance(task.region, Mapping) and "auto" not in task.region.values() else {}

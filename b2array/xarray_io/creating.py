@@ -1,4 +1,4 @@
-"""Makes the variables and attributes of new datasets, and those that are new in existing ones."""
+"""Makes the variables and attributes of new datasets, and new ones in existing datasets."""
 
 from __future__ import annotations
 

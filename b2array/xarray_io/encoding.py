@@ -259,7 +259,7 @@ def _without_marks(
 
 
 def _without_width(variable: xr.Variable) -> np.dtype[Any] | None:
-    """Take the width of text out of the encoding: xarray would cut what is longer."""
+    """Take the width of text out of the encoding: xarray would cut longer text."""
     asked = variable.encoding.get("dtype")
     if variable.dtype.kind not in "OSTU" or asked is None or asked == "S1":
         return None
@@ -339,7 +339,7 @@ def attributes(attrs: Mapping[Any, Any], owner: str) -> dict[str, Any]:
 
 
 def fit(name: str, variable: xr.Variable, *, exact: bool = False) -> xr.Variable:
-    """Scale, mask and convert numbers as the encoding asks, but refuse those that its type cannot hold.
+    """Scale, mask and convert numbers as the encoding asks; refuse numbers that its type cannot hold.
 
     xarray's own coders would wrap them. Times get the resolution of the units that are asked for if that is finer. With
     `exact`, fractions are refused where whole numbers are stored.
@@ -417,7 +417,7 @@ def _check_range(
     *,
     masked: bool = False,
 ) -> npt.NDArray[Any]:
-    """Return values if all that are not missing are in the range of a type of whole numbers."""
+    """Return values if all except missing ones are in the range of an integer type."""
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     known = np.around(values[~np.isnan(values)]) if masked else values
     for extreme in (known.min().item(), known.max().item()) if known.size else ():
@@ -555,14 +555,14 @@ def _code(
     if variable.dtype.kind == "b":
         variable.attrs = {key: value for key, value in variable.attrs.items() if key != "dtype"}
     if variable.dtype.kind not in "mMO":
-        # Numbers may have units of their own, which are not coded.
+        # Numbers may have their own units, which are not encoded.
         encoding = {key: value for key, value in encoding.items() if key not in ("units", "calendar")}
     # Otherwise xarray would add one.
     encoding.setdefault("_FillValue", None)
     variable.encoding = encoding
     exact = attrs.keys().isdisjoint(("scale_factor", "add_offset", "_Unsigned"))
     with warnings.catch_warnings():
-        # xarray chooses finer units then, and the caller refuses those.
+        # xarray chooses finer units then, which the caller refuses.
         warnings.filterwarnings("ignore", r"Time(delta)?s can't be serialized faithfully", UserWarning)
         return conventions.encode_cf_variable(fit(name, variable, exact=exact), name=name)
 

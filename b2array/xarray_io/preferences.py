@@ -31,7 +31,8 @@ _NETCDF_FILL = {
     "u4": 2**32 - 1,
     "u8": 2**64 - 2,
 }
-"""What netCDF's libraries fill unwritten items with. Those of bytes, and of u2, may be somebody's choice."""
+"""The values with which netCDF's libraries fill unwritten items. Those of bytes, and of u2, may be somebody's
+choice."""
 
 
 def preferences(
@@ -42,7 +43,7 @@ def preferences(
 ) -> dict[Any, Any]:
     """Return the encoding for a new variable.
 
-    `asked` is the encoding that the call has for this variable, `options` names what it has for all. Both go before
+    `asked` is the encoding of this variable in the call, `options` names the encodings for all. Both go before
     what the variable was read with.
     """
     inherited = _in_order(variable)
@@ -75,7 +76,7 @@ def preferences(
 
 
 def _choose_fill_value(variable: xr.Variable, chosen: dict[Any, Any]) -> None:
-    """Fill what nobody has written with the value that marks missing items, and not with netCDF's default."""
+    """Fill unwritten items with the value that marks missing ones, not with netCDF's default."""
     if chosen.get("fill_value") is None:
         return
     missing = chosen.get("_FillValue", variable.attrs.get("_FillValue"))

@@ -57,7 +57,7 @@ def decode(
     array: NDArray,
     bounded: Mapping[str, Any] = MappingProxyType({}),
 ) -> xr.Variable:
-    """Return what is stored as times, with the units of a coordinate if they are bounds of one."""
+    """Decode stored times, with the units of a coordinate if they are its bounds."""
     attrs = {**bounded, **attributes_of(array.attrs)}
     variable = xr.Variable(dims_of(name, array), array[...], attrs)
     return conventions.decode_cf_variable(name, variable, decode_timedelta=True)
