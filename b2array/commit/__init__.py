@@ -12,10 +12,10 @@ the frame gets its next state: it packs header, index and trailer, and does no I
 out. If another writer was faster, `commit` does all of this again; if that writer changed the same chunks,
 `Handle.attempts` yields another draft.
 
-A transaction of a local group calls `one.stage` for each member: the same, up to the last write. The group then
-writes its manifest once, with an entry for each member in its log: that is the commit. `apply.apply_entry` takes the
-last step of each member, now or, if the writer was killed, when the next one comes. `b2array.frame.log` decides what
-that step is, by one table.
+A transaction of a local group calls `entries.commit_entries`, and that calls `one.stage` for each member: the same, up
+to the last write. The group then writes its manifest once, with an entry for each member in its log: that is the
+commit. `apply.apply_entry` takes the last step of each member, now or, if the writer was killed, when the next one
+comes. `b2array.frame.log` decides what that step is, by one table.
 
 In an object store nothing can be renamed. There `many.commit_rows` writes a revision of each member that changed, and
 the manifest once: its rows name the revisions that count. A member that is changed by its own URL takes the same road.
@@ -37,6 +37,7 @@ prepare        what a commit makes before its last step: the plan, objects, copi
 one            one frame: `commit`, `publish`, and `stage` for a group
 many           groups in object stores: `commit_rows`, one write of the manifest
 manifests      writes manifests
+entries        local groups: `commit_entries`, one write of the manifest, whose log names the members
 apply          local groups: gives members the states that the log in the manifest has for them
 locks          local groups: how writers of one member keep to the order of the group's commits: `writers_lock`
 leftovers      removes what writers leave in the places of frames

@@ -1,0 +1,506 @@
+"""One commit of several members of a group on a local disk: `commit_entries`.
+
+Everything but the last step of each member goes to places that no reader looks at. Then one write replaces the
+manifest, and that write is the commit: the log in it has an `Entry` for each member that was changed, made or deleted.
+From then on readers of the group see all of it. The writer applies the entries (`b2array.commit.apply`), and takes them
+out of the log.
+
+A writer that is killed before the commit leaves files that no reader finds, and `b2array.vacuum` removes. One that is
+killed later leaves the log, and the next writer applies it before it does anything else. Other writers wait for the
+locks: a commit takes the manifest's first, and then those of the members that it changes or has read.
+
+A change of one member alone needs no log: the one step that applies it is the commit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import methodcaller
+from typing import Literal, Protocol
+
+from b2array.buffers import Buffer
+from b2array.commit import apply
+from b2array.commit.draft import Draft
+from b2array.commit.handle import Handle
+from b2array.commit.leftovers import discard
+from b2array.commit.locks import apply_entries_of_others, waits_for_others
+from b2array.commit.one import commit, stage
+from b2array.errors import B2ArrayError, ConflictError
+from b2array.format import summary
+from b2array.format.annotations import GroupCommit
+from b2array.format.frame import Frame
+from b2array.frame.log import look
+from b2array.frame.manifest import MANIFEST, Entry, Manifest, is_embedded, staged_path
+from b2array.frame.snapshot import Snapshot
+from b2array.store.base import MISSING, Store, Version, attempts, create_under_own_name, too_many_conflicts
+from b2array.store.forces import together
+
+__all__ = ["GroupChange", "LocalGroup", "MemberChange", "commit_entries"]
+
+_MOST_DESCRIBED = 1000
+"""In a larger local group only `Group.consolidate` writes summaries."""
+
+
+class LocalGroup(Protocol):
+    """What a commit needs of a group in a local directory."""
+
+    store: Store
+
+    def store_of(self, path: str) -> Store:
+        """Return the store of a path in the group."""
+
+    def read(self) -> tuple[Manifest, Version | None]:
+        """Read the manifest and its version."""
+
+    def write(self, manifest: Manifest, version: Version | None) -> None:
+        """Replace the manifest of that version, or raise ConflictError."""
+
+    def holds(self, manifest: Manifest) -> bool:
+        """Whether the stored manifest is this one."""
+
+    def apply_log(self, manifest: Manifest, *, locked: Collection[str] = ()) -> dict[str, Entry]:
+        """Apply the log, and return what cannot be applied now."""
+
+    def paths_of(self, names: Collection[str], manifest: Manifest) -> dict[str, str]:
+        """Return the names of members by all paths that there are for these names."""
+
+    def current(self, path: str) -> Snapshot:
+        """Return the state of a member that belongs to the members that are shown."""
+
+    def state_of_embedded(self, path: str) -> str:
+        """Name the state of a member in the embedding frame."""
+
+    def remove_embedded(self, path: str, entry: Entry) -> None:
+        """Remove a member from the embedding frame, unless that is done."""
+
+
+@dataclass(slots=True)
+class MemberChange:
+    """How a transaction changes or makes one member.
+
+    Parameters
+    ----------
+    handle : Handle
+        The handle that the transaction gives to its user.
+    draft : Draft, optional
+        The changes that wait for the commit; a new member's draft has no base. None once a new member was committed in
+        a place next to its path: the commit of the group begins with that.
+    token : str
+        Names that place.
+    opened : str
+        The state that a member had when the transaction opened it.
+    """
+
+    handle: Handle
+    draft: Draft | None = None
+    token: str = ""
+    opened: str = ""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the transaction makes the member."""
+        return self.draft is None or self.draft.base is None
+
+
+@dataclass(slots=True)
+class GroupChange:
+    """What a transaction of a local group changes, by the paths of members unless something else is said.
+
+    Parameters
+    ----------
+    identity : str
+        Names the group, if its manifest does not yet.
+    marked : bool
+        Whether members note the commit, so that readers do not open them together with members of an earlier state.
+    members : dict of str to MemberChange
+        What changes, and what is made.
+    names : dict of str to str
+        The names of new members.
+    removed : dict of str to str
+        The paths of members that go, by their names.
+    moved : dict of str to str
+        The states of members that go which were copied to a new name.
+    read : dict of str to str
+        The states of members that were opened to read or change them.
+    outcome : {"open", "committed", "unknown"}
+        Whether the commit has happened. If nobody can tell, everything stays where it is.
+    """
+
+    identity: str
+    marked: bool
+    members: dict[str, MemberChange] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    removed: dict[str, str] = field(default_factory=dict)
+    moved: dict[str, str] = field(default_factory=dict)
+    read: dict[str, str] = field(default_factory=dict)
+    outcome: Literal["open", "committed", "unknown"] = "open"
+
+    def written(self) -> dict[str, MemberChange]:
+        """Return the members that the commit writes: those that are new, or really changed."""
+        return {
+            path: member
+            for path, member in sorted(self.members.items())
+            if member.is_new or member.draft is None or member.draft.changed
+        }
+
+    def only_read(self, written: Collection[str]) -> list[str]:
+        """Return the members that were only read, even if they go."""
+        if not self.marked:
+            return []
+        copied = {path for path, state in self.moved.items() if state}
+        old = {path for path in written if not self.members[path].is_new}
+        return sorted(self.read.keys() - old - copied)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One attempt at a commit, under the manifest's lock: what it found, and what it has staged.
+
+    `frames` are the new states of members, `log` their entries, `left` the entries of earlier commits that could not be
+    applied. `tried` is the manifest that was written, or may have been.
+    """
+
+    before: Manifest
+    version: Version | None
+    written: Mapping[str, MemberChange]
+    left: Mapping[str, Entry]
+    locked: list[str] = field(default_factory=list)
+    log: dict[str, Entry] = field(default_factory=dict)
+    frames: dict[str, Frame] = field(default_factory=dict)
+    tried: Manifest | None = None
+
+    @property
+    def number(self) -> int:
+        return self.before.number + 1
+
+
+def commit_entries(
+    group: LocalGroup,
+    change: GroupChange,
+    *,
+    require: Callable[[Manifest], None],
+    edit: Callable[[Manifest, Manifest, Mapping[str, Frame]], Manifest],
+    show: Callable[[Manifest], Mapping[str, str]],
+) -> tuple[Manifest, Manifest | None]:
+    """Commit changes of members, new members and deletions.
+
+    Return the manifest before the commit, and the one after it; None for the latter if one step was all.
+
+    Parameters
+    ----------
+    group : LocalGroup
+        The group.
+    change : GroupChange
+        What changes. Its handles show the committed states at the end.
+    require : callable
+        Called with the manifest before each attempt; raises ConflictError if the changes do not fit any more.
+    edit : callable
+        Called with the manifest before, the manifest to come and the new states of members by their paths; returns the
+        second one, changed in what else it says, for example about snapshots.
+    show : callable
+        Lets the handle of the group show what a manifest lists; returns the paths of the members by their names.
+
+    Raises
+    ------
+    ConflictError
+        Another writer has changed what these changes build on.
+    """
+    written = change.written()
+    _complete_new(group, written)
+    for _ in attempts(group.store):
+        for path in {*written, *change.moved, *change.removed.values()}:
+            apply_entries_of_others(group.store_of(path), group.store)
+        locks: list[AbstractContextManager[object]] = []
+        # One call of C code, which Ctrl-C does not interrupt. A lock left behind would make this process wait.
+        unlock: Callable[[], object] = partial(deque, map(methodcaller("__exit__", None, None, None), locks), 0)
+        with group.store.lock(MANIFEST):
+            try:
+                attempt = _begin(group, change, written, locks)
+                if attempt is not None and _commit(group, change, attempt, require, edit):
+                    _finish(group, change, attempt, show)
+                    return attempt.before, attempt.tried
+            finally:
+                unlock()
+    raise too_many_conflicts(group.store)
+
+
+def _complete_new(group: LocalGroup, written: Mapping[str, MemberChange]) -> None:
+    """Encode open chunks, and commit new members in places next to their paths: before the locks, as it takes long."""
+    with together():
+        for path, member in written.items():
+            draft = member.draft
+            if draft is None:
+                continue
+            with _tell_if_gone(draft.store):
+                draft.flush()
+                if member.token:
+                    with member.handle.mutex.held:
+                        member.handle.leave(commit(draft))
+                        member.draft = None
+                    _force_new(group, path, member)
+
+
+def _begin(
+    group: LocalGroup,
+    change: GroupChange,
+    written: Mapping[str, MemberChange],
+    locks: list[AbstractContextManager[object]],
+) -> _Attempt | None:
+    """Lock the members, adding to `locks`; return None if another group's log must be applied to one first."""
+    before, version = group.read()
+    # The first transactions of a group may have begun before it had an identity.
+    change.identity = before.identity or change.identity
+    attempt = _Attempt(before, version, written, group.apply_log(before))
+    old = {path for path, member in written.items() if not member.is_new}
+    read = {path for path in change.only_read(written) if not is_embedded(path)}
+    attempt.locked += sorted(old | read | {*change.moved})
+    for path in attempt.locked:
+        locks.append(_lock_of(group, path, change.members.get(path)))
+        locks[-1].__enter__()
+    if any(waits_for_others(group.store_of(path), group.store) for path in attempt.locked):
+        return None
+    return attempt
+
+
+def _lock_of(group: LocalGroup, path: str, member: MemberChange | None) -> AbstractContextManager[object]:
+    store = group.store_of(path)
+    name = look(store).name if member is None or member.draft is None else member.draft.name
+    with _tell_if_gone(store):
+        return store.lock(name or "")
+    raise AssertionError  # for the type checker
+
+
+def _commit(
+    group: LocalGroup,
+    change: GroupChange,
+    attempt: _Attempt,
+    require: Callable[[Manifest], None],
+    edit: Callable[[Manifest, Manifest, Mapping[str, Frame]], Manifest],
+) -> bool:
+    """Stage everything, and take the step that commits it; return False if another writer was faster."""
+    try:
+        _check_copied(group, change)
+        _check_read(group, change, attempt.written)
+        require(attempt.before)
+        with together():
+            for path in attempt.written:
+                _stage(group, change, attempt, path)
+        _stage_deletions(group, change, attempt)
+        after = _manifest_after(change, attempt)
+        edited = edit(attempt.before, after, attempt.frames)
+        # The one step that applies a single change is atomic by itself.
+        if edited is after and not change.marked and len(attempt.log) == 1 and not attempt.before.summaries:
+            _take_only_step(group, attempt)
+        else:
+            attempt.tried = edited
+            group.write(edited, attempt.version)
+    except BaseException as error:
+        if attempt.tried is None or not _happened(group, change, attempt, error):
+            _unstage(group, attempt)
+            overtaken = attempt.tried is not None and group.read()[1] != attempt.version
+            if isinstance(error, ConflictError) and overtaken:
+                return False
+            raise
+    change.outcome = "committed"
+    return True
+
+
+def _check_copied(group: LocalGroup, change: GroupChange) -> None:
+    """Raise ConflictError if another writer has changed a member since it was copied to its new name."""
+    for path, state in change.moved.items():
+        store = group.store_of(path)
+        if look(store).state != state:
+            raise ConflictError(f"{store.url} was changed by another writer before it was moved; move it again")
+
+
+def _check_read(group: LocalGroup, change: GroupChange, written: Mapping[str, MemberChange]) -> None:
+    """Raise ConflictError if another writer has changed or deleted a member that was only read."""
+    for path in change.only_read(written):
+        store = group.store_of(path)
+        state = group.state_of_embedded(path) if is_embedded(path) else look(store).state
+        if state != change.read[path]:
+            raise ConflictError(f"{store.url} was changed by another writer since the transaction has read it")
+
+
+# Staging.
+
+
+def _stage(group: LocalGroup, change: GroupChange, attempt: _Attempt, path: str) -> None:
+    """Write everything of a member but its last step, which gets an entry in the log."""
+    member = attempt.written[path]
+    note = GroupCommit(change.identity, attempt.number, path) if change.marked else None
+    if member.draft is None:
+        attempt.log[path] = _entry_of_new(group, path, member, note)
+        return
+    draft, token = member.draft, os.urandom(8).hex()
+    aside = group.store_of(staged_path(path, token, sparse=draft.sparse))
+
+    def put(pieces: Iterable[Buffer]) -> None:
+        create_under_own_name(aside, "", pieces)
+        aside.force()
+
+    if draft.base is None:
+        before = look(group.store_of(path)).lasting
+        frame, header = stage(draft, put, note)
+    else:
+        with _tell_if_gone(draft.store):
+            frame, header = stage(draft, put, note)
+        # If other software wrote the frame, its state is also the time of its file.
+        before = draft.base.generation if draft.base.frame.is_ours else look(group.store_of(path)).state
+    after = frame.fingerprint.hex()
+    attempt.frames[path] = frame
+    if header:
+        attempt.log[path] = Entry("patch", before, after, header)
+    else:
+        attempt.log[path] = Entry("index" if draft.sparse else "frame", before, after, token)
+
+
+def _entry_of_new(group: LocalGroup, path: str, member: MemberChange, note: GroupCommit | None) -> Entry:
+    """Return the entry of a new member, whose frame is complete in a place next to its path."""
+    if note is not None and member.handle.snapshot.state.annotations.group_commit != note:
+        for attempt in member.handle.attempts():
+            with attempt as noting:
+                noting.annotate(group_commit=note)
+        _force_new(group, path, member)
+    state = member.handle.snapshot.generation
+    if look(group.store_of(staged_path(path, member.token, sparse=False))).state != state:
+        url = group.store_of(path).url
+        raise ConflictError(f"{url}: somebody removed its new frame before the commit that needs it")
+    return Entry("frame", look(group.store_of(path)).lasting, state, member.token)
+
+
+def _force_new(group: LocalGroup, path: str, member: MemberChange) -> None:
+    """Wait until the frame of a new member, in its place next to the path, and its name are on the disk."""
+    group.store_of(staged_path(path, member.token, sparse=False)).force()
+    group.store_of(path.rpartition("/")[0]).force()
+
+
+def _stage_deletions(group: LocalGroup, change: GroupChange, attempt: _Attempt) -> None:
+    """Add entries for the members that go. A member that goes where a new one appears is replaced by it."""
+    if not change.removed:
+        return
+    for path in group.paths_of(change.removed.keys(), attempt.before):
+        if path not in attempt.log:
+            inner = is_embedded(path)
+            before = group.state_of_embedded(path) if inner else look(group.store_of(path)).lasting
+            attempt.log[path] = Entry("delete", before, "", os.urandom(8).hex())
+
+
+def _manifest_after(change: GroupChange, attempt: _Attempt) -> Manifest:
+    """Return the manifest that the commit writes."""
+    after = replace(
+        attempt.before,
+        number=attempt.number,
+        log={**attempt.left, **attempt.log},
+        identity=change.identity,
+    )
+    return after.with_summaries({}, after.log.keys())  # the members are not as these describe them any more
+
+
+def _take_only_step(group: LocalGroup, attempt: _Attempt) -> None:
+    ((path, entry),) = attempt.log.items()
+    if is_embedded(path):
+        group.remove_embedded(path, entry)
+    else:
+        apply.apply_entry(group.store_of, path, entry, locked=path in attempt.locked)
+
+
+def _unstage(group: LocalGroup, attempt: _Attempt) -> None:
+    """Remove what an attempt has staged; another attempt stages it again."""
+    with suppress(OSError, B2ArrayError):  # `vacuum` removes what stays
+        for path, entry in attempt.log.items():
+            member = attempt.written.get(path)
+            if entry.token and member is not None and member.draft is not None:
+                discard(group.store_of(entry.aside(path)))
+
+
+def _happened(group: LocalGroup, change: GroupChange, attempt: _Attempt, error: BaseException) -> bool:
+    """Say whether the manifest was replaced despite an error, for example of forcing it to the disk.
+
+    Raises `error` if that is unknown. Everything then stays where it is, as the manifest may refer to it.
+    """
+    with suppress(OSError, B2ArrayError):  # the disk may be out of reach: then the outcome is unknown
+        if attempt.tried is not None and group.holds(attempt.tried):
+            return True
+        if isinstance(error, ConflictError) or group.read()[1] == attempt.version:
+            return False
+    change.outcome = "unknown"
+    for member in change.members.values():
+        if member.draft is not None:
+            member.handle.leave(None)
+    raise error
+
+
+# After the commit.
+
+
+def _finish(
+    group: LocalGroup,
+    change: GroupChange,
+    attempt: _Attempt,
+    show: Callable[[Manifest], Mapping[str, str]],
+) -> None:
+    """Show the changes, and apply the log. The next writer does what fails now."""
+    after = attempt.tried
+    left: Mapping[str, Entry] = {}
+    members = show(after or attempt.before)
+    with suppress(OSError, B2ArrayError):
+        try:
+            if after is not None:
+                left = group.apply_log(after, locked=attempt.locked)
+        finally:
+            states = _move_on(group, attempt)
+        if after is not None:
+            show(_clear_log(group, change, after, left, states, members))
+
+
+def _move_on(group: LocalGroup, attempt: _Attempt) -> dict[str, Snapshot]:
+    """Let the handles show the committed states, and return these."""
+    states = {}
+    for path, member in attempt.written.items():
+        with suppress(OSError, B2ArrayError):  # the handle then looks for the state when it is used
+            states[path] = group.current(path)
+        member.handle.leave(states.get(path))
+        if member.draft is not None:
+            member.draft.settle(attempt.frames[path])
+    return states
+
+
+def _clear_log(
+    group: LocalGroup,
+    change: GroupChange,
+    after: Manifest,
+    left: Mapping[str, Entry],
+    states: Mapping[str, Snapshot],
+    members: Mapping[str, str],
+) -> Manifest:
+    """Take the log out of the manifest, and put summaries of what was changed there; return what it says then.
+
+    Summaries of very many members would make each commit in a local group slow.
+    """
+    is_described = bool(after.summaries) or (change.marked and len(members) <= _MOST_DESCRIBED)
+    now, version = group.read()
+    if now.commit != after.commit:
+        return after
+    # A program that makes a member usually goes on to change it: a summary would soon be out of date.
+    soon = set() if change.marked else {*change.names}
+    records = {path: None if path in soon else summary.pack(held.state, held.header) for path, held in states.items()}
+    cleared = replace(now, log=left)
+    if is_described:
+        cleared = cleared.with_summaries(records, members=members)
+    group.write(cleared, version)
+    return cleared
+
+
+@contextmanager
+def _tell_if_gone(store: Store) -> Iterator[None]:
+    """Raise ConflictError if a member is missing that a transaction is about to change."""
+    try:
+        yield
+    except MISSING:
+        raise ConflictError(f"{store.url} was deleted or moved since it was opened") from None
