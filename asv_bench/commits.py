@@ -16,10 +16,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import pickle
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -69,9 +73,10 @@ class Bucket:
                 return "412 Precondition Failed", error("PreconditionFailed"), ""
             self.objects[path] = body, hashlib.md5(body).hexdigest()
             return "200 OK", b"", self.objects[path][1]
-        if method == "DELETE":
-            self.objects.pop(path, None)
-            return "204 No Content", b"", ""
+        if method == "POST":
+            for name in re.findall("<Key>(.*?)</Key>", body.decode()):
+                self.objects.pop(f"{path}/{name}", None)
+            return "200 OK", b"<DeleteResult/>", ""
         if not tag:
             return "404 Not Found", error("NoSuchKey"), ""
         return _part(content, tag, headers["range"]) if "range" in headers else ("200 OK", content, tag)
@@ -190,16 +195,17 @@ class Bench:
         begin, done, serial = time.monotonic(), 0, count()
         while time.monotonic() - begin < seconds:
             with group.transaction() as changes:
-                forks = [changes.fork() for _ in range(self.writers)]
-                threads = [
-                    threading.Thread(target=forks[n][f"m{n}"].__setitem__, args=(..., values(next(serial))))
-                    for n in range(self.writers)
-                ]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-                changes.merge(*forks)
+                fork = changes.fork()
+
+                def write(n: int, pickled: bytes) -> bytes:
+                    fork: b2array.Group = pickle.loads(pickled)
+                    fork[f"m{n}"][...] = values(next(serial))
+                    return pickle.dumps(fork)
+
+                with ThreadPoolExecutor(self.writers) as pool:
+                    # As it goes to other processes and comes back.
+                    come = pool.map(partial(write, pickled=pickle.dumps(fork)), range(self.writers))
+                    changes.merge(*map(pickle.loads, come))
             done += self.writers
         return done, 0, time.monotonic() - begin
 

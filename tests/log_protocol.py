@@ -2,8 +2,9 @@
 
 A transaction prepares its members, writes the manifest with an entry for each, applies the entries, and clears the log.
 The write of the manifest is the commit. Whoever takes the lock of a member applies its entry first. `TABLE` says what
-that does, by what is found there. Any process may be killed between two steps, which frees its locks and leaves the
-rest. Software that knows no group writes to members as it finds them; it takes their locks.
+that does, by what is found there, as `b2array.frame.log.TABLE` does. Any process may be killed between two steps, which
+frees its locks and leaves the rest. Software that knows no group writes to members as it finds them; it takes their
+locks.
 
 A frame is a history: the names of the commits that made it. `World.truth` has what each member must be at that moment:
 once the manifest names a commit, it has happened. Software that writes to a member before its entry is applied wins, as
@@ -33,7 +34,7 @@ TABLE: Mapping[tuple[Found, Kind], str] = {
     ("after", "frame"): "leave",
     ("after", "delete"): "leave",
     ("nothing", "patch"): "leave",
-    ("nothing", "index"): "leave",
+    ("nothing", "index"): "rename in",
     ("nothing", "frame"): "rename in",
     ("nothing", "delete"): "leave",
     ("another", "patch"): "leave",
@@ -42,8 +43,8 @@ TABLE: Mapping[tuple[Found, Kind], str] = {
     ("another", "delete"): "leave",
     ("damaged", "patch"): "write if the tail is there",
     ("damaged", "index"): "leave",
-    ("damaged", "frame"): "swap",
-    ("damaged", "delete"): "rename out",
+    ("damaged", "frame"): "leave",
+    ("damaged", "delete"): "leave",
 }
 """What applying an entry does, by what is found at its member."""
 

@@ -11,6 +11,8 @@ import rows_protocol as rows
 from checker import Again, Report, explore
 from rows_protocol import Rules
 
+from b2array.frame.log import TABLE, Action, Standing
+
 
 def commits(rules: Rules, **kinds: str) -> Mapping[str, Again]:
     """Return writers: `T="append x, set y"`."""
@@ -225,6 +227,22 @@ def with_everybody(rules: log.Rules, kind: str) -> Report:
 def with_snapshot(rules: log.Rules, kind: str) -> Report:
     others = {"S": Again(log.snapshot, (rules, "S", "xy")), "C": Again(log.compaction, (rules, "C", "x"))}
     return on_disk(rules, {"P": Again(log.causal, ("P", "xy")), **others}, kills=1)
+
+
+STANDINGS = {"before": "BEFORE", "after": "AFTER", "nothing": "NOTHING", "another": "OTHER", "damaged": "DAMAGED"}
+ACTIONS = {
+    "write if the tail is there": Action.WRITE,
+    "rename in": Action.PUT,
+    "swap": Action.PUT,
+    "rename out": Action.TAKE_OUT,
+}
+
+
+@pytest.mark.parametrize(("found", "kind"), log.TABLE)
+def test_the_model_has_the_table_of_the_code(found: log.Found, kind: log.Kind) -> None:
+    action = log.TABLE[found, kind]
+    of_code = TABLE[Standing[STANDINGS[found]], True][kind]
+    assert of_code is ACTIONS[action] if action in ACTIONS else not of_code.is_pending
 
 
 @pytest.mark.parametrize("kind", KINDS)
