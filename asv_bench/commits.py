@@ -237,7 +237,7 @@ def values(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).random(NBYTES // 8)
 
 
-def measure(service: str, writers: int, latency: float, slower: float, seconds: float) -> None:
+def measure(service: str, writers: int, latency: float, slower: float, seconds: float, only: str) -> None:
     """Print a line for each way to write."""
     ways = [
         ("members of one group", Bench.of_one_group),
@@ -246,7 +246,7 @@ def measure(service: str, writers: int, latency: float, slower: float, seconds: 
         ("a group each", Bench.of_a_group_each),
         ("arrays outside a group", Bench.of_arrays),
     ]
-    for label, prepare in ways:
+    for label, prepare in [way for way in ways if only in way[0]]:
         bucket = Bucket(0, 0)
         with served(bucket) as endpoint:
             options = {**KEYS, "endpoint_url": endpoint, "config_kwargs": {**NO_CHECKSUMS, "max_pool_connections": 500}}
@@ -267,13 +267,14 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=30, help="milliseconds that every request takes (default: 30)")
     parser.add_argument("--slower", type=float, default=20, help="how many times slower everything is (default: 20)")
     parser.add_argument("--seconds", type=float, default=5, help="how long, in seconds of the service (default: 5)")
+    parser.add_argument("--only", default="", help="measure only the ways to write with this in their names")
     arguments = parser.parse_args()
     original = base.pause
     base.pause = lambda attempt: arguments.slower * original(attempt)
     for writers in arguments.writers:
         print(f"{arguments.service}, {writers} writers, {arguments.latency:g} ms a request")
         print(f"  {'':<28}{'commits/s':>10}{'requests':>12}{'conflicts':>11}")
-        measure(arguments.service, writers, arguments.latency, arguments.slower, arguments.seconds)
+        measure(arguments.service, writers, arguments.latency, arguments.slower, arguments.seconds, arguments.only)
 
 
 if __name__ == "__main__":
