@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TypeVar
 
 from b2array import threads
 from b2array.commit.census import completed
@@ -48,6 +49,9 @@ from b2array.store.base import (
 )
 
 __all__ = ["Committed", "commit_member", "commit_rows", "each", "write_revision"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _AT_ONCE = 16
 """How many members are prepared or published at the same time."""
@@ -177,7 +181,7 @@ def commit_rows(
     return Committed(after, _publish(catalog, prepared, seen[0], newest, removed))
 
 
-def each(function: Callable[..., object], items: Collection[object]) -> list[object]:
+def each(function: Callable[[T], R], items: Collection[T]) -> list[R]:
     """Call a function for each item, for several at a time: most of the time they wait for requests."""
     return list(threads.ahead(function, list(items), max(1, min(len(items), _AT_ONCE))))
 
@@ -276,7 +280,7 @@ def _prepare(
     waiting = [name for name in drafts if not is_ready(name)]
     for name in drafts.keys() - {*waiting}:
         require_files(prepared[name].plan, drafts[name])
-    prepared.update(zip(waiting, each(one, waiting), strict=True))  # type: ignore[arg-type]
+    prepared.update(zip(waiting, each(one, waiting), strict=True))
 
 
 def _rebase(member: Member, draft: Draft, manifest: Manifest) -> None:
@@ -496,7 +500,7 @@ def _publish(
     for new in prepared.values():
         if new.source is not new.draft:
             new.source.abort()
-    return snapshots  # type: ignore[return-value]
+    return snapshots
 
 
 def _published(catalog: Catalog, new: _Prepared) -> Version | None:

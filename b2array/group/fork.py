@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
@@ -88,13 +88,18 @@ class Changes(ABC):
     def fork(self, prefix: str) -> GroupFork:
         """Return a fork, which can write the members whose names begin with a prefix."""
         members = self.members()
-        paths = members.below(prefix.rstrip("/")).values()
-        points = {path: fork_point(self._draft(path)) for path in paths if not is_embedded(path)}
+        below = members.below(prefix.rstrip("/")).values()
+        paths = [path for path in below if not is_embedded(path)]
+        points = dict(zip(paths, self._prepared(paths), strict=True))
         with self._mutex.held:
             self._fork_id = self._fork_id or os.urandom(16)
             name = os.urandom(16)
             self._roster.made.add(name)
         return GroupFork(_Forked(self._fork_id, self._view, members, points), name)
+
+    def _prepared(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
+        """Prepare members for forks."""
+        return [fork_point(self._draft(path)) for path in paths]
 
     def merge(self, forks: Sequence[object]) -> None:
         """Take the changes of forks over; ConflictError if they do not fit together, and nothing has changed then."""

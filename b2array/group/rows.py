@@ -11,7 +11,7 @@ another one had. `b2array.vacuum` removes what it has put.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from b2array.commit.copied_states import states_to_copy
 from b2array.commit.draft import Draft, warn_of_forgotten
 from b2array.commit.edits import go_back
 from b2array.commit.fork import fork_point
+from b2array.commit.fork_point import ForkPoint
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.many import commit_rows, each, write_revision
 from b2array.commit.prepare import copied
@@ -103,6 +104,9 @@ class RowTransaction(Changes):
         if self._owner != os.getpid():
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
+    def _prepared(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
+        return each(lambda path: fork_point(self._draft(path)), paths)
+
     # Changes.
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
@@ -127,13 +131,16 @@ class RowTransaction(Changes):
 
     def _peek(self, path: str, mode: Mode) -> Handle:
         self._require_open()
+        known = self._handles.get(path)
+        if known is not None:
+            return known
+        handle = self._view.open(path, mode)  # several threads may wait here
+        if mode == "r" or is_embedded(path):
+            return handle
         with self._mutex.held:
             known = self._handles.get(path)
             if known is not None:
                 return known
-            handle = self._view.open(path, mode)
-            if mode == "r" or is_embedded(path):
-                return handle
             draft = handle.begin()
             handle.enter(draft)
             self._handles[path], self._drafts[path] = handle, draft
@@ -263,7 +270,7 @@ class RowTransaction(Changes):
         ]
         earlier = dict(zip(differing, each(lambda name: then.held(then.states[name].path), differing), strict=True))
         for name, held in earlier.items():
-            self._go_back(name, then.states[name], held)  # type: ignore[arg-type]
+            self._go_back(name, then.states[name], held)
 
     def _go_back(self, name: str, state: State, held: Snapshot) -> None:
         path = self.members().get(name)
@@ -373,7 +380,7 @@ class RowTransaction(Changes):
             snapshot = committed.snapshots[names[path]]
             self._handles[path].leave(snapshot)
             draft.delta.keeps = (*draft.delta.keeps, *self._earlier.get(path, ()))  # their chunks stay, too
-            draft.settle(snapshot.frame)
+        each(lambda path: drafts[path].settle(committed.snapshots[names[path]].frame), drafts)
         seen = self._view.catalog.last_seen()
         self._view.show(*seen)
         self._group.show(*seen)
