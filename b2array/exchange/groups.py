@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from b2array.array import copying, drafts
 from b2array.array.described import Attributes
@@ -32,6 +32,7 @@ from b2array.group.addressing import split_member
 from b2array.group.archive import MAGIC, Archive
 from b2array.group.changing import begin
 from b2array.group.directory import NewFrame, copy_of
+from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.kept import earlier_states, moment
 from b2array.group.listed import AnyGroup, group_at
 from b2array.group.listing import group_ledger
@@ -41,7 +42,7 @@ from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
 
-__all__ = ["B2D", "B2Z", "members_of", "tree_of"]
+__all__ = ["B2D", "B2E", "B2Z", "members_of", "tree_of"]
 
 
 class Container(Protocol):
@@ -157,6 +158,24 @@ def _attributes(attrs: Mapping[str, Any], storage: Storage) -> NewFrame:
 
 def _path(prefix: str, name: str) -> str:
     return check_name(f"{prefix}/{name}" if prefix and name else prefix or name)
+
+
+@contextmanager
+def _tree_b2e(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
+    """Open the members of an embedding store of python-blosc2, or one of them, which is named after ``#``."""
+    address, name = split_member(url)
+    home = EmbedFile(address, storage_options or {})
+    try:
+        paths = home.members()
+        if name and name not in paths:
+            raise FileNotFoundError(f"{home.url} has no member {name!r}")
+        yield tree_of(home, {"": paths[name]} if name else paths)
+    finally:
+        home.close()
+
+
+def _refuse_b2e(url: str, *_: object) -> NoReturn:
+    raise ReadOnlyError(f"{redact_url(url)}: stores of python-blosc2 in one frame can only be read; write .b2d or .b2z")
 
 
 @contextmanager
@@ -289,3 +308,4 @@ def _format(name: str, build: Build, magics: tuple[bytes, ...] = ()) -> Format:
 
 
 B2D, B2Z = _format("b2d", _building_b2d), _format("b2z", _building_b2z, MAGIC)
+B2E = Format("b2e", (EMBED_SUFFIX,), _tree_b2e, formats.refuse_objects, _refuse_b2e, building=_refuse_b2e)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from b2array.errors import UnsupportedError
 from b2array.exchange.formats import B2ND, BLP, NPY, Format, Hierarchy, Storage, source_of
-from b2array.exchange.groups import B2D, B2Z, tree_of
+from b2array.exchange.groups import B2D, B2E, B2Z, tree_of
 from b2array.exchange.hdf5 import HDF5
 from b2array.exchange.zarr import ZARR
 from b2array.frame.manifest import EMBEDDED, MANIFEST, SUFFIXES
@@ -27,11 +27,11 @@ from b2array.store.secrets import redact_url
 
 __all__ = ["FORMATS", "by_ending", "find", "require_frames"]
 
-FORMATS = {each.name: each for each in (B2ND, B2D, B2Z, NPY, ZARR, HDF5, BLP)}
+FORMATS = {each.name: each for each in (B2ND, B2D, B2Z, B2E, NPY, ZARR, HDF5, BLP)}
 
 _ENDINGS = "|".join(suffix[1:] for each in FORMATS.values() if each.building for suffix in each.suffixes)
 _CONTAINER = re.compile(rf"(.*?\.(?:{_ENDINGS}))/+([^?#]+)", re.IGNORECASE | re.DOTALL)
-_FILES = (B2Z, HDF5)
+_FILES = (B2Z, B2E, HDF5)
 
 
 def find(

@@ -24,6 +24,7 @@ from b2array.array import creation
 from b2array.array.array import NDArray
 from b2array.array.drafts import place_new
 from b2array.array.schunk import SChunk
+from b2array.codec.cparams import CParams
 from b2array.commit.copied_states import states_to_copy
 from b2array.commit.handle import Handle
 from b2array.commit.one import commit
@@ -293,6 +294,7 @@ def _writer(output: str, chosen: str | None) -> Writer:
 
 
 @_command
+@opts.take_cparams
 def convert(
     src: opts.Src,
     dst: opts.Dst,
@@ -301,12 +303,7 @@ def convert(
     chunks: opts.Extents = None,
     blocks: opts.Extents = None,
     access: opts.Access = None,
-    codec: opts.Codec = None,
-    clevel: opts.Clevel = None,
-    filters: opts.Filters = None,
-    absolute_error: opts.AbsoluteError = None,
-    relative_error: opts.RelativeError = None,
-    keepbits: opts.Keepbits = None,
+    cparams: CParams | None = None,
     layout: opts.Layout = "auto",
     zarr_format: Annotated[int | None, typer.Option(min=2, max=3, help="2 or 3.")] = None,
     compression: Annotated[str | None, typer.Option(help="Of HDF5: gzip, blosc or blosc2.")] = None,
@@ -324,7 +321,6 @@ def convert(
 ) -> int:
     """Copy an array or a group to another format."""
     options, others = opts.both_options(storage, src_storage, dst_storage)
-    cparams = opts.cparams_of(codec, clevel, filters, absolute_error, relative_error, keepbits)
     format_options = {"zarr_format": zarr_format, "compression": compression}
     more: dict[str, Any] = {name: value for name, value in format_options.items() if value is not None}
     done = convert_to(
@@ -352,6 +348,7 @@ def convert(
 
 
 @_command
+@opts.take_cparams
 def copy(
     src: opts.Src,
     dst: opts.Dst,
@@ -359,12 +356,7 @@ def copy(
     chunks: opts.Extents = None,
     blocks: opts.Extents = None,
     access: opts.Access = None,
-    codec: opts.Codec = None,
-    clevel: opts.Clevel = None,
-    filters: opts.Filters = None,
-    absolute_error: opts.AbsoluteError = None,
-    relative_error: opts.RelativeError = None,
-    keepbits: opts.Keepbits = None,
+    cparams: CParams | None = None,
     overwrite: opts.Overwrite = False,
     at: opts.At = None,
     snapshots: opts.Snapshots = True,
@@ -375,7 +367,6 @@ def copy(
 ) -> int:
     """Copy an array or a group of Blosc2 frames, chunks as they are."""
     options, others = opts.both_options(storage, src_storage, dst_storage)
-    cparams = opts.cparams_of(codec, clevel, filters, absolute_error, relative_error, keepbits)
     origin, address = find(src, None, options, exists=True, at=at)
     several = False
     if origin.name not in _FRAMES:

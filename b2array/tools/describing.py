@@ -66,14 +66,16 @@ def describe(url: str, storage_options: Storage, at: str | None = None) -> Overv
             about = _bloscpack(f)
             return Overview(about, to_values(url, about, None), {})
     with kind.tree(address, storage_options) as tree:
-        if tree.names == ("",) or (len(tree.names) == 1 and kind.name not in ("b2d", "b2z")):
+        if tree.names == ("",) or (len(tree.names) == 1 and kind.name not in ("b2d", "b2z", "b2e")):
             source = tree.only(url)
             frame = None if source.handle is None else source.handle.snapshot
             about = {"format": kind.name} | _source(source) if frame is None else _frame(frame)
             return Overview(about, to_values(url, about, frame), {})
         members, failed = _describe_members(tree, tree.names)
         names = [*tree.snapshots] if at is None else []
-    about = {"format": "group" if kind.name in ("b2d", "b2z") else kind.name, "url": redact_url(url)} | _group(members)
+    about = {"format": "group" if kind.name in ("b2d", "b2z", "b2e") else kind.name, "url": redact_url(url)} | _group(
+        members
+    )
     fields = to_values(url, about | {"snapshot": at, "snapshots": names}, None)
     about |= {"snapshots": ", ".join(names) or None} if at is None else {"snapshot": at}
     return Overview(about, fields, failed)

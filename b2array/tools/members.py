@@ -92,7 +92,7 @@ def each_frame(
         kind, address = find(text, None, storage_options, exists=True)
     except FileNotFoundError:
         kind, address = B2ND, text  # a writer that was killed may have left files next to it
-    if kind.name == "b2nd":
+    if kind.name in ("b2nd", "b2e"):
         return frame(address)
     if kind.name not in ("b2d", "b2z"):
         return other(kind, address)

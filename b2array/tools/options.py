@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import glob
+import inspect
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
@@ -63,8 +65,12 @@ __all__ = [
     "one_of_words",
     "shows",
     "storage_options",
+    "take_cparams",
     "with_options",
 ]
+
+
+R = TypeVar("R")
 
 
 def one_of_words(*words: str) -> Callable[[str], list[str]]:
@@ -138,6 +144,21 @@ AbsoluteError = Annotated[
 ]
 RelativeError = Annotated[float | None, typer.Option(metavar="X", help="The same, as a share of the given float.")]
 Keepbits = Annotated[int | None, typer.Option(metavar="N", help="How many bits of the mantissa of floats to keep.")]
+
+Tolerance = Annotated[
+    float | None, typer.Option(metavar="X", help="The same, for the codec zfp, which this option chooses.")
+]
+
+_COMPRESSION: dict[str, Any] = {
+    "codec": Codec,
+    "clevel": Clevel,
+    "filters": Filters,
+    "absolute_error": AbsoluteError,
+    "relative_error": RelativeError,
+    "keepbits": Keepbits,
+    "tolerance": Tolerance,
+}
+"""The options that say how to compress, which `cparams_of` takes."""
 
 _LONGEST = 1000
 _EXPECTED = "expected integers, slices, ..., None, lists of integers or names of fields, as in [0:3, ::-1]"
@@ -250,14 +271,22 @@ def cparams_of(
     absolute_error: float | None = None,
     relative_error: float | None = None,
     keepbits: int | None = None,
+    tolerance: float | None = None,
 ) -> CParams | None:
     """Return the compression parameters, or None if no option sets one."""
+    if tolerance is not None and codec is None:
+        codec = "zfp"
     params: dict[str, Any] = {"codec": codec, "clevel": clevel}
     if filters == AUTO:
         params["filters"] = AUTO
     elif filters is not None:
         params["filters"] = tuple(part.strip() for part in filters.split(",") if part.strip() not in ("", "none"))
-    bounds = {"absolute_error": absolute_error, "relative_error": relative_error, "keepbits": keepbits}
+    bounds = {
+        "absolute_error": absolute_error,
+        "relative_error": relative_error,
+        "keepbits": keepbits,
+        "tolerance": tolerance,
+    }
     params = {name: value for name, value in (params | bounds).items() if value is not None}
     if not params:
         return None
@@ -266,6 +295,26 @@ def cparams_of(
     except ValueError as error:
         hint = "--codec, --clevel, --filters or the error"
         raise typer.BadParameter(str(error), param_hint=hint) from None
+
+
+def take_cparams(verb: Callable[..., R]) -> Callable[..., R]:
+    """Give a command the options that say how to compress; the function gets them as `cparams`."""
+    signature = inspect.signature(verb, eval_str=True)
+    own = signature.parameters
+    at = list(own).index("cparams")
+    parameters = [each for name, each in own.items() if name != "cparams"]
+    parameters[at:at] = [
+        inspect.Parameter(name, own["cparams"].kind, default=None, annotation=kind)
+        for name, kind in _COMPRESSION.items()
+    ]
+
+    @functools.wraps(verb)
+    def run(**options: Any) -> R:
+        compression = {name: options.pop(name, None) for name in _COMPRESSION}
+        return verb(cparams=cparams_of(**compression), **options)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def shows(progress: bool | None) -> bool:

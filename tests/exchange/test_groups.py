@@ -647,3 +647,26 @@ def test_vacuum_removes_what_a_killed_writer_of_an_archive_has_left(tmp_path: Pa
             assert sorted(archive.namelist()) == ["a.b2nd", "embed.b2e"]
     assert b2array.vacuum(target, grace=0).removed
     assert {path.name for path in tmp_path.iterdir()} <= {"x.b2d", "x.b2z"}
+
+
+@pytest.mark.parametrize("target", ["out.b2d", "out.b2z", "out.h5", "out.zarr"])
+def test_embedding_stores_of_python_blosc2_are_groups_to_read(tmp_path: Path, target: str) -> None:
+    values = {"a": np.arange(6.0), "in/b": np.arange(4, dtype="i2").reshape(2, 2)}
+    with blosc2.EmbedStore(str(tmp_path / "s.b2e"), mode="w") as store:
+        for name, items in values.items():
+            store[f"/{name}"] = items
+    b2array.convert(tmp_path / "s.b2e", tmp_path / target, verify=True)
+    _, url = find(tmp_path / target, None, None, exists=True)
+    with find(url, None, None, exists=True)[0].tree(url, None) as tree:
+        assert {name: tree.open(name).read((...,)).tolist() for name in tree.names} == {
+            name: items.tolist() for name, items in values.items()
+        }
+    b2array.convert(tmp_path / "s.b2e/in/b", tmp_path / "b.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "b.npy"), values["in/b"])
+    with pytest.raises(FileNotFoundError, match="has no member 'c'"):
+        b2array.convert(tmp_path / "s.b2e/c", tmp_path / "c.npy")
+    with pytest.raises(ReadOnlyError, match=r"x\.b2e: stores of python-blosc2 in one frame can only be read"):
+        b2array.convert(tmp_path / "b.npy", tmp_path / "x.b2e")
+    with pytest.raises(ReadOnlyError, match=r"x\.b2e: stores of python-blosc2 in one frame can only be read"):
+        b2array.convert(tmp_path / target, tmp_path / "x.b2e")
+    assert describe(str(tmp_path / "s.b2e"), None).typed["arrays"] == ["a"]

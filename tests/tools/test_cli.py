@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -828,3 +829,26 @@ def test_shapes_are_chosen_anew_for_an_access(command: str, run: Run, tmp_path: 
     a = b2array.open(tmp_path / "series.b2nd")
     assert (a.chunks, a.blocks) == automatic(x.shape, 4, access="series")
     assert np.array_equal(a[...], x)
+
+
+@pytest.mark.skipif(find_spec("zfpy") is None, reason="needs zfpy")
+@pytest.mark.parametrize("command", ["copy", "convert"])
+@pytest.mark.parametrize("options", [("--tolerance", "0.01"), ("--tolerance", "0.01", "--codec", "zfp")])
+def test_a_tolerance_chooses_zfp(command: str, options: tuple[str, ...], tmp_path: Path, run: Run) -> None:
+    values = np.sin(np.arange(10000.0) / 100).reshape(100, 100)
+    b2array.asarray(values, url=tmp_path / "a.b2nd").close()
+    assert run(command, str(tmp_path / "a.b2nd"), str(tmp_path / "b.b2nd"), *options)[0] == 0
+    with b2array.open(tmp_path / "b.b2nd") as a:
+        assert (a.cparams.codec, a.cparams.tolerance) == ("zfp_acc", 0.01)
+        assert 0 < np.abs(a[...] - values).max() <= 0.01
+    code, _, complaint = run(
+        command, str(tmp_path / "a.b2nd"), str(tmp_path / "c.b2nd"), "--tolerance", "0.01", "--codec", "lz4"
+    )
+    assert (code, "a tolerance is for the codec 'zfp', not for 'lz4'" in complaint) == (2, True)
+
+
+def test_copy_and_convert_take_the_same_options_of_compression(run: Run) -> None:
+    helps = [run(command, "--help")[1] for command in ("copy", "convert")]
+    for option in ("codec", "clevel", "filters", "absolute-error", "relative-error", "keepbits", "tolerance"):
+        assert all(f"--{option} " in text for text in helps), option
+    assert not any("cparams" in text for text in helps)
