@@ -267,12 +267,12 @@ class Writer(Worker):
         self.new(self.group, self.single(), overwrite=self.random.random() < 0.7)
 
     def make_by_url(self) -> None:
-        """Replace an array by its URL, or make it, where that makes a member."""
-        name = self.random.choice([PLAIN, *SINGLES]) if self.settings.is_list_of_files else PLAIN
-        layout = "sparse" if name == PLAIN else self.layout()
-        self.will(name, "set")
+        """Replace an array by its URL, where a group lists its members."""
+        if self.settings.is_list_of_files:
+            return
+        self.will(PLAIN, "set")
         b2array.asarray(
-            self.rows(), url=f"{self.settings.url}/{name}.b2nd", chunks=(2, 2), layout=layout, overwrite=True,
+            self.rows(), url=f"{self.settings.url}/{PLAIN}.b2nd", chunks=(2, 2), layout="sparse", overwrite=True,
             storage_options=self.settings.options,
         )  # fmt: skip
 

@@ -122,6 +122,25 @@ def test_a_state_is_not_restored_whose_snapshot_was_dropped_meanwhile(group, s3_
     assert [*group] == ["contiguous"]
 
 
+@pytest.mark.parametrize("layout", ["sparse", "contiguous"])
+def test_an_array_that_a_group_adopts_meanwhile_is_replaced_through_the_group(
+    bucket, s3_options, sleeps, layout
+) -> None:
+    root, data = f"s3://{bucket}/older.b2d", np.full((4, 100), 7)
+    url = f"{root}/e.b2nd"
+    b2array.asarray(np.zeros((4, 100), int), url=url, chunks=(1, 100), layout=layout, storage_options=s3_options)
+    b2array.open_group(root, "a", storage_options=s3_options)["other"] = [1]
+
+    def adopt() -> None:
+        b2array.open_group(root, "r+", storage_options=s3_options)["e"][0] = 5
+
+    options = sleeps("PUT .*/e.b2nd(/chunks.b2frame)?$", adopt)
+    b2array.asarray(data, url=url, chunks=(1, 100), layout=layout, overwrite=True, storage_options=options)
+    shown = b2array.open_group(root, storage_options=s3_options)["e"]
+    assert (shown[...] == data).all()
+    assert (b2array.open(url, storage_options=s3_options)[...] == data).all()
+
+
 def test_a_member_is_made_where_a_leftover_goes_at_that_moment(group, s3_options, sleeps) -> None:
     store = open_store(group["sparse"].url, storage_options=s3_options)
     leftover = b"".join(store.pieces("chunks.b2frame"))

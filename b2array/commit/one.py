@@ -23,7 +23,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, SnapshotLos
 from b2array.format import index
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
-from b2array.frame.snapshot import Snapshot, load_published, reload
+from b2array.frame.snapshot import Snapshot, frame_in, load_published, reload
 from b2array.store.base import MISSING, Version, attempts, durability, may_still_happen, too_many_conflicts
 from b2array.store.spans import Span
 
@@ -67,6 +67,8 @@ def _make(draft: Draft) -> Snapshot:
         # A writer of the frame that goes must not come in between: it would write into the new one.
         name = draft.name if draft.destination.old is None else draft.destination.old.name
         with draft.destination.place.lock(name) if _has_other_writers(draft, name) else nullcontext():
+            if _may_be_adopted(draft):
+                return _overwrite(draft)
             made = publish(planned(draft, None), draft, None)
             if not draft.destination.aside:
                 _remove_old(draft, made)
@@ -84,6 +86,43 @@ def _has_other_writers(draft: Draft, name: str) -> bool:
         return draft.destination.place.stamp(name).size > 0
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def _may_be_adopted(draft: Draft) -> bool:
+    """Whether a frame that goes may become a member of a group before it does, or may be one by now."""
+    place, new = draft.destination.place, draft.new
+    overwrites = new is not None and new.overwrite and new.replaces is None
+    return overwrites and not draft.destination.aside and not place.can.local and (place.can.compare or place.can.lock)
+
+
+def _overwrite(draft: Draft) -> Snapshot:
+    """Replace the frame that was looked at, or its successor; through the group that has adopted it since."""
+    place, new = draft.destination.place, draft.new
+    if new is None:
+        raise ValueError(f"{draft.url}: expected the draft of a new frame")
+    for _ in attempts(place):
+        old = draft.destination.old
+        if old is not None and old.member is not None:
+            draft.new = new
+            return commit_member(draft)
+        version = old.version if old is not None and old.name == draft.name else _version_there(draft)
+        draft.new = replace(new, overwrite=version is not None, replaces=version)
+        try:
+            made = publish(planned(draft, None), draft, None)
+        except (ConflictError, FileExistsError):  # another writer was faster
+            draft.destination = draft.destination._replace(old=frame_in(place))
+        else:
+            _remove_old(draft, made)
+            return made
+    raise too_many_conflicts(place)
+
+
+def _version_there(draft: Draft) -> Version | None:
+    """Return the version of what cannot be read, or of nothing: None."""
+    try:
+        return draft.destination.place.stamp(draft.name).version
+    except MISSING:
+        return None
 
 
 def _remove_old(draft: Draft, made: Snapshot) -> None:
