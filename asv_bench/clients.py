@@ -224,7 +224,7 @@ def count(endpoint: str) -> int:
 
 def measured(
     open_it: dict[str, Callable[[], Any]], key: Any, rounds: int, endpoint: str, expected: Array
-) -> dict[str, tuple[int, Times]]:  # fmt: skip
+) -> dict[str, tuple[int, Times]]:
     """Open and read in turns; return requests and times."""
     requests = {}
     for name, opened in open_it.items():

@@ -130,11 +130,14 @@ LIBRARIES = [
     Library("zarr, shards", create_shards, lambda path: zarr.open_array(str(path), mode="r+")),
     Library("h5py", create_h5py, lambda path: h5py.File(path, "r+")["a"], grow=lambda a, n: a.resize(n, axis=0)),
     Library(
-        "tensorstore", create_tensorstore, lambda path: tensorstore.open(spec_of(path), open=True).result(),
-        read=lambda a, key: a[key].read().result(), write=lambda a, key, values: a[key].write(values).result(),
+        "tensorstore",
+        create_tensorstore,
+        lambda path: tensorstore.open(spec_of(path), open=True).result(),
+        read=lambda a, key: a[key].read().result(),
+        write=lambda a, key, values: a[key].write(values).result(),
         grow=lambda a, n: a.resize(exclusive_max=[n, *a.shape[1:]]).result(),
     ),
-]  # fmt: skip
+]
 
 
 # What is measured.

@@ -38,15 +38,19 @@ from b2array.store.spool import Spool
 
 IN_C = {
     "file": [
-        (disk, "read_into"), (LocalStore, "append"), (LocalStore, "replace"), (LocalStore, "adopt"),
-        (Spool, "_flush"), (Spool, "finish"),
+        (disk, "read_into"),
+        (LocalStore, "append"),
+        (LocalStore, "replace"),
+        (LocalStore, "adopt"),
+        (Spool, "_flush"),
+        (Spool, "finish"),
     ],
     "checksums": [(checksums, "check_blocks"), (staging, "pack_record")],
     "decode": [(cblosc, "_decompress"), (codecs, "decode_zstd_frames")],
     "encode": [(cblosc, "compress")],
     "copy": [],
     "memory": [],
-}  # fmt: skip
+}
 
 spent = dict.fromkeys(IN_C, 0.0)
 
@@ -228,7 +232,7 @@ def writes(directory: Path, data: np.ndarray) -> dict[str, Verbs]:
         "a[:, j] = step, equal chunks": across(1, c, d, data),
         "table[:, j] = column": across(1, e, f, table),
         "write all": (lambda _: lambda: a.__setitem__(..., data), lambda _: lambda: b.__setitem__(slice(None), data)),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -102,9 +102,13 @@ def clients(port: int) -> dict[str, tuple[str, dict[str, Any]]]:
     endpoint = f"http://127.0.0.1:{port}"
     account = {"key": "a", "secret": "b", "endpoint_url": endpoint, "client_kwargs": {"region_name": "us-east-1"}}
     fast = FsspecStore(
-        "s3", access_key_id="a", secret_access_key="b", endpoint=endpoint, region="us-east-1",
+        "s3",
+        access_key_id="a",
+        secret_access_key="b",
+        endpoint=endpoint,
+        region="us-east-1",
         client_options={"allow_http": True},
-    )  # fmt: skip
+    )
     return {
         "HTTP": (f"{endpoint}/bench/", {}),
         "s3fs": ("s3://bench/", {"storage_options": account}),

@@ -161,9 +161,14 @@ def write(data: np.ndarray, codec: str, options: dict[str, Any]) -> dict[str, tu
         fs.pipe_file(f"{BUCKET}/stock.b2nd", path.read_bytes())
     for layout in ("contiguous", "sparse"):
         b2array.asarray(
-            data, url=f"s3://{BUCKET}/{layout}.b2nd", layout=layout, chunks=CHUNKS, blocks=BLOCKS,
-            cparams=b2array.CParams(codec, 5), storage_options=options,
-        )  # fmt: skip
+            data,
+            url=f"s3://{BUCKET}/{layout}.b2nd",
+            layout=layout,
+            chunks=CHUNKS,
+            blocks=BLOCKS,
+            cparams=b2array.CParams(codec, 5),
+            storage_options=options,
+        )
     lines = {
         "b2array, one file": ("b2array", f"s3://{BUCKET}/contiguous.b2nd"),
         "b2array, sparse": ("b2array", f"s3://{BUCKET}/sparse.b2nd"),
@@ -174,9 +179,14 @@ def write(data: np.ndarray, codec: str, options: dict[str, Any]) -> dict[str, tu
 
     compressor = zarr.codecs.BloscCodec(cname=codec, clevel=5, shuffle="shuffle", typesize=data.itemsize)
     made = zarr.create_array(
-        f"s3://{BUCKET}/z.zarr", shape=data.shape, dtype=data.dtype, shards=CHUNKS, chunks=BLOCKS,
-        compressors=compressor, storage_options=options,
-    )  # fmt: skip
+        f"s3://{BUCKET}/z.zarr",
+        shape=data.shape,
+        dtype=data.dtype,
+        shards=CHUNKS,
+        chunks=BLOCKS,
+        compressors=compressor,
+        storage_options=options,
+    )
     made[...] = data
     return lines | {"zarr, shards": ("zarr", f"s3://{BUCKET}/z.zarr/zarr.json")}
 

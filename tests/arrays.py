@@ -17,8 +17,11 @@ NESTED = np.dtype([("point", [("x", "f4"), ("y", "f4")]), ("t", "M8[ms]")])
 DTYPES = [
     *map(np.dtype, ("?", "i1", "u2", ">i4", "<u8", "f2", ">f4", "f8", "g", "c8", ">c16", "G", "S1", "S5")),
     *map(np.dtype, ("<U3", ">U2", "V1", "V7", "V300", "M8[ns]", ">M8[D]", "m8[us]", "M8")),
-    RECORD, ALIGNED, SPARSE_FIELDS, NESTED,
-]  # fmt: skip
+    RECORD,
+    ALIGNED,
+    SPARSE_FIELDS,
+    NESTED,
+]
 NUMBERS = [np.dtype(text) for text in ("?", "i1", "u2", ">i4", "<u8", "f2", ">f4", "f8", "g", "c8", ">c16")]
 
 

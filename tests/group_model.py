@@ -178,12 +178,28 @@ class Writer(Worker):
         else:
             self.group.refresh()
         verbs: list[tuple[int, Callable[[], None]]] = [
-            (8, self.change_pair), (3, self.change_together), (3, self.make), (4, self.fill), (5, self.append),
-            (2, self.delete), (3, self.carry), (2, self.change_plain), (1, self.clean), (1, self.replace_all),
-            (3, self.derive), (3, self.change_by_forks), (3, self.change_pair_by_forks), (4, self.store),
-            (2, self.keep), (2, self.keep_unread), (2, self.go_back), (1, self.drop), (2, self.make_by_url),
-            (3, self.extend_dataset), (3, self.change_dataset),
-        ]  # fmt: skip
+            (8, self.change_pair),
+            (3, self.change_together),
+            (3, self.make),
+            (4, self.fill),
+            (5, self.append),
+            (2, self.delete),
+            (3, self.carry),
+            (2, self.change_plain),
+            (1, self.clean),
+            (1, self.replace_all),
+            (3, self.derive),
+            (3, self.change_by_forks),
+            (3, self.change_pair_by_forks),
+            (4, self.store),
+            (2, self.keep),
+            (2, self.keep_unread),
+            (2, self.go_back),
+            (1, self.drop),
+            (2, self.make_by_url),
+            (3, self.extend_dataset),
+            (3, self.change_dataset),
+        ]
         verb = self.random.choices([verb for _, verb in verbs], [weight for weight, _ in verbs])[0]
         refused = ConflictError if verb in self.together else REFUSED
         self.journal.note(event="begin", op=verb.__name__, value=self.value)
@@ -272,9 +288,13 @@ class Writer(Worker):
             return
         self.will(PLAIN, "set")
         b2array.asarray(
-            self.rows(), url=f"{self.settings.url}/{PLAIN}.b2nd", chunks=(2, 2), layout="sparse", overwrite=True,
+            self.rows(),
+            url=f"{self.settings.url}/{PLAIN}.b2nd",
+            chunks=(2, 2),
+            layout="sparse",
+            overwrite=True,
             storage_options=self.settings.options,
-        )  # fmt: skip
+        )
 
     def delete(self) -> None:
         self.remove(self.group, self.single())
@@ -778,13 +798,11 @@ def _check_rows(look: Look, changes: Sequence[Change], by_value: Mapping[tuple[s
 def _check_absent(look: Look, changes: Sequence[Change]) -> Iterator[str]:
     ended = [-float("inf")]
     ended += [
-        change.seen for change in changes
+        change.seen
+        for change in changes
         if change.kind == "delete" and change.outcome != "refused" and change.begin < look.end
-    ]  # fmt: skip
-    there = [
-        change for change in changes
-        if change.kind != "delete" and change.seen < look.begin
-    ]  # fmt: skip
+    ]
+    there = [change for change in changes if change.kind != "delete" and change.seen < look.begin]
     for over in ended:
         if not any(over < change.begin for change in there):
             return

@@ -78,9 +78,22 @@ def masks(draw, extents):
 
 
 JUNK = [
-    0, ..., 1.0, "none", b"a", 2**70, [1.5], [[1], [1, 2]], [None], {}, slice(None, None, 0), slice(0.5), np.zeros(0),
-    [True], np.zeros(0, bool),
-]  # fmt: skip
+    0,
+    ...,
+    1.0,
+    "none",
+    b"a",
+    2**70,
+    [1.5],
+    [[1], [1, 2]],
+    [None],
+    {},
+    slice(None, None, 0),
+    slice(0.5),
+    np.zeros(0),
+    [True],
+    np.zeros(0, bool),
+]
 junk = st.sampled_from(JUNK)
 bools = st.sampled_from([True, False, np.True_, np.array(False), np.array(True)])
 

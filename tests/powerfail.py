@@ -98,10 +98,24 @@ class Disk:
         self.base = dict(self._names)
         with contextlib.ExitStack() as patches:
             for module, name in (
-                (builtins, "open"), (io, "open"), *((os, name) for name in (
-                    *FORCES, "link", "replace", "rename", "unlink", "remove", "mkdir", "rmdir", "truncate", "ftruncate"
-                )),
-            ):  # fmt: skip
+                (builtins, "open"),
+                (io, "open"),
+                *(
+                    (os, name)
+                    for name in (
+                        *FORCES,
+                        "link",
+                        "replace",
+                        "rename",
+                        "unlink",
+                        "remove",
+                        "mkdir",
+                        "rmdir",
+                        "truncate",
+                        "ftruncate",
+                    )
+                ),
+            ):
                 original = getattr(module, name)
                 patches.callback(setattr, module, name, original)
                 setattr(module, name, self._recorder(name, original))

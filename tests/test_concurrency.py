@@ -86,9 +86,11 @@ def test_processes_that_append_or_set_attributes_lose_nothing(together, tmp_path
     array = tmp_path / "b.b2nd"
     b2array.zeros(9, url=array, layout=layout)
     together(
-        (writers.append_chunks, url, 0), (writers.append_chunks, url, 1),
-        (writers.set_attributes, array, 0), (writers.set_attributes, array, 1),
-    )  # fmt: skip
+        (writers.append_chunks, url, 0),
+        (writers.append_chunks, url, 1),
+        (writers.set_attributes, array, 0),
+        (writers.set_attributes, array, 1),
+    )
     held = b2array.open_schunk(url)
     found = [tuple(np.frombuffer(held.decompress_chunk(n), "i4")) for n in range(held.nchunks)]
     for me in range(2):

@@ -42,9 +42,14 @@ def make(path: Path, kind: str) -> None:
         import blosc2
 
         there = blosc2.asarray(
-            numbers(), chunks=CHUNKS, blocks=BLOCKS, urlpath=str(path), contiguous=layout == "contiguous",
-            cparams={"typesize": 4, "nthreads": 1, "codec": blosc2.Codec.LZ4}, meta={"m": {"k": 1}},
-        )  # fmt: skip
+            numbers(),
+            chunks=CHUNKS,
+            blocks=BLOCKS,
+            urlpath=str(path),
+            contiguous=layout == "contiguous",
+            cparams={"typesize": 4, "nthreads": 1, "codec": blosc2.Codec.LZ4},
+            meta={"m": {"k": 1}},
+        )
         there.schunk.vlmeta["note"] = "a text"
         return
     params = {
@@ -55,9 +60,17 @@ def make(path: Path, kind: str) -> None:
         "blosclz": CParams("blosclz", splitmode="always"),
     }[kind.split(maxsplit=1)[0]]
     b2array.asarray(
-        numbers(), url=path, chunks=CHUNKS, blocks=BLOCKS, layout=layout, cparams=params, interop=False,
-        attrs={"note": "a text", "list": [1, 2, 3]}, dims=("y", "x"), fill_value=7,
-    ).close()  # fmt: skip
+        numbers(),
+        url=path,
+        chunks=CHUNKS,
+        blocks=BLOCKS,
+        layout=layout,
+        cparams=params,
+        interop=False,
+        attrs={"note": "a text", "list": [1, 2, 3]},
+        dims=("y", "x"),
+        fill_value=7,
+    ).close()
 
 
 KINDS = ("lz4", "zstd", "delta", "raw", "blosclz", "lz4 sparse", "zstd sparse", "stock", "stock sparse")
@@ -173,9 +186,12 @@ def test_files_cut_anywhere_are_refused(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_bit_may_flip(
-    kind: str, originals: dict[str, Path], tmp_path: Path, bounded: None,
+    kind: str,
+    originals: dict[str, Path],
+    tmp_path: Path,
+    bounded: None,
     sampled: Sampled,
-) -> None:  # fmt: skip
+) -> None:
     path = tmp_path / "flipped.b2nd"
     (shutil.copytree if originals[kind].is_dir() else shutil.copy)(originals[kind], path)
     rng = random.Random(kind)
@@ -301,10 +317,15 @@ def test_what_is_not_known_here_is_an_error_with_the_name_of_the_file(tmp_path):
     array = b2array.open(path, "r+")
     assert array[3] == 3
     for use in (
-        lambda: array.cparams, lambda: array.copy(chunks=(5,)), lambda: array.astype("f4"), lambda: array.append([1]),
-        lambda: array.insert([1], 3), lambda: array.delete(3), lambda: array.resize(40),
+        lambda: array.cparams,
+        lambda: array.copy(chunks=(5,)),
+        lambda: array.astype("f4"),
+        lambda: array.append([1]),
+        lambda: array.insert([1], 3),
+        lambda: array.delete(3),
+        lambda: array.resize(40),
         lambda: array.__setitem__(slice(3, 5), [1, 2]),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UnsupportedError, match=rf"{re.escape(str(path))}: .*unknown filter id 99"):
             use()
     assert path.read_bytes() == raw

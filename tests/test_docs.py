@@ -78,8 +78,10 @@ def test_the_examples_run_on_a_server_of_the_protocol_of_s3(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_options: dict[str, str]
 ) -> None:
     for variable, option in {
-        "AWS_ENDPOINT_URL": "endpoint_url", "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
-    }.items():  # fmt: skip
+        "AWS_ENDPOINT_URL": "endpoint_url",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }.items():
         monkeypatch.setenv(variable, s3_options[option])
     run(page, tmp_path, monkeypatch)
 

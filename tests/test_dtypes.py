@@ -170,7 +170,7 @@ def test_text_of_variable_length_is_stored_with_a_length():
         ((OverflowError, ValueError), "256", {"shape": 1, "dtype": "u1", "fill_value": 256}),
         (TypeError, "integer", {"shape": (1.5,)}),
     ],
-)  # fmt: skip
+)
 def test_what_is_beyond_a_limit_is_refused_with_limit_and_value(tmp_path, kind, text, options):
     with pytest.raises(kind, match=text):
         b2array.create(tmp_path / "a.b2nd", **options)

@@ -85,8 +85,15 @@ def held(request, tmp_path) -> Held:
 
 
 KINDS = (
-    "file", "dir of files", "class of its own", "memory", "memory of its own", "dir of memory", "s3", "dir of s3",
-)  # fmt: skip
+    "file",
+    "dir of files",
+    "class of its own",
+    "memory",
+    "memory of its own",
+    "dir of memory",
+    "s3",
+    "dir of s3",
+)
 everywhere = pytest.mark.parametrize("held", KINDS, indirect=True)
 nearly_everywhere = pytest.mark.parametrize(
     "held", [*KINDS[:-1], pytest.param(KINDS[-1], marks=pytest.mark.slow)], indirect=True
@@ -455,9 +462,13 @@ def test_a_cache_of_blocks_never_mixes_two_states_of_an_object(http, tmp_path, c
 
     def put(values):
         blosc2.asarray(
-            values, chunks=(100, 1000), blocks=(10, 1000), urlpath=str(tmp_path / "a.b2nd"), mode="w",
+            values,
+            chunks=(100, 1000),
+            blocks=(10, 1000),
+            urlpath=str(tmp_path / "a.b2nd"),
+            mode="w",
             cparams={"clevel": 0},
-        )  # fmt: skip
+        )
         http.objects["a.b2nd"] = (tmp_path / "a.b2nd").read_bytes()
 
     cache = {"cache_storage": str(tmp_path / "cache")}

@@ -149,10 +149,14 @@ def each_half(subject: str, seed: int, count: int, one: Callable[[random.Random]
 
 
 def patterns(rng: random.Random, nbytes: int) -> bytes:
-    items = rng.choice((
-        np.arange(nbytes // 4) * 7 % 9111, np.repeat(np.arange(nbytes // 32 + 1) % 50, 8),
-        np.array([rng.randrange(2000) for _ in range(nbytes // 4)]), (np.arange(nbytes // 4) % 7 == 0) * 3,
-    ))  # fmt: skip
+    items = rng.choice(
+        (
+            np.arange(nbytes // 4) * 7 % 9111,
+            np.repeat(np.arange(nbytes // 32 + 1) % 50, 8),
+            np.array([rng.randrange(2000) for _ in range(nbytes // 4)]),
+            (np.arange(nbytes // 4) % 7 == 0) * 3,
+        )
+    )
     return items.astype("<i4").tobytes()[:nbytes]
 
 
@@ -161,7 +165,9 @@ def test_damaged_chunks_are_read_or_refused(codec: str, hostile: int, hostile_se
     rng = random.Random(hostile_seed)
     intact = [
         encode.encode(
-            patterns(rng, nbytes), typesize=typesize, blocksize=blocksize,
+            patterns(rng, nbytes),
+            typesize=typesize,
+            blocksize=blocksize,
             cparams=CParams(codec, filters=filters, splitmode=splitmode, use_dict=use_dict),
         )
         for filters in (("shuffle",), ("bitshuffle",), (), ("delta", "shuffle"), ("shuffle", "bytedelta"))
@@ -169,7 +175,7 @@ def test_damaged_chunks_are_read_or_refused(codec: str, hostile: int, hostile_se
         for nbytes, blocksize in ((4096, 512), (40000, 8000))
         for typesize in (1, 4)
         for use_dict in {False, codec in ("lz4", "zstd") and (nbytes, typesize, splitmode) == (40000, 4, "auto")}
-    ]  # fmt: skip
+    ]
 
     def one(rng: random.Random) -> None:
         # The head is small, and found damaged most of the time.
@@ -297,8 +303,15 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     "attribute": (
         [
             attributes.encode_attr(value)
-            for value in ({"a": [1, 2.5, "x"], "b": (1, None)}, np.arange(6).reshape(2, 3), {1, 2}, 3 + 4j, "text",
-                          np.zeros(2, [("a", "<i4"), ("b", "<f8")]), np.array([1, "a", None], object))
+            for value in (
+                {"a": [1, 2.5, "x"], "b": (1, None)},
+                np.arange(6).reshape(2, 3),
+                {1, 2},
+                3 + 4j,
+                "text",
+                np.zeros(2, [("a", "<i4"), ("b", "<f8")]),
+                np.array([1, "a", None], object),
+            )
         ],
         attributes.decode_attr,
     ),
@@ -320,7 +333,9 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
                 gone={"d.b2nd": 4},
             ).pack(),
             Manifest(
-                None, "0123", 7,
+                None,
+                "0123",
+                7,
                 {
                     "a.b2nd": Entry("patch", "ab", "cd", b"header"),
                     "b.b2nd": Entry("frame", "", "cd", "0123456789abcdef"),
@@ -340,7 +355,8 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
         for name, codec, meta in (("zfp_acc", 33, 253), ("zfp_prec", 34, 9), ("zfp_rate", 35, 30))
     },
     "image of JPEG 2000": (
-        [image()], lambda data: codecs.decode(39, data, 40 * 50, typesize=1, blockshape=(40, 50)),
+        [image()],
+        lambda data: codecs.decode(39, data, 40 * 50, typesize=1, blockshape=(40, 50)),
     ),
     **{
         f"stream of NDLZ with cells of {edge}": (
@@ -350,11 +366,10 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
         for edge in (4, 8)
     },
     "planes of JPEG 2000": (
-        [image()], lambda data: codecs.decode(36, data, 40 * 50 * 4, typesize=4, blockshape=(1, 50, 40)),
+        [image()],
+        lambda data: codecs.decode(36, data, 40 * 50 * 4, typesize=4, blockshape=(1, 50, 40)),
     ),
-    "frame in HDF5": (
-        frames_of_hdf5(), lambda data: hdf5_chunks.unpack(data, 0, (Stage(32026, ()),), VALUES.nbytes)
-    ),
+    "frame in HDF5": (frames_of_hdf5(), lambda data: hdf5_chunks.unpack(data, 0, (Stage(32026, ()),), VALUES.nbytes)),
     "pipeline of HDF5": (
         [numcodecs.Fletcher32().encode(zlib.compress(frame)) for frame in frames_of_hdf5()],
         lambda data: hdf5_chunks.unpack(resummed(data), 0, PIPELINE, VALUES.nbytes),
@@ -371,7 +386,7 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
         [header.pack_metadata({"dtype": "'<i4'", "shape": [9, 2], "order": "C", "container": "numpy"}, checksum=0)],
         metadata_of_bloscpack,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("parser", PARSERS)
@@ -402,9 +417,15 @@ def our_array(layout: str, codec: str = "lz4") -> Callable[[Path], None]:
                 VALUES.astype("<f4"),
             )
         a = b2array.asarray(
-            values, url=path, chunks=(12, 10), blocks=(6, 5), layout=layout, attrs={"unit": "K", "list": [1, 2]},
-            dims=("y", "x"), cparams=cparams,
-        )  # fmt: skip
+            values,
+            url=path,
+            chunks=(12, 10),
+            blocks=(6, 5),
+            layout=layout,
+            attrs={"unit": "K", "list": [1, 2]},
+            dims=("y", "x"),
+            cparams=cparams,
+        )
         a[:12] = a[:12] + 1
         a[12:, :10] = 0
         a.close()
@@ -415,9 +436,14 @@ def our_array(layout: str, codec: str = "lz4") -> Callable[[Path], None]:
 def stock_array(*, contiguous: bool) -> Callable[[Path], None]:
     def make(path: Path) -> None:
         a = blosc2.asarray(
-            VALUES, chunks=(12, 10), blocks=(6, 5), urlpath=str(path), contiguous=contiguous, meta={"m": {"k": 1}},
+            VALUES,
+            chunks=(12, 10),
+            blocks=(6, 5),
+            urlpath=str(path),
+            contiguous=contiguous,
+            meta={"m": {"k": 1}},
             cparams={"typesize": 4, "nthreads": 1, "codec": blosc2.Codec.LZ4},
-        )  # fmt: skip
+        )
         a.schunk.vlmeta["note"] = "a text"
 
     return make
@@ -496,13 +522,15 @@ def read_schunk(rng: random.Random, path: Path) -> None:
 
 
 def look_after(rng: random.Random, path: Path) -> None:
-    verb = rng.choice((
-        lambda: b2array.verify(path, deep=rng.random() < 0.7),
-        lambda: b2array.repair(path, dry_run=rng.random() < 0.5, backup=rng.random() < 0.5),
-        lambda: b2array.repair(path, trust_order=True),
-        lambda: b2array.vacuum(path, grace="0s", dry_run=rng.random() < 0.5),
-        lambda: b2array.repack(path),
-    ))  # fmt: skip
+    verb = rng.choice(
+        (
+            lambda: b2array.verify(path, deep=rng.random() < 0.7),
+            lambda: b2array.repair(path, dry_run=rng.random() < 0.5, backup=rng.random() < 0.5),
+            lambda: b2array.repair(path, trust_order=True),
+            lambda: b2array.vacuum(path, grace="0s", dry_run=rng.random() < 0.5),
+            lambda: b2array.repack(path),
+        )
+    )
     verb()
 
 
@@ -756,8 +784,25 @@ def odd_notes(rng: random.Random, content: bytes) -> bytes:
     return held.to_bytes()
 
 
-FIELDS = {0x0B: ">i", 0x10: ">q", 0x19: "B", 0x1A: "B", 0x1B: "B", 0x1C: "B", 0x1E: ">q", 0x27: ">q", 0x30: ">i",
-          0x35: ">i", 0x3A: ">i", 0x3F: ">h", 0x42: ">h", 0x47: "6B", 0x4D: "B", 0x4E: "B", 0x4F: "6B"}  # fmt: skip
+FIELDS = {
+    0x0B: ">i",
+    0x10: ">q",
+    0x19: "B",
+    0x1A: "B",
+    0x1B: "B",
+    0x1C: "B",
+    0x1E: ">q",
+    0x27: ">q",
+    0x30: ">i",
+    0x35: ">i",
+    0x3A: ">i",
+    0x3F: ">h",
+    0x42: ">h",
+    0x47: "6B",
+    0x4D: "B",
+    0x4E: "B",
+    0x4F: "6B",
+}
 
 
 def one_field(rng: random.Random, content: bytes) -> bytes:

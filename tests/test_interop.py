@@ -36,10 +36,41 @@ FILTERS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "both shuffles": (("bitshuffle", "shuffle"), ()),
 }
 DTYPES = (
-    "?", "i1", "u1", "<i2", ">i2", "<u2", "<i4", ">i4", "<u4", "<i8", "<u8", ">u8", "<f2", "<f4", ">f4", "<f8", ">f8",
-    "<f16", "<c8", "<c16", ">c16", "<M8[D]", "<M8[ns]", ">M8[s]", "<m8[us]", "S1", "S7", "S300", "<U1", "<U5", ">U5",
-    "<U80", "V3", "V17",
-)  # fmt: skip
+    "?",
+    "i1",
+    "u1",
+    "<i2",
+    ">i2",
+    "<u2",
+    "<i4",
+    ">i4",
+    "<u4",
+    "<i8",
+    "<u8",
+    ">u8",
+    "<f2",
+    "<f4",
+    ">f4",
+    "<f8",
+    ">f8",
+    "<f16",
+    "<c8",
+    "<c16",
+    ">c16",
+    "<M8[D]",
+    "<M8[ns]",
+    ">M8[s]",
+    "<m8[us]",
+    "S1",
+    "S7",
+    "S300",
+    "<U1",
+    "<U5",
+    ">U5",
+    "<U80",
+    "V3",
+    "V17",
+)
 RECORDS = {
     "packed": [("x", "<i4"), ("y", ">f8"), ("s", "S3")],
     "nested": [("p", [("x", "<f4"), ("y", "<f4")]), ("n", "<u2", (2, 2))],
@@ -74,12 +105,15 @@ def values(dtype: Any = "<i4", shape: tuple[int, ...] = SHAPE) -> np.ndarray:
 def stock_params(params: CParams, itemsize: int) -> dict[str, Any]:
     slots = list(zip(params.filter_slots, params.metas_for(min(itemsize, 255)), strict=True))
     return {
-        "typesize": itemsize, "nthreads": 1, "codec": blosc2.Codec(params.codec_id), "clevel": params.clevel,
+        "typesize": itemsize,
+        "nthreads": 1,
+        "codec": blosc2.Codec(params.codec_id),
+        "clevel": params.clevel,
         "filters": [blosc2.Filter(fid) for fid, _ in slots],
         "filters_meta": [meta - 256 * (meta > 127) for _, meta in slots],
         "splitmode": STOCK_SPLITMODES["blosc2" if params.splitmode == "auto" else params.splitmode],
         "use_dict": params.use_dict,
-    }  # fmt: skip
+    }
 
 
 def write_stock(
@@ -91,9 +125,15 @@ def write_stock(
 ) -> None:
     shapes = {"chunks": CHUNKS, "blocks": BLOCKS} | options
     made = blosc2.zeros(
-        array.shape, dtype=array.dtype, urlpath=str(path), mode="w", contiguous=layout == "contiguous",
-        cparams=stock_params(params, array.itemsize), dparams={"nthreads": 1}, **shapes,
-    )  # fmt: skip
+        array.shape,
+        dtype=array.dtype,
+        urlpath=str(path),
+        mode="w",
+        contiguous=layout == "contiguous",
+        cparams=stock_params(params, array.itemsize),
+        dparams={"nthreads": 1},
+        **shapes,
+    )
     if not array.ndim and array.dtype.kind in "mM":  # which it cannot assign
         made.schunk.update_data(0, array.tobytes(), copy=True)
     elif array.size:
@@ -348,9 +388,12 @@ def test_any_array_is_read_on_both_sides(tmp_path: Path, data: st.DataObject) ->
     filters = [name for name in FILTERS if name != "bytedelta" or np.dtype(dtype).itemsize < 128]
     names, metas = FILTERS[data.draw(st.sampled_from(filters))]
     params = CParams(
-        data.draw(st.sampled_from(CODECS)), clevel=data.draw(st.integers(0, 9)), filters=names, filters_meta=metas,
+        data.draw(st.sampled_from(CODECS)),
+        clevel=data.draw(st.integers(0, 9)),
+        filters=names,
+        filters_meta=metas,
         splitmode=data.draw(st.sampled_from(sorted(STOCK_SPLITMODES))),
-    )  # fmt: skip
+    )
     expected = values(dtype, shape)
     layout = data.draw(st.sampled_from(LAYOUTS))
     writer = data.draw(st.sampled_from(sorted(WRITERS)))
@@ -368,12 +411,21 @@ def test_any_array_is_read_on_both_sides(tmp_path: Path, data: st.DataObject) ->
 @pytest.mark.parametrize(
     ("verb", "args", "dtype", "expected"),
     [
-        ("zeros", (), "<f8", 0), ("zeros", (), "S300", b""), ("zeros", (), "<i2", 0), ("nans", (), "<f4", np.nan),
-        ("nans", (), "<f8", np.nan), ("full", (7,), "<i4", 7), ("full", (-0.0,), "<f8", -0.0), ("full", (0,), "<i8", 0),
-        ("full", (np.nan,), "<f8", np.nan), ("full", (b"abc",), "S3", b"abc"), ("ones", (), "<c16", 1),
-        ("uninit", (), "<i4", None), ("empty", (), "<i4", 0),
+        ("zeros", (), "<f8", 0),
+        ("zeros", (), "S300", b""),
+        ("zeros", (), "<i2", 0),
+        ("nans", (), "<f4", np.nan),
+        ("nans", (), "<f8", np.nan),
+        ("full", (7,), "<i4", 7),
+        ("full", (-0.0,), "<f8", -0.0),
+        ("full", (0,), "<i8", 0),
+        ("full", (np.nan,), "<f8", np.nan),
+        ("full", (b"abc",), "S3", b"abc"),
+        ("ones", (), "<c16", 1),
+        ("uninit", (), "<i4", None),
+        ("empty", (), "<i4", 0),
     ],
-)  # fmt: skip
+)
 def test_special_chunks_of_stock_are_read_and_changed(
     verb: str, args: tuple[Any, ...], dtype: str, expected: Any, layout: str, tmp_path: Path
 ) -> None:
@@ -400,9 +452,20 @@ def test_special_chunks_of_stock_are_read_and_changed(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("fill", "dtype"),
-    [(0, "<f8"), (-0.0, "<f8"), (np.nan, "<f4"), (np.nan, "<f8"), (np.nan, ">f8"), (np.nan, "<f2"), (7, "<i4"),
-     (b"abc", "S5"), (b"abc", "S300"), ("ä", "<U3"), ((1, 2.5), [("a", "<i4"), ("b", "<f8")])],
-)  # fmt: skip
+    [
+        (0, "<f8"),
+        (-0.0, "<f8"),
+        (np.nan, "<f4"),
+        (np.nan, "<f8"),
+        (np.nan, ">f8"),
+        (np.nan, "<f2"),
+        (7, "<i4"),
+        (b"abc", "S5"),
+        (b"abc", "S300"),
+        ("ä", "<U3"),
+        ((1, 2.5), [("a", "<i4"), ("b", "<f8")]),
+    ],
+)
 def test_fill_values_of_ours_are_read_and_changed(fill: Any, dtype: Any, layout: str, tmp_path: Path) -> None:
     path = tmp_path / "full.b2nd"
     array = b2array.create(path, SHAPE, dtype, fill_value=fill, chunks=CHUNKS, blocks=BLOCKS, layout=layout)
@@ -423,9 +486,18 @@ def test_fill_values_of_ours_are_read_and_changed(fill: Any, dtype: Any, layout:
 # Metadata
 
 ATTRS = {
-    "number": 3, "real": 2.5, "text": "m/s", "none": None, "yes": True, "bytes": b"\0\xff", "list": [1, "two", None],
-    "map": {"a": {"b": [1, 2]}}, "pair": (1, 2), "complex": 1 - 2j, "large": 2**63,
-}  # fmt: skip
+    "number": 3,
+    "real": 2.5,
+    "text": "m/s",
+    "none": None,
+    "yes": True,
+    "bytes": b"\0\xff",
+    "list": [1, "two", None],
+    "map": {"a": {"b": [1, 2]}},
+    "pair": (1, 2),
+    "complex": 1 - 2j,
+    "large": 2**63,
+}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -444,8 +516,10 @@ def test_attributes_go_both_ways(layout: str, tmp_path: Path) -> None:
     there = blosc2.open(str(path), mode="a")
     found = there.schunk.vlmeta[:]
     assert {k: v for k, v in found.items() if k != "b2array"} == {
-        **{k: v for k, v in ATTRS.items() if k != "real"}, "number": 4, "new": [1.5, "x"],
-    }  # fmt: skip
+        **{k: v for k, v in ATTRS.items() if k != "real"},
+        "number": 4,
+        "new": [1.5, "x"],
+    }
     layers = there.schunk.vlmeta
     layers["last"] = "stock"
     del layers["new"]
@@ -470,9 +544,13 @@ def test_attributes_of_ours_are_read_there(layout: str, tmp_path: Path) -> None:
 def test_metalayers_are_the_same_bytes(layout: str, tmp_path: Path) -> None:
     meta = {"first": {"a": [1, 2.5]}, "raw": b"\0\1", "text": "x" * 300}
     blosc2.asarray(
-        values(), chunks=CHUNKS, blocks=BLOCKS, urlpath=str(tmp_path / "s.b2nd"), meta=meta,
+        values(),
+        chunks=CHUNKS,
+        blocks=BLOCKS,
+        urlpath=str(tmp_path / "s.b2nd"),
+        meta=meta,
         contiguous=layout == "contiguous",
-    )  # fmt: skip
+    )
     b2array.asarray(values(), url=tmp_path / "o.b2nd", chunks=CHUNKS, blocks=BLOCKS, layout=layout, meta=meta).close()
     with b2array.open_schunk(tmp_path / "s.b2nd") as stock, b2array.open_schunk(tmp_path / "o.b2nd") as ours:
         assert stock.frame.metalayer("b2nd") == ours.frame.metalayer("b2nd")
@@ -634,9 +712,12 @@ def test_chunks_in_turns(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / f"{len(list(tmp_path.iterdir()))}.b2frame"
     if data.draw(st.booleans()):
         blosc2.SChunk(
-            chunksize=400, urlpath=str(path), mode="w", contiguous=layout == "contiguous",
+            chunksize=400,
+            urlpath=str(path),
+            mode="w",
+            contiguous=layout == "contiguous",
             cparams={"typesize": 4, "nthreads": 1},
-        )  # fmt: skip
+        )
     else:
         b2array.create_schunk(path, chunksize=400, typesize=4, layout=layout).close()
     model: list[bytes] = []
@@ -647,9 +728,11 @@ def test_chunks_in_turns(tmp_path: Path, data: st.DataObject) -> None:
         )
         kind = data.draw(st.sampled_from(("zeros", "ramp", "noise", "constant")))
         content = {
-            "zeros": bytes(400), "ramp": np.arange(step, step + 100, dtype="<i4").tobytes(),
-            "noise": np.random.default_rng(step).bytes(400), "constant": np.full(100, step + 1, "<i4").tobytes(),
-        }[kind]  # fmt: skip
+            "zeros": bytes(400),
+            "ramp": np.arange(step, step + 100, dtype="<i4").tobytes(),
+            "noise": np.random.default_rng(step).bytes(400),
+            "constant": np.full(100, step + 1, "<i4").tobytes(),
+        }[kind]
         n = data.draw(st.integers(0, len(model) - 1)) if model else 0
         held: Any = blosc2.open(str(path), mode="a") if side == "stock" else b2array.open_schunk(path, "r+")
         if verb == "append":
@@ -703,7 +786,11 @@ def test_many_threads_of_stock_are_read(layout: str, tmp_path: Path) -> None:
     array = np.random.default_rng(0).normal(size=(200, 300)).cumsum(axis=1)
     path = tmp_path / "a.b2nd"
     blosc2.asarray(
-        array, chunks=(100, 300), blocks=(3, 100), urlpath=str(path), contiguous=layout == "contiguous",
+        array,
+        chunks=(100, 300),
+        blocks=(3, 100),
+        urlpath=str(path),
+        contiguous=layout == "contiguous",
         cparams={"typesize": 8, "nthreads": 4},
-    )  # fmt: skip
+    )
     assert_read_everywhere(path, array, (..., (slice(17, 160), slice(5, 250))))

@@ -128,9 +128,14 @@ def test_dask_is_asked_for_by_its_extra(without: Callable[[str], None]) -> None:
             verb()
 
 
-@pytest.mark.parametrize(("url", "extra"), [
-    ("s3://x/a.b2nd", "s3"), ("https://x/a.b2nd", "http"), ("simplecache::s3://x/a.b2nd", "s3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("url", "extra"),
+    [
+        ("s3://x/a.b2nd", "s3"),
+        ("https://x/a.b2nd", "http"),
+        ("simplecache::s3://x/a.b2nd", "s3"),
+    ],
+)
 def test_protocols_are_asked_for_by_their_extras(monkeypatch: pytest.MonkeyPatch, url: str, extra: str) -> None:
     def absent(protocol: str) -> None:
         if protocol != "simplecache":
@@ -160,12 +165,22 @@ def test_types_of_ml_dtypes_are_asked_for_by_their_extra(without: Callable[[str]
 # Settings.
 
 
-@pytest.mark.parametrize(("name", "value", "words"), [
-    ("verify", False, "'always' or 'never', not False"), ("verify", "no", "'always' or 'never'"),
-    ("threads", "4", "1 or more, not '4'"), ("threads", 0, "1 or more"), ("threads", True, "1 or more"),
-    ("cache_bytes", -1, "0 or more"), ("cache_bytes", "1GB", "number of bytes"), ("retries", 1.5, "whole number"),
-    ("durable", "yes", "'off', 'ordered' or 'full'"), ("limits", {}, "Limits"), ("coalesce_gap", None, "0 or more"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("verify", False, "'always' or 'never', not False"),
+        ("verify", "no", "'always' or 'never'"),
+        ("threads", "4", "1 or more, not '4'"),
+        ("threads", 0, "1 or more"),
+        ("threads", True, "1 or more"),
+        ("cache_bytes", -1, "0 or more"),
+        ("cache_bytes", "1GB", "number of bytes"),
+        ("retries", 1.5, "whole number"),
+        ("durable", "yes", "'off', 'ordered' or 'full'"),
+        ("limits", {}, "Limits"),
+        ("coalesce_gap", None, "0 or more"),
+    ],
+)
 def test_settings_are_checked_when_they_are_assigned(name: str, value: Any, words: str) -> None:
     before = getattr(config, name)
     with pytest.raises(ValueError, match=rf"config\.{name} must be .*{words}"):

@@ -439,9 +439,23 @@ class SparseRepair(Repair):
 
 
 STORIES = (
-    Array, SpooledArray, SparseArray, Snapshots, SparseSnapshots, Crowded, Group, Deletions, Makings, Archive,
-    Bloscpack, OneFile, Distributed, SparseDistributed, Repair, SparseRepair,
-)  # fmt: skip
+    Array,
+    SpooledArray,
+    SparseArray,
+    Snapshots,
+    SparseSnapshots,
+    Crowded,
+    Group,
+    Deletions,
+    Makings,
+    Archive,
+    Bloscpack,
+    OneFile,
+    Distributed,
+    SparseDistributed,
+    Repair,
+    SparseRepair,
+)
 
 
 @pytest.fixture

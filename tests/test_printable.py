@@ -51,10 +51,22 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PLACES = ("group.b2d", "group.b2d/member", f"{HOSTILE}.b2nd", "unmarked.b2d", "other.h5", "damaged.b2d", HOSTILE)
 COMMANDS = (
-    ["info"], ["info", "--json"], ["info", "--chunks"], ["info", "--raw"], ["ls"], ["ls", "--json"], ["tree"], ["cat"],
-    ["verify"], ["verify", "--json"], ["repair", "--dry-run"], ["vacuum", "--dry-run"], ["repack", "--dry-run"],
-    [HOSTILE], ["bench", f"--{HOSTILE}"],
-)  # fmt: skip
+    ["info"],
+    ["info", "--json"],
+    ["info", "--chunks"],
+    ["info", "--raw"],
+    ["ls"],
+    ["ls", "--json"],
+    ["tree"],
+    ["cat"],
+    ["verify"],
+    ["verify", "--json"],
+    ["repair", "--dry-run"],
+    ["vacuum", "--dry-run"],
+    ["repack", "--dry-run"],
+    [HOSTILE],
+    ["bench", f"--{HOSTILE}"],
+)
 
 
 @pytest.mark.parametrize("place", PLACES, ids=printable)

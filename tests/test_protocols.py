@@ -74,9 +74,13 @@ def restored_and_dropped(rules: Rules) -> Any:
     row = rows.Row("x1", 1, 2)
     manifest = world.manifest._replace(version=1, rows=(("x", row),), snapshots=(world.manifest.rows,))
     world = world._replace(
-        manifest=manifest, chunks=world.chunks | {("x", 1, "W")}, indexes=world.indexes | {("x", index)},
-        published=(("x", index),), log=(("W", (("x", "set"),)),), acknowledged=frozenset("W"),
-    )  # fmt: skip
+        manifest=manifest,
+        chunks=world.chunks | {("x", 1, "W")},
+        indexes=world.indexes | {("x", index)},
+        published=(("x", index),),
+        log=(("W", (("x", "set"),)),),
+        acknowledged=frozenset("W"),
+    )
     processes = {"D": Again(rows.dropper, (rules, "D")), "B": Again(rows.restorer, (rules, "B", "x"))}
     return world, {**processes, "V": Again(rows.vacuum, (rules,))}, {"mortal": "BV"}
 
@@ -113,9 +117,12 @@ def late_deletions(rules: Rules) -> Any:
     index = rows.Index("x0", 0, True, ("0",), (1,))
     manifest = world.manifest._replace(rows=(("x", rows.Row("x0", 0, 2)),))
     world = world._replace(
-        manifest=manifest, chunks=chunks, indexes=frozenset({("x", index)}), published=(("x", index),),
+        manifest=manifest,
+        chunks=chunks,
+        indexes=frozenset({("x", index)}),
+        published=(("x", index),),
         late=frozenset({gone}),
-    )  # fmt: skip
+    )
     processes = {**commits(rules, D="delete x", M="make x"), "network": Again(rows.network, (rules,))}
     return world, processes, {"mortal": "D"}
 
@@ -188,9 +195,14 @@ def on_disk(rules: log.Rules, processes: Mapping[str, Again], kills: int = 2, na
     writers = tuple(name for name in processes if name != "R")
     processes = {**processes, "next": Again(log.last, (rules, writers))}
     return explore(
-        log.disk(names), processes, always=log.always, at_the_end=log.at_the_end, bury=log.bury, mortal=writers,
+        log.disk(names),
+        processes,
+        always=log.always,
+        at_the_end=log.at_the_end,
+        bury=log.bury,
+        mortal=writers,
         kills=kills,
-    )  # fmt: skip
+    )
 
 
 def transaction(rules: log.Rules, who: str = "T", **kinds: str) -> Again:

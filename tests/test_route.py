@@ -13,9 +13,19 @@ from b2array import config
 BOTH_WAYS = {name: {("store.base", "store.local")} for name in ("open", "point of a file just opened")}
 
 ACTIONS = (
-    "slice of a line", "slice of a line, cached", "slab of sixteen blocks", "slab of sixteen blocks, cached", "point",
-    "point, cached", "assignment", "point of a file just opened", "open", "fill value", "dims", "attribute",
-)  # fmt: skip
+    "slice of a line",
+    "slice of a line, cached",
+    "slab of sixteen blocks",
+    "slab of sixteen blocks, cached",
+    "point",
+    "point, cached",
+    "assignment",
+    "point of a file just opened",
+    "open",
+    "fill value",
+    "dims",
+    "attribute",
+)
 
 
 @pytest.mark.parametrize("name", ACTIONS)

@@ -48,9 +48,10 @@ def ratio(case: Case) -> float:
 
 def cases(codec: str, clevels: tuple[int, ...], splits: tuple[str, ...], filters: tuple[str, ...]) -> list[Case]:
     made = [
-        Case(codec, *rest) for rest in itertools.product(clevels, splits, (filters,), (SMALL, MIDDLE, LARGE), REALISTIC)
+        Case(codec, *rest)
+        for rest in itertools.product(clevels, splits, (filters,), (SMALL, MIDDLE, LARGE), REALISTIC)
         if rest[0] < 9 or rest[3] == MIDDLE  # which takes long
-    ]  # fmt: skip
+    ]
     # With items of one byte compress2 leaves bytedelta out.
     return [case for case in made if not ("bytedelta" in filters and values(case.data).itemsize == 1)]
 

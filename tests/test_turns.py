@@ -164,9 +164,23 @@ class Turns:
             del self.snapshots[name]
 
     STEPS = (
-        we_write, we_write, they_write, they_write, we_write_many_at_once, we_resize, they_grow, we_insert, we_delete,
-        we_append, we_set_an_attribute, they_set_an_attribute, they_delete_an_attribute, we_keep, we_go_back, we_repack,
-    )  # fmt: skip
+        we_write,
+        we_write,
+        they_write,
+        they_write,
+        we_write_many_at_once,
+        we_resize,
+        they_grow,
+        we_insert,
+        we_delete,
+        we_append,
+        we_set_an_attribute,
+        they_set_an_attribute,
+        they_delete_an_attribute,
+        we_keep,
+        we_go_back,
+        we_repack,
+    )
 
     def look(self) -> None:
         found = b2array.open(self.path)

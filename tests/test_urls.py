@@ -100,9 +100,20 @@ def place(request, tmp_path, http, bucket, s3_options):
 
 
 KINDS = (
-    "file", "memory", "http", "s3", "zip", "zip over http", "zip over memory", "zip over s3", "tar",
-    "simplecache http", "filecache http", "simplecache s3", "blockcache s3",
-)  # fmt: skip
+    "file",
+    "memory",
+    "http",
+    "s3",
+    "zip",
+    "zip over http",
+    "zip over memory",
+    "zip over s3",
+    "tar",
+    "simplecache http",
+    "filecache http",
+    "simplecache s3",
+    "blockcache s3",
+)
 
 
 # fsspec does not close the files of its block cache.

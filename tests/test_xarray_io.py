@@ -457,8 +457,11 @@ def test_xarray_and_dask_find_what_the_package_declares(tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path / "site"), str(Path(b2array.__file__).parents[1])])
     done = subprocess.run(
         [sys.executable, "-P", "-c", _BY_NAME, str(tmp_path), *names],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -38,9 +38,16 @@ use_dask = theirs_to_share.use_dask
 unaligned_datatree_zarr_factory = theirs_of_trees.unaligned_datatree_zarr_factory
 
 ABOUT_ZARR = {
-    "consolidated", "zarr_format", "write_empty_chunks", "safe_chunks", "align_chunks", "overwrite_encoded_chunks",
-    "use_zarr_fill_value_as_mask", "mode", "create_default_indexes",
-}  # fmt: skip
+    "consolidated",
+    "zarr_format",
+    "write_empty_chunks",
+    "safe_chunks",
+    "align_chunks",
+    "overwrite_encoded_chunks",
+    "use_zarr_fill_value_as_mask",
+    "mode",
+    "create_default_indexes",
+}
 
 
 class InZarrsPlace(Backend):

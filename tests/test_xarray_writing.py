@@ -749,9 +749,11 @@ def test_what_variables_share_is_computed_once(url: Path, how: str) -> None:
     else:
         to_b2array(xr.zeros_like(ds).compute(), url, encoding={name: {"chunks": 4} for name in ds})
         options = {
-            "replaced": {"mode": "w"}, "appended": {"append_dim": "t"}, "region": {"region": {"t": slice(0, 32)}},
+            "replaced": {"mode": "w"},
+            "appended": {"append_dim": "t"},
+            "region": {"region": {"t": slice(0, 32)}},
             "later": {"mode": "w", "compute": False},
-        }[how]  # fmt: skip
+        }[how]
         calls.clear()
         delayed = to_b2array(ds, url, **options)
         if how == "later":

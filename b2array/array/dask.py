@@ -439,8 +439,11 @@ def _client(scheduler: Any) -> Any:
 
 
 def _put(
-    values: Any, inside: Region, shared: Shared[tuple[ForkPoint, Region]], declared: np.dtype[Any],
-) -> npt.NDArray[Any]:  # fmt: skip
+    values: Any,
+    inside: Region,
+    shared: Shared[tuple[ForkPoint, Region]],
+    declared: np.dtype[Any],
+) -> npt.NDArray[Any]:
     inside = _plain(inside)
     _check_piece(values, inside)
     _as_declared(values, declared)

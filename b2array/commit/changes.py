@@ -228,9 +228,13 @@ def reindexed(state: State, order: Int64Array, geometry: Frame) -> State:
     if annotations.lost:
         annotations = replace(annotations, lost=tuple(np.flatnonzero(np.isin(order, annotations.lost)).tolist()))
     new = state.with_annotations(annotations).with_frame(
-        offsets=offsets, metalayers=geometry.metalayers, nbytes=geometry.nbytes, chunksize=geometry.chunksize,
-        blocksize=geometry.blocksize, vl_blocks=geometry.vl_blocks,
-    )  # fmt: skip
+        offsets=offsets,
+        metalayers=geometry.metalayers,
+        nbytes=geometry.nbytes,
+        chunksize=geometry.chunksize,
+        blocksize=geometry.blocksize,
+        vl_blocks=geometry.vl_blocks,
+    )
     return new.with_tables(_with_width(sizes, 1 + count_sized_blocks(new.frame)), records)
 
 
@@ -359,16 +363,27 @@ def _joined(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
         return np.concatenate([first, second])[order]
 
     return replace(
-        a, numbers=both(a.numbers, b.numbers[more]), codes=both(a.codes, codes),
-        sizes=both(a.sizes, b.sizes[more]), records=both(a.records, b.records[more]),
-        extents=np.concatenate([a.extents, rows]), segments=tuple(segments), reads=np.union1d(a.reads, b.reads),
-        attrs={**a.attrs, **b.attrs}, after=notes.merge(b.before, b.after, a.after), next=max(a.next, b.next),
-        filters=min(filter(None, (a.filters, b.filters)), default=None), made=np.concatenate([a.made, b.made]),
+        a,
+        numbers=both(a.numbers, b.numbers[more]),
+        codes=both(a.codes, codes),
+        sizes=both(a.sizes, b.sizes[more]),
+        records=both(a.records, b.records[more]),
+        extents=np.concatenate([a.extents, rows]),
+        segments=tuple(segments),
+        reads=np.union1d(a.reads, b.reads),
+        attrs={**a.attrs, **b.attrs},
+        after=notes.merge(b.before, b.after, a.after),
+        next=max(a.next, b.next),
+        filters=min(filter(None, (a.filters, b.filters)), default=None),
+        made=np.concatenate([a.made, b.made]),
         of_fork=replace(
-            ours, forks=ours.forks | theirs.forks, seen=both(ours.seen, theirs.seen[more]),
-            digests=both(ours.digests, theirs.digests[more]), attrs={**theirs.attrs, **ours.attrs},
+            ours,
+            forks=ours.forks | theirs.forks,
+            seen=both(ours.seen, theirs.seen[more]),
+            digests=both(ours.digests, theirs.digests[more]),
+            attrs={**theirs.attrs, **ours.attrs},
         ),
-    )  # fmt: skip
+    )
 
 
 def _forked_state(change: ChangeSet, of_fork: OfFork) -> tuple[object, ...]:

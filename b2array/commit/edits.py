@@ -164,9 +164,7 @@ def _check_kind(draft: Draft, header: ChunkHeader) -> None:
         raise ValueError(f"chunks of this frame have {kinds[draft.frame.vl_blocks]}, not {kinds[header.vl_blocks]}")
 
 
-def _reindex(
-    draft: Draft, order: npt.NDArray[np.int64], nbytes: int, chunksize: int, **fields: Any
-) -> None:  # fmt: skip
+def _reindex(draft: Draft, order: npt.NDArray[np.int64], nbytes: int, chunksize: int, **fields: Any) -> None:
     if chunksize == 0 and not draft.frame.variable_chunks:
         special = np.flatnonzero(draft.frame.offsets < 0).tolist()
         numbers = [n for n in special if not isinstance(draft.locate(n), Location)]

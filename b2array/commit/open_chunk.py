@@ -178,18 +178,27 @@ class OpenChunk:
         if len(numbers) < layout.nblocks and self._stored is not None:
             data, bits = self._rounded(numbers)
             buf = splice(
-                self._stored, numbers, data, typesize=typesize, cparams=cparams, blockshape=layout.blocks,
+                self._stored,
+                numbers,
+                data,
+                typesize=typesize,
+                cparams=cparams,
+                blockshape=layout.blocks,
                 kept_bits=bits,
-            )  # fmt: skip
+            )
             if buf is not None:
                 return buf
             numbers = list(range(layout.nblocks))
             self._load(numbers)
         data, bits = self._rounded(numbers)
         return encode.encode(
-            data, typesize=typesize, blocksize=layout.block_nbytes, cparams=cparams, blockshape=layout.blocks,
+            data,
+            typesize=typesize,
+            blocksize=layout.block_nbytes,
+            cparams=cparams,
+            blockshape=layout.blocks,
             kept_bits=bits,
-        )  # fmt: skip
+        )
 
     def _rounded(self, numbers: list[int]) -> tuple[Bytes, int]:
         """Return blocks, rounded if the user allows errors, and how many bits of the mantissa are in use then."""

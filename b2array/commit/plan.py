@@ -211,9 +211,12 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Ste
     had_data = current is not None and bool((current.frame.offsets >= 0).any())
     described = replace(
         state.frame if had_data else _with_filters(change, state),
-        offsets=offsets, cbytes=cbytes, frame_len=0, nthreads_decompress=fingerprint.MARK,
+        offsets=offsets,
+        cbytes=cbytes,
+        frame_len=0,
+        nthreads_decompress=fingerprint.MARK,
         vlmetalayers=(*(layer for layer in state.frame.vlmetalayers if layer[0] != LAYER), (LAYER, b"")),
-    )  # fmt: skip
+    )
     header = frame.pack_header(described)
     annotations = replace(
         state.annotations,
@@ -317,10 +320,14 @@ def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State
         kept = _with_places(keep, made, placed)
         packed = pack_state(kept, frame.pack_header(kept.frame))
         entry = replace(
-            keep.entry, generation=keep.entry.generation or _digest(change, facts), place=0, packed=b"",
-            shape=None if kept.layout is None else kept.layout.shape, nbytes=len(packed),
+            keep.entry,
+            generation=keep.entry.generation or _digest(change, facts),
+            place=0,
+            packed=b"",
+            shape=None if kept.layout is None else kept.layout.shape,
+            nbytes=len(packed),
             digest=packed[-DIGEST_NBYTES:],
-        )  # fmt: skip
+        )
         if not is_sparse and kept.frame.nchunks:
             entry = replace(entry, place=placed.end + len(inside))
             inside += packed

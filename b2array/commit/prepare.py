@@ -51,10 +51,15 @@ def observe(change: ChangeSet, current: Snapshot | None, draft: Draft) -> Facts:
     """Find out what only the store and the staging area know."""
     store = draft.store
     return Facts(
-        url=draft.url, appendable=store.can.append, locks=store.can.lock, aside=draft.destination.aside,
-        header_room=draft.staging.header_room, unnoted=_file_sizes(store, unnoted(change, current)),
-        kept=_staying(change, current), salt=os.urandom(_SALT_NBYTES),
-    )  # fmt: skip
+        url=draft.url,
+        appendable=store.can.append,
+        locks=store.can.lock,
+        aside=draft.destination.aside,
+        header_room=draft.staging.header_room,
+        unnoted=_file_sizes(store, unnoted(change, current)),
+        kept=_staying(change, current),
+        salt=os.urandom(_SALT_NBYTES),
+    )
 
 
 def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...] | None:
@@ -105,20 +110,33 @@ def whole(draft: Draft, current: Snapshot) -> Draft:
     """Copy all chunks for a new file in the place of the old one; it is the same frame."""
     stay = ledger_of(current.state).without(draft.delta.drops).entries
     whole = copied(
-        draft.reader(), draft.store, FrameType.CONTIGUOUS, progress=draft.delta.compacts, replaces=current.version,
-        is_same=True, kept=[KeptState(*each) for each in zip(stay, kept_states(current, stay), strict=True)],
-    )  # fmt: skip
+        draft.reader(),
+        draft.store,
+        FrameType.CONTIGUOUS,
+        progress=draft.delta.compacts,
+        replaces=current.version,
+        is_same=True,
+        kept=[KeptState(*each) for each in zip(stay, kept_states(current, stay), strict=True)],
+    )
     for keep in draft.delta.keeps:
         whole.delta.keep(keep)
     return whole
 
 
 def copied(
-    source: Source, store: Store, frame_type: FrameType, *, overwrite: bool = False,
-    progress: Progress | None = None, lost: Collection[int] = (),
-    locked: bool = False, replaces: Version | None = None, is_same: bool = False, kept: Sequence[KeptState] = (),
+    source: Source,
+    store: Store,
+    frame_type: FrameType,
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    lost: Collection[int] = (),
+    locked: bool = False,
+    replaces: Version | None = None,
+    is_same: bool = False,
+    kept: Sequence[KeptState] = (),
     first: int = 0,
-) -> Draft:  # fmt: skip
+) -> Draft:
     """Return a draft of a new frame with the chunks of `source`, as they are stored, without the `lost` ones.
 
     With `is_same`, it is the same frame in another file. It keeps the `kept` states of the old one. In a sparse frame,

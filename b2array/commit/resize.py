@@ -27,8 +27,17 @@ from b2array.grid import assignment, selection
 from b2array.grid.layout import Layout
 
 __all__ = [
-    "Joint", "append", "check_joint", "delete", "fill_chunks", "insert", "joint", "positions", "read_box", "resize",
-]  # fmt: skip
+    "Joint",
+    "append",
+    "check_joint",
+    "delete",
+    "fill_chunks",
+    "insert",
+    "joint",
+    "positions",
+    "read_box",
+    "resize",
+]
 
 Array = npt.NDArray[Any]
 Positions = slice | npt.NDArray[np.int64]

@@ -121,9 +121,15 @@ class Staging:
     """
 
     def __init__(
-        self, store: Store, spool: Spool | None, first: int, *, transaction: Made | None = None,
-        slots: Callable[[int], int] | None = None, nslots: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        spool: Spool | None,
+        first: int,
+        *,
+        transaction: Made | None = None,
+        slots: Callable[[int], int] | None = None,
+        nslots: int = 0,
+    ) -> None:
         self.next = first
         self.made = Made(transaction)
         self._store = store

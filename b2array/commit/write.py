@@ -34,9 +34,13 @@ Slices = tuple[slice, ...]
 
 
 def write(
-    draft: Draft, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, values: Array,
+    draft: Draft,
+    layout: Layout,
+    positions: tuple[Positions, ...],
+    axes: Axes | None,
+    values: Array,
     fields: str | list[str] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Put the selected items into new chunks.
 
     `values` have one dimension for each factor of the selection, and are converted to the array's type block by block.
@@ -54,9 +58,14 @@ def write(
 
 
 def rewrite(
-    draft: Draft, layout: Layout, numbers: Iterable[int], produce: Callable[[Slices], Array],
-    made: Callable[[], object] = lambda: None, *, exact: bool = False,
-) -> None:  # fmt: skip
+    draft: Draft,
+    layout: Layout,
+    numbers: Iterable[int],
+    produce: Callable[[Slices], Array],
+    made: Callable[[], object] = lambda: None,
+    *,
+    exact: bool = False,
+) -> None:
     """Make whole chunks from scratch, a few at a time, and call `made` after each; `exact` ones are never rounded.
 
     Workers call `produce` with a box of the array, and it returns the items there.

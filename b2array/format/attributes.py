@@ -85,9 +85,12 @@ def decode_attrs(buf: Buffer) -> list[Any]:
     """
     hook = partial(_decode_ext, depth=1, strict=False)
     unpacker = msgpack.Unpacker(
-        list_hook=_decode_list, object_hook=_decode_dict, ext_hook=hook, strict_map_key=False,
+        list_hook=_decode_list,
+        object_hook=_decode_dict,
+        ext_hook=hook,
+        strict_map_key=False,
         max_buffer_size=max(1, len(buf)),
-    )  # fmt: skip
+    )
     unpacker.feed(buf)
     try:
         values = [_decode_time(value) for value in unpacker]

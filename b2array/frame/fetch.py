@@ -500,9 +500,12 @@ class _Chunk:
         if self.record_due:
             number = chunk_number(self.location.name)
             sums = checksums.verify_sums(
-                behind, head, head_bytes, number=-1 if number is None else number,
+                behind,
+                head,
+                head_bytes,
+                number=-1 if number is None else number,
                 crc=int(self.source.state.records[self.number]),
-            )  # fmt: skip
+            )
         heads = self.source.heads
         if len(heads) >= _MAX_HEADS:
             heads.clear()

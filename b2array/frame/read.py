@@ -35,8 +35,15 @@ from b2array.grid.partition import Axes, Part, Positions, put, take
 from b2array.grid.tiling import Step, Tiling, parts_of_chunks, tiling_of, tiling_of_points
 
 __all__ = [
-    "WINDOWS_UNDER_WAY", "WINDOW_CHUNKS", "WINDOW_NBYTES", "ChunkRead", "Reader", "prepare", "read", "read_item",
-]  # fmt: skip
+    "WINDOWS_UNDER_WAY",
+    "WINDOW_CHUNKS",
+    "WINDOW_NBYTES",
+    "ChunkRead",
+    "Reader",
+    "prepare",
+    "read",
+    "read_item",
+]
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -282,14 +289,19 @@ class Reader(NamedTuple):
 
     def decoded(
         self, number: int, blocks: Numbers, stored: Stored, reference: Bytes | None, *, narrow: bool, keep: bool
-    ) -> Tile:  # fmt: skip
+    ) -> Tile:
         """Decode blocks together; the cache may keep them."""
         nbytes = len(blocks) * self.layout.block_nbytes
         room = cache.blocks.room_for(len(blocks), nbytes) if keep else None
         tile = decode.decode_tile(
-            stored, blocks, scratch("blocks", nbytes, _MAX_SCRATCH) if room is None else room[1],
-            itemsize=self.layout.itemsize, narrow=narrow, context=self.context, reference=reference,
-        )  # fmt: skip
+            stored,
+            blocks,
+            scratch("blocks", nbytes, _MAX_SCRATCH) if room is None else room[1],
+            itemsize=self.layout.itemsize,
+            narrow=narrow,
+            context=self.context,
+            reference=reference,
+        )
         if room is not None:
             cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
         return tile

@@ -590,10 +590,18 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
             raise prefix_error(f"{held.url}: snapshot {entry.name!r}", _wrong_kind(state.frame.frame_type))
         found.append(
             Snapshot(
-                held.store, state, held.start, held.version, entry.generation.hex(), held.unique, at=entry,
-                again=held.again, member=held.member, index=held.index,
+                held.store,
+                state,
+                held.start,
+                held.version,
+                entry.generation.hex(),
+                held.unique,
+                at=entry,
+                again=held.again,
+                member=held.member,
+                index=held.index,
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -638,9 +646,16 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
 
 
 def _parse(
-    store: Store, name: str, start: int, data: memoryview, version: Version | None, unique: str = "",
-    end: Tail | None = None, *, bare: bool = False,
-) -> Snapshot:  # fmt: skip
+    store: Store,
+    name: str,
+    start: int,
+    data: memoryview,
+    version: Version | None,
+    unique: str = "",
+    end: Tail | None = None,
+    *,
+    bare: bool = False,
+) -> Snapshot:
     try:
         header_len = header_nbytes(data)
         if header_len > len(data):

@@ -263,9 +263,13 @@ def open_array(
 
 
 def _made(
-    url: Url, mode: AnyMode, shape: Shape | None, dtype: npt.DTypeLike, storage_options: Storage,
+    url: Url,
+    mode: AnyMode,
+    shape: Shape | None,
+    dtype: npt.DTypeLike,
+    storage_options: Storage,
     options: MemberKeywords,
-) -> NDArray | Group:  # fmt: skip
+) -> NDArray | Group:
     overwrite, place = mode == "w", group_of(url, storage_options)
     if shape is None and os.fsdecode(url).endswith(SUFFIXES):
         where = open_store(url, storage_options=storage_options).url

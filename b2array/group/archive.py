@@ -63,9 +63,11 @@ class Archive:
     """The members of a group in a zip archive, as they were when somebody first asked for them. For reading."""
 
     def __init__(
-        self, url: str | BinaryFile, storage_options: Mapping[str, Any],
+        self,
+        url: str | BinaryFile,
+        storage_options: Mapping[str, Any],
         known: tuple[Stamp, dict[str, _Entry], Members] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._options = dict(storage_options)
         self._known = known
         self.store: Store = open_store(url, storage_options=self._options)

@@ -57,9 +57,13 @@ class NewFrame(Protocol):
 
 
 def copy_of(
-    source: Handle, storage_options: Mapping[str, Any], *, keeps_layout: bool = False, snapshots: bool = True,
+    source: Handle,
+    storage_options: Mapping[str, Any],
+    *,
+    keeps_layout: bool = False,
+    snapshots: bool = True,
     earlier: Sequence[KeptState] = (),
-) -> NewFrame:  # fmt: skip
+) -> NewFrame:
     """Return what makes a new member as a copy of a frame, without compressing the chunks again.
 
     Unless it is to keep the layout, a copy from another kind of store gets the layout that is usual there. With
@@ -215,9 +219,10 @@ class Directory:
         if version is None or version != self._inner[0]:
             self._inner = version, embedded.members(self._embedding("r"))
         return {
-            name: path for name, path in self._inner[1].items()
+            name: path
+            for name, path in self._inner[1].items()
             if path not in manifest.log or self.state_of_embedded(path) != manifest.log[path].before
-        }  # fmt: skip
+        }
 
     def paths_of(self, names: Collection[str], manifest: Manifest) -> dict[str, str]:
         """Return the names of members by all paths that there are for these names, as the manifest leaves them.
@@ -314,8 +319,11 @@ class Directory:
         The caller holds the manifest's lock, and those of the members `locked`.
         """
         return apply.apply_log(
-            self.store_of, manifest.log, remove_embedded=self.remove_embedded, locked=locked,
-        )  # fmt: skip
+            self.store_of,
+            manifest.log,
+            remove_embedded=self.remove_embedded,
+            locked=locked,
+        )
 
     def apply_entry(self, path: str) -> None:
         """Give a member the frame that waits for it in another place: nobody else may write there.

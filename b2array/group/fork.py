@@ -210,9 +210,19 @@ def _said(source: Source) -> tuple[Any, ...]:
     """Return everything in a frame except the chunks and their places."""
     frame, notes = source.frame, source.state.annotations
     return (
-        frame.frame_type, frame.metalayers, frame.nbytes, frame.typesize, frame.chunksize, frame.blocksize,
-        frame.nchunks, source.state.cparams, source.state.attrs(), notes.fill, notes.dims, notes.dtype,
-    )  # fmt: skip
+        frame.frame_type,
+        frame.metalayers,
+        frame.nbytes,
+        frame.typesize,
+        frame.chunksize,
+        frame.blocksize,
+        frame.nchunks,
+        source.state.cparams,
+        source.state.attrs(),
+        notes.fill,
+        notes.dims,
+        notes.dtype,
+    )
 
 
 def _chunks(source: Source) -> Iterator[bytes | Special]:
@@ -242,9 +252,14 @@ class GroupFork(Changes):
     """
 
     def __init__(
-        self, forked: _Forked, name: bytes, opened: Mapping[str, Fork] = {}, new: Mapping[str, str] = {},
-        seen: Collection[str] = (), taken: Collection[bytes] = (),
-    ) -> None:  # fmt: skip
+        self,
+        forked: _Forked,
+        name: bytes,
+        opened: Mapping[str, Fork] = {},
+        new: Mapping[str, str] = {},
+        seen: Collection[str] = (),
+        taken: Collection[bytes] = (),
+    ) -> None:
         super().__init__(forked.directory)
         self.name = name
         self._forked = forked
@@ -345,7 +360,9 @@ class GroupFork(Changes):
         return made
 
     def remove(
-        self, members: Mapping[str, str], states: Mapping[str, str] = MappingProxyType({})  # noqa: ARG002
-    ) -> NoReturn:  # fmt: skip
+        self,
+        members: Mapping[str, str],
+        states: Mapping[str, str] = MappingProxyType({}),  # noqa: ARG002
+    ) -> NoReturn:
         """Refuse: a worker does not know who else needs these members."""
         raise ValueError(f"a fork of a group cannot delete or move {sorted(members)}: do that before you fork")

@@ -40,7 +40,7 @@ from b2array.frame.manifest import (
     is_embedded,
     retired_path,
     staged_path,
-)  # fmt: skip
+)
 from b2array.frame.snapshot import Snapshot, kept_states, ledger_in
 from b2array.frame.source import FRAME_NAME
 from b2array.group.directory import Directory, NewFrame, copy_of

@@ -222,7 +222,7 @@ def unpacked(url: str, storage_options: Mapping[str, Any], mode: str, *, resume:
 
 def _begun(
     path: str, work: str, storage_options: Mapping[str, Any], mode: str, begun: Version | None, *, resume: bool | None
-) -> Unpacked:  # fmt: skip
+) -> Unpacked:
     """Do what `unpacked` does, with this version of the archive. The caller holds the lock."""
     left = _left(work, begun)
     if left is None or mode == "w" or resume is False:

@@ -17,9 +17,15 @@ __all__ = ["AtomicFile", "place_beside", "require_free"]
 
 
 def require_free(
-    store: Store, kinds: Mapping[str, bytes], what: str, *, overwrite: bool, name: str = "",
-    never: Iterable[str] = (), alone: bool = False,
-) -> str | None:  # fmt: skip
+    store: Store,
+    kinds: Mapping[str, bytes],
+    what: str,
+    *,
+    overwrite: bool,
+    name: str = "",
+    never: Iterable[str] = (),
+    alone: bool = False,
+) -> str | None:
     """Return the name of the object that may be replaced, or None; FileExistsError if something must stay.
 
     `kinds` has the names of objects that may be replaced, and the first bytes of each; messages call them `what`.

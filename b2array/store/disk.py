@@ -20,9 +20,19 @@ from b2array.store.endings import TEMPORARY
 from b2array.store.forces import force_directory, sync_directory, then
 
 __all__ = [
-    "READ", "allocate", "exchange", "flush", "inherit", "make_directories", "read_into", "rename_exclusively",
-    "rename_to_free_name", "reserve", "swap", "sync_directory",
-]  # fmt: skip
+    "READ",
+    "allocate",
+    "exchange",
+    "flush",
+    "inherit",
+    "make_directories",
+    "read_into",
+    "rename_exclusively",
+    "rename_to_free_name",
+    "reserve",
+    "swap",
+    "sync_directory",
+]
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _FALLOC_FL_KEEP_SIZE = 1

@@ -419,8 +419,13 @@ class LocalStore(Store):
         return self._write(self._own_path(name), data, exclusive=False, expected=expected)
 
     def _write(
-        self, path: str, data: Buffer | Iterable[Buffer], *, exclusive: bool, expected: Version | None = None,
-    ) -> Stamp:  # fmt: skip
+        self,
+        path: str,
+        data: Buffer | Iterable[Buffer],
+        *,
+        exclusive: bool,
+        expected: Version | None = None,
+    ) -> Stamp:
         disk.make_directories(os.path.dirname(path))
         temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY}"
         # A file that replaces an older one must be on the disk first.

@@ -141,9 +141,11 @@ def _descriptor_of(path: str, flags: int) -> int:
         count = len(_all_open)
         if count < limit() // 2 or not allow(2 * limit()):
             raise OSError(
-                error.errno, f"{error.strerror} ({limit()} are allowed, of which {count} are locks: each member that a"
-                " commit changes needs one; `ulimit -n` allows more)", path,
-            ) from None  # fmt: skip
+                error.errno,
+                f"{error.strerror} ({limit()} are allowed, of which {count} are locks: each member that a"
+                " commit changes needs one; `ulimit -n` allows more)",
+                path,
+            ) from None
     return open_itself(path, flags)
 
 

@@ -23,9 +23,18 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|[Tt]he specified (bucket|container) does not exist")
 _BEYOND = re.compile(r"NotPartial|Wanted range starting at")
 _PROTOCOLS = {
-    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
-    "adl": "azure", "azure": "azure", "http": "http", "https": "http",
-}  # fmt: skip
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+    "adl": "azure",
+    "azure": "azure",
+    "http": "http",
+    "https": "http",
+}
 _LIMITS = {"s3": 5 * 2**30, "gcs": 5 * 2**40, "azure": 5000 * 2**20, "http": 0}
 
 

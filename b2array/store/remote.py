@@ -41,9 +41,18 @@ from b2array.store.secrets import leaks, redact, redact_url, secrets
 from b2array.store.spans import Span
 
 __all__ = [
-    "ABSENT", "CONNECTIONS", "CachingStore", "FsspecStore", "answer", "at_once", "bytes_range", "join", "patiently",
-    "stamp_of", "status_of",
-]  # fmt: skip
+    "ABSENT",
+    "CONNECTIONS",
+    "CachingStore",
+    "FsspecStore",
+    "answer",
+    "at_once",
+    "bytes_range",
+    "join",
+    "patiently",
+    "stamp_of",
+    "status_of",
+]
 
 _T = TypeVar("_T")
 _Get = Callable[[Any, str, int, int, Version | None], Awaitable[tuple[bytes, Stamp]]]

@@ -205,10 +205,11 @@ Extents = Annotated[Any, typer.Option(metavar="N,N,...", help="Extents in items.
 Access = Annotated[
     Any,
     typer.Option(
-        metavar="KIND", help="Choose chunks and blocks for: balanced (every direction), planes, series or boxes.",
+        metavar="KIND",
+        help="Choose chunks and blocks for: balanced (every direction), planes, series or boxes.",
         parser=one_of(*get_args(chunking.Access)),
     ),
-]  # fmt: skip
+]
 Layout = Annotated[
     Any,
     typer.Option(

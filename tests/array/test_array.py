@@ -222,14 +222,55 @@ def test_fields_written_by_two_handles_are_both_there(tmp_path):
 # Values.
 
 VALUES = [
-    1, True, 2**40, -1, 1.5, math.nan, math.inf, 1j, "abc", "12", b"7", None, np.float64(3.7), np.float64("nan"),
-    np.int8(-1), np.array(5), np.array([1]), [1], [1, 2, 3], [[1, 2, 3]], [[1], [2]], ["1", "2", "3"], [2**40, 1, 1],
-    np.arange(3) * 2.5, np.array(["1", "2", "3"]), np.array(["a", "b", "c"]), np.array([1, "2", 3.5], object),
-    np.datetime64("2020-01-01"), np.array(["2020-01-01"] * 3, "M8[D]"), "2020-01-01", np.array([1, 2, 3], "m8[s]"),
-    (1, 2.5), [(1, 2.5)] * 3, np.array([(1, 2.5)] * 3, "i8,f4"), {}, range(3), memoryview(b"abc"), [], np.zeros(0),
-    np.zeros((1, 1, 3)), "nan", object(), [[1, 2], [3]], np.complex64(1 + 2j), np.arange(3) + 1j,
-    [np.array(1), 2, 3], 10**30, bytearray(b"xy"),
-]  # fmt: skip
+    1,
+    True,
+    2**40,
+    -1,
+    1.5,
+    math.nan,
+    math.inf,
+    1j,
+    "abc",
+    "12",
+    b"7",
+    None,
+    np.float64(3.7),
+    np.float64("nan"),
+    np.int8(-1),
+    np.array(5),
+    np.array([1]),
+    [1],
+    [1, 2, 3],
+    [[1, 2, 3]],
+    [[1], [2]],
+    ["1", "2", "3"],
+    [2**40, 1, 1],
+    np.arange(3) * 2.5,
+    np.array(["1", "2", "3"]),
+    np.array(["a", "b", "c"]),
+    np.array([1, "2", 3.5], object),
+    np.datetime64("2020-01-01"),
+    np.array(["2020-01-01"] * 3, "M8[D]"),
+    "2020-01-01",
+    np.array([1, 2, 3], "m8[s]"),
+    (1, 2.5),
+    [(1, 2.5)] * 3,
+    np.array([(1, 2.5)] * 3, "i8,f4"),
+    {},
+    range(3),
+    memoryview(b"abc"),
+    [],
+    np.zeros(0),
+    np.zeros((1, 1, 3)),
+    "nan",
+    object(),
+    [[1, 2], [3]],
+    np.complex64(1 + 2j),
+    np.arange(3) + 1j,
+    [np.array(1), 2, 3],
+    10**30,
+    bytearray(b"xy"),
+]
 
 
 @pytest.mark.crossed
@@ -559,12 +600,22 @@ def test_a_handle_for_reading_refuses_to_write(tmp_path):
 def test_attributes_are_what_was_assigned():
     array = b2array.zeros(3, attrs={"units": "m"})
     given = {
-        "none": None, "flag": True, "count": 2**60, "step": 0.1, "z": 1 - 2j, "text": "ä", "raw": b"\0\1",
-        "list": [1, [2.5]], "pair": (1, ("a",)), "set": {1, 2}, "map": {"k": [None]},
+        "none": None,
+        "flag": True,
+        "count": 2**60,
+        "step": 0.1,
+        "z": 1 - 2j,
+        "text": "ä",
+        "raw": b"\0\1",
+        "list": [1, [2.5]],
+        "pair": (1, ("a",)),
+        "set": {1, 2},
+        "map": {"k": [None]},
         "array": np.arange(6, dtype=">i2").reshape(2, 3),
-        "records": np.zeros(2, RECORD), "scalar": np.float32(2.5),
+        "records": np.zeros(2, RECORD),
+        "scalar": np.float32(2.5),
         "a name that is much longer than thirty-one bytes": 1,
-    }  # fmt: skip
+    }
     for name, value in given.items():
         array.attrs[name] = value
     found = b2array.from_bytes(array.to_bytes()).attrs

@@ -84,8 +84,10 @@ def test_items_are_read_into_memory_that_is_there(tmp_path: Path) -> None:
     row = np.empty((2, 20))[1]
     assert np.array_equal(a.read_direct(row, 9), x[9])
     for wrong, error in (
-        (np.empty((10, 21)), ValueError), (np.empty((20, 10)).T, ValueError), (np.empty((10, 20), "f4"), TypeError),
-    ):  # fmt: skip
+        (np.empty((10, 21)), ValueError),
+        (np.empty((20, 10)).T, ValueError),
+        (np.empty((10, 20), "f4"), TypeError),
+    ):
         with pytest.raises(error, match="out must be"):
             a.read_direct(wrong)
 
@@ -111,10 +113,14 @@ def test_a_super_chunk_has_items_and_chunks() -> None:
     assert SChunk.from_bytes(theirs.to_cframe())[:] == x.tobytes()
 
 
-@pytest.mark.parametrize(("value", "special"), [
-    (0, blosc2.SpecialValue.ZERO), (np.float32(1.5), blosc2.SpecialValue.VALUE),
-    (np.float32("nan"), blosc2.SpecialValue.NAN),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "special"),
+    [
+        (0, blosc2.SpecialValue.ZERO),
+        (np.float32(1.5), blosc2.SpecialValue.VALUE),
+        (np.float32("nan"), blosc2.SpecialValue.NAN),
+    ],
+)
 def test_a_super_chunk_is_filled_with_one_value(value: Any, special: Any) -> None:
     held = b2array.create_schunk(chunksize=400, typesize=4)
     theirs = blosc2.SChunk(chunksize=400, cparams={"typesize": 4})

@@ -171,9 +171,17 @@ def test_what_has_labels_or_a_graph_is_read_whole() -> None:
 
 def annotated(url: Path) -> b2array.NDArray:
     a = b2array.create(
-        url, (60, 50), "i4", chunks=(20, 25), blocks=(10, 5), fill_value=7, dims=("x", "y"), attrs={"unit": "m"},
-        meta={"made": "here"}, cparams=b2array.CParams(codec="lz4", clevel=3),
-    )  # fmt: skip
+        url,
+        (60, 50),
+        "i4",
+        chunks=(20, 25),
+        blocks=(10, 5),
+        fill_value=7,
+        dims=("x", "y"),
+        attrs={"unit": "m"},
+        meta={"made": "here"},
+        cparams=b2array.CParams(codec="lz4", clevel=3),
+    )
     a[3:40] = np.arange(50)
     return a
 

@@ -35,13 +35,26 @@ def offsets(array):
 @pytest.mark.parametrize(
     ("dtype", "fill", "special"),
     [
-        ("f8", 0, Special.ZEROS), ("f8", np.nan, Special.NAN), ("f4", np.nan, Special.NAN), ("f8", -0.0, None),
-        (">f8", np.nan, None), ("f2", np.nan, None), ("f8", -np.nan, None), ("i4", 7, None), ("i4", 0, Special.ZEROS),
-        ("?", False, Special.ZEROS), ("S3", b"", Special.ZEROS), ("S3", b"ab", None), ("U2", 0, Special.ZEROS),
-        ("V300", b"x" * 300, None), ([("x", "i4"), ("y", "f8")], (1, 2.5), None),
-        ([("x", "i4"), ("y", "f8")], 0, Special.ZEROS), ("M8[D]", np.datetime64("NaT", "D"), None), ("c16", 1j, None),
+        ("f8", 0, Special.ZEROS),
+        ("f8", np.nan, Special.NAN),
+        ("f4", np.nan, Special.NAN),
+        ("f8", -0.0, None),
+        (">f8", np.nan, None),
+        ("f2", np.nan, None),
+        ("f8", -np.nan, None),
+        ("i4", 7, None),
+        ("i4", 0, Special.ZEROS),
+        ("?", False, Special.ZEROS),
+        ("S3", b"", Special.ZEROS),
+        ("S3", b"ab", None),
+        ("U2", 0, Special.ZEROS),
+        ("V300", b"x" * 300, None),
+        ([("x", "i4"), ("y", "f8")], (1, 2.5), None),
+        ([("x", "i4"), ("y", "f8")], 0, Special.ZEROS),
+        ("M8[D]", np.datetime64("NaT", "D"), None),
+        ("c16", 1j, None),
     ],
-)  # fmt: skip
+)
 def test_special_values_take_no_room_and_others_one_small_chunk_each(tmp_path, layout, dtype, fill, special):
     array = b2array.create(
         tmp_path / "a.b2nd", (5, 4), dtype, chunks=(2, 4), blocks=(1, 2), fill_value=fill, layout=layout
@@ -139,21 +152,35 @@ def test_an_array_is_returned_as_it_is_if_nothing_else_is_asked_for():
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"shape": -1}, ValueError), ({"shape": (1,) * 17}, ValueError), ({"shape": 1.5}, TypeError),
-        ({"shape": "a"}, TypeError), ({"dtype": object}, TypeError), ({"dtype": [("x", object)]}, TypeError),
-        ({"dtype": "no type"}, TypeError), ({"chunks": (3, 3)}, ValueError), ({"chunks": 0}, ValueError),
-        ({"blocks": -2}, ValueError), ({"fill_value": "text"}, ValueError), ({"dims": "x"}, TypeError),
-        ({"dims": ["x", "y"]}, ValueError), ({"dims": [3]}, TypeError), ({"attrs": {"x": object()}}, TypeError),
-        ({"attrs": {1: 2}}, TypeError), ({"meta": {"x" * 40: 1}}, LimitError), ({"meta": {"b2o": 1}}, ValueError),
-        ({"meta": {3: 1}}, TypeError), ({"meta": {f"{n}": n for n in range(17)}}, LimitError),
-        ({"layout": "dense"}, ValueError), ({"shape": 2**50, "chunks": 1}, LimitError),
+        ({"shape": -1}, ValueError),
+        ({"shape": (1,) * 17}, ValueError),
+        ({"shape": 1.5}, TypeError),
+        ({"shape": "a"}, TypeError),
+        ({"dtype": object}, TypeError),
+        ({"dtype": [("x", object)]}, TypeError),
+        ({"dtype": "no type"}, TypeError),
+        ({"chunks": (3, 3)}, ValueError),
+        ({"chunks": 0}, ValueError),
+        ({"blocks": -2}, ValueError),
+        ({"fill_value": "text"}, ValueError),
+        ({"dims": "x"}, TypeError),
+        ({"dims": ["x", "y"]}, ValueError),
+        ({"dims": [3]}, TypeError),
+        ({"attrs": {"x": object()}}, TypeError),
+        ({"attrs": {1: 2}}, TypeError),
+        ({"meta": {"x" * 40: 1}}, LimitError),
+        ({"meta": {"b2o": 1}}, ValueError),
+        ({"meta": {3: 1}}, TypeError),
+        ({"meta": {f"{n}": n for n in range(17)}}, LimitError),
+        ({"layout": "dense"}, ValueError),
+        ({"shape": 2**50, "chunks": 1}, LimitError),
         ({"shape": 100, "blocks": 5, "cparams": b2array.CParams(filters=("delta",))}, UnsupportedError),
         ({"cparams": b2array.CParams("lz4", use_dict=True)}, UnsupportedError),
         ({"cparams": b2array.CParams("zstd", use_dict=True)}, UnsupportedError),
         ({"dtype": "S128", "cparams": b2array.CParams(filters=("bytedelta",))}, UnsupportedError),
         ({"unknown": 1}, TypeError),
     ],
-)  # fmt: skip
+)
 @LAYOUTS
 def test_what_is_refused_leaves_nothing(tmp_path, layout, options, error):
     with pytest.raises(error):
@@ -424,11 +451,15 @@ def test_a_word_for_the_access_chooses_shapes_for_all_that_makes_arrays(access):
     x = np.ones(shape, "f4")
     thin = b2array.asarray(x, access="planes")
     arrays = [
-        b2array.create(shape=shape, dtype="f4", access=access), b2array.zeros(shape, "f4", access=access),
-        b2array.asarray(x, access=access), b2array.zeros_like(thin, access=access), b2array.copy(thin, access=access),
-        thin.copy(access=access), thin.view[:].copy(access=access),
+        b2array.create(shape=shape, dtype="f4", access=access),
+        b2array.zeros(shape, "f4", access=access),
+        b2array.asarray(x, access=access),
+        b2array.zeros_like(thin, access=access),
+        b2array.copy(thin, access=access),
+        thin.copy(access=access),
+        thin.view[:].copy(access=access),
         b2array.from_dask(da.ones(shape, dtype="f4", chunks=-1), access=access, scheduler="synchronous"),
-    ]  # fmt: skip
+    ]
     for a in arrays[:-1]:
         assert (a.chunks, a.blocks) == chosen
     assert arrays[-1].chunks == chosen[0]

@@ -57,8 +57,10 @@ def test_both_libraries_see_the_same(tmp_path, layout):
 def test_each_change_is_a_commit(array):
     states = [array.generation]
     for change in (
-        lambda: array.attrs.update(x=1), lambda: array.attrs.update(x=2), lambda: array.attrs.pop("x"),
-    ):  # fmt: skip
+        lambda: array.attrs.update(x=1),
+        lambda: array.attrs.update(x=2),
+        lambda: array.attrs.pop("x"),
+    ):
         change()
         states.append(array.generation)
     assert len(set(states)) == 4

@@ -247,8 +247,9 @@ def test_places_are_swapped_in_steps_where_the_system_has_no_call_for_it(tmp_pat
     monkeypatch.setattr(disk, "_RENAME_EXCHANGE", -1)
     test_overwriting_replaces_the_other_layout_and_leaves_nothing_of_it(
         (str(tmp_path / "a.b2nd"), {}, lambda: sorted(path.name for path in tmp_path.rglob("*") if path.is_file())),
-        layout, "asarray",
-    )  # fmt: skip
+        layout,
+        "asarray",
+    )
 
 
 @pytest.mark.parametrize("layout", OTHER)
@@ -330,9 +331,10 @@ def test_a_killed_writer_leaves_a_place_that_is_found_and_removed(tmp_path, layo
 
 def test_the_layout_follows_the_url(tmp_path):
     cases = {
-        str(tmp_path / "a"): FrameType.CONTIGUOUS, f"{tmp_path}/b/": FrameType.SPARSE,
+        str(tmp_path / "a"): FrameType.CONTIGUOUS,
+        f"{tmp_path}/b/": FrameType.SPARSE,
         "memory://here/c": FrameType.SPARSE,
-    }  # fmt: skip
+    }
     for url, expected in cases.items():
         assert place_new(url, "auto", None, overwrite=False).kind == expected
     place = place_new(None, "auto", None, overwrite=False)

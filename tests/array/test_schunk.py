@@ -257,9 +257,13 @@ def test_numbers_of_chunks_are_integers(n):
     held = made(count=2)
     before = held.generation
     for use in (
-        held.decompress_chunk, held.get_chunk, held.lazy_chunk, held.delete_chunk,
-        lambda n: held.update_data(n, bytes(100)), lambda n: held.insert_data(n, bytes(100)),
-    ):  # fmt: skip
+        held.decompress_chunk,
+        held.get_chunk,
+        held.lazy_chunk,
+        held.delete_chunk,
+        lambda n: held.update_data(n, bytes(100)),
+        lambda n: held.insert_data(n, bytes(100)),
+    ):
         with pytest.raises(TypeError, match="interpreted as an integer"):
             use(n)
     assert held.generation == before
@@ -282,9 +286,13 @@ def test_a_handle_for_reading_changes_nothing(tmp_path):
     made(tmp_path / "a.b2frame")
     held = b2array.open_schunk(tmp_path / "a.b2frame")
     for change in (
-        lambda: held.append_data(b"1234"), lambda: held.delete_chunk(0), lambda: held.reorder([3, 2, 1, 0]),
-        lambda: held.vlmeta.update(x=1), lambda: held.transaction().__enter__(), held.repack,
-    ):  # fmt: skip
+        lambda: held.append_data(b"1234"),
+        lambda: held.delete_chunk(0),
+        lambda: held.reorder([3, 2, 1, 0]),
+        lambda: held.vlmeta.update(x=1),
+        lambda: held.transaction().__enter__(),
+        held.repack,
+    ):
         with pytest.raises(ReadOnlyError, match=r"mode='r\+'"):
             change()
 
@@ -507,8 +515,13 @@ def test_a_closed_handle_works_again(tmp_path):
 def test_a_handle_says_what_it_is(tmp_path):
     held = made(tmp_path / "a.b2frame", meta={"m": [1, 2], "raw": b"\xc1"})
     assert (len(held), held.nchunks, held.nbytes, held.typesize, held.chunksize, held.blocksize) == (
-        4, 4, 1600, 4, 400, 80
-    )  # fmt: skip
+        4,
+        4,
+        1600,
+        4,
+        400,
+        80,
+    )
     assert dict(held.meta) == {"m": [1, 2], "raw": b"\xc1"}
     assert held.cratio == held.nbytes / held.cbytes
     assert made(count=0).cratio == 0

@@ -480,8 +480,9 @@ def test_copies_have_the_snapshots(a, tmp_path, layout, change):
         assert (copy[...] == a[...]).all()
         assert dict(copy.attrs) == {"t": 2, "new": 1}
         assert [(each.name, each.message, each.attrs, each.shape) for each in copy.snapshots] == [
-            ("one", "the first", {"n": 1}, (40, 50)), ("two", "", {}, (50, 20)),
-        ]  # fmt: skip
+            ("one", "the first", {"n": 1}, (40, 50)),
+            ("two", "", {}, (50, 20)),
+        ]
         one, two = at(url, "one"), at(url, "two")
         assert (one[...] == X).all()
         assert (dict(one.attrs), one.dims) == ({"t": 1}, ("y", "x"))
@@ -997,9 +998,11 @@ class MemoryHistories(Histories):
 
 for machine in (Histories, SparseHistories, MemoryHistories):
     machine.TestCase.settings = settings(
-        max_examples=examples(12), stateful_step_count=15, deadline=None,
+        max_examples=examples(12),
+        stateful_step_count=15,
+        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    )  # fmt: skip
+    )
 
 TestContiguous = Histories.TestCase
 TestSparse = SparseHistories.TestCase

@@ -44,10 +44,11 @@ def test_chunks_say_which_function_takes_them(pack):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "found an empty file"), (b"nothing like it", "found text"),
+        (b"", "found an empty file"),
+        (b"nothing like it", "found text"),
         (b2array.create_schunk(chunksize=8).to_bytes(), "found a plain super-chunk"),
     ],
-)  # fmt: skip
+)
 def test_other_bytes_are_told(content, message):
     with pytest.raises(FormatError, match=message):
         b2array.from_bytes(content)

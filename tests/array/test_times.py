@@ -15,8 +15,10 @@ from b2array.array.times import name_of
 
 def taken(*when: str) -> SimpleNamespace:
     """Return something with snapshots of these times, named by numbers."""
-    infos = [SimpleNamespace(name=str(n), time=datetime.fromisoformat(text).replace(tzinfo=UTC)) for n, text in
-             enumerate(when)]  # fmt: skip
+    infos = [
+        SimpleNamespace(name=str(n), time=datetime.fromisoformat(text).replace(tzinfo=UTC))
+        for n, text in enumerate(when)
+    ]
     return SimpleNamespace(url="x.b2nd", snapshots=infos)
 
 

@@ -431,9 +431,16 @@ def test_an_existing_file_needs_overwrite(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"checksum": "crc64"}, {"chunk_size": 0}, {"chunk_size": 7}, {"chunk_size": 2**31}, {"version": 1},
-     {"max_app_chunks": -1}, {"metadata": {"shape": 3}}],
-)  # fmt: skip
+    [
+        {"checksum": "crc64"},
+        {"chunk_size": 0},
+        {"chunk_size": 7},
+        {"chunk_size": 2**31},
+        {"version": 1},
+        {"max_app_chunks": -1},
+        {"metadata": {"shape": 3}},
+    ],
+)
 def test_impossible_parameters_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must be|themselves"):
         bloscpack.pack(np.arange(10), tmp_path / "x.blp", **options)
@@ -442,9 +449,13 @@ def test_impossible_parameters_are_refused(options: dict[str, Any], tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
-    [((3,), {"order": "A"}, "order C or F"), ((1,) * 65, {}, "64 extents"),
-     ((3,), {"checksum": False}, "must be one of"), (None, {"metadata": {"container": "numpy"}}, "dtype")],
-)  # fmt: skip
+    [
+        ((3,), {"order": "A"}, "order C or F"),
+        ((1,) * 65, {}, "64 extents"),
+        ((3,), {"checksum": False}, "must be one of"),
+        (None, {"metadata": {"container": "numpy"}}, "dtype"),
+    ],
+)
 def test_what_no_reader_would_understand_is_not_written(
     shape: tuple[int, ...] | None, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
@@ -570,8 +581,9 @@ def test_a_file_whose_table_gets_another_size_is_complete_and_alone(
     path = tmp_path / "x.blp"
     path.write_bytes(bloscpack.pack(b"before"))
     for overwrite in (False, True):
-        writer = bloscpack.create(path if overwrite else tmp_path / "new.blp", chunk_size=16, version=version,
-                                  overwrite=overwrite)  # fmt: skip
+        writer = bloscpack.create(
+            path if overwrite else tmp_path / "new.blp", chunk_size=16, version=version, overwrite=overwrite
+        )
         with writer:
             writer.write(data)
     assert {found.name for found in tmp_path.iterdir()} == {"x.blp", "new.blp"}

@@ -325,9 +325,11 @@ def test_streams_of_every_kind_decode_and_stock_agrees():
             nstreams = len(blocks[0])
             buf = make_chunk(
                 [b"".join(streams[kind] for kind in block) for block in blocks],
-                typesize=nstreams, nbytes=400, blocksize=200 * nstreams,
+                typesize=nstreams,
+                nbytes=400,
+                blocksize=200 * nstreams,
                 flags=spec.FLAG_EXTENDED | CodecFormat.LZ4 << 5 | (nstreams == 1) * spec.FLAG_UNSPLIT,
-            )  # fmt: skip
+            )
             assert decoded(buf) == b"".join(kinds)
             assert blosc2.decompress2(buf) == b"".join(kinds)
 
@@ -698,15 +700,16 @@ MUTATED = {
         SAMPLE[:2040], typesize=255, blocksize=510, cparams=CParams("zstd", splitmode="always")
     ),
     "dictionary": encoder.encode(
-        b"".join(b"line %d of some text\n" % i for i in range(250)), blocksize=200,
-        cparams=CParams("zstd", filters=(), use_dict=True)
+        b"".join(b"line %d of some text\n" % i for i in range(250)),
+        blocksize=200,
+        cparams=CParams("zstd", filters=(), use_dict=True),
     ),
     "VL": vl_chunk([block[:200] for block in VL_BLOCKS], typesize=4, cparams=CParams("lz4")),
     "raw": encoder.encode(SAMPLE[:200], typesize=4, blocksize=64, cparams=CParams(clevel=0)),
     "value": encoder.special_chunk(b"abcd", 400, typesize=4, blocksize=40),
     "NaN": encoder.special_chunk(Special.NAN, 400, typesize=4, blocksize=40),
     "Blosc1": blosc.compress(np.frombuffer(SAMPLE[:2000], "i4"), b"lz4", 5, blosc.SHUFFLE, 512),
-}  # fmt: skip
+}
 
 
 def survives(buf):

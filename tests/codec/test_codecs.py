@@ -194,9 +194,14 @@ def test_stock_decodes_our_dictionaries():
         plain = ChunkHeader.unpack(stock_chunk(codec, payload, 2048))
         start = HEADER_LEN + 8 + len(dictionary)
         header = ChunkHeader(
-            typesize=1, nbytes=2048, blocksize=2048, cbytes=start + 4 + len(payload), flags=plain.flags,
-            udcodec=codec, blosc2_flags=1,
-        )  # fmt: skip
+            typesize=1,
+            nbytes=2048,
+            blocksize=2048,
+            cbytes=start + 4 + len(payload),
+            flags=plain.flags,
+            udcodec=codec,
+            blosc2_flags=1,
+        )
         head = struct.pack("<2i", start, len(dictionary)) + dictionary
         chunk = header.pack() + head + struct.pack("<i", len(payload)) + payload
         assert blosc2.decompress2(chunk) == blocks[7].tobytes()

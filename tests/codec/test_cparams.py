@@ -47,18 +47,31 @@ def test_one_filter_may_be_given_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "error"),
     [
-        ("codec", "gzip", ValueError), ("codec", 133, ValueError), ("codec", None, TypeError),
+        ("codec", "gzip", ValueError),
+        ("codec", 133, ValueError),
+        ("codec", None, TypeError),
         ("clevel", 10, ValueError),
-        ("clevel", -2, ValueError), ("codec_meta", 256, ValueError), ("splitmode", "sometimes", ValueError),
-        ("filters", ("shuffle",) * 7, ValueError), ("filters", ("sort",), ValueError), ("filters", (None,), TypeError),
-        ("filters_meta", (1, 2), ValueError), ("filters_meta", (256,), ValueError),
+        ("clevel", -2, ValueError),
+        ("codec_meta", 256, ValueError),
+        ("splitmode", "sometimes", ValueError),
+        ("filters", ("shuffle",) * 7, ValueError),
+        ("filters", ("sort",), ValueError),
+        ("filters", (None,), TypeError),
+        ("filters_meta", (1, 2), ValueError),
+        ("filters_meta", (256,), ValueError),
         ("filters_meta", (-129,), ValueError),
-        ("nthreads", -1, ValueError), ("nthreads", 2**15, ValueError),
-        ("clevel", 2.5, TypeError), ("clevel", "5", TypeError), ("codec_meta", 1.5, TypeError),
-        ("nthreads", 2.0, TypeError), ("filters_meta", (1.5,), TypeError), ("use_dict", "no", TypeError),
-        ("filters", "s", ValueError), ("filters_meta", "4", TypeError),
+        ("nthreads", -1, ValueError),
+        ("nthreads", 2**15, ValueError),
+        ("clevel", 2.5, TypeError),
+        ("clevel", "5", TypeError),
+        ("codec_meta", 1.5, TypeError),
+        ("nthreads", 2.0, TypeError),
+        ("filters_meta", (1.5,), TypeError),
+        ("use_dict", "no", TypeError),
+        ("filters", "s", ValueError),
+        ("filters_meta", "4", TypeError),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_meant_is_refused(field: str, value: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         CParams(**{field: value})
@@ -156,10 +169,16 @@ def test_blocks_are_split_where_stock_splits_them(codec: str, name: str | None) 
         for items in (8, 31, 32, 200):
             data = np.arange(items * 3 * typesize, dtype="u4").astype("u1") // 3
             made = blosc2.compress2(
-                data.tobytes(), typesize=typesize, blocksize=items * typesize, codec=blosc2.Codec(params.codec_id),
-                clevel=clevel, filters=[blosc2.Filter(fid) for fid in params.filter_slots if fid],
-                filters_meta=[0] * len(filters_used), splitmode=STOCK_SPLITMODES[splitmode], nthreads=1,
-            )  # fmt: skip
+                data.tobytes(),
+                typesize=typesize,
+                blocksize=items * typesize,
+                codec=blosc2.Codec(params.codec_id),
+                clevel=clevel,
+                filters=[blosc2.Filter(fid) for fid in params.filter_slots if fid],
+                filters_meta=[0] * len(filters_used),
+                splitmode=STOCK_SPLITMODES[splitmode],
+                nthreads=1,
+            )
             header = ChunkHeader.unpack(made)
             if header.has_streams and typesize > 1 and header.blocksize == items * typesize:
                 assert params.splits(typesize, header.blocksize) == (header.nstreams > 1), (splitmode, clevel, typesize)
@@ -187,11 +206,14 @@ def test_parameters_may_be_a_name_or_what_python_blosc2_takes() -> None:
     a, b = CParams("lz4"), CParams("lz4", clevel=1, filters=("bitshuffle",))
     kept = [blosc2.Filter.TRUNC_PREC, blosc2.Filter.NOFILTER, blosc2.Filter.SHUFFLE]
     for given, expected in (
-        ("lz4", a), ({"codec": "lz4"}, a), (theirs, b), ({}, CParams()),
+        ("lz4", a),
+        ({"codec": "lz4"}, a),
+        (theirs, b),
+        ({}, CParams()),
         (blosc2.CParams(codec=blosc2.Codec.LZ4, nthreads=1), shuffled),
         ({"filters": kept, "filters_meta": [10, 0, 0]}, CParams(filters=("trunc_prec", "shuffle"), filters_meta=(10,))),
         ({"splitmode": blosc2.SplitMode.NEVER_SPLIT, "use_dict": 0}, CParams(splitmode="never")),
-    ):  # fmt: skip
+    ):
         assert b2array.zeros(3, cparams=given).cparams == expected, given
         assert b2array.create_schunk(chunksize=8, typesize=8, cparams=given).cparams == expected
         assert b2array.copy(b2array.zeros(3), cparams=given).cparams == expected

@@ -48,9 +48,13 @@ def slices(draw, extent):
 
 
 @given(
-    st.data(), datas, st.sampled_from(CODECS), st.sampled_from(SPLITMODES), st.sampled_from(PIPELINES),
+    st.data(),
+    datas,
+    st.sampled_from(CODECS),
+    st.sampled_from(SPLITMODES),
+    st.sampled_from(PIPELINES),
     st.sampled_from([1, 2, 4, 8, 12, 16, 24]),
-)  # fmt: skip
+)
 @settings(max_examples=examples(300), deadline=None)
 def test_parts_of_blocks_are_parts_of_the_whole(draw, data, codec, splitmode, pipeline, itemsize):
     nbytes = NBLOCKS * int(np.prod(BLOCKS)) * itemsize

@@ -213,9 +213,12 @@ def test_the_environment_has_no_say(name: str, monkeypatch: pytest.MonkeyPatch) 
     data, params = sine(20_000).tobytes(), CParams("lz4")
     expected = encode.encode(data, typesize=8, cparams=params)
     values: dict[str, Any] = {
-        "BLOSC_CLEVEL": "0", "BLOSC_COMPRESSOR": "zstd", "BLOSC_SHUFFLE": "NOSHUFFLE", "BLOSC_BLOCKSIZE": "256",
+        "BLOSC_CLEVEL": "0",
+        "BLOSC_COMPRESSOR": "zstd",
+        "BLOSC_SHUFFLE": "NOSHUFFLE",
+        "BLOSC_BLOCKSIZE": "256",
         "BLOSC_SPLITMODE": "NEVER",
-    }  # fmt: skip
+    }
     monkeypatch.setenv(name, values[name])
     assert encode.encode(data, typesize=8, cparams=params) == expected
     assert decode.decode(expected).tobytes() == data

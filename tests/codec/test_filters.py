@@ -108,10 +108,15 @@ def stock_decoded(line, blocks, nbytes):
     payloads = [p if len(p) < len(b) else b.tobytes() for p, b in zip(payloads, blocks, strict=True)]
     starts = np.cumsum([HEADER_LEN + 4 * len(blocks), *(4 + len(payload) for payload in payloads)])
     header = ChunkHeader(
-        typesize=line.typesize, nbytes=nbytes, blocksize=len(blocks[0]), cbytes=int(starts[-1]),
-        flags=FLAG_EXTENDED | FLAG_UNSPLIT | CodecFormat.ZLIB << 5, udcodec=CodecId.ZLIB,
-        filters=line.filters, filters_meta=line.metas,
-    )  # fmt: skip
+        typesize=line.typesize,
+        nbytes=nbytes,
+        blocksize=len(blocks[0]),
+        cbytes=int(starts[-1]),
+        flags=FLAG_EXTENDED | FLAG_UNSPLIT | CodecFormat.ZLIB << 5,
+        udcodec=CodecId.ZLIB,
+        filters=line.filters,
+        filters_meta=line.metas,
+    )
     body = b"".join(struct.pack("<i", len(payload)) + payload for payload in payloads)
     # With several threads, stock decodes later blocks before its reference is whole, if DELTA is not the first filter.
     return blosc2.decompress2(header.pack() + starts[:-1].astype("<i4").tobytes() + body, nthreads=1)
@@ -185,10 +190,20 @@ def test_read_only_and_strided_blocks_are_taken():
     np.testing.assert_array_equal(backward(line, filtered, first=True), blocks)
 
 
-STOCK_PIPELINES = st.sampled_from([
-    [SHUFFLE], [BITSHUFFLE], [SHUFFLE, BITSHUFFLE], [(SHUFFLE, 2)], [(SHUFFLE, 5)], [(SHUFFLE, 255)],
-    [SHUFFLE, (BYTEDELTA, 4)], [(BYTEDELTA, 1)], [(BYTEDELTA, 3)], [(BYTEDELTA, 200)],
-])  # fmt: skip
+STOCK_PIPELINES = st.sampled_from(
+    [
+        [SHUFFLE],
+        [BITSHUFFLE],
+        [SHUFFLE, BITSHUFFLE],
+        [(SHUFFLE, 2)],
+        [(SHUFFLE, 5)],
+        [(SHUFFLE, 255)],
+        [SHUFFLE, (BYTEDELTA, 4)],
+        [(BYTEDELTA, 1)],
+        [(BYTEDELTA, 3)],
+        [(BYTEDELTA, 200)],
+    ]
+)
 # Stock Blosc2 loses the bytes behind the last full word with these.
 STOCK_WORD_PIPELINES = st.sampled_from(
     [[DELTA], [DELTA, SHUFFLE], [SHUFFLE, DELTA], [DELTA, BITSHUFFLE], [BITSHUFFLE, DELTA]]
@@ -487,9 +502,11 @@ def test_cells_are_written_as_stock_writes_them(shape, edge, dtype):
     assume(edge ** len(shape) <= np.prod(shape))
     values = np.random.default_rng(0).integers(0, 99, shape).astype(dtype)
     stock = blosc2.asarray(
-        values, chunks=shape, blocks=shape,
+        values,
+        chunks=shape,
+        blocks=shape,
         cparams={"filters": [blosc2.Filter.NDCELL], "filters_meta": [edge], **STOCK_ZLIB},
-    )  # fmt: skip
+    )
     ours = b2array.asarray(
         values, chunks=shape, blocks=shape, cparams=CParams("zlib", filters=(32,), filters_meta=(edge,))
     )
@@ -505,11 +522,19 @@ def test_cells_are_written_as_stock_writes_them(shape, edge, dtype):
 @pytest.mark.parametrize(
     ("number", "typesize", "meta"),
     [
-        (TRUNC_PREC, 4, 0), (TRUNC_PREC, 4, 24), (TRUNC_PREC, 4, -23), (TRUNC_PREC, 8, 53), (TRUNC_PREC, 8, -52),
-        (TRUNC_PREC, 2, 1), (INT_TRUNC, 1, 0), (INT_TRUNC, 1, 9), (INT_TRUNC, 1, -8), (INT_TRUNC, 8, 65),
+        (TRUNC_PREC, 4, 0),
+        (TRUNC_PREC, 4, 24),
+        (TRUNC_PREC, 4, -23),
+        (TRUNC_PREC, 8, 53),
+        (TRUNC_PREC, 8, -52),
+        (TRUNC_PREC, 2, 1),
+        (INT_TRUNC, 1, 0),
+        (INT_TRUNC, 1, 9),
+        (INT_TRUNC, 1, -8),
+        (INT_TRUNC, 8, 65),
         (INT_TRUNC, 16, 1),
     ],
-)  # fmt: skip
+)
 def test_truncation_that_makes_no_sense_is_refused_when_writing_and_ignored_when_reading(number, typesize, meta):
     line = pipeline((number, meta), typesize=typesize)
     blocks = np.arange(64, dtype=np.uint8).reshape(2, 32)

@@ -37,8 +37,11 @@ sizes = st.one_of(st.integers(-300, 40), st.integers(-(2**31), 2**31 - 1))
 
 @given(
     st.lists(st.tuples(sizes, st.sampled_from([0, 1, 1, 1, 2]), st.integers(0, 40)), max_size=6),
-    st.integers(-9, 90), st.integers(-9, 300), st.integers(1, 5), st.integers(1, 30),
-)  # fmt: skip
+    st.integers(-9, 90),
+    st.integers(-9, 300),
+    st.integers(1, 5),
+    st.integers(1, 30),
+)
 def test_one_block_is_walked_as_many_are(parts, start, stop, nstreams, neblock):
     region = memoryview(b"".join(struct.pack("<iB", size, token) + bytes(n) for size, token, n in parts))
     try:
@@ -71,9 +74,10 @@ def test_streams_of_zstd_decode_among_others(neblock: int, order: tuple[int, ...
         (struct.pack("<i", 0), bytes(neblock)),
         (struct.pack("<iB", -9, 1), b"\x09" * neblock),
         (struct.pack("<i", neblock) + raw, raw),
-        (struct.pack("<i", neblock) + raw, raw) if frame is None
+        (struct.pack("<i", neblock) + raw, raw)
+        if frame is None
         else (struct.pack("<i", len(frame)) + frame, b"\x05" * neblock),
-    ]  # fmt: skip
+    ]
     blocks = [[kinds[n] for n in order], [kinds[n] for n in reversed(order)]]
     bodies = [b"".join(stream for stream, _ in block) for block in blocks]
     outs = [memoryview(bytearray(neblock * len(order))) for _ in blocks]

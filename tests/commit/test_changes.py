@@ -45,9 +45,16 @@ def described(state: State) -> tuple[Any, ...]:
     """Return everything that a state says."""
     frame = state.frame
     return (
-        frame.offsets.tolist(), state.sizes.tolist(), state.records.tolist(), state.attrs(), state.annotations,
-        frame.nbytes, frame.chunksize, frame.blocksize, frame.metalayers,
-    )  # fmt: skip
+        frame.offsets.tolist(),
+        state.sizes.tolist(),
+        state.records.tolist(),
+        state.attrs(),
+        state.annotations,
+        frame.nbytes,
+        frame.chunksize,
+        frame.blocksize,
+        frame.metalayers,
+    )
 
 
 # One step of a history: what a task does to a draft.
@@ -225,9 +232,14 @@ NAMES = st.sets(st.sampled_from("xyz"))
 
 @given(st.sampled_from(LAYOUTS), SETS, SETS, SETS, NAMES, NAMES, st.sampled_from(["", "ours", "theirs"]))
 def test_a_change_goes_on_top_of_others_unless_they_meet(
-    layout: str, puts: set[int], reads: set[int], theirs: set[int], names: set[str], their_names: set[str],
+    layout: str,
+    puts: set[int],
+    reads: set[int],
+    theirs: set[int],
+    names: set[str],
+    their_names: set[str],
     resized: str,
-) -> None:  # fmt: skip
+) -> None:
     base = base_of(layout)
     draft, other = Draft(base.store, base), Draft(base.store, base)
     for n in puts:

@@ -95,11 +95,18 @@ def test_damaged_chunks_are_refused_or_taken_but_never_another_error(data):
 @pytest.mark.parametrize(
     ("lengths", "n", "length", "fixed"),
     [
-        ([], 0, 100, True), ([], 0, 30, True), ([], 0, 101, False),
-        ([100, 100], 2, 30, True), ([100, 100], 1, 30, False), ([100, 100], 0, 100, True),
-        ([100, 30], 2, 100, False), ([100, 30], 2, 30, False), ([100, 30], 1, 100, True), ([100, 30], 1, 30, False),
+        ([], 0, 100, True),
+        ([], 0, 30, True),
+        ([], 0, 101, False),
+        ([100, 100], 2, 30, True),
+        ([100, 100], 1, 30, False),
+        ([100, 100], 0, 100, True),
+        ([100, 30], 2, 100, False),
+        ([100, 30], 2, 30, False),
+        ([100, 30], 1, 100, True),
+        ([100, 30], 1, 30, False),
     ],
-)  # fmt: skip
+)
 def test_chunks_have_one_size_as_long_as_only_the_last_is_shorter(lengths, n, length, fixed):
     datas = [ramp(k, m) for k, m in enumerate(lengths)]
     held = made(*datas)

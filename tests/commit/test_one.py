@@ -329,10 +329,13 @@ def fail_in(monkeypatch, verb, error, *, when):
 @pytest.mark.parametrize(
     ("layout", "verb", "when"),
     [
-        ("contiguous", "append", "before"), ("contiguous", "append", "middle"), ("contiguous", "patch", "before"),
-        ("sparse", "create", "before"), ("sparse", "replace", "before"),
+        ("contiguous", "append", "before"),
+        ("contiguous", "append", "middle"),
+        ("contiguous", "patch", "before"),
+        ("sparse", "create", "before"),
+        ("sparse", "replace", "before"),
     ],
-)  # fmt: skip
+)
 def test_a_write_that_fails_leaves_the_file_as_it_was(array, monkeypatch, error, layout, verb, when, tmp_path):
     before, state = bytes_of(tmp_path / "a.b2nd"), array.generation
     fail_in(monkeypatch, verb, error, when=when)

@@ -87,11 +87,15 @@ def stock_reads(path: Path) -> np.ndarray:
 
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    start=st.sampled_from(sorted(STARTS)), cparams=st.sampled_from(CPARAMS),
+    start=st.sampled_from(sorted(STARTS)),
+    cparams=st.sampled_from(CPARAMS),
     layout=st.sampled_from(["contiguous", "sparse"]),
     cut=st.sampled_from([((23, 19), (6, 5)), ((10, 8), (5, 4)), ((9, 19), (4, 19)), ((1, 19), (1, 4))]),
-    writes=WRITES, joined=st.booleans(), buffer=st.sampled_from([0, 3000, 2**28]), drop=st.booleans(),
-)  # fmt: skip
+    writes=WRITES,
+    joined=st.booleans(),
+    buffer=st.sampled_from([0, 3000, 2**28]),
+    drop=st.booleans(),
+)
 def test_partial_writes_are_those_of_numpy(tmp_path_factory, start, cparams, layout, cut, writes, joined, buffer, drop):
     path = tmp_path_factory.mktemp("a") / "a.b2nd"
     expected = STARTS[start]()

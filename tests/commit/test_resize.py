@@ -190,9 +190,11 @@ class SparseLife(Life):
 
 
 checked = settings(
-    max_examples=examples(10), stateful_step_count=12, deadline=None,
+    max_examples=examples(10),
+    stateful_step_count=12,
+    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)  # fmt: skip
+)
 TestContiguousLife = Life.TestCase
 TestContiguousLife.settings = checked
 TestSparseLife = SparseLife.TestCase
@@ -599,10 +601,16 @@ def test_what_is_not_possible_is_refused_before_anything_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("dtype", "values"),
     [
-        ("f4", [[1, 2.5]]), ("u1", [[255, True]]), ("?", [[True, False]]), ("M8[D]", [["2020-01-01", "NaT"]]),
-        ("U3", [["a", "bc"]]), ("c8", [[1j, 2]]), ([("x", "i4"), ("y", "f4")], [[(1, 2.5), (3, 4)]]), ("i2", []),
+        ("f4", [[1, 2.5]]),
+        ("u1", [[255, True]]),
+        ("?", [[True, False]]),
+        ("M8[D]", [["2020-01-01", "NaT"]]),
+        ("U3", [["a", "bc"]]),
+        ("c8", [[1j, 2]]),
+        ([("x", "i4"), ("y", "f4")], [[(1, 2.5), (3, 4)]]),
+        ("i2", []),
     ],
-)  # fmt: skip
+)
 def test_lists_are_appended_as_numpy_makes_arrays_of_them(dtype, values):
     a = b2array.zeros((1, 2) if values else (0,), dtype)
     a.append(values)

@@ -13,10 +13,27 @@ import b2array
 from b2array.compute import operators
 
 BINARY = [
-    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow, divmod,
-    operator.lshift, operator.rshift, operator.and_, operator.or_, operator.xor, operator.lt, operator.le, operator.gt,
-    operator.ge, operator.eq, operator.ne, operator.matmul,
-]  # fmt: skip
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.floordiv,
+    operator.mod,
+    operator.pow,
+    divmod,
+    operator.lshift,
+    operator.rshift,
+    operator.and_,
+    operator.or_,
+    operator.xor,
+    operator.lt,
+    operator.le,
+    operator.gt,
+    operator.ge,
+    operator.eq,
+    operator.ne,
+    operator.matmul,
+]
 IN_PLACE = [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ior, operator.ipow]
 
 
@@ -151,9 +168,14 @@ def test_items_are_clipped_and_rounded_as_by_numpy():
     x = np.array([[-1.55, 0.25], [1.45, 27.0]])
     a = b2array.asarray(x)
     for function in (
-        lambda y: y.clip(0, 1), lambda y: np.clip(y, [0, 1], None), lambda y: y.clip(max=2),
-        lambda y: y.round(), lambda y: np.round(y, 1), lambda y: y.round(-1), lambda y: y.clip(y, y),
-    ):  # fmt: skip
+        lambda y: y.clip(0, 1),
+        lambda y: np.clip(y, [0, 1], None),
+        lambda y: y.clip(max=2),
+        lambda y: y.round(),
+        lambda y: np.round(y, 1),
+        lambda y: y.round(-1),
+        lambda y: y.clip(y, y),
+    ):
         assert same(function(a), function(x))
         assert same(function(a.T), function(x.T))
     with pytest.raises(TypeError, match="out must be None"):

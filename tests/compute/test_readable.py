@@ -160,7 +160,7 @@ def test_numpys_functions_make_views(cube):
         (lambda a: a.view[0, 0, 0, 0], IndexError, "too many indices"),
         (lambda a: a.reshape(720, 8).view[1:50], ValueError, "axis 0 joins axes .* whole rows of 30"),
     ],
-)  # fmt: skip
+)
 def test_what_no_view_can_show_is_refused_with_numpys_words_or_a_way_out(cube, action, error, text):
     with pytest.raises(error, match=text):
         action(cube[0])

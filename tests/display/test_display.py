@@ -37,7 +37,7 @@ def a(tmp_path: Path) -> b2array.NDArray:
     attrs = {"unit": "<K>", "long": "x" * 500}
     return b2array.asarray(
         X, url=tmp_path / "a.b2nd", chunks=(20, 30), blocks=(5, 10), dims=("lat", "lon"), attrs=attrs
-    )  # fmt: skip
+    )
 
 
 def parsed(html: str) -> ET.Element:

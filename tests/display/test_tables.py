@@ -49,9 +49,16 @@ def test_parameters_are_one_line() -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0"), (1023, "1023"), (1024, "1024 (1.0 KiB)"), (1536, "1536 (1.5 KiB)"), (2**20, "1048576 (1.0 MiB)"),
-     (5 * 2**40, f"{5 * 2**40} (5.0 TiB)"), (2**70, f"{2**70} (1048576.0 PiB)")],
-)  # fmt: skip
+    [
+        (0, "0"),
+        (1023, "1023"),
+        (1024, "1024 (1.0 KiB)"),
+        (1536, "1536 (1.5 KiB)"),
+        (2**20, "1048576 (1.0 MiB)"),
+        (5 * 2**40, f"{5 * 2**40} (5.0 TiB)"),
+        (2**70, f"{2**70} (1048576.0 PiB)"),
+    ],
+)
 def test_bytes_have_a_unit(count: int, text: str) -> None:
     assert tables.nbytes(count) == text
 

@@ -193,10 +193,18 @@ def test_shapes_are_kept(shape: tuple[int, ...], target: str, tmp_path: Path) ->
 
 
 FILLS = [
-    ("f8", -7.5), ("<i2", -3), ("f4", np.nan), ("c8", 1 - 2j), ("?", True), ("S3", b"ab"), ("<U4", "µ"),
-    ("M8[s]", np.datetime64("2020-01-01", "s")), ("m8[ms]", np.timedelta64(5, "ms")), ("V3", b"abc"),
+    ("f8", -7.5),
+    ("<i2", -3),
+    ("f4", np.nan),
+    ("c8", 1 - 2j),
+    ("?", True),
+    ("S3", b"ab"),
+    ("<U4", "µ"),
+    ("M8[s]", np.datetime64("2020-01-01", "s")),
+    ("m8[ms]", np.timedelta64(5, "ms")),
+    ("V3", b"abc"),
     ([("a", "<i4"), ("b", ">f8")], (3, -1.5)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
@@ -537,9 +545,15 @@ def test_attributes_of_netcdf_are_text_and_lists_of_text(target: str, tmp_path: 
     b2array.convert(tmp_path / target, tmp_path / "back.b2nd")
     found = dict(b2array.open(tmp_path / "back.b2nd").attrs)
     assert {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in found.items()} == {
-        "units": "K", "place": "Z\u00fcrich", "comment": "", "nothing": [], "flags": ["a", "bb"], "fixed": ["c", "dd"],
-        "long": 1.5, "range": [1.0, 2.5],
-    }  # fmt: skip
+        "units": "K",
+        "place": "Z\u00fcrich",
+        "comment": "",
+        "nothing": [],
+        "flags": ["a", "bb"],
+        "fixed": ["c", "dd"],
+        "long": 1.5,
+        "range": [1.0, 2.5],
+    }
 
 
 @pytest.mark.parametrize("version", [2, 3])

@@ -48,10 +48,17 @@ def in_small_disk(directory: Path, *command: str) -> subprocess.CompletedProcess
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("x.npy", {}), ("x.h5", {}), ("x.h5", {"compression": "blosc2"}), ("x.zarr", {}), ("x.blp", {}), ("x.b2nd", {}),
-        ("x.b2d", {}), ("x.b2z", {}), ("x.b2nd", {"layout": "sparse"}),
+        ("x.npy", {}),
+        ("x.h5", {}),
+        ("x.h5", {"compression": "blosc2"}),
+        ("x.zarr", {}),
+        ("x.blp", {}),
+        ("x.b2nd", {}),
+        ("x.b2d", {}),
+        ("x.b2z", {}),
+        ("x.b2nd", {"layout": "sparse"}),
     ],
-)  # fmt: skip
+)
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path, source, name, options):
     arguments = str(source), str(tmp_path / name), repr(options)
     done = in_small_disk(tmp_path, sys.executable, "-c", PROGRAM, *arguments)

@@ -211,9 +211,13 @@ def test_hdf5plugin_and_pytables_read_and_change_what_convert_writes(
     for name, x in ARRAYS.items():
         b2array.asarray(x, url=tmp_path / f"{name}.b2nd", fill_value=0)
         b2array.convert(
-            tmp_path / f"{name}.b2nd", f"{tmp_path}/x.h5#{name}", chunks=[n // 2 + 1 for n in x.shape],
-            compression=compression, cparams=HOW[how], verify=True,
-        )  # fmt: skip
+            tmp_path / f"{name}.b2nd",
+            f"{tmp_path}/x.h5#{name}",
+            chunks=[n // 2 + 1 for n in x.shape],
+            compression=compression,
+            cparams=HOW[how],
+            verify=True,
+        )
     np.savez(tmp_path / "x.npz", **ARRAYS)
     run(READ, tmp_path / "x.h5", tmp_path / "x.npz", compression)
 

@@ -31,9 +31,24 @@ scalars = (
 )
 plain = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
 known = {
-    "v", "id", "fill", "dims", "dtype", "next", "attrs", "lost", "sizes", "cparams", "records", "chain", "header",
-    "recent", "group", "job", "deleted",
-}  # fmt: skip
+    "v",
+    "id",
+    "fill",
+    "dims",
+    "dtype",
+    "next",
+    "attrs",
+    "lost",
+    "sizes",
+    "cparams",
+    "records",
+    "chain",
+    "header",
+    "recent",
+    "group",
+    "job",
+    "deleted",
+}
 
 all_annotations = st.builds(
     Annotations,

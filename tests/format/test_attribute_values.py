@@ -98,14 +98,37 @@ def test_attributes_survive_and_are_those_of_stock(value: Any) -> None:
 
 
 VALUES = [
-    None, True, 0, -(2**63), 2**64 - 1, 1.5, float("inf"), 1 + 2j, "é", b"\0\xff", "x" * 70000, [], (), {}, set(),
-    (1, (2, [3, ()])), {"a": {"b": (1,)}, b"raw": None}, {1, "a", (2, 3)},
-    np.arange(6).reshape(2, 3), np.float32([1.5]), np.array(3), np.zeros((0, 3)), np.array(["ab", "c"]),
+    None,
+    True,
+    0,
+    -(2**63),
+    2**64 - 1,
+    1.5,
+    float("inf"),
+    1 + 2j,
+    "é",
+    b"\0\xff",
+    "x" * 70000,
+    [],
+    (),
+    {},
+    set(),
+    (1, (2, [3, ()])),
+    {"a": {"b": (1,)}, b"raw": None},
+    {1, "a", (2, 3)},
+    np.arange(6).reshape(2, 3),
+    np.float32([1.5]),
+    np.array(3),
+    np.zeros((0, 3)),
+    np.array(["ab", "c"]),
     np.array([(1, 2.5)], [("a", "i4"), ("b", ">f8")]),
     np.array([((1, 2), 3)], [("p", [("x", "i1"), ("y", "i2")]), ("q", "u1")]),
-    np.array([((1, 2),)], [(("title", "s"), "f4", (2,))]), np.array(["2020-01-01"], "M8[D]"), np.array([3], "m8[s]"),
-    np.array([1, "a", (2, 3), None, {"b": [1]}], object), np.array([[1, 2]], object),
-]  # fmt: skip
+    np.array([((1, 2),)], [(("title", "s"), "f4", (2,))]),
+    np.array(["2020-01-01"], "M8[D]"),
+    np.array([3], "m8[s]"),
+    np.array([1, "a", (2, 3), None, {"b": [1]}], object),
+    np.array([[1, 2]], object),
+]
 
 
 @pytest.fixture(scope="module")

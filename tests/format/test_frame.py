@@ -76,10 +76,16 @@ def with_vl_blocks(*batches: list[bytes]) -> blosc2.SChunk:
 
 def with_codec() -> blosc2.SChunk:
     cparams = {
-        "typesize": 4, "codec": blosc2.Codec.LZ4HC, "clevel": 9, "use_dict": True, "nthreads": 3,
-        "filters": [blosc2.Filter.BITSHUFFLE, blosc2.Filter.TRUNC_PREC], "filters_meta": [0, -3],
-        "splitmode": blosc2.SplitMode.FORWARD_COMPAT_SPLIT, "blocksize": 80,
-    }  # fmt: skip
+        "typesize": 4,
+        "codec": blosc2.Codec.LZ4HC,
+        "clevel": 9,
+        "use_dict": True,
+        "nthreads": 3,
+        "filters": [blosc2.Filter.BITSHUFFLE, blosc2.Filter.TRUNC_PREC],
+        "filters_meta": [0, -3],
+        "splitmode": blosc2.SplitMode.FORWARD_COMPAT_SPLIT,
+        "blocksize": 80,
+    }
     return schunk(items(100), cparams=cparams)
 
 
@@ -727,8 +733,10 @@ def test_vlmetalayers_survive(value: bytes) -> None:
 
 def test_special_offsets_have_their_byte_on_top() -> None:
     assert {special: offset % 2**64 >> 56 for special, offset in index.SPECIAL_OFFSETS.items()} == {
-        Special.ZEROS: 0x81, Special.NAN: 0x82, Special.UNINIT: 0x84,
-    }  # fmt: skip
+        Special.ZEROS: 0x81,
+        Special.NAN: 0x82,
+        Special.UNINIT: 0x84,
+    }
     for special in (Special.NONE, Special.VALUE):
         with pytest.raises(ValueError, match="no index entry"):
             index.special_offset(special)

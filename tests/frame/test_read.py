@@ -73,9 +73,13 @@ def test_blocks_that_claim_too_much_are_refused_before_memory_is_taken(stored, k
     nitems = 2**25
     stream = struct.pack("<i", 31) + b"x" * 31
     buf = make_chunk(
-        [stream * nstreams], typesize=8, nbytes=8 * nitems, blocksize=8 * nitems, filters=(0, 0, 0, 0, 0, 1),
+        [stream * nstreams],
+        typesize=8,
+        nbytes=8 * nitems,
+        blocksize=8 * nitems,
+        filters=(0, 0, 0, 0, 0, 1),
         flags=header.FLAG_EXTENDED | header.CodecFormat.LZ4 << 5 | header.FLAG_UNSPLIT * (nstreams == 1),
-    )  # fmt: skip
+    )
     options = {} if stored == "memory" else {"url": tmp_path / "a.b2nd"}
     array = replaced(b2array.empty((nitems,), "f8", chunks=(nitems,), blocks=(nitems,), **options), 0, buf)
     for cache_bytes in (0, 2**40):

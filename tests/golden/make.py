@@ -115,7 +115,7 @@ def stock(*, contiguous: bool = True, chunks: Any = CHUNKS, blocks: Any = BLOCKS
         options = {"typesize": values.dtype.itemsize, "nthreads": 1, **cparams}
         blosc2.asarray(
             values, chunks=chunks, blocks=blocks, urlpath=str(path), mode="w", contiguous=contiguous, cparams=options
-        )  # fmt: skip
+        )
 
     return make
 
@@ -127,9 +127,12 @@ def codec_and_filters(codec: str, filters: list[str], metas: list[int], split: s
         names = [blosc2.Filter[name] for name in filters]
         padding = 6 - len(names)
         stock(
-            codec=blosc2.Codec[codec], filters=[blosc2.Filter.NOFILTER] * padding + names,
-            filters_meta=[0] * padding + metas, splitmode=blosc2.SplitMode[split], **more,
-        )(path, values)  # fmt: skip
+            codec=blosc2.Codec[codec],
+            filters=[blosc2.Filter.NOFILTER] * padding + names,
+            filters_meta=[0] * padding + metas,
+            splitmode=blosc2.SplitMode[split],
+            **more,
+        )(path, values)
 
     return make
 
@@ -247,9 +250,12 @@ def caterva(path: Path, values: np.ndarray) -> None:
     placeholder = b"?" * (len(content) - 2)
     extended = [-(-c // b) * b for c, b in zip(CHUNKS, BLOCKS, strict=True)]
     schunk = blosc2.SChunk(
-        chunksize=extended[0] * extended[1] * 4, urlpath=str(path), mode="w", meta={"caterva": placeholder},
+        chunksize=extended[0] * extended[1] * 4,
+        urlpath=str(path),
+        mode="w",
+        meta={"caterva": placeholder},
         cparams={"typesize": 4, "blocksize": BLOCKS[0] * BLOCKS[1] * 4, "nthreads": 1},
-    )  # fmt: skip
+    )
     for row in range(0, SHAPE[0], CHUNKS[0]):
         for column in range(0, SHAPE[1], CHUNKS[1]):
             schunk.append_data(_blocks(values[row : row + CHUNKS[0], column : column + CHUNKS[1]], extended))
@@ -278,10 +284,19 @@ FILTERS: dict[str, tuple[list[str], list[int]]] = {
     "trunc": (["TRUNC_PREC", "SHUFFLE"], [10, 0]),
 }
 TYPES = {
-    "bool": "?", "i1": "i1", "u2": "<u2", "big-i4": ">i4", "u8": "<u8", "f2": "<f2", "big-f8": ">f8",
-    "c8": "<c8", "c16": "<c16",
-    "days": "<M8[D]", "big-ms": ">M8[ms]", "seconds": "<m8[s]",
-}  # fmt: skip
+    "bool": "?",
+    "i1": "i1",
+    "u2": "<u2",
+    "big-i4": ">i4",
+    "u8": "<u8",
+    "f2": "<f2",
+    "big-f8": ">f8",
+    "c8": "<c8",
+    "c16": "<c16",
+    "days": "<M8[D]",
+    "big-ms": ">M8[ms]",
+    "seconds": "<m8[s]",
+}
 RECORDS = {
     "packed": [("x", "<i4"), ("y", ">f8"), ("s", "S3")],
     "aligned": np.dtype([("a", "i1"), ("b", "<f8"), ("c", "S3", (2,))], align=True),
@@ -401,9 +416,18 @@ def with_everything(layout: str) -> Any:
         import b2array
 
         array = b2array.create(
-            path, SHAPE, values.dtype, chunks=CHUNKS, blocks=BLOCKS, fill_value=7, dims=("y", None), attrs=ATTRS,
-            layout=layout, meta={"first": [1, 2]}, cparams=b2array.CParams(**PLAIN),
-        )  # fmt: skip
+            path,
+            SHAPE,
+            values.dtype,
+            chunks=CHUNKS,
+            blocks=BLOCKS,
+            fill_value=7,
+            dims=("y", None),
+            attrs=ATTRS,
+            layout=layout,
+            meta={"first": [1, 2]},
+            cparams=b2array.CParams(**PLAIN),
+        )
         array[5:9, 3:17] = values[5:9, 3:17]
         array[:, :2] = 0
         array.attrs["a name that is much longer than thirty-one bytes"] = [1, 2, 3]
@@ -628,13 +652,22 @@ def _chunk_cases() -> dict[str, ChunkCase]:
     cases["blosc1-split-blocks"] = ChunkCase(longer, blosc1("lz4hc", 1, clevel=9))
     cases["blosc1-wide"] = ChunkCase(lambda: ramp().tobytes(), blosc1("lz4", 1, typesize=19))
     for name, n in (
-        ("zstd-shuffle", 1), ("lz4-bitshuffle", 0), ("lz4-never", 3), ("noise", 0), ("dict-zstd", 0), ("full", 0),
-        ("sparse", 2), ("sparse-changed", 1),
-    ):  # fmt: skip
+        ("zstd-shuffle", 1),
+        ("lz4-bitshuffle", 0),
+        ("lz4-never", 3),
+        ("noise", 0),
+        ("dict-zstd", 0),
+        ("full", 0),
+        ("sparse", 2),
+        ("sparse-changed", 1),
+    ):
         cases[f"lazy-{name}"] = lazy(name, n)
     specials: tuple[tuple[str, Any, float], ...] = (
-        ("ZERO", None, 0.0), ("NAN", None, np.nan), ("VALUE", 2.5, 2.5), ("UNINIT", None, 0.0)
-    )  # fmt: skip
+        ("ZERO", None, 0.0),
+        ("NAN", None, np.nan),
+        ("VALUE", 2.5, 2.5),
+        ("UNINIT", None, 0.0),
+    )
     for special, value, item in specials:
         made = special_of_stock(special, value)
         cases[f"stock-{special.lower()}"] = ChunkCase(lambda item=item: np.full(1000, item).tobytes(), made)

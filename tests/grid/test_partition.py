@@ -66,8 +66,13 @@ def test_sorted_points_stand_in_slices_of_the_box():
 def test_parts_come_in_the_order_of_the_grid():
     index = (slice(0, 5, 1), np.array([[5, 0, 3]]), slice(2, 3, 1))
     assert [part.coords for part in parts(index, (3, 2, 2))] == [
-        (0, 0, 1), (0, 1, 1), (0, 2, 1), (1, 0, 1), (1, 1, 1), (1, 2, 1),
-    ]  # fmt: skip
+        (0, 0, 1),
+        (0, 1, 1),
+        (0, 2, 1),
+        (1, 0, 1),
+        (1, 1, 1),
+        (1, 2, 1),
+    ]
 
 
 def test_coords_follow_the_axes_whatever_the_factors():

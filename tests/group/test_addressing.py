@@ -267,10 +267,21 @@ def test_a_bucket_without_a_group_is_not_taken_for_a_file_without_its_ending(clo
     assert list(b2array.open(cloud_url, storage_options=cloud.options)) == ["x"]
 
 
-@pytest.mark.parametrize("path", [
-    "missing", "missing.b2nd", "missing.b2d", "a/b/c/d/e/missing", "a/b/c/d/e/missing.b2nd", "a/g.b2d/b/c/missing",
-    "a/g.b2d/h.b2d/b/c/missing", "g.b2d/missing.b2nd", "a/g.b2z/missing", "v1.2/missing",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "missing",
+        "missing.b2nd",
+        "missing.b2d",
+        "a/b/c/d/e/missing",
+        "a/b/c/d/e/missing.b2nd",
+        "a/g.b2d/b/c/missing",
+        "a/g.b2d/h.b2d/b/c/missing",
+        "g.b2d/missing.b2nd",
+        "a/g.b2z/missing",
+        "v1.2/missing",
+    ],
+)
 def test_a_missing_url_takes_few_requests(http: RangeServer, path: str) -> None:
     with pytest.raises(FileNotFoundError, match="does not exist"):
         b2array.open(http.url_of(path))

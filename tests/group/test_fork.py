@@ -322,10 +322,12 @@ DIFFERENT: dict[str, tuple[Callable[[b2array.Group], object], Callable[[b2array.
     "zeros": (lambda one: one.create("new", data=[0, 1]), lambda two: two.create("new", (2,), "i8"), "'new'"),
     "attributes": (lambda one: one.attrs.update(x=1), lambda two: two.attrs.update(x=2), "attr|vlmeta"),
     "new attributes": (
-        lambda one: one["air"].attrs.update(x=1), lambda two: two["air"].attrs.update(x=2), "attr|vlmeta",
+        lambda one: one["air"].attrs.update(x=1),
+        lambda two: two["air"].attrs.update(x=2),
+        "attr|vlmeta",
     ),
     "names": (lambda one: one.__setitem__("new", [1]), lambda two: two.__setitem__("new/inner", [1]), "new"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", DIFFERENT)

@@ -1153,11 +1153,16 @@ def test_a_member_that_is_missing_is_reported(group: Group, url: str) -> None:
 @pytest.mark.parametrize(
     "notes",
     [
-        3, {"embed_map": 3}, {"embed_map": {"../x": {"offset": 0, "length": 1}}},
-        {"embed_map": {"/x": {"offset": 0, "length": 10**9}}}, {"embed_map": {"/x": {"offset": -1, "length": 1}}},
-        {"embed_map": {"/x": {"offset": 0}}}, {"embed_map": {"/x": None}}, {"embed_map": {"/": {}}},
+        3,
+        {"embed_map": 3},
+        {"embed_map": {"../x": {"offset": 0, "length": 1}}},
+        {"embed_map": {"/x": {"offset": 0, "length": 10**9}}},
+        {"embed_map": {"/x": {"offset": -1, "length": 1}}},
+        {"embed_map": {"/x": {"offset": 0}}},
+        {"embed_map": {"/x": None}},
+        {"embed_map": {"/": {}}},
     ],
-)  # fmt: skip
+)
 def test_a_damaged_map_of_embedded_members_is_reported(tmp_path: Path, notes: object) -> None:
     url = str(tmp_path / "group.b2d")
     open_group(url, "w")
@@ -1450,9 +1455,13 @@ def test_members_and_groups_move_in_one_commit(group: Group, url: str) -> None:
     assert _contents(group) == _contents(open_group(url)) == moved
     assert group["c/d/s"].cparams == group["aa"].cparams
     for source, name, error in (
-        ("aa", "aa", ValueError), ("c", "c/d/e", ValueError), ("aa", "c/d/x", FileExistsError),
-        ("aa", "c", FileExistsError), ("none", "x", KeyError), ("c", "aa/x", ValueError),
-    ):  # fmt: skip
+        ("aa", "aa", ValueError),
+        ("c", "c/d/e", ValueError),
+        ("aa", "c/d/x", FileExistsError),
+        ("aa", "c", FileExistsError),
+        ("none", "x", KeyError),
+        ("c", "aa/x", ValueError),
+    ):
         with pytest.raises(error):
             group.move(source, name)
     with group.transaction() as changes:

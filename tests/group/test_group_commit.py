@@ -1006,9 +1006,15 @@ def _read_in_a_fork_of_a_fork(changes: Group) -> None:
 
 
 OURS = [
-    _read_and_write, _read_and_make, _read_and_delete, _read_and_delete_it, _read_attributes, _copy_it,
-    _read_in_a_fork, _read_in_a_fork_of_a_fork,
-]  # fmt: skip
+    _read_and_write,
+    _read_and_make,
+    _read_and_delete,
+    _read_and_delete_it,
+    _read_attributes,
+    _copy_it,
+    _read_in_a_fork,
+    _read_in_a_fork_of_a_fork,
+]
 
 
 @pytest.mark.parametrize("others", OTHERS)

@@ -1056,9 +1056,16 @@ def _copy_over(group: Group) -> None:
 Story = tuple[Callable[[Group], None], Callable[[Group], None]]
 """How a group is prepared, and what is then done to it."""
 STORIES: list[Story] = [
-    (_nothing, _keep), (_all_kinds, _keep), (_changed, _restore), (_all_kinds, _restore), (_all_kinds, _drop),
-    (_changed, _delete), (_changed, _replace), (_lengthened, _keep), (_lengthened, _drop),
-]  # fmt: skip
+    (_nothing, _keep),
+    (_all_kinds, _keep),
+    (_changed, _restore),
+    (_all_kinds, _restore),
+    (_all_kinds, _drop),
+    (_changed, _delete),
+    (_changed, _replace),
+    (_lengthened, _keep),
+    (_lengthened, _drop),
+]
 
 
 def _named(story: Story) -> str:
@@ -1459,9 +1466,11 @@ class ComparedHistories(Histories):
 
 for machine in (Histories, ComparedHistories):
     machine.TestCase.settings = settings(
-        max_examples=examples(20), stateful_step_count=15, deadline=None,
+        max_examples=examples(20),
+        stateful_step_count=15,
+        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    )  # fmt: skip
+    )
 
 TestLocal = Histories.TestCase
 TestCompared = ComparedHistories.TestCase

@@ -93,9 +93,12 @@ class Play:
         self.first = first = Change(PLAIN, "set", 1, 0, outcome="ok", seen=0)
         # An array that is there before the group, which the first change of the group to it adopts.
         b2array.asarray(
-            np.full((3, 3), first.value), url=f"{url}/{PLAIN}.b2nd", chunks=(2, 2), layout="sparse",
+            np.full((3, 3), first.value),
+            url=f"{url}/{PLAIN}.b2nd",
+            chunks=(2, 2),
+            layout="sparse",
             storage_options=options,
-        )  # fmt: skip
+        )
         open_group(url, "a", storage_options=options)
         new = group_model.dataset(7, is_new=True)
         encoding = {name: {"chunks": (1, 2), "layout": "sparse"} for name in "uv"}
@@ -105,9 +108,15 @@ class Play:
 
     def settings(self, seed: int, layout: str, threads: int) -> Settings:
         return Settings(
-            self.url, str(self.journal), str(seed), 0, layout, is_local=self.is_local, threads=threads,
+            self.url,
+            str(self.journal),
+            str(seed),
+            0,
+            layout,
+            is_local=self.is_local,
+            threads=threads,
             options=self.options,
-        )  # fmt: skip
+        )
 
     def look(self, history: History, mode: Any = "r") -> dict[str, list[int] | None]:
         group, found = open_group(self.url, mode, storage_options=self.options), {}
@@ -204,9 +213,13 @@ def test_a_group_in_files_shows_what_was_committed(
     ],
 )
 def test_a_group_in_an_object_store_shows_what_was_committed(
-    tmp_path: Path, kind: str, layout: str, size: tuple[float, int, int, int], seed: int,
+    tmp_path: Path,
+    kind: str,
+    layout: str,
+    size: tuple[float, int, int, int],
+    seed: int,
     cloud_of: Callable[[str], Cloud],
-) -> None:  # fmt: skip
+) -> None:
     cloud = cloud_of(kind)
     bucket = cloud.make_bucket(f"model-{uuid4()}")
     play_in_processes(Play(f"{bucket}/g.b2d", tmp_path, cloud.options, is_local=False), layout, size, seed)

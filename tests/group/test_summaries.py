@@ -373,8 +373,11 @@ def test_a_server_never_gives_items_other_than_described(
     now = b2array.open(tmp_path / "g" / "a.b2nd")
     held = open_group(url).arrays()["a"]
     if (held.shape, dict(held.attrs), held.dims, held.fill_value) == (
-        now.shape, dict(now.attrs), now.dims, now.fill_value
-    ):  # fmt: skip
+        now.shape,
+        dict(now.attrs),
+        now.dims,
+        now.fill_value,
+    ):
         assert np.array_equal(held[...], now[...])
         return
     with pytest.raises(ConflictError, match="own URL"):

@@ -45,12 +45,17 @@ def item(kind: str, n: int) -> Any:
     if n % 7 == 2 and kind not in ("plain", "raw", "vector"):
         return None
     values = {
-        "switch": n % 3 == 0, "fixed": f"ü{n}", "raw": b"r%d" % n, "text": "täxt" * (n % 4),
+        "switch": n % 3 == 0,
+        "fixed": f"ü{n}",
+        "raw": b"r%d" % n,
+        "text": "täxt" * (n % 4),
         "long": f"line {n}" * (n % 3),
-        "blob": b"\0b\0" * (n % 5), "word": ("red", "green", "blau")[n % 3],
+        "blob": b"\0b\0" * (n % 5),
+        "word": ("red", "green", "blau")[n % 3],
         "time": np.datetime64("2026-01-01T00:00:00", "us") + np.timedelta64(n, "h"),
-        "vector": np.array([n, -n, n + 1], "i2"), "complex64": complex(n, -1),
-    }  # fmt: skip
+        "vector": np.array([n, -n, n + 1], "i2"),
+        "complex64": complex(n, -1),
+    }
     return values.get(kind, n * 1.5 if "float" in kind else n)
 
 
@@ -323,10 +328,18 @@ def test_batches_of_other_lengths_are_refused(lengths: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "schema",
     [
-        None, "", "{", "[]", "3", "{}", '{"columns": 3}', '{"columns": [3]}', '{"columns": [{"name": 1, "kind": "x"}]}',
+        None,
+        "",
+        "{",
+        "[]",
+        "3",
+        "{}",
+        '{"columns": 3}',
+        '{"columns": [3]}',
+        '{"columns": [{"name": 1, "kind": "x"}]}',
         "[" * 100_000,
     ],
-)  # fmt: skip
+)
 def test_descriptions_that_make_no_sense_are_refused(schema: Any, tmp_path: Path) -> None:
     write_table(tmp_path / "t.b2d", ("plain",), 3)
     b2array.open_schunk(tmp_path / "t.b2d" / "_meta.b2f", "r+").vlmeta["schema"] = schema

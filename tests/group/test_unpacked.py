@@ -151,9 +151,12 @@ def test_after_close_the_group_shows_the_file_for_reading(url: Path) -> None:
     assert (group["air/x"][1, 1], inner["x"][1, 1], [*inner], len(group)) == (5, 5, ["x"], 1)
     assert "1 member" in repr(group)
     for change in (
-        lambda: group.__setitem__("y", [1]), lambda: inner.__delitem__("x"), lambda: group.attrs.update(a=1),
-        lambda: group["air/x"].__setitem__(0, 1), lambda: group.transaction().__enter__(),
-    ):  # fmt: skip
+        lambda: group.__setitem__("y", [1]),
+        lambda: inner.__delitem__("x"),
+        lambda: group.attrs.update(a=1),
+        lambda: group["air/x"].__setitem__(0, 1),
+        lambda: group.transaction().__enter__(),
+    ):
         with pytest.raises(ReadOnlyError):
             change()  # type: ignore[no-untyped-call]
     with pytest.raises(ConflictError, match=r"k\.b2z\.b2work"):
@@ -331,9 +334,10 @@ def test_what_users_put_beside_the_members_is_kept(url: Path) -> None:
 def test_members_of_an_archive_are_not_changed_by_their_own_urls(url: Path) -> None:
     made(url)
     for use in (
-        lambda: b2array.open(url / "x", "r+"), lambda: b2array.open(f"{url}#x", "a"),
+        lambda: b2array.open(url / "x", "r+"),
+        lambda: b2array.open(f"{url}#x", "a"),
         lambda: b2array.open(url / "y", "w", shape=3),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ReadOnlyError, match="changed as a whole"):
             use()
     assert names(url) == ["k.b2z"]

@@ -125,10 +125,14 @@ def test_a_released_file_is_opened_again(released):
     assert released.stamp_read("").size == 6
 
 
-@pytest.mark.parametrize("read", [
-    lambda store: store.read([Span("", 2, 4)]), lambda store: store.gather([Span("", 4, 6)], [0], 2),
-    lambda store: store.stamp_read(""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store: store.read([Span("", 2, 4)]),
+        lambda store: store.gather([Span("", 4, 6)], [0], 2),
+        lambda store: store.stamp_read(""),
+    ],
+)
 def test_a_released_file_that_was_replaced_or_removed_is_a_conflict(released, read):
     path = Path(released.url)
     other = path.with_name("other")

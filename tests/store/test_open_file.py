@@ -25,9 +25,21 @@ from b2array.store.open_file import OpenFileStore
 
 DATA = np.arange(200 * 500, dtype="i4").reshape(200, 500)
 KINDS = (
-    "file", "unbuffered", "bytes", "temporary", "gzip", "zip", "zip deflated", "tar", "fsspec", "fsspec opened",
-    "fsspec gzip", "fsspec memory", "s3", "http opened",
-)  # fmt: skip
+    "file",
+    "unbuffered",
+    "bytes",
+    "temporary",
+    "gzip",
+    "zip",
+    "zip deflated",
+    "tar",
+    "fsspec",
+    "fsspec opened",
+    "fsspec gzip",
+    "fsspec memory",
+    "s3",
+    "http opened",
+)
 
 
 @pytest.fixture(autouse=True)

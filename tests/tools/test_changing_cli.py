@@ -33,8 +33,9 @@ def group(tmp_path: Path) -> b2array.Group:
 def test_members_are_renamed_and_removed(run: Run) -> None:
     assert run("mv", "g.b2d/x", "g.b2d/z/x")[0] == 0
     assert run("rm", "g.b2d/deep")[::2] == (
-        1, "b2array: 'deep' is a group: --recursive removes it with all that is below it\n"
-    )  # fmt: skip
+        1,
+        "b2array: 'deep' is a group: --recursive removes it with all that is below it\n",
+    )
     assert run("rm", "-r", "g.b2d/deep")[0] == 0
     group = b2array.open_group("g.b2d")
     assert [name for name, _ in group.walk()] == ["z", "z/x"]
@@ -91,8 +92,10 @@ def test_two_places_are_compared_whatever_their_formats(run: Run, group: b2array
     b2array.save("t.b2nd", [1, 2], dtype="i2", attrs={"a": 1})
     b2array.save("u.b2nd", [1, 2, 3], dtype="i4", attrs={"a": 2})
     assert [each["what"] for each in json.loads(run("diff", "t.b2nd", "u.b2nd", "--json")[1])] == [
-        "shape", "dtype", "attrs.a",
-    ]  # fmt: skip
+        "shape",
+        "dtype",
+        "attrs.a",
+    ]
 
 
 def test_a_snapshot_goes_before_a_file_of_its_name(run: Run, group: b2array.Group) -> None:

@@ -206,10 +206,17 @@ def test_bash_completes_after_the_installation(tmp_path: Path) -> None:
 
 
 WRONG = [
-    (["nonsense"], "'nonsense'"), (["inf"], "'info'"), (["--what"], "--what"), (["info"], "'URL'"),
-    (["convert", "a"], "'DST'"), (["info", "a", "b"], "(b)"), (["info", "a", "--what"], "--what"),
-    (["info", "a", "--jsn"], "--json"), (["info", "a", "--storage"], "--storage"),
-    (["info", "waves.b2nd", "--storage", "oops"], "--storage"), (["cat", "waves.b2nd", "[a.b]"], "KEY"),
+    (["nonsense"], "'nonsense'"),
+    (["inf"], "'info'"),
+    (["--what"], "--what"),
+    (["info"], "'URL'"),
+    (["convert", "a"], "'DST'"),
+    (["info", "a", "b"], "(b)"),
+    (["info", "a", "--what"], "--what"),
+    (["info", "a", "--jsn"], "--json"),
+    (["info", "a", "--storage"], "--storage"),
+    (["info", "waves.b2nd", "--storage", "oops"], "--storage"),
+    (["cat", "waves.b2nd", "[a.b]"], "KEY"),
     (["cat", "waves.b2nd", "__import__('os')"], "KEY"),
     (["convert", "waves.b2nd", "x.npy", "--chunks", "a,b"], "--chunks"),
     (["convert", "waves.b2nd", "x.npy", "--dst-format", "csv"], "--dst-format"),
@@ -223,7 +230,7 @@ WRONG = [
     (["pack", "waves.b2nd", "x.npy", "--checksum", "crc64"], "--checksum"),
     (["pack", "waves.b2nd", "x.npy", "--chunk-size", "0"], "--chunk-size"),
     (["vacuum", "waves.b2nd", "--grace", "soon"], "--grace"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("arguments", "named"), WRONG)
@@ -289,15 +296,23 @@ def test_a_server_that_is_not_there_is_one_line(run: Run) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["info", "missing.b2nd"], ["cat", "missing.b2nd"], ["cat", "waves.b2nd", "[99]"],
+        ["info", "missing.b2nd"],
+        ["cat", "missing.b2nd"],
+        ["cat", "waves.b2nd", "[99]"],
         ["cat", "waves.b2nd", "['f']"],
-        ["convert", "missing.npy", "x.npy"], ["convert", "waves.b2nd", "x.unknown"], ["copy", "missing.b2nd", "x.b2nd"],
-        ["copy", "waves.b2nd", "waves.b2nd"], ["unpack", "missing.blp", "x.npy"], ["ls", "missing"],
+        ["convert", "missing.npy", "x.npy"],
+        ["convert", "waves.b2nd", "x.unknown"],
+        ["copy", "missing.b2nd", "x.b2nd"],
+        ["copy", "waves.b2nd", "waves.b2nd"],
+        ["unpack", "missing.blp", "x.npy"],
+        ["ls", "missing"],
         ["tree", "missing"],
-        ["bench", "missing.b2nd"], ["info", "nosuch://a.b2nd"], ["cat", "waves.b2nd", "-o", "waves.b2nd"],
+        ["bench", "missing.b2nd"],
+        ["info", "nosuch://a.b2nd"],
+        ["cat", "waves.b2nd", "-o", "waves.b2nd"],
         ["pack", "missing.bin", "x.blp"],
     ],
-)  # fmt: skip
+)
 @pytest.mark.usefixtures("waves")
 def test_errors_are_one_line_and_exit_code_1(arguments: list[str], run: Run) -> None:
     code, out, err = run(*arguments)
@@ -307,10 +322,18 @@ def test_errors_are_one_line_and_exit_code_1(arguments: list[str], run: Run) -> 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["info", "bad.b2nd"], ["cat", "bad.b2nd"], ["copy", "bad.b2nd", "x.b2nd"], ["info", "bad.blp"],
-     ["unpack", "bad.blp", "x.npy"], ["info", "bad.b2nd", "--chunks"], ["info", "bad.b2nd", "--raw"],
-     ["convert", "bad.npy", "x.b2nd"], ["bench", "bad.b2nd"]],
-)  # fmt: skip
+    [
+        ["info", "bad.b2nd"],
+        ["cat", "bad.b2nd"],
+        ["copy", "bad.b2nd", "x.b2nd"],
+        ["info", "bad.blp"],
+        ["unpack", "bad.blp", "x.npy"],
+        ["info", "bad.b2nd", "--chunks"],
+        ["info", "bad.b2nd", "--raw"],
+        ["convert", "bad.npy", "x.b2nd"],
+        ["bench", "bad.b2nd"],
+    ],
+)
 @pytest.mark.usefixtures("waves")
 def test_damage_is_exit_code_3(arguments: list[str], run: Run) -> None:
     whole = Path("waves.b2nd").read_bytes()
@@ -494,10 +517,19 @@ def test_of_an_array_that_no_memory_holds_the_corners_are_printed(run: Run) -> N
     ("text", "key"),
     [
         ("[0:3, ::-1]", (slice(0, 3), slice(None, None, -1))),
-        ("0", 0), ("[-1]", -1), ("", ()), ("[]", ()), ("...", ...), ("[None, 1]", (None, 1)), ("[True]", True),
-        ("[[1, -2], 3]", ([1, -2], 3)), ("[1, 2], 3", ([1, 2], 3)), ("['a']", "a"), ("[['a', 'b']]", ["a", "b"]),
+        ("0", 0),
+        ("[-1]", -1),
+        ("", ()),
+        ("[]", ()),
+        ("...", ...),
+        ("[None, 1]", (None, 1)),
+        ("[True]", True),
+        ("[[1, -2], 3]", ([1, -2], 3)),
+        ("[1, 2], 3", ([1, 2], 3)),
+        ("['a']", "a"),
+        ("[['a', 'b']]", ["a", "b"]),
     ],
-)  # fmt: skip
+)
 def test_keys_are_parsed(text: str, key: Any) -> None:
     if text in ("", "[]"):
         with pytest.raises(ValueError, match="expected integers"):
@@ -508,10 +540,25 @@ def test_keys_are_parsed(text: str, key: Any) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a", "[a]", "f()", "[__import__('os').system('true')]", "[1.5]", "[1:'a']", "[(lambda: 0)()]", "][", "[1",
-     "[0][1]x",
-     "[" * 500, "1" * 2000, "[{}]", "[x for x in y]", "[b'a']", "[-'a']"],
-)  # fmt: skip
+    [
+        "a",
+        "[a]",
+        "f()",
+        "[__import__('os').system('true')]",
+        "[1.5]",
+        "[1:'a']",
+        "[(lambda: 0)()]",
+        "][",
+        "[1",
+        "[0][1]x",
+        "[" * 500,
+        "1" * 2000,
+        "[{}]",
+        "[x for x in y]",
+        "[b'a']",
+        "[-'a']",
+    ],
+)
 def test_keys_that_are_something_else_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected integers"):
         options.key_of(text)
@@ -784,9 +831,15 @@ def test_an_array_is_listed_in_a_line_wherever_it_is(run: Run) -> None:
     b2array.convert("g.b2d/air/t", "t.b2nd")
     b2array.convert("g.b2d/air/t", "#t.npy")
     for url, name in {
-        "g.b2d/air/t": "t", "g.b2d#air/t": "t", "g.b2d/air/t.b2nd": "t.b2nd", "g.b2z/air/t": "t", "g.h5/air/t": "t",
-        "g.zarr/air/t": "t", "t.b2nd": "t.b2nd", "./#t.npy": "#t.npy",
-    }.items():  # fmt: skip
+        "g.b2d/air/t": "t",
+        "g.b2d#air/t": "t",
+        "g.b2d/air/t.b2nd": "t.b2nd",
+        "g.b2z/air/t": "t",
+        "g.h5/air/t": "t",
+        "g.zarr/air/t": "t",
+        "t.b2nd": "t.b2nd",
+        "./#t.npy": "#t.npy",
+    }.items():
         code, out, err = run("ls", url)
         assert (code, err) == (0, "")
         assert out.split()[:4] == [name, "float64", "(2,", "3)"]

@@ -162,8 +162,11 @@ def test_python_repairs_and_cleans_up_groups_and_their_members(tmp_path: Path, m
     assert b2array.repack("g.b2d").members.keys() == {"a/", "a/x", "a/y", "z"}
     flip(*place(Path("g.b2d/z.b2nd"), 2, 60))
     assert {name: each.changed for name, each in b2array.repair("g.b2d").members.items()} == {
-        "a/": False, "a/x": False, "a/y": False, "z": True,
-    }  # fmt: skip
+        "a/": False,
+        "a/x": False,
+        "a/y": False,
+        "z": True,
+    }
     with pytest.raises(FileNotFoundError, match=r"nothing\.b2d does not exist"):
         b2array.repair("nothing.b2d")
 

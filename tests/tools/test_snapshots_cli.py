@@ -115,10 +115,15 @@ def test_log_as_json_has_what_python_says(url: str, run: Run) -> None:
     found = json.loads(ok(run("log", url, "--json")))
     for each, expected in zip(found, a.snapshots, strict=True):
         assert each == {
-            "name": expected.name, "time": expected.time.isoformat(), "message": expected.message,
-            "attrs": dict(expected.attrs), "generation": expected.generation, "shape": list(expected.shape or ()),
-            "nbytes": expected.nbytes, "error": "",
-        }  # fmt: skip
+            "name": expected.name,
+            "time": expected.time.isoformat(),
+            "message": expected.message,
+            "attrs": dict(expected.attrs),
+            "generation": expected.generation,
+            "shape": list(expected.shape or ()),
+            "nbytes": expected.nbytes,
+            "error": "",
+        }
 
 
 def test_log_without_snapshots_says_so(run: Run) -> None:
@@ -215,8 +220,11 @@ def test_diff_of_a_group_names_members_and_boxes(group: str, run: Run) -> None:
     rows = [line.split() for line in ok(run("diff", group, "one")).splitlines()]
     assert rows == [["made", "new"], ["deleted", "deep/gone"], ["changed", "level", "[0:10]"], ["attributes", "/"]]
     assert json.loads(ok(run("diff", group, "one", "--json"))) == {
-        "made": ["new"], "deleted": ["deep/gone"], "changed": {"level": [[[0, 10]]]}, "attrs": [""],
-    }  # fmt: skip
+        "made": ["new"],
+        "deleted": ["deep/gone"],
+        "changed": {"level": [[[0, 10]]]},
+        "attrs": [""],
+    }
 
 
 def test_super_chunks_have_no_diff(run: Run) -> None:
