@@ -321,7 +321,7 @@ PARSERS: dict[str, tuple[list[bytes], Callable[[bytes], object]]] = {
     ),
     "state of a snapshot": (kept_states(), unpack_kept_state),
     "members of a snapshot": (
-        [listing.pack_members({"a/b": listing.State("a/b.b2nd", bytes(16), sparse=True)})[:-DIGEST_NBYTES]],
+        [listing.pack_members({"a/b": listing.MemberState("a/b.b2nd", bytes(16), sparse=True)})[:-DIGEST_NBYTES]],
         lambda data: listing.unpack_members(data + digest_of(data), digest_of(data)),
     ),
     "manifest of a group": (

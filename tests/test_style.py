@@ -191,6 +191,15 @@ def test_the_documentation_keeps_to_its_limit() -> None:
     assert len(dialect) <= DOCS, dialect
 
 
+def test_a_class_has_a_name_of_one_class() -> None:
+    places: dict[str, list[str]] = {}
+    for module in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module.name)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 def test_phrases_of_the_dialect_are_told_from_plain_ones() -> None:
     text = "Let readers wait.\n\nA lock\nof its own, too. Who waits is none; that of others."
     assert phrases(text) == ["Let readers", "that of", "of its own", ", too", "is none", ". Who"]

@@ -13,7 +13,7 @@ from b2array import threads
 from b2array.array.array import View
 from b2array.compute.readable import Readable, select_fields
 from b2array.frame.fetch import fetch_from
-from b2array.frame.read import WINDOW_CHUNKS, WINDOW_NBYTES, WINDOWS_UNDER_WAY, ChunkRead, Reader, prepare
+from b2array.frame.read import WINDOW_CHUNKS, WINDOW_NBYTES, WINDOWS_UNDER_WAY, ChunkRead, ChunkReader, prepare
 from b2array.frame.source import ChunkRequest
 from b2array.grid.selection import Selection, fields, select
 from b2array.grid.tiling import parts_of_chunks
@@ -32,7 +32,7 @@ class _Wanted(NamedTuple):
     """A selection that is read with others: its number, its reader, and its result."""
 
     number: int
-    reader: Reader
+    reader: ChunkReader
     selection: Selection
     result: Any
     names: Any

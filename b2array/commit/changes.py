@@ -29,7 +29,7 @@ from b2array.format.state import State, copy_table, count_sized_blocks, find_cha
 from b2array.frame.snapshot import Snapshot
 from b2array.frame.source import FilterSlots
 from b2array.store.base import Version
-from b2array.store.spool import Part, Segment
+from b2array.store.spool import Segment, SpoolPart
 
 __all__ = [
     "DIGEST_NBYTES",
@@ -341,11 +341,11 @@ def _joined(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     more = np.setdiff1d(np.arange(b.numbers.size), of_b)
     # Where a fork serves many workers, each of their copies brings the segments that it had before.
     places = {id(segment): k for k, segment in enumerate(a.segments)} | {
-        segment: k for k, segment in enumerate(a.segments) if isinstance(segment, Part)
+        segment: k for k, segment in enumerate(a.segments) if isinstance(segment, SpoolPart)
     }
     segments, moves = list(a.segments), []
     for segment in b.segments:
-        found = places.get(segment) if isinstance(segment, Part) else places.get(id(segment))
+        found = places.get(segment) if isinstance(segment, SpoolPart) else places.get(id(segment))
         if found is None:
             found = len(segments)
             segments.append(segment)

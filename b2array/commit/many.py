@@ -27,7 +27,7 @@ from b2array import threads
 from b2array.commit.census import completed
 from b2array.commit.draft import Draft, rise_above
 from b2array.commit.manifests import replace_manifest
-from b2array.commit.plan import Plan, Step, plan
+from b2array.commit.plan import CommitStep, Plan, plan
 from b2array.commit.prepare import make_objects, observe, pieces, planned, require_files, whole
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
@@ -348,7 +348,7 @@ def _revision(catalog: Catalog, draft: Draft, path: str, manifest: Manifest, *, 
     number = manifest.number + 1
     draft.annotate(group_commit=GroupCommit(manifest.identity, number, path))
     source, next_plan = draft, planned(draft, draft.base)
-    if next_plan.step == Step.COMPACT and draft.base is not None:
+    if next_plan.step == CommitStep.COMPACT and draft.base is not None:
         source = whole(draft, draft.base)
         next_plan = planned(source, None)
     state = next_plan.require_state()

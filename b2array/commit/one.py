@@ -17,7 +17,7 @@ from b2array.buffers import Buffer
 from b2array.commit.draft import Draft, discard
 from b2array.commit.locks import makers_lock, writers_lock
 from b2array.commit.many import commit_member
-from b2array.commit.plan import Plan, Step
+from b2array.commit.plan import CommitStep, Plan
 from b2array.commit.prepare import make_objects, pieces, planned, require_files, whole
 from b2array.errors import B2ArrayError, ConflictError, FormatError, SnapshotLostError, warn
 from b2array.format import index
@@ -146,7 +146,7 @@ def _change(draft: Draft) -> Snapshot:
             if current.member is not None:  # a group has adopted the frame since it was opened
                 return commit_member(draft)
             made = planned(draft, current)
-            if made.step == Step.COMPACT and not draft.store.can.append:
+            if made.step == CommitStep.COMPACT and not draft.store.can.append:
                 warn(f"{draft.url}: one file in this store is rewritten with every change")
             try:
                 return _carry_out(made, draft, current)
@@ -172,7 +172,7 @@ def frame_lock(draft: Draft) -> AbstractContextManager[object]:
 
 
 def _carry_out(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
-    return _compact(made, draft, current) if made.step == Step.COMPACT else publish(made, draft, current)
+    return _compact(made, draft, current) if made.step == CommitStep.COMPACT else publish(made, draft, current)
 
 
 def stage(
@@ -192,10 +192,10 @@ def stage(
         made = planned(draft, current)
         require_files(made, draft)
         try:
-            if made.step == Step.COMPACT and current is not None:
+            if made.step == CommitStep.COMPACT and current is not None:
                 return _stage_compacted(draft, current, put)
             make_objects(made, draft)
-            if made.step == Step.APPEND and current is not None:
+            if made.step == CommitStep.APPEND and current is not None:
                 _append(made, draft, current)
                 return made.require_state().frame, made.header
             put(pieces(made, draft))
@@ -234,7 +234,9 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
         draft.store.force()
     try:
         version = (
-            _extend(made, draft, current) if current and made.step == Step.APPEND else _write(made, draft, current)
+            _extend(made, draft, current)
+            if current and made.step == CommitStep.APPEND
+            else _write(made, draft, current)
         )
     except BaseException as error:
         draft.staging.made.is_needed |= may_still_happen(draft.store, error)

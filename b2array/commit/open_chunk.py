@@ -25,7 +25,7 @@ from b2array.codec.header import FilterId
 from b2array.codec.splice import splice
 from b2array.errors import FormatError
 from b2array.format.state import State
-from b2array.frame.cache import Entry
+from b2array.frame.cache import CacheEntry
 from b2array.grid.layout import Layout
 from b2array.grid.partition import Axes, Part, Run, put, take
 from b2array.grid.tiling import Patch, parts_of_blocks
@@ -76,7 +76,7 @@ class OpenChunk:
     def __init__(self, form: Form, stored: Stored | None) -> None:
         self.form = form
         self._stored = stored
-        self._blocks: dict[int, Entry] = {}
+        self._blocks: dict[int, CacheEntry] = {}
         if stored is None:
             return
         header, layout = stored.head.header, form.layout
@@ -91,7 +91,7 @@ class OpenChunk:
 
     def _add(self, numbers: Iterable[int], data: Bytes) -> None:
         tile = Tile(data)
-        self._blocks.update((n, Entry(tile, row)) for row, n in enumerate(numbers))
+        self._blocks.update((n, CacheEntry(tile, row)) for row, n in enumerate(numbers))
 
     @property
     def nbytes(self) -> int:
@@ -99,13 +99,13 @@ class OpenChunk:
         stored = 0 if self._stored is None else len(self._stored.region)
         return stored + len(self._blocks) * self.form.layout.block_nbytes
 
-    def entries(self, numbers: Sequence[int]) -> dict[int, Entry]:
+    def entries(self, numbers: Sequence[int]) -> dict[int, CacheEntry]:
         """Return blocks. Those that no write has touched are decoded, but not kept."""
         missing = [n for n in numbers if n not in self._blocks]
         if not missing:
             return self._blocks
         tile = Tile(self._decoded(missing))
-        return {**self._blocks, **{n: Entry(tile, row) for row, n in enumerate(missing)}}
+        return {**self._blocks, **{n: CacheEntry(tile, row) for row, n in enumerate(missing)}}
 
     def _decoded(self, numbers: list[int]) -> Bytes:
         data = np.empty((len(numbers), self.form.layout.block_nbytes), np.uint8)

@@ -47,7 +47,7 @@ from b2array.format.kept import DIGEST_NBYTES, Ledger, has_room, ledger_of, obje
 from b2array.format.state import State, layers_with, parse
 from b2array.frame.snapshot import Snapshot
 
-__all__ = ["Facts", "Plan", "Step", "plan", "unnoted"]
+__all__ = ["CommitStep", "Facts", "Plan", "plan", "unnoted"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -57,7 +57,7 @@ _DEAD_LIMIT = 2**16
 """With less dead space than this, a commit never writes a whole contiguous frame again."""
 
 
-class Step(Enum):
+class CommitStep(Enum):
     """How a frame gets its next state."""
 
     NEW_FRAME = auto()
@@ -127,7 +127,7 @@ class Plan:
         What to do if the frame cannot be compacted, because a chunk cannot be read.
     """
 
-    step: Step
+    step: CommitStep
     header: bytes = b""
     tail: bytes = b""
     state: State | None = None
@@ -146,21 +146,21 @@ class Plan:
 def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
     """Decide how a change is committed on top of the current state; None for a new frame."""
     if current is None:
-        return _packed(change, None, facts, Step.EXCHANGE if facts.aside else Step.NEW_FRAME)
+        return _packed(change, None, facts, CommitStep.EXCHANGE if facts.aside else CommitStep.NEW_FRAME)
     if current.sparse:
-        return _packed(change, current, facts, Step.REPLACE_INDEX)
+        return _packed(change, current, facts, CommitStep.REPLACE_INDEX)
     if not facts.appendable:
-        return Plan(Step.COMPACT)
+        return Plan(CommitStep.COMPACT)
     # If all chunks are new, write them once, and not a second time after the old ones.
     all_new = change.numbers.size == current.frame.nchunks and not change.is_structural
     keeps_others = bool(current.state.annotations.kept)
     if all_new and not keeps_others and facts.header_room == len(current.header):
-        made = _packed(change, current, facts, Step.REPLACE_FILE)
+        made = _packed(change, current, facts, CommitStep.REPLACE_FILE)
     else:
-        made = _packed(change, current, facts, Step.APPEND)
+        made = _packed(change, current, facts, CommitStep.APPEND)
         if change.compacts or not _fits(current, made):
-            return Plan(Step.COMPACT)
-    return Plan(Step.COMPACT, otherwise=made) if _is_mostly_dead(made.require_state()) else made
+            return Plan(CommitStep.COMPACT)
+    return Plan(CommitStep.COMPACT, otherwise=made) if _is_mostly_dead(made.require_state()) else made
 
 
 def _fits(current: Snapshot, made: Plan) -> bool:
@@ -192,13 +192,13 @@ def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
 # The next state, and its bytes.
 
 
-def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Step) -> Plan:
+def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: CommitStep) -> Plan:
     """Make the next state, and the plan that leads there by a step."""
     state = applied(change, _start(change, current))
     if change.changes_values:
         state = with_stale_indexes(state)
     is_sparse = state.frame.frame_type == FrameType.SPARSE
-    if step == Step.APPEND and current is not None:
+    if step == CommitStep.APPEND and current is not None:
         placed = _placed(change, state.frame.offsets, current.frame.frame_len - current.frame.header_len)
     elif facts.header_room and change.extents.size:
         placed = _in_spool(change)
@@ -233,7 +233,7 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Ste
     packed = frame.pack(replace(described, vlmetalayers=layers), header)
     has_room = packed.frame.vlmetalayer(LAYER) is not None
     next_state = replace(state, frame=packed.frame).with_annotations(annotations) if has_room else parse(packed.frame)
-    finishes = bool(facts.header_room) and facts.header_room == len(packed.header) and step != Step.APPEND
+    finishes = bool(facts.header_room) and facts.header_room == len(packed.header) and step != CommitStep.APPEND
     return Plan(step, packed.header, kept.inside + packed.tail, next_state, placed.pieces, finishes, kept.objects)
 
 

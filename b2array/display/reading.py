@@ -16,7 +16,7 @@ from b2array.display.drawing import Box, draw, merge
 from b2array.display.tables import Info, beside, put_title, size, table
 from b2array.errors import B2ArrayError
 from b2array.frame.fetch import Ask, fetch, steps_of
-from b2array.frame.read import ChunkRead, Reader, prepare
+from b2array.frame.read import ChunkRead, ChunkReader, prepare
 from b2array.frame.snapshot import Snapshot
 from b2array.frame.source import ChunkRequest, Source
 from b2array.grid.advice import advice
@@ -167,7 +167,7 @@ def _box(start: Sequence[int], extents: Sequence[int], layout: Layout) -> Box:
     return tuple((min(i, n), min(i + extent, n)) for i, extent, n in ranges)
 
 
-def _windows(reader: Reader, positions: Any, axes: Any) -> Iterator[list[ChunkRead]]:
+def _windows(reader: ChunkReader, positions: Any, axes: Any) -> Iterator[list[ChunkRead]]:
     """Yield the chunks that are fetched together."""
     jobs = starmap(reader.plan, parts_of_chunks(reader.layout, positions, axes))
     if reader.source.is_local:

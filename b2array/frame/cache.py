@@ -23,7 +23,7 @@ import numpy.typing as npt
 from b2array import config
 from b2array.codec.decode import Tile
 
-__all__ = ["Cache", "Entry", "Slab", "blocks", "cost"]
+__all__ = ["Cache", "CacheEntry", "Slab", "blocks", "cost"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -69,7 +69,7 @@ class Slab:
         return self.filled + nbytes <= self.memory.nbytes and self.used + needed <= self.nbytes
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     """A block: its row in a tile, and the slab of the cache that holds it; None outside of the cache."""
 
     tile: Tile
@@ -81,7 +81,7 @@ class Cache:
     """The blocks of all chunks, and the slabs that they are in, the least recently used one first."""
 
     def __init__(self) -> None:
-        self._chunks: dict[Key, dict[int, Entry]] = {}
+        self._chunks: dict[Key, dict[int, CacheEntry]] = {}
         self._slabs: OrderedDict[Slab, None] = OrderedDict()
         self._filling: list[Slab] = []
 
@@ -90,7 +90,7 @@ class Cache:
         """Size in bytes of all slabs, with the entries of their blocks."""
         return sum(slab.nbytes for slab in list(self._slabs))
 
-    def get_many(self, key: Key, numbers: Iterable[int]) -> dict[int, Entry]:
+    def get_many(self, key: Key, numbers: Iterable[int]) -> dict[int, CacheEntry]:
         """Return the cached ones among the blocks `numbers` of a chunk; their data must not be changed."""
         of_chunk = self._chunks.get(key)
         if of_chunk is None:
@@ -153,7 +153,7 @@ class Cache:
         slab.added.append((key, numbers))
         of_chunk = self._chunks.setdefault(key, {})
         for row, n in enumerate(numbers):
-            of_chunk[n] = Entry(tile, row, slab)
+            of_chunk[n] = CacheEntry(tile, row, slab)
         if slab not in self._slabs:  # it was evicted meanwhile
             self._forget(slab)
 

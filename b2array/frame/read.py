@@ -26,7 +26,7 @@ from b2array.codec.decode import Tile
 from b2array.codec.header import NAN_BYTES, ChunkHeader, Special
 from b2array.errors import FormatError, UnsupportedError, prefix_error
 from b2array.frame import cache
-from b2array.frame.cache import Entry
+from b2array.frame.cache import CacheEntry
 from b2array.frame.fetch import fetch
 from b2array.frame.snapshot import Snapshot
 from b2array.frame.source import ChunkRequest, Source
@@ -39,7 +39,7 @@ __all__ = [
     "WINDOW_CHUNKS",
     "WINDOW_NBYTES",
     "ChunkRead",
-    "Reader",
+    "ChunkReader",
     "prepare",
     "read",
     "read_item",
@@ -95,13 +95,13 @@ def read(
 
 def prepare(
     source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
-) -> Reader:
+) -> ChunkReader:
     """Return the reader that plans and carries out `read`."""
     is_small = max(box.nbytes, nbytes) <= config.cache_bytes // _SHARE
     key = source.cache_key if isinstance(source, Snapshot) and is_small else None
     by_slices = axes is None and np.ndarray not in map(type, positions)
     context = _context(source.frame.codec, source.frame.codec_meta, layout.blocks)
-    return Reader(source, layout, context, key, box, [0], axes, by_slices)
+    return ChunkReader(source, layout, context, key, box, [0], axes, by_slices)
 
 
 def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
@@ -158,12 +158,12 @@ class ChunkRead(NamedTuple):
     number: int
     part: Part
     tiling: Tiling
-    found: dict[int, Entry]
+    found: dict[int, CacheEntry]
     wanted: Numbers
     keep: bool
 
 
-class Reader(NamedTuple):
+class ChunkReader(NamedTuple):
     """The context that all chunks of one read share.
 
     `plan` decides what to fetch of a chunk; `finish` decodes and copies it. `met` has the bytes that the cache would
@@ -235,7 +235,7 @@ class Reader(NamedTuple):
             tiling = tiling_of(layout, cast(Slices, part.inside), length)
         else:
             tiling = tiling_of_points(layout, part, self.axes, length)
-        found: dict[int, Entry] = {}
+        found: dict[int, CacheEntry] = {}
         wanted: Numbers = tiling.numbers
         keep = self.cache_key is not None
         if keep:
@@ -306,7 +306,7 @@ class Reader(NamedTuple):
             cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
         return tile
 
-    def decoded_whole(self, number: int, *, keep: bool) -> dict[int, Entry]:
+    def decoded_whole(self, number: int, *, keep: bool) -> dict[int, CacheEntry]:
         """Decode a chunk whose blocks differ from the array's, and cut it into the array's."""
         (whole,) = fetch(self.source, (ChunkRequest(number, None),))
         room = cache.blocks.room_for(self.layout.nblocks, self.layout.chunk_nbytes) if keep else None
@@ -314,7 +314,7 @@ class Reader(NamedTuple):
         tile, blocks = Tile(data.reshape(self.layout.nblocks, -1)), range(self.layout.nblocks)
         if room is not None:
             cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
-        return {block: Entry(tile, block) for block in blocks}
+        return {block: CacheEntry(tile, block) for block in blocks}
 
     def _copy_step(self, job: ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> None:
         if not self.by_slices:
@@ -347,7 +347,7 @@ class Reader(NamedTuple):
                 tile = self.decoded(job.number, missing, stored, reference, narrow=narrow, keep=job.keep)
                 if missing is numbers:
                     return tile.pick(slice(None), layout.blocks, layout.dtype, within)
-                found = {**found, **{n: Entry(tile, row) for row, n in enumerate(missing)}}
+                found = {**found, **{n: CacheEntry(tile, row) for row, n in enumerate(missing)}}
         picked, start = [], 0
         for stop in range(1, len(numbers) + 1):
             # Neighbours that are neighbours in their tile too are picked together.

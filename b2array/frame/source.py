@@ -16,7 +16,7 @@ from b2array.format.annotations import Sizes
 from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import State
-from b2array.frame.cache import Entry
+from b2array.frame.cache import CacheEntry
 from b2array.store.base import Mutex, Store
 from b2array.store.spans import Span
 
@@ -81,10 +81,10 @@ class Staged(NamedTuple):
     digest: bytes = b""
 
 
-class OpenChunk(Protocol):
+class OpenChunkView(Protocol):
     """A chunk that a transaction keeps open, as readers see it."""
 
-    def entries(self, numbers: Sequence[int]) -> dict[int, Entry]:
+    def entries(self, numbers: Sequence[int]) -> dict[int, CacheEntry]:
         """Return decoded blocks by their numbers."""
 
 
@@ -96,7 +96,7 @@ class OpenChunks(Protocol):
         """Held while chunks are opened, changed, read or encoded."""
 
     @property
-    def chunks(self) -> Mapping[int, OpenChunk]:
+    def chunks(self) -> Mapping[int, OpenChunkView]:
         """For reading only."""
 
 

@@ -99,7 +99,7 @@ class Archive:
         stamp, entries, _ = self._state()
         if sum(entry.nbytes for entry in entries.values()) > stamp.size:
             raise FormatError(f"{self.url}: expected files beside each other, found some in the place of others")
-        with self._of_one_archive(stamp), zipfile.ZipFile(_File(self.store, stamp)) as opened:
+        with self._of_one_archive(stamp), zipfile.ZipFile(_ArchiveFile(self.store, stamp)) as opened:
             for info in opened.infolist():
                 path = _path_of(info)
                 if path in entries and is_content(path):
@@ -178,7 +178,7 @@ class Archive:
 
 def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
     try:
-        with zipfile.ZipFile(_File(store, stamp)) as opened:
+        with zipfile.ZipFile(_ArchiveFile(store, stamp)) as opened:
             infos = opened.infolist()
     except (FormatError, LimitError):
         raise
@@ -205,7 +205,7 @@ def _path_of(info: zipfile.ZipInfo) -> str:
     return info.orig_filename.replace("\\", "/") if info.create_system == 0 else info.orig_filename
 
 
-class _File(io.RawIOBase):
+class _ArchiveFile(io.RawIOBase):
     """An archive as a file, from which `zipfile` reads the directory; its end, which has that, is read once."""
 
     def __init__(self, store: Store, stamp: Stamp) -> None:

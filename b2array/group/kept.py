@@ -27,7 +27,7 @@ from b2array.frame.snapshot import Snapshot, ledger_in, unknown_name
 from b2array.frame.source import FRAME_NAME
 from b2array.group.directory import Directory
 from b2array.group.listed import AnyGroup, ListedGroup
-from b2array.group.listing import State, group_ledger, load_members
+from b2array.group.listing import MemberState, group_ledger, load_members
 from b2array.group.members import Members
 from b2array.store.base import MISSING, Store
 
@@ -99,7 +99,7 @@ def earlier_states(moments: Sequence[Moment], name: str, group: bytes, now: Snap
     return states
 
 
-def entry_of(then: Moment, state: State, group: bytes) -> Kept:
+def entry_of(then: Moment, state: MemberState, group: bytes) -> Kept:
     """Return the entry of a member's ledger for the state that it had at a snapshot of its group."""
     entry = then.entry
     return Kept(entry.name, entry.time, entry.message, generation=state.generation, group=group)
@@ -147,7 +147,7 @@ def moment(group: AnyGroup, name: str, manifest: Manifest | None = None) -> Mome
 class Moment:
     """The members of a group as they were at a snapshot. For reading."""
 
-    def __init__(self, group: AnyGroup, manifest: Manifest, entry: Kept, states: Mapping[str, State]) -> None:
+    def __init__(self, group: AnyGroup, manifest: Manifest, entry: Kept, states: Mapping[str, MemberState]) -> None:
         self.group = group
         self._manifest = manifest
         self.entry = entry

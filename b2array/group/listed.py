@@ -25,7 +25,7 @@ from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, Row, is_embedde
 from b2array.frame.snapshot import Member, Snapshot, ledger_in, load_member, load_published, load_revision
 from b2array.group import embedded, summaries
 from b2array.group.directory import Directory
-from b2array.group.listing import State
+from b2array.group.listing import MemberState
 from b2array.group.members import Members
 from b2array.store.base import MISSING, Store, Version, attempts, stale_reader, too_many_conflicts
 from b2array.store.open import join_url, open_store
@@ -219,7 +219,7 @@ class ListedGroup:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
 
-    def state_at(self, manifest: Manifest, name: str, state: State) -> Snapshot | None:
+    def state_at(self, manifest: Manifest, name: str, state: MemberState) -> Snapshot | None:
         """Return the state that a member had at a snapshot that a manifest lists; None if it is not there any more."""
         path, generation, sparse = state
         if is_embedded(path):

@@ -21,12 +21,12 @@ from b2array.frame.manifest import MANIFEST, Manifest, is_embedded, is_member_na
 from b2array.store.base import Store
 from b2array.store.spans import Span
 
-__all__ = ["State", "group_ledger", "load_members", "pack_members", "unpack_members"]
+__all__ = ["MemberState", "group_ledger", "load_members", "pack_members", "unpack_members"]
 
 _VERSION = 1
 
 
-class State(NamedTuple):
+class MemberState(NamedTuple):
     """Where a member of a snapshot was, the generation of its state, and whether its frame was sparse."""
 
     path: str
@@ -39,12 +39,12 @@ def group_ledger(url: str, manifest: Manifest) -> Ledger:
     return prefix_errors(f"{url}/{MANIFEST}", lambda: Ledger.unpack(manifest.kept))
 
 
-def pack_members(members: Mapping[str, State]) -> bytes:
+def pack_members(members: Mapping[str, MemberState]) -> bytes:
     """Return the members of a snapshot as bytes, with a digest at the end.
 
     Examples
     --------
-    >>> packed = pack_members({"x": State("x.b2nd", b"1")})
+    >>> packed = pack_members({"x": MemberState("x.b2nd", b"1")})
     >>> unpack_members(packed, packed[-16:])
     {'x': State(path='x.b2nd', generation=b'1', sparse=False)}
     """
@@ -52,7 +52,7 @@ def pack_members(members: Mapping[str, State]) -> bytes:
     return seal(packed)
 
 
-def unpack_members(buf: Buffer, digest: bytes) -> dict[str, State]:
+def unpack_members(buf: Buffer, digest: bytes) -> dict[str, MemberState]:
     """Read what `pack_members` packed.
 
     FormatError: it is something else. UnsupportedError: a later version wrote it.
@@ -70,14 +70,14 @@ def unpack_members(buf: Buffer, digest: bytes) -> dict[str, State]:
         is_state = isinstance(state, list) and [*map(type, state)] == [str, bytes, bool]
         if not (isinstance(name, str) and is_member_name(name) and is_state and _is_path(state[0])):
             raise FormatError(f"expected a member's name, path and generation, found {name!r} and {state!r}")
-    return {name: State(*state) for name, state in members.items()}
+    return {name: MemberState(*state) for name, state in members.items()}
 
 
 def _is_path(path: str) -> bool:
     return bool(members_among([path])) or is_embedded(path)
 
 
-def load_members(group: Store, url: str, entry: Kept) -> dict[str, State]:
+def load_members(group: Store, url: str, entry: Kept) -> dict[str, MemberState]:
     """Read the members of a snapshot by its entry in the ledger. Raises what `unpack_members` raises."""
     view: Buffer = entry.packed
     if not view:

@@ -38,7 +38,7 @@ from b2array.group.directory import NewFrame, copy_of
 from b2array.group.fork import Changes
 from b2array.group.kept import Moment, moment
 from b2array.group.listed import ListedGroup, name_of
-from b2array.group.listing import State, group_ledger
+from b2array.group.listing import MemberState, group_ledger
 from b2array.group.members import Members, check_new
 from b2array.group.snapshot_changes import SnapshotChanges
 from b2array.store.base import create_under_own_name
@@ -272,7 +272,7 @@ class RowTransaction(Changes):
         for name, held in earlier.items():
             self._go_back(name, then.states[name], held)
 
-    def _go_back(self, name: str, state: State, held: Snapshot) -> None:
+    def _go_back(self, name: str, state: MemberState, held: Snapshot) -> None:
         path = self.members().get(name)
         if path == state.path and not is_embedded(path):
             handle = self.open(path, "r+")
@@ -302,7 +302,7 @@ class RowTransaction(Changes):
         """
         self._require_open()
         self._view.require_ledger()
-        there = dict[tuple[str, bytes], State]()
+        there = dict[tuple[str, bytes], MemberState]()
         for path, keeps in self._earlier.items():
             for keep in keeps:
                 if keep.state is not None and (path, keep.entry.generation) not in there:
@@ -318,7 +318,7 @@ class RowTransaction(Changes):
                 states[name] = there[at]
             self._snapshots.copy(then.entry, states, self._ledger())
 
-    def _copied_state(self, path: str, held: Snapshot) -> State:
+    def _copied_state(self, path: str, held: Snapshot) -> MemberState:
         """Copy a state of a member that the group does not list."""
         draft = copy_of(Handle(held, "r"), self.storage_options, snapshots=False)(self._free(path), overwrite=False)
         state = self._put_earlier(draft, path, draft.state)
@@ -326,10 +326,10 @@ class RowTransaction(Changes):
         draft.staging.close()
         return state
 
-    def _put_earlier(self, draft: Draft, path: str, state: FrameState) -> State:
+    def _put_earlier(self, draft: Draft, path: str, state: FrameState) -> MemberState:
         """Write the revision of a state whose chunks a draft has copied."""
         row = write_revision(self._view.catalog, draft, path, state, self._next_note(path))
-        return State(path, bytes.fromhex(row.revision), row.sparse)
+        return MemberState(path, bytes.fromhex(row.revision), row.sparse)
 
     # The end.
 
@@ -447,12 +447,12 @@ class RowTransaction(Changes):
         now = group_ledger(self.url, after)
         changes.require_known(now)
         rows = after.rows or {}
-        states = {name: State(row.path, bytes.fromhex(row.revision), row.sparse) for name, row in rows.items()}
+        states = {name: MemberState(row.path, bytes.fromhex(row.revision), row.sparse) for name, row in rows.items()}
         put = partial(create_under_own_name, self._view.store)
         return replace(after, kept=changes.apply(now, lambda _: states, put).pack() or b"")
 
 
-def _is_state(row: Row | None, state: State) -> bool:
+def _is_state(row: Row | None, state: MemberState) -> bool:
     """Whether a row lists the state that a snapshot names."""
     return row is not None and (row.path, row.revision) == (state.path, state.generation.hex())
 

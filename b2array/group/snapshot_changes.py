@@ -10,7 +10,7 @@ from operator import attrgetter
 from b2array.errors import ConflictError
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, object_name
 from b2array.frame.snapshot import unknown_name
-from b2array.group.listing import State, pack_members
+from b2array.group.listing import MemberState, pack_members
 
 __all__ = ["SnapshotChanges"]
 
@@ -37,7 +37,7 @@ class SnapshotChanges:
     url: str
     new: dict[str, Kept] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
-    copies: list[tuple[Kept, Mapping[str, State]]] = field(default_factory=list)
+    copies: list[tuple[Kept, Mapping[str, MemberState]]] = field(default_factory=list)
     _dropped: list[Kept] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -66,7 +66,7 @@ class SnapshotChanges:
         self.gone.update(names)
         self._dropped += [there[name] for name in names]
 
-    def copy(self, entry: Kept, states: Mapping[str, State], ledger: Ledger) -> None:
+    def copy(self, entry: Kept, states: Mapping[str, MemberState], ledger: Ledger) -> None:
         """Add a snapshot of another group. It replaces one of the same name."""
         self.copies.append((entry, states))
         if entry.name in ledger.names:
@@ -78,7 +78,7 @@ class SnapshotChanges:
         if newer:
             raise ConflictError(f"{self.url}: another writer has replaced the snapshot {newer[0]!r}")
 
-    def apply(self, ledger: Ledger, states: Callable[[Kept], Mapping[str, State]], put: PutList) -> Ledger:
+    def apply(self, ledger: Ledger, states: Callable[[Kept], Mapping[str, MemberState]], put: PutList) -> Ledger:
         """Return the ledger after the commit, given the one that it finds.
 
         `states` gives the members of a new snapshot. ConflictError: another writer has made one of the same name.

@@ -22,7 +22,7 @@ from b2array.group.changing import AnyTransaction
 from b2array.group.directory import copy_of
 from b2array.group.kept import Moment, moment
 from b2array.group.listed import AnyGroup, ListedGroup, name_of
-from b2array.group.listing import State, group_ledger
+from b2array.group.listing import MemberState, group_ledger
 from b2array.group.rows import RowTransaction
 from b2array.group.transaction import Transaction
 
@@ -135,9 +135,11 @@ def _of_revisions(group: ListedGroup, manifest: Manifest, entries: Sequence[Kept
     """List the snapshots of a group in an object store, which name revisions."""
     moments = [moment(group, entry.name, group.manifest) for entry in entries]
     wanted = {state for then in moments for state in then.states.values() if not is_embedded(state.path)}
-    wanted |= {State(row.path, bytes.fromhex(row.revision), row.sparse) for row in group.rows.values() if row.revision}
+    wanted |= {
+        MemberState(row.path, bytes.fromhex(row.revision), row.sparse) for row in group.rows.values() if row.revision
+    }
 
-    def look(state: State) -> tuple[State, Snapshot | None]:
+    def look(state: MemberState) -> tuple[MemberState, Snapshot | None]:
         with suppress(OSError, B2ArrayError):  # a damaged member does not hide the snapshots
             return state, group.state_at(manifest, "", state)
         return state, None
@@ -154,7 +156,7 @@ def _of_revisions(group: ListedGroup, manifest: Manifest, entries: Sequence[Kept
     return tuple(snapshot_info(entry, own[entry.name] + entry.nbytes) for entry in entries)
 
 
-def _is_listed(group: ListedGroup, state: State) -> bool:
+def _is_listed(group: ListedGroup, state: MemberState) -> bool:
     row = group.rows.get(name_of(state.path))
     return row is not None and (row.path, row.revision) == (state.path, state.generation.hex())
 

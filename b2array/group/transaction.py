@@ -54,7 +54,7 @@ from b2array.group.kept import (
     retire,
     states_needed,
 )
-from b2array.group.listing import State, group_ledger
+from b2array.group.listing import MemberState, group_ledger
 from b2array.group.members import Members, check_new
 from b2array.group.snapshot_changes import SnapshotChanges
 from b2array.store.atomic import require_free
@@ -292,7 +292,7 @@ class Transaction(Changes):
         for states_of_one in missing.values():
             self._copied_frames.append(retire(self._view, states_of_one))
 
-    def _states_of_new(self) -> dict[tuple[str, str, bytes], State]:
+    def _states_of_new(self) -> dict[tuple[str, str, bytes], MemberState]:
         """Return the states that new members keep for the group, by snapshot, member and generation."""
         group, found = self._change.identity.encode(), {}
         for path, name in self._change.names.items():
@@ -301,7 +301,7 @@ class Transaction(Changes):
                 continue
             for entry in (keep.entry for keep in draft.delta.keeps):
                 if entry.group == group:
-                    found[entry.name, name, entry.generation] = State(path, entry.generation, draft.sparse)
+                    found[entry.name, name, entry.generation] = MemberState(path, entry.generation, draft.sparse)
         return found
 
     def moment(self, name: str) -> Moment:
@@ -396,7 +396,7 @@ class Transaction(Changes):
     def _kept(self, before: Manifest, frames: Mapping[str, Frame]) -> bytes:
         """Write the lists of members of new snapshots; return the ledger of the group after the transaction."""
 
-        def states(entry: Kept) -> dict[str, State]:
+        def states(entry: Kept) -> dict[str, MemberState]:
             return {
                 member: self._state_of(entry.name, path, self._change.members[path], frames)
                 for member, path in self.members().items()
@@ -404,12 +404,12 @@ class Transaction(Changes):
 
         return self._snapshots.apply(group_ledger(self.url, before), states, self._put_list).pack() or b""
 
-    def _state_of(self, name: str, path: str, member: MemberChange, frames: Mapping[str, Frame]) -> State:
+    def _state_of(self, name: str, path: str, member: MemberChange, frames: Mapping[str, Frame]) -> MemberState:
         state = member.handle.snapshot.state if member.draft is None else parse(frames[path])
         entry = ledger_of(state).find(name)
         if entry is None:
             raise UnsupportedError(f"{member.handle.url} has no place for snapshots: its metalayers are too many")
-        return State(path, entry.generation, state.frame.frame_type == FrameType.SPARSE)
+        return MemberState(path, entry.generation, state.frame.frame_type == FrameType.SPARSE)
 
     def _put_list(self, name: str, packed: bytes) -> None:
         self._lists.append(name)

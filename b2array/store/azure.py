@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from b2array.store.base import Stamp, Version, conflict, where
-from b2array.store.cloud import ABSENT, CloudStore, Part, remove_each
+from b2array.store.cloud import ABSENT, CloudStore, UploadPart, remove_each
 
 __all__ = ["AzureStore"]
 
@@ -64,14 +64,14 @@ class AzureStore(CloudStore):
                 if expected != ABSENT or await blob.exists(**fs._timeout_kwargs):
                     raise
                 begun = await self._begin(fs, path, expected)
-                part = await self._send_part(fs, path, begun, Part(0, 0, content, len(content)))
+                part = await self._send_part(fs, path, begun, UploadPart(0, 0, content, len(content)))
                 return await self._finish(fs, path, begun, [part], expected)
         return Version(made["etag"])
 
     async def _begin(self, fs: Any, path: str, expected: Version | None) -> str:
         return os.urandom(8).hex()
 
-    async def _send_part(self, fs: Any, path: str, begun: str, part: Part) -> str:
+    async def _send_part(self, fs: Any, path: str, begun: str, part: UploadPart) -> str:
         ident = base64.b64encode(f"{begun}{part.number:08}".encode()).decode()
         async with _blob(fs, path) as blob:
             await blob.stage_block(ident, part.content, **fs._timeout_kwargs)

@@ -35,14 +35,14 @@ from b2array.store.file_systems import spell_out
 from b2array.store.remote import ABSENT, FsspecStore, answer, at_once, join, status_of
 from b2array.store.spans import Span
 
-__all__ = ["ABSENT", "CloudStore", "Part", "remove_each"]
+__all__ = ["ABSENT", "CloudStore", "UploadPart", "remove_each"]
 
 _T = TypeVar("_T")
 
 _HIDING = os.urandom(16)  # without it, trying would find a short password
 
 
-class Part(NamedTuple):
+class UploadPart(NamedTuple):
     """A part of an object: its number from 0, its start, its bytes, and in the last part the size of the object."""
 
     number: int
@@ -103,7 +103,7 @@ class CloudStore(FsspecStore):
         """Begin an upload in parts; return what names it."""
 
     @abstractmethod
-    async def _send_part(self, fs: Any, path: str, begun: Any, part: Part) -> Any:
+    async def _send_part(self, fs: Any, path: str, begun: Any, part: UploadPart) -> Any:
         """Write a part; return what names it."""
 
     @abstractmethod
@@ -192,7 +192,7 @@ class CloudStore(FsspecStore):
         def begin(_: None) -> None:
             begun.append(self._wait(name, partial(_of_object, self._begin), expected))
 
-        def send(part: Part) -> Any:
+        def send(part: UploadPart) -> Any:
             return self._wait(name, self._send_part, *begun, part)
 
         try:
@@ -236,13 +236,13 @@ async def remove_each(requests: Iterable[Awaitable[object]]) -> None:
             raise error
 
 
-def _number(contents: Iterator[bytes]) -> Iterator[Part]:
+def _number(contents: Iterator[bytes]) -> Iterator[UploadPart]:
     """Yield the parts of an object; the last one says how large the object is."""
     start, ahead = 0, next(contents)
     for number in itertools.count():
         content, ahead = ahead, next(contents, b"")
         stop = start + len(content)
-        yield Part(number, start, content, None if ahead else stop)
+        yield UploadPart(number, start, content, None if ahead else stop)
         if not ahead:
             return
         start = stop

@@ -25,7 +25,7 @@ _AT_ONCE = 16
 """How many files are forced at the same time: the threads wait for the disk, not for a processor."""
 
 
-class _Waiting:
+class _Forces:
     """The forces of a block, and the actions that follow them."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _Waiting:
 
 
 class _Here(threading.local):
-    waiting: _Waiting | None = None
+    waiting: _Forces | None = None
 
 
 _here = _Here()
@@ -63,7 +63,7 @@ def together() -> Iterator[None]:
     if _here.waiting is not None:
         yield
         return
-    waiting = _here.waiting = _Waiting()
+    waiting = _here.waiting = _Forces()
     try:
         yield
         waiting.end()  # an action may ask for more forces

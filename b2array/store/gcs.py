@@ -9,7 +9,7 @@ from typing import Any
 
 from b2array import config
 from b2array.store.base import Stamp, Version
-from b2array.store.cloud import ABSENT, CloudStore, Part, remove_each
+from b2array.store.cloud import ABSENT, CloudStore, UploadPart, remove_each
 from b2array.store.remote import bytes_range
 
 __all__ = ["GcsStore"]
@@ -61,7 +61,7 @@ class GcsStore(CloudStore):
         headers, _ = await fs._call("POST", _uploads(fs), bucket, **asked)
         return str(headers["Location"])
 
-    async def _send_part(self, fs: Any, path: str, begun: str, part: Part) -> str:
+    async def _send_part(self, fs: Any, path: str, begun: str, part: UploadPart) -> str:
         total = "*" if part.total is None else part.total
         start, stalled = part.start, 0
         while True:

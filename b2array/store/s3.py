@@ -9,7 +9,7 @@ from typing import Any
 
 from b2array.errors import UnsupportedError
 from b2array.store.base import Stamp, Version, where
-from b2array.store.cloud import ABSENT, CloudStore, Part
+from b2array.store.cloud import ABSENT, CloudStore, UploadPart
 from b2array.store.file_systems import FILE_SYSTEM
 from b2array.store.remote import bytes_range, patiently, status_of
 
@@ -101,7 +101,7 @@ class S3Store(CloudStore):
         answer = await fs._call_s3("create_multipart_upload", **_place(fs, path))
         return {"UploadId": answer["UploadId"]}
 
-    async def _send_part(self, fs: Any, path: str, begun: Any, part: Part) -> Any:
+    async def _send_part(self, fs: Any, path: str, begun: Any, part: UploadPart) -> Any:
         number = {"PartNumber": part.number + 1}
         answer = await fs._call_s3("upload_part", **_place(fs, path), **begun, **number, Body=part.content)
         return {**number, "ETag": answer["ETag"]}

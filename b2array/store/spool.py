@@ -18,7 +18,7 @@ from b2array.errors import ConflictError
 from b2array.store.base import Mutex
 from b2array.store.disk import make_directories
 
-__all__ = ["Content", "Part", "Segment", "Spool"]
+__all__ = ["Content", "Segment", "Spool", "SpoolPart"]
 
 _IN_MEMORY = 32 * 2**20
 _STEP = 8 * 2**20
@@ -67,7 +67,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SpoolPart:
     """A segment in a file, after its first `reserved` bytes. Its writer may go on to append to the file."""
 
     path: str
@@ -91,7 +91,7 @@ class Part:
         for position in range(start, stop, _STEP):
             yield self.read(position, min(position + _STEP, stop))
 
-    def portable(self) -> Part:
+    def portable(self) -> SpoolPart:
         """Return the segment itself."""
         return self
 
@@ -213,7 +213,7 @@ class Spool:
                 if self._file is not None:  # the process that unpickles the value needs it, this one perhaps not
                     self._file.close()
                 self._file, self._released = None, True
-                return Part(self.path, self.reserved)
+                return SpoolPart(self.path, self.reserved)
             return Content(b"".join(self.pieces(0, self.length)))
 
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> None:

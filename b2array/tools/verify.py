@@ -48,7 +48,7 @@ from b2array.group.archive import Archive
 from b2array.group.group import Group
 from b2array.group.kept import moment
 from b2array.group.listed import AnyGroup, ListedGroup, name_of
-from b2array.group.listing import State, group_ledger
+from b2array.group.listing import MemberState, group_ledger
 from b2array.progress import track
 from b2array.store.base import MISSING, Listed, in_one_state
 from b2array.store.endings import JOURNAL
@@ -328,7 +328,7 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
         return None
     problems: list[Problem] = []
     needed: dict[str, list[tuple[str, bytes]]] = {}
-    revisions: dict[State, str] = {}
+    revisions: dict[MemberState, str] = {}
     for entry in entries:
         try:
             then = moment(home, entry.name)
@@ -362,7 +362,7 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
 
 def _of_revisions(
     home: ListedGroup,
-    revisions: Mapping[State, str],
+    revisions: Mapping[MemberState, str],
     *,
     deep: bool,
     progress: bool,

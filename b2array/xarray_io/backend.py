@@ -27,7 +27,7 @@ from b2array.xarray_io import loading
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["Backend", "Members", "Url", "arrays_of", "attributes_of", "dims_of"]
+__all__ = ["Backend", "MemberStore", "Url", "arrays_of", "attributes_of", "dims_of"]
 
 Url = str | os.PathLike[str]
 Opened = Url | NDArray | Group
@@ -80,7 +80,7 @@ class _Lazy(BackendArray):
         return await asyncio.to_thread(self.__getitem__, key)
 
 
-class Members(AbstractDataStore):
+class MemberStore(AbstractDataStore):
     """The arrays of a group as variables, not decoded yet."""
 
     def __init__(self, arrays: Mapping[str, NDArray], attrs: Mapping[str, Any]) -> None:
@@ -263,7 +263,7 @@ def _decode(found: Group | NDArray, url: Opened, decoding: Mapping[str, Any]) ->
         # The attributes first: a commit in between then shows with its own, and nothing is missing.
         attrs, where = dict(found.attrs), found.url
         members = arrays_of(found)
-    ds = StoreBackendEntrypoint().open_dataset(Members(members, attrs), **decoding)
+    ds = StoreBackendEntrypoint().open_dataset(MemberStore(members, attrs), **decoding)
     ds.set_close(None)  # nothing is open, and the dataset must not take the arrays along when it is pickled
     ds.encoding["source"] = where
     return ds

@@ -25,7 +25,7 @@ from b2array.xarray_io.encoding import (
     mark,
 )
 from b2array.xarray_io.indexes import check_indexes, check_new_part, detect, place
-from b2array.xarray_io.tasks import Node, Part, Task
+from b2array.xarray_io.tasks import Node, WritePart, WriteTask
 from b2array.xarray_io.times import UNITS, decode, find_bounds, in_units, is_unknown, with_stored_units
 
 __all__ = ["change", "group_at"]
@@ -43,7 +43,7 @@ def group_at(target: Group, path: str, *, make: bool = True) -> Group:
     return found
 
 
-def change(target: Group, nodes: Sequence[Node], task: Task, *, is_tree: bool) -> Iterator[Part]:
+def change(target: Group, nodes: Sequence[Node], task: WriteTask, *, is_tree: bool) -> Iterator[WritePart]:
     """Change the groups of a dataset or a tree; yield the parts that dask has to compute."""
     groups = [group_at(target, node.path, make=task.mode != "r+") for node in nodes]
     arrays = {node.path: _arrays_of(group, node.ds, task) for node, group in zip(nodes, groups, strict=True)}
@@ -65,7 +65,7 @@ def _ancestors(path: str) -> Iterator[str]:
         yield "/".join(names[:depth])
 
 
-def _task_of(node: Node, task: Task) -> Task:
+def _task_of(node: Node, task: WriteTask) -> WriteTask:
     """Return the task for a node of a tree, which may lack dimensions that other nodes have."""
     if task.append_dim is not None and task.append_dim not in node.ds.dims:
         return task._replace(append_dim=None)
@@ -85,8 +85,8 @@ def _change(
     node: Node,
     arrays: dict[str, NDArray],
     outer: Mapping[str, NDArray],
-    task: Task,
-) -> Iterator[Part]:
+    task: WriteTask,
+) -> Iterator[WritePart]:
     """Change existing variables, and add others; yield the parts that dask has to compute.
 
     `arrays` are the existing ones, `outer` the arrays of the groups around this one.
@@ -123,7 +123,7 @@ def _check_region(
     node: Node,
     arrays: Mapping[str, NDArray],
     outer: Mapping[str, NDArray],
-    task: Task,
+    task: WriteTask,
 ) -> dict[Hashable, slice]:
     """Return the region of a dataset, after a look whether its indexes agree with the stored ones."""
     dim = task.append_dim
@@ -143,15 +143,15 @@ def _put(
     array: NDArray,
     variable: xr.Variable,
     where: tuple[slice, ...],
-    task: Task,
-) -> Iterator[Part]:
+    task: WriteTask,
+) -> Iterator[WritePart]:
     """Write values into their place; yield the parts that dask has to compute."""
     stops = tuple(max(n, part.stop) for n, part in zip(array.shape, where, strict=True))
     grown = stops != array.shape
     if grown:
         array.resize(stops)
     if is_dask(variable) and variable.size:
-        yield Part(f"{target.name}/{name}".lstrip("/"), array, where, variable.data)
+        yield WritePart(f"{target.name}/{name}".lstrip("/"), array, where, variable.data)
     elif grown or task.append_dim is None or not _holds(array[where], variable.values):
         array[where] = variable.values
 
@@ -174,7 +174,7 @@ def _give_units(
     variable: xr.Variable | None,
     asked: Any,
     arrays: dict[str, NDArray],
-    task: Task,
+    task: WriteTask,
 ) -> None:
     """Store times that exist in other units, as the user asks."""
     if variable is None:
@@ -237,7 +237,7 @@ def _form(array: NDArray) -> dict[str, Any]:
 def _all_as_stored(
     variables: Mapping[str, xr.Variable],
     arrays: dict[str, NDArray],
-    task: Task,
+    task: WriteTask,
 ) -> dict[str, xr.Variable]:
     """Encode variables as the existing ones are encoded. Stored times of which nothing is known yet get other units."""
     result: dict[str, xr.Variable] = {}
@@ -267,7 +267,7 @@ def _are_free(name: str, arrays: Mapping[str, NDArray]) -> bool:
 # What must fit.
 
 
-def _arrays_of(target: Group, ds: xr.Dataset, task: Task) -> dict[str, NDArray]:
+def _arrays_of(target: Group, ds: xr.Dataset, task: WriteTask) -> dict[str, NDArray]:
     """Open the arrays that are directly in a group.
 
     Other writers may change variables that are not in the dataset, and coordinates that say nothing about the region.
@@ -291,7 +291,7 @@ def _check_new(
     ds: xr.Dataset,
     new: Mapping[str, xr.Variable],
     arrays: Mapping[str, NDArray],
-    task: Task,
+    task: WriteTask,
 ) -> None:
     """Refuse new variables if the mode forbids them, or if their sizes do not fit the existing ones."""
     if new and task.mode == "r+":
@@ -327,7 +327,7 @@ def _check_growing(
         raise ValueError(f"{target.url}: variables {left} would not grow along {dim!r} with the others")
 
 
-def _widen(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], task: Task) -> NDArray:
+def _widen(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], task: WriteTask) -> NDArray:
     """Widen stored text for new text, as part of the same commit."""
     if dtype.kind not in "SU" or dtype.itemsize <= array.itemsize:
         return array

@@ -15,7 +15,7 @@ from b2array.errors import UnsupportedError
 from b2array.grid.chunking import Access
 from b2array.group.group import Group
 from b2array.xarray_io.encoding import is_dask
-from b2array.xarray_io.tasks import Part, Task
+from b2array.xarray_io.tasks import WritePart, WriteTask
 
 __all__ = ["create"]
 
@@ -26,8 +26,8 @@ def create(
     target: Group,
     variables: Mapping[str, xr.Variable],
     attrs: Mapping[str, Any],
-    task: Task,
-) -> Iterator[Part]:
+    task: WriteTask,
+) -> Iterator[WritePart]:
     """Make new variables and attributes; yield the parts that dask has to compute."""
     _note(target, attrs)
     for name, variable in variables.items():
@@ -41,7 +41,7 @@ def create(
             options.setdefault("fill_value", variable.attrs["_FillValue"])
         array = target.create(name, variable.shape, variable.dtype, **options)
         whole = tuple(slice(0, n) for n in variable.shape)
-        yield Part(f"{target.name}/{name}".lstrip("/"), array, whole, variable.data)
+        yield WritePart(f"{target.name}/{name}".lstrip("/"), array, whole, variable.data)
 
 
 def _keep_missing(options: dict[str, Any]) -> None:

@@ -12,12 +12,12 @@ from b2array.array.dask import Region
 from b2array.array.drafts import VariableKeywords
 from b2array.xarray_io.indexes import CheckIndex
 
-__all__ = ["Mode", "Node", "Part", "Task"]
+__all__ = ["Mode", "Node", "WritePart", "WriteTask"]
 
 Mode = Literal["w", "w-", "x", "a", "a-", "r+"]
 
 
-class Part(NamedTuple):
+class WritePart(NamedTuple):
     """A dask array of values for a region of an array, with its handle and its path in the outermost group."""
 
     path: str
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     values: Any
 
 
-class Task(NamedTuple):
+class WriteTask(NamedTuple):
     """The arguments of `to_b2array`."""
 
     mode: Mode

@@ -32,7 +32,7 @@ from b2array.xarray_io.changing import change, group_at
 from b2array.xarray_io.creating import create
 from b2array.xarray_io.encoding import attributes, encode, is_dask, mark
 from b2array.xarray_io.indexes import CheckIndex
-from b2array.xarray_io.tasks import Mode, Node, Part, Task
+from b2array.xarray_io.tasks import Mode, Node, WritePart, WriteTask
 
 if TYPE_CHECKING:
     from dask.delayed import Delayed
@@ -174,7 +174,7 @@ def to_b2array(
             "b2array.asarray(values, url=...) stores other arrays"
         )
     url, storage_options = address_of(url, storage_options, fs)
-    task = Task(_check_mode(mode, append_dim, region), append_dim, region, check_index, compute, options)
+    task = WriteTask(_check_mode(mode, append_dim, region), append_dim, region, check_index, compute, options)
     _check_choices(task, snapshot, is_archive=is_place(os.fspath(url), storage_options or {}))
     nodes = _nodes(ds, encoding or {}, inherit=write_inherited_coords)
     is_tree = isinstance(ds, xr.DataTree)
@@ -190,7 +190,7 @@ def to_b2array(
             with _transaction(url, task.mode, name, storage_options) as target:
                 if snapshot is not None and compute:
                     _outermost(target).snapshot(snapshot)
-                parts: list[Part] = []
+                parts: list[WritePart] = []
                 if task.mode in ("w", "x"):
                     for node, (variables, attrs) in zip(nodes, new, strict=True):
                         parts += create(group_at(target, node.path), variables, attrs, task)
@@ -206,7 +206,7 @@ def to_b2array(
     return None if compute else _later(parts, os.fspath(url), storage_options or {}, snapshot)
 
 
-def _tries(nodes: Sequence[Node], task: Task) -> Iterator[bool]:
+def _tries(nodes: Sequence[Node], task: WriteTask) -> Iterator[bool]:
     """Yield for each try at the commit whether it is the last: values in memory go into a region again after others.
 
     What is appended may be what another writer has just appended, and what dask computes may take hours.
@@ -228,7 +228,7 @@ KEYWORDS: Final = {
 # What is asked for.
 
 
-def _check_choices(task: Task, snapshot: str | None, *, is_archive: bool) -> None:
+def _check_choices(task: WriteTask, snapshot: str | None, *, is_archive: bool) -> None:
     if task.check_index not in ("error", "warn", "off"):
         raise ValueError(f'check_index must be "error", "warn" or "off", not {task.check_index!r}')
     if is_archive and not task.compute:
@@ -282,7 +282,7 @@ def _nodes(
     return [Node("", ds, encoding, ds)]
 
 
-def _encode(node: Node, task: Task) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
+def _encode(node: Node, task: WriteTask) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
     variables, attrs = mark(node.ds)
     return encode(variables, node.encoding, task.options), attributes(attrs, "the dataset")
 
@@ -358,7 +358,7 @@ def _outermost(target: Group) -> Group:
 
 
 def _later(
-    parts: Iterable[Part],
+    parts: Iterable[WritePart],
     url: str,
     options: Mapping[str, Any],
     snapshot: str | None,
@@ -398,7 +398,7 @@ def _commit(
         tidy(point)
 
 
-def _align(parts: Iterable[Part]) -> list[Part]:
+def _align(parts: Iterable[WritePart]) -> list[WritePart]:
     """Rechunk arrays that do not consist of whole stored chunks, and warn once about all of them."""
     from dask.array.core import PerformanceWarning
 

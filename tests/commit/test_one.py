@@ -24,7 +24,7 @@ from b2array.commit import prepare
 from b2array.commit.draft import Draft
 from b2array.commit.edits import compact
 from b2array.commit.one import commit
-from b2array.commit.plan import Step, plan
+from b2array.commit.plan import CommitStep, plan
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.format import annotations as notes
 from b2array.format import attributes, frame, index
@@ -492,7 +492,7 @@ def test_a_file_of_new_chunks_that_would_be_mostly_dead_is_prepared_once_and_the
     with array.transaction():
         for factor in (1, 2, 3):
             array[...] = factor * new
-    assert steps == [Step.COMPACT, Step.NEW_FRAME]
+    assert steps == [CommitStep.COMPACT, CommitStep.NEW_FRAME]
     assert path.stat().st_size == before.st_size
     assert (b2array.open(path)[...] == 3 * new).all()
 

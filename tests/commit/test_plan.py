@@ -17,7 +17,7 @@ from b2array.commit.changes import ChangeSet
 from b2array.commit.draft import Draft
 from b2array.commit.edits import compact, set_special
 from b2array.commit.handle import Handle
-from b2array.commit.plan import Facts, Plan, Step, plan
+from b2array.commit.plan import CommitStep, Facts, Plan, plan
 from b2array.format.header import FrameType
 from b2array.frame.snapshot import Snapshot, load
 from b2array.store.memory import MemoryStore
@@ -94,24 +94,24 @@ def compacting(base: Snapshot) -> ChangeSet:
 
 ROOM = "room for the header of the base"
 DECISIONS = [
-    ("a part of a file", of_part, "contiguous", FILE, Step.APPEND),
-    ("an attribute of a file", of_attribute, "contiguous", FILE, Step.APPEND),
-    ("nothing, in a file", of_nothing, "contiguous", FILE, Step.APPEND),
-    ("all of a file, in memory", of_all, "contiguous", FILE, Step.APPEND),
-    ("all of a file, in a file beside", of_all, "contiguous", ROOM, Step.REPLACE_FILE),
-    ("a part of a file, in a file beside", of_part, "contiguous", ROOM, Step.APPEND),
-    ("more chunks", of_more_chunks, "contiguous", FILE, Step.APPEND),
-    ("more chunks, in a file beside", of_more_chunks, "contiguous", ROOM, Step.APPEND),
-    ("no chunks any more", of_no_chunks, "contiguous", FILE, Step.COMPACT),
-    ("a header of another length", of_another_chunk_size, "contiguous", FILE, Step.COMPACT),
-    ("at the wish of the user", compacting, "contiguous", FILE, Step.COMPACT),
-    ("a part of an object", of_part, "contiguous", OBJECT, Step.COMPACT),
-    ("all of an object", of_all, "contiguous", OBJECT, Step.COMPACT),
-    ("an attribute of an object", of_attribute, "contiguous", OBJECT, Step.COMPACT),
-    ("a part of a directory", of_part, "sparse", FILE, Step.REPLACE_INDEX),
-    ("all of a directory", of_all, "sparse", FILE, Step.REPLACE_INDEX),
-    ("no chunks any more in a directory", of_no_chunks, "sparse", FILE, Step.REPLACE_INDEX),
-    ("a part of a prefix", of_part, "sparse", OBJECT, Step.REPLACE_INDEX),
+    ("a part of a file", of_part, "contiguous", FILE, CommitStep.APPEND),
+    ("an attribute of a file", of_attribute, "contiguous", FILE, CommitStep.APPEND),
+    ("nothing, in a file", of_nothing, "contiguous", FILE, CommitStep.APPEND),
+    ("all of a file, in memory", of_all, "contiguous", FILE, CommitStep.APPEND),
+    ("all of a file, in a file beside", of_all, "contiguous", ROOM, CommitStep.REPLACE_FILE),
+    ("a part of a file, in a file beside", of_part, "contiguous", ROOM, CommitStep.APPEND),
+    ("more chunks", of_more_chunks, "contiguous", FILE, CommitStep.APPEND),
+    ("more chunks, in a file beside", of_more_chunks, "contiguous", ROOM, CommitStep.APPEND),
+    ("no chunks any more", of_no_chunks, "contiguous", FILE, CommitStep.COMPACT),
+    ("a header of another length", of_another_chunk_size, "contiguous", FILE, CommitStep.COMPACT),
+    ("at the wish of the user", compacting, "contiguous", FILE, CommitStep.COMPACT),
+    ("a part of an object", of_part, "contiguous", OBJECT, CommitStep.COMPACT),
+    ("all of an object", of_all, "contiguous", OBJECT, CommitStep.COMPACT),
+    ("an attribute of an object", of_attribute, "contiguous", OBJECT, CommitStep.COMPACT),
+    ("a part of a directory", of_part, "sparse", FILE, CommitStep.REPLACE_INDEX),
+    ("all of a directory", of_all, "sparse", FILE, CommitStep.REPLACE_INDEX),
+    ("no chunks any more in a directory", of_no_chunks, "sparse", FILE, CommitStep.REPLACE_INDEX),
+    ("a part of a prefix", of_part, "sparse", OBJECT, CommitStep.REPLACE_INDEX),
 ]
 
 
@@ -119,16 +119,16 @@ DECISIONS = [
     ("make", "layout", "facts", "step"), [row[1:] for row in DECISIONS], ids=[row[0] for row in DECISIONS]
 )
 def test_a_change_of_a_frame_is_committed_by_this_step(
-    make: Callable[[Snapshot], ChangeSet], layout: str, facts: Facts | str, step: Step
+    make: Callable[[Snapshot], ChangeSet], layout: str, facts: Facts | str, step: CommitStep
 ) -> None:
     base = frame(layout)
     if isinstance(facts, str):
         facts = replace(FILE, header_room=len(base.header))
     made = plan(make(base), base, facts)
     assert made.step == step
-    assert made.finishes_spool == (step == Step.REPLACE_FILE)
+    assert made.finishes_spool == (step == CommitStep.REPLACE_FILE)
     assert made.otherwise is None
-    if step == Step.COMPACT:
+    if step == CommitStep.COMPACT:
         assert (made.header, made.tail, made.state) == (b"", b"", None)
         with pytest.raises(ValueError, match="no next state yet"):
             made.require_state()
@@ -141,8 +141,8 @@ def test_a_change_of_a_frame_is_committed_by_this_step(
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
-@pytest.mark.parametrize(("aside", "step"), [(False, Step.NEW_FRAME), (True, Step.EXCHANGE)])
-def test_a_new_frame_is_made_in_its_place_or_aside(layout: str, *, aside: bool, step: Step) -> None:
+@pytest.mark.parametrize(("aside", "step"), [(False, CommitStep.NEW_FRAME), (True, CommitStep.EXCHANGE)])
+def test_a_new_frame_is_made_in_its_place_or_aside(layout: str, *, aside: bool, step: CommitStep) -> None:
     base = frame(layout)
     change = Draft(MemoryStore(), None, base.state.with_tables(None, None).with_frame(offsets=zeros())).freeze()
     for facts in (FILE, OBJECT):
@@ -164,9 +164,9 @@ def test_a_file_that_would_be_mostly_dead_is_compacted_or_extended_if_that_fails
     for n in range(3):
         draft.put(n, encode.special_chunk(Special.ZEROS, 80_000, typesize=8))
     made = plan(draft.freeze(), base, FILE)
-    assert made.step == Step.COMPACT
+    assert made.step == CommitStep.COMPACT
     assert made.otherwise is not None
-    assert made.otherwise.step == Step.APPEND
+    assert made.otherwise.step == CommitStep.APPEND
     assert plan(draft.freeze(), base, OBJECT).otherwise is None
 
 
@@ -217,9 +217,9 @@ def test_a_plan_never_overwrites_live_bytes(history: list[dict[int, float]], dat
             else:
                 set_special(draft, np.array([n]), Special.ZEROS)
         made = plan(draft.freeze(), current, FILE)
-        if made.step == Step.COMPACT:
+        if made.step == CommitStep.COMPACT:
             break
-        assert made.step == Step.APPEND
+        assert made.step == CommitStep.APPEND
         live = content[: current.frame.frame_len]
         appended = pieces_of(made, draft) + made.tail
         # What is there while the commit appends, at any moment.

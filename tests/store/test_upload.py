@@ -18,7 +18,7 @@ import b2array
 from b2array import bloscpack
 from b2array.codec.cparams import CParams
 from b2array.store import upload
-from b2array.store.cloud import Part
+from b2array.store.cloud import UploadPart
 from b2array.store.gcs import GcsStore
 from b2array.store.open import open_store
 from b2array.store.spans import Span
@@ -295,4 +295,4 @@ def test_google_is_not_asked_forever_to_continue_an_upload(ranges):
 
     store = GcsStore("gs://bucket/a", {"token": "anon"})
     with pytest.raises(OSError, match="expected an upload to go on"):
-        asyncio.run(store._send_part(Stuck(), "bucket/a", "session", Part(0, 0, bytes(10), None)))
+        asyncio.run(store._send_part(Stuck(), "bucket/a", "session", UploadPart(0, 0, bytes(10), None)))
