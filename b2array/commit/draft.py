@@ -217,13 +217,15 @@ class Draft(Source):
             raise UnsupportedError(f"{store.url} has {part}, so it can be read, but not written")
         if base is None and not is_same:
             start = start.with_annotations(start.annotations.with_new_identity())
+        self.destination, self.store = Destination(store), store
+        if base is None and not (is_same and not overwrite):
+            is_sparse = start.frame.frame_type == FrameType.SPARSE
+            self.destination, self.store = _destination(store, is_sparse=is_sparse, overwrite=overwrite)
+            start = _with_used_numbers(start, self.destination.old)
         self.base, self.state = base, start
         self.new = New(start, overwrite or is_same, replaces, is_same) if base is None else None
         self.locked = locked
         self.delta = Delta.of(start)
-        self.destination, self.store = Destination(store), store
-        if base is None and not (is_same and not overwrite):
-            self.destination, self.store = _destination(store, is_sparse=self.sparse, overwrite=overwrite)
         self.staging = staging or _new_staging(self, first)
 
     @property
@@ -529,12 +531,28 @@ def _new_staging(draft: Draft, first: int) -> Staging:
 
 def _first_number(draft: Draft, first: int) -> int:
     """Return the first number for the file of a chunk that no state of the frame has used."""
-    state, old = draft.state, draft.destination.old
-    if draft.base is None:
-        if old is None or not old.sparse:
-            return first
-        state = old.state
-    return max(state.annotations.next or 0, int(state.frame.offsets.max(initial=-1)) + 1)
+    old = draft.destination.old
+    if draft.base is not None:
+        return _first_free(draft.state)
+    return first if old is None else max(first, _first_free(old.state))
+
+
+def _first_free(state: State) -> int:
+    """Return the first number that was never given to the file of a chunk in the place of a frame."""
+    next_number = state.annotations.next or 0
+    if state.frame.frame_type != FrameType.SPARSE:
+        return next_number  # of the sparse frames that were here before
+    return max(next_number, int(state.frame.offsets.max(initial=-1)) + 1)
+
+
+def _with_used_numbers(new: State, old: Snapshot | None) -> State:
+    """Note in a new frame of one object which numbers chunks had in its place.
+
+    A request to delete one of them may come late, and must not meet a chunk of a later frame there.
+    """
+    if old is None or old.member is not None or old.store.can.lock or new.frame.frame_type == FrameType.SPARSE:
+        return new
+    return new.with_annotations(replace(new.annotations, next=_first_free(old.state) or None))
 
 
 def _renumber(draft: Draft) -> None:

@@ -222,7 +222,7 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Com
         state.annotations,
         commit=_digest(change, facts),
         header=header,
-        next=change.next if is_sparse else None,
+        next=change.next if is_sparse else state.annotations.next,
         kept=kept.ledger,
     )
     if current is None or not current.frame.is_ours or change.numbers.size or change.is_structural:

@@ -146,10 +146,12 @@ def copied(
     if isinstance(source, Draft):
         source.flush()  # an open chunk would keep the code of its earlier content until then
         old = changeable(source.state)  # the source goes on changing its own tables
+    # A sparse frame begins anew, behind the names that are taken.
+    used = old.annotations.next if is_same and old.frame.frame_type == frame_type != FrameType.SPARSE else None
     annotations = (
         Annotations()
         if old.annotations.foreign
-        else replace(old.annotations, next=None, sizes=None, records=None, kept=None)
+        else replace(old.annotations, next=used, sizes=None, records=None, kept=None)
     )
     layers = tuple(layer for layer in old.frame.vlmetalayers if layer[0] != LAYER)
     state = (

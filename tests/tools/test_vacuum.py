@@ -184,6 +184,29 @@ def test_a_transaction_takes_other_numbers_than_those_of_objects_that_were_remov
     assert shown[:, 0].tolist() == [5, 1, 1, 1]
 
 
+def test_an_array_that_becomes_one_object_and_sparse_again_uses_no_number_twice(cloud, cloud_url):
+    url, place = f"{cloud_url}/a.b2nd", {"storage_options": cloud.options}
+    store = open_store(url, **place)
+
+    def chunks():
+        return {name for name in store.listing() if name.endswith(".chunk")}
+
+    def write(values, layout):
+        return b2array.asarray(
+            np.zeros((4, 100)) + values, url=url, chunks=(1, 100), layout=layout, overwrite=True, **place
+        )
+
+    write(1, "sparse")[0] = 5
+    before = chunks()
+    one = write(2, "contiguous")
+    with pytest.warns(UserWarning, match="is rewritten with every change"):
+        one[0] = 6
+    write(3, "sparse")
+    assert len(chunks() - before) == 4
+    store.delete([*before])  # a request to delete what went is carried out late
+    assert (b2array.open(url, **place)[...] == 3).all()
+
+
 def test_a_writer_of_objects_that_slept_looks_again_for_its_chunks(bucket, s3_options, monkeypatch):
     url, place = f"s3://{bucket}/a.b2nd", {"storage_options": s3_options}
     a = b2array.asarray(np.zeros((4, 100)) + 1, url=url, chunks=(1, 100), layout="sparse", **place)
