@@ -63,27 +63,41 @@ def pytest_configure() -> None:
     b2array.config.durable = "off"
 
 
-def _entries(config: pytest.Config) -> set[str]:
-    """Name what lies in the current directory, except for what tools keep in hidden files."""
-    return {path.name for path in config.invocation_params.dir.iterdir() if not path.name.startswith((".", "__"))}
+_OF_TOOLS = ("build", "dist", "node_modules")
+"""Directories that tools fill while tests run."""
 
 
-ENTRIES = pytest.StashKey[set[str]]()
+def _is_left_alone(name: str) -> bool:
+    """Say whether a directory or file belongs to a tool."""
+    return name.startswith((".", "__")) or name.endswith(".egg-info") or name in _OF_TOOLS
+
+
+def _files(config: pytest.Config) -> set[str]:
+    """Return the paths of all files in the checkout and in the current directory, but for what tools keep."""
+    found = set()
+    for root in {config.rootpath, config.invocation_params.dir}:
+        for directory, inner, names in os.walk(root):
+            inner[:] = [name for name in inner if not _is_left_alone(name)]
+            found.update(f"{directory}{os.sep}{name}" for name in [*names, *inner] if not _is_left_alone(name))
+    return found
+
+
+FILES = pytest.StashKey[set[str]]()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Remember what lies in the current directory."""
-    session.config.stash[ENTRIES] = _entries(session.config)
+    """Remember what lies in the checkout."""
+    session.config.stash[FILES] = _files(session.config)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail if a test or an example has left something there."""
-    left = sorted(_entries(session.config) - session.config.stash[ENTRIES])
+    left = sorted(_files(session.config) - session.config.stash[FILES])
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")  # the workers of pytest-xdist have none
     if left and reporter is not None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         reporter.ensure_newline()
-        reporter.write_line(f"ERROR: tests or examples have left in the current directory: {left}", red=True)
+        reporter.write_line(f"ERROR: tests or examples have left files in the checkout: {left}", red=True)
 
 
 def _is_random(item: pytest.Item) -> bool:
