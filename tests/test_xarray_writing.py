@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import os
 import re
 import time
 import warnings
@@ -20,6 +21,7 @@ import pytest
 import xarray as xr
 
 import b2array
+from b2array.commit import staging
 from b2array.errors import ConflictError
 from b2array.grid.chunking import automatic
 from b2array.xarray_io import Backend, to_b2array
@@ -981,3 +983,33 @@ def test_a_later_write_into_one_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"compute=False writes into a group later.*b2array\.convert"):
         to_b2array(_days(0, 2).chunk(day=1), tmp_path / "q.b2z", compute=False)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_later_write_notices_that_chunks_are_gone_which_it_had_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One variable takes 25 hours, and `vacuum` runs meanwhile: it removes the chunks of the other one."""
+    url = tmp_path / "q.b2d"
+    monkeypatch.setattr(staging, "CHECKED_AFTER", 0.0)
+    b2array.open_group(url, "w")["before"] = [1]
+
+    def chunks() -> list[Path]:
+        return [*url.glob("level.b2nd/*.chunk")]
+
+    def slow(block: np.ndarray) -> np.ndarray:
+        while len(chunks()) < 2:  # as many threads as tasks: both chunks are on their way
+            time.sleep(0.001)
+        for path in url.glob("level.b2nd/*"):
+            os.utime(path, (time.time() - 25 * 3600,) * 2)
+        b2array.vacuum(url)
+        return block
+
+    level, depth = (da.from_array(np.random.default_rng(n).random((8, 50)), chunks=(4, 50)) for n in range(2))
+    depth = depth.rechunk((8, 50)).map_blocks(slow, dtype=float, meta=np.empty((0, 0)))
+    dataset = xr.Dataset({"level": (("y", "x"), level), "depth": (("y", "x"), depth)})
+    later = to_b2array(dataset, url, mode="a", compute=False, layout="sparse")
+    with pytest.raises(ConflictError, match=r"somebody removed .*chunk before the commit"):
+        later.compute(scheduler="threads", num_workers=4)
+    assert chunks() == []
+    assert b2array.load(url / "before").tolist() == [1]
+    assert np.isnan(b2array.load(url / "level")).all()  # the template of the dataset, without values
