@@ -17,7 +17,6 @@ from b2array.array.array import NDArray
 from b2array.array.chunkwise import map as map
 from b2array.array.creation import (
     asarray,
-    copy,
     create,
     empty,
     empty_like,
@@ -25,14 +24,14 @@ from b2array.array.creation import (
     from_dask,
     full,
     full_like,
-    load,
     ones,
     ones_like,
     save,
     zeros,
     zeros_like,
 )
-from b2array.array.schunk import SChunk, create_schunk, open_schunk
+from b2array.array.making import join_groups as _join_groups
+from b2array.array.schunk import SChunk, create_schunk
 from b2array.array.sequences import arange, eye, fromiter, linspace
 from b2array.array.snapshots import SnapshotInfo
 from b2array.array.tensors import from_bytes
@@ -66,6 +65,7 @@ if _typing.TYPE_CHECKING:
     from b2array.group.addressing import open_array
     from b2array.group.group import Group, open_group
     from b2array.group.snapshots import GroupDiff
+    from b2array.group.sources import copy, load, open_schunk
     from b2array.group.tables import Table
     from b2array.tools.expire import expire
     from b2array.tools.repair import repair
@@ -150,11 +150,14 @@ _LAZY = {
     "bloscpack": "bloscpack",
     "concatenate": "array.joining",
     "convert": "exchange.convert",
+    "copy": "group.sources",
     "downsample": "array.downsampling",
     "expire": "tools.expire",
+    "load": "group.sources",
     "open": "group.addressing",
     "open_array": "group.addressing",
     "open_group": "group.group",
+    "open_schunk": "group.sources",
     "read_many": "array.many",
     "repack": "tools.vacuum",
     "repair": "tools.repair",
@@ -166,6 +169,7 @@ _LAZY = {
 
 
 _when_xarray_is_imported()
+_join_groups(lambda *member: _importlib.import_module("b2array.group.making").make_member(*member))
 _refuse_calls("b2array.array", "b2array.asarray stores an array, b2array.open opens one")
 
 

@@ -9,6 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 import b2array
+from b2array.array import copying
+from b2array.array.drafts import ArrayOptions
+from b2array.commit.one import commit
 
 RECORD = np.dtype([("x", "<i4"), ("y", ">f8")])
 ALIGNED = np.dtype([("a", "i1"), ("b", "f8"), ("c", "S3", (2,))], align=True)
@@ -152,3 +155,8 @@ def check_writing(array, values, key, value):
     assert same(array[...], values)
     if expected is not None or not np.size(target):
         assert array.generation == before
+
+
+def put_frame(url, values, **options):
+    """Store an array as a frame with exactly this URL, as other programs do: in a group, it may be no member."""
+    commit(copying.holding(values, str(url), None, ArrayOptions(**options)))

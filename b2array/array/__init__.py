@@ -3,12 +3,13 @@
 described    `Opened`, `Described`, `Attributes`: what arrays and super-chunks say of themselves without reading items
 items        `Indexed`: `a[key] = value`, `chunk_view`, `explain`, `iter_chunks`, ...
 array        `NDArray`: an `Indexed`, so a `Described`, so an `Opened` and a `compute.Readable`; `View`; `array_at`
-schunk       `SChunk`; `open_schunk`, `create_schunk` (`b2array.open` is in `group.addressing`)
+schunk       `SChunk`; `create_schunk` (`b2array.open` is in `group.addressing`)
 tensors      `from_bytes`; what a frame gives: an array or a super-chunk, also what python-blosc2's `pack_tensor` made
 drafts       `ArrayOptions` -> the transaction of a new array, in a place where it may go
 copying      the transaction of a copy: of an array, an array-like that may be larger than memory, blocks
 unstorable   what to store in the place of values that are no data, such as times with time zones
-creation     `create`, `zeros`, `asarray`, `copy`, ...
+making       `make`: a new frame at a URL, alone or as the member of a group
+creation     `create`, `zeros`, `asarray`, ...
 chunkwise    `map`: a function of pieces of arrays -> an array
 downsampling `downsample`: one item for each block of items
 joining      `concatenate`, `stack`: chunks are copied where the grids fit

@@ -13,14 +13,14 @@ import numpy.typing as npt
 from b2array.accessors import dataset_of
 from b2array.array import appender, copying, dask, snapshots
 from b2array.array.appender import Appender
-from b2array.array.drafts import ArrayOptions, Casting, CopyKeywords, Url, require_dtype, takes
+from b2array.array.drafts import AnyPlace, ArrayOptions, Casting, CopyKeywords, Url, require_dtype, takes
 from b2array.array.items import Indexed
+from b2array.array.making import NewDraft, make
 from b2array.array.schunk import SChunk
 from b2array.commit import fork as forks
 from b2array.commit import resize
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle, Mode
-from b2array.commit.one import commit
 from b2array.compute.mapping import Mapping as Shown
 from b2array.compute.readable import Indexer, Readable, Select, select_fields
 from b2array.display.reading import Reading, explain
@@ -193,7 +193,7 @@ class View(Viewable):
         cparams = array.cparams if wanted.cparams is None else wanted.cparams
         fill = copying.convert_fill(array.fill_value, kind)
         wanted = replace(wanted, cparams=cparams, fill_value=fill, dims=self.dims, attrs=dict(array.attrs))
-        return NDArray._commit_draft(copying.holding(self, url, kind, wanted))
+        return NDArray._make(url, wanted, lambda place, final: copying.holding(self, place, kind, final))
 
     def __getitem__(self, key: Any) -> Any:
         return self._get(key, select)
@@ -269,8 +269,8 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         def __getitem__(self, key: Any) -> Any: ...
 
     @classmethod
-    def _commit_draft(cls, draft: Draft) -> Self:
-        return cls(Handle(commit(draft), "r+"))
+    def _make(cls, url: Url | None, options: ArrayOptions, new: NewDraft) -> Self:
+        return cls(make(url, options, new))
 
     def __repr__(self) -> str:
         where, pending = printable(self.url), ", in a transaction" * self.in_transaction
@@ -648,10 +648,13 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         **options: Unpack[CopyKeywords],
     ) -> NDArray:
         """Copy the array, with another layout if one is given; parameters as for `b2array.copy`."""
-        wanted = ArrayOptions(**options)
-        return self._commit_draft(
-            copying.copy_array(self._handle, url, wanted, dtype, casting, progress=progress, snapshots=snapshots)
-        )
+
+        def new(place: AnyPlace, final: ArrayOptions) -> Draft:
+            return copying.copy_array(
+                self._handle, place, final, dtype, casting, progress=progress, snapshots=snapshots
+            )
+
+        return self._make(url, ArrayOptions(**options), new)
 
     @takes(CopyKeywords)
     def astype(

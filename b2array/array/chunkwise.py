@@ -17,7 +17,17 @@ import numpy.typing as npt
 from b2array import config, threads
 from b2array.array import copying
 from b2array.array.array import NDArray, View
-from b2array.array.drafts import ArrayOptions, NewKeywords, Url, aborting, new_draft, put, require_dtype, takes
+from b2array.array.drafts import (
+    AnyPlace,
+    ArrayOptions,
+    NewKeywords,
+    Url,
+    aborting,
+    new_draft,
+    put,
+    require_dtype,
+    takes,
+)
 from b2array.commit.draft import Draft
 from b2array.commit.open_chunk import WriteBuffer
 from b2array.grid.assignment import check_plain
@@ -104,12 +114,16 @@ def map(
     [[1, 5], [9, 13], [17, 21]]
     """
     work = Work.of(function, arrays, drop_axis, new_axis, factors)
-    return NDArray._commit_draft(map_chunks(work, url, dtype, ArrayOptions(**options), executor, progress=progress))
+    return NDArray._make(
+        url,
+        ArrayOptions(**options),
+        lambda place, final: map_chunks(work, place, dtype, final, executor, progress=progress),
+    )
 
 
 def map_chunks(
     work: Work,
-    url: Url | None,
+    url: AnyPlace,
     dtype: npt.DTypeLike | None,
     wanted: ArrayOptions,
     executor: Executor | None,

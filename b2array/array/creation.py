@@ -5,19 +5,17 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from b2array.array import copying, dask, drafts
-from b2array.array.array import NDArray, View, array_at
+from b2array.array.array import NDArray
 from b2array.array.copying import is_sliceable
 from b2array.array.drafts import (
+    AnyPlace,
     ArrayOptions,
-    Casting,
-    CopyKeywords,
     Extents,
     FilledKeywords,
     Kind,
@@ -28,12 +26,15 @@ from b2array.array.drafts import (
     require_dtype,
     takes,
 )
+from b2array.array.making import member_at
 from b2array.codec.cparams import AnyCParams
+from b2array.commit.draft import Draft
 from b2array.format import dtypes
 from b2array.grid.assignment import check_plain
 from b2array.grid.chunking import Access
 from b2array.grid.layout import extents
 from b2array.keywords import spell_out
+from b2array.store.secrets import redact_url
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "asarray",
-    "copy",
     "create",
     "empty",
     "empty_like",
@@ -50,7 +50,6 @@ __all__ = [
     "from_dask",
     "full",
     "full_like",
-    "load",
     "ones",
     "ones_like",
     "save",
@@ -114,7 +113,8 @@ def create(
     Parameters
     ----------
     url : str or os.PathLike, optional
-        Where to store it; in memory by default.
+        Where to store it; in memory by default. Below a group it names a member, with or without the ending of its
+        file.
     shape : int or sequence of int
         Extents in items, at most 16. It must be given.
     dtype : dtype-like
@@ -170,7 +170,7 @@ def create(
     options = ArrayOptions(
         chunks, blocks, access, fill_value, cparams, layout, dims, attrs, meta, overwrite, interop, storage_options, fs
     )
-    return NDArray._commit_draft(drafts.draft_filled(url, shape, dtype, options))
+    return _fill_new(url, shape, dtype, options)
 
 
 @takes(NewKeywords)
@@ -261,13 +261,8 @@ def _item(value: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
     return np.full((), value, np.empty(0, wanted).dtype)
 
 
-def _fill_new(
-    url: Url | None,
-    shape: Shape,
-    dtype: npt.DTypeLike,
-    options: ArrayOptions,
-) -> NDArray:
-    return NDArray._commit_draft(drafts.draft_filled(url, shape, dtype, options))
+def _fill_new(url: Url | None, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> NDArray:
+    return NDArray._make(url, options, lambda place, final: drafts.draft_filled(place, shape, dtype, final))
 
 
 @takes(NewKeywords)
@@ -394,99 +389,7 @@ def asarray(
     """
     if isinstance(x, NDArray) and url is None and not options and dtype in (None, x.dtype):
         return x
-    return NDArray._commit_draft(copying.holding(x, url, dtype, ArrayOptions(**options)))
-
-
-@spell_out()
-def copy(
-    src: NDArray | View | Url,
-    dst: Url | None = None,
-    *,
-    dtype: npt.DTypeLike | None = None,
-    casting: Casting = "unsafe",
-    chunks: Extents = None,
-    blocks: Extents = None,
-    access: Access | None = None,
-    cparams: AnyCParams = None,
-    layout: Kind = "auto",
-    overwrite: bool = False,
-    interop: bool = True,
-    progress: bool = False,
-    snapshots: bool = True,
-    src_options: Mapping[str, Any] | None = None,
-    dst_options: Mapping[str, Any] | None = None,
-    src_fs: AbstractFileSystem | None = None,
-    dst_fs: AbstractFileSystem | None = None,
-) -> NDArray:
-    """Copy an array, its attributes and metalayers, and return a handle that can change the copy.
-
-    Chunks are copied as they are where chunks, blocks, compression and type stay the same; otherwise they are encoded
-    again, a few at a time, in bounded memory.
-
-    Parameters
-    ----------
-    src : NDArray, View, str or os.PathLike
-        What to copy: the state that the handle shows.
-    dst : str or os.PathLike, optional
-        Where to store it; in memory by default.
-    dtype : dtype-like, optional
-        Type to convert to.
-    casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
-        Which conversions are allowed; see `numpy.can_cast`.
-    chunks, blocks : int, str, sequence or mapping, optional
-        Other extents, in items, as `create` takes them; by default they stay.
-    access : {"balanced", "planes", "series", "boxes"}, optional
-        Choose other chunks and blocks, for keys of this kind; see `create`.
-    cparams : CParams, optional
-        Other compression.
-    layout : {"auto", "contiguous", "sparse"}
-        One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
-    overwrite, interop
-        As for `create`.
-    src_options, dst_options : mapping, optional
-        Storage options for fsspec, for URLs.
-    src_fs, dst_fs : fsspec.AbstractFileSystem, optional
-        File systems, in which `src` and `dst` are paths.
-    progress : bool, default False
-        Show on stderr how many chunks are done.
-    snapshots : bool, default True
-        Whether the copy also has the snapshots of `src`. Snapshots of views are not copied.
-
-    Raises
-    ------
-    FileExistsError
-        There is something already.
-    TypeError
-        The conversion is not allowed.
-    ValueError, LimitError, UnsupportedError
-        As for `create`.
-
-    Examples
-    --------
-    >>> import b2array
-    >>> a = b2array.asarray(np.arange(12).reshape(3, 4), chunks=(3, 4))
-    >>> b = b2array.copy(a, chunks=(2, 2), blocks=(1, 2))
-    >>> b.chunks, bool((b[...] == a[...]).all())
-    ((2, 2), True)
-    """
-    given: CopyKeywords = {
-        "chunks": chunks,
-        "blocks": blocks,
-        "access": access,
-        "cparams": cparams,
-        "layout": layout,
-        "overwrite": overwrite,
-        "interop": interop,
-        "storage_options": dst_options,
-        "fs": dst_fs,
-    }
-    if isinstance(src, NDArray | View) and not (src_options is None and src_fs is None):
-        raise TypeError("src_options and src_fs are for a source that is named by its URL; this one is open")
-    if isinstance(src, View):
-        return src.copy(dst, dtype=dtype, casting=casting, **given)
-    opened = nullcontext(src) if isinstance(src, NDArray) else array_at(src, storage_options=src_options, fs=src_fs)
-    with opened as source:
-        return source.copy(dst, dtype=dtype, casting=casting, progress=progress, snapshots=snapshots, **given)
+    return NDArray._make(url, ArrayOptions(**options), lambda place, final: copying.holding(x, place, dtype, final))
 
 
 @takes(NewKeywords)
@@ -531,7 +434,11 @@ def from_blocks(
     >>> a.shape, a[::3, 0].tolist()
     ((10, 3), [0, 1, 3, 4])
     """
-    return NDArray._commit_draft(copying.join_blocks(pieces, url, axis, dtype, ArrayOptions(**options)))
+    return NDArray._make(
+        url,
+        ArrayOptions(**options),
+        lambda place, final: copying.join_blocks(pieces, place, axis, dtype, final),
+    )
 
 
 @takes(NewKeywords)
@@ -562,6 +469,7 @@ def from_dask(
         Type to convert to.
     compute : bool, default True
         Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does everything, the commit too.
+        Members of groups are computed now: to compute one later, make it with `Group.create`, and use `NDArray.store`.
     progress : bool, default False
         Show the progress on stderr.
     scheduler : str, callable or distributed.Client, optional
@@ -593,7 +501,20 @@ def from_dask(
     >>> a[1].tolist()
     [16, 25, 36, 49]
     """
-    write = dask.from_dask(x, url, dtype, ArrayOptions(**options))
+    wanted = ArrayOptions(**options)
+    member = member_at(url, wanted)
+    if member is not None and not compute:
+        raise ValueError(
+            f"{redact_url(member.group)} is a group, which makes its members at once: make {member.name!r} with its"
+            " create(), and then write to it with store(x, compute=False)"
+        )
+    if member is not None:
+
+        def new(place: AnyPlace, final: ArrayOptions) -> Draft:
+            return dask.computed(x, place, dtype, final, progress=progress, scheduler=scheduler)
+
+        return NDArray._make(url, wanted, new)
+    write = dask.from_dask(x, url, dtype, wanted)
     done: NDArray | Delayed = write.run(NDArray, compute, progress, scheduler)
     return done
 
@@ -622,20 +543,9 @@ def save(
 
     Examples
     --------
+    >>> import b2array
     >>> save("memory://saved.b2nd", [1, 2, 3], chunks=2)
-    >>> load("memory://saved.b2nd")
+    >>> b2array.load("memory://saved.b2nd")
     array([1, 2, 3])
     """
     asarray(x, url=url, dtype=dtype, overwrite=overwrite, **options).close()
-
-
-@spell_out()
-def load(
-    url: Url,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    fs: AbstractFileSystem | None = None,
-) -> npt.NDArray[Any]:
-    """Read a whole array into memory."""
-    with array_at(url, storage_options=storage_options, fs=fs) as stored:
-        return np.asarray(stored)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array import dask_chunks
-from b2array.array.drafts import ArrayOptions, Url, aborting, new_draft
+from b2array.array.drafts import AnyPlace, ArrayOptions, Url, aborting, new_draft
 from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.commit.changes import ChangeSet
@@ -125,17 +125,43 @@ def from_dask(
     options: ArrayOptions,
 ) -> Write:
     """Return the graph that stores a dask array as a new one; see `b2array.from_dask`."""
+    x, draft = _begin(x, url, dtype, options)
+    with aborting(draft):
+        return _write_all(x, draft, lasts=True)
+
+
+def computed(
+    x: da.Array,
+    place: AnyPlace,
+    dtype: npt.DTypeLike | None,
+    options: ArrayOptions,
+    *,
+    progress: bool,
+    scheduler: Any,
+) -> Draft:
+    """Return the draft of an array with the values of a dask array, which are computed now."""
+    x, draft = _begin(x, place, dtype, options)
+    with aborting(draft):
+        (changes,) = compute_changes([_write_all(x, draft)], progress, scheduler)
+        merge_changes(draft, changes)
+    return draft
+
+
+def _begin(x: da.Array, place: AnyPlace, dtype: npt.DTypeLike | None, options: ArrayOptions) -> tuple[da.Array, Draft]:
+    """Return a dask array of the type to store, and the draft of an array for it."""
     check_source(x)
     if dtype is not None and dtype != x.dtype:
         x = as_declared(x).astype(dtype)
     if options.blocks is None and options.chunks in (None, "auto"):
         options = replace(options, chunks=dask_chunks.dividing(x.chunks, x.dtype.itemsize, options.access))
-    draft = new_draft(url, x.shape, x.dtype, options)
-    with aborting(draft):
-        layout = draft.state.require_layout()
-        if layout.shape != x.shape:
-            raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")
-        return Write(x, fork_point(draft, lasts=True), layout, tuple(slice(0, n) for n in x.shape))
+    return x, new_draft(place, x.shape, x.dtype, options)
+
+
+def _write_all(x: da.Array, draft: Draft, *, lasts: bool = False) -> Write:
+    layout = draft.state.require_layout()
+    if layout.shape != x.shape:
+        raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")
+    return Write(x, fork_point(draft, lasts=lasts), layout, tuple(slice(0, n) for n in x.shape))
 
 
 def store(

@@ -106,7 +106,9 @@ def downsample(
     if model is not None:
         same = dtype is None and reduce in ("mean", "min", "max", "first")
         wanted = _as_model(wanted, model, work.counts, same_type=same)
-    return NDArray._commit_draft(map_chunks(work, url, dtype, wanted, executor, progress=progress))
+    return NDArray._make(
+        url, wanted, lambda place, final: map_chunks(work, place, dtype, final, executor, progress=progress)
+    )
 
 
 def _as_model(

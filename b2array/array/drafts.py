@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNSET",
+    "Access",
     "AnyPlace",
     "ArrayOptions",
     "Casting",
@@ -85,11 +86,13 @@ Url = str | os.PathLike[str]
 class FreePlace:
     """A place for a new frame that is known to be free, so that nobody looks.
 
-    `first` is the first number that the file of a chunk may have there.
+    `first` is the first number that the file of a chunk may have there. A sparse frame goes to the place `sparse`, if
+    there is one.
     """
 
     store: Store
     first: int = 0
+    sparse: FreePlace | None = None
 
 
 AnyPlace = Url | FreePlace | None
@@ -396,7 +399,10 @@ def place_new(
         return NewPlace(MemoryStore(), FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS)
     if isinstance(url, FreePlace):
         check_ending(cut(url.store.url)[1], url.store.url)
-        return NewPlace(url.store, FrameType.CONTIGUOUS if layout == "contiguous" else FrameType.SPARSE, url.first)
+        if layout == "contiguous":
+            return NewPlace(url.store, FrameType.CONTIGUOUS, url.first)
+        url = url.sparse or url
+        return NewPlace(url.store, FrameType.SPARSE, url.first)
     store = open_store(url, storage_options=storage_options, fs=fs)
     check_ending(cut(store.url)[1], store.url)
     if layout == "auto":

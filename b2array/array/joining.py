@@ -15,6 +15,7 @@ from b2array.array import copying
 from b2array.array.array import NDArray, View
 from b2array.array.drafts import (
     UNSET,
+    AnyPlace,
     ArrayOptions,
     Casting,
     NewKeywords,
@@ -106,7 +107,11 @@ def concatenate(
                 f"expected arrays with the extents of {tuple(sources[0].shape)}, except along axis {along}: array "
                 f"{number} has the shape {tuple(each.shape)}"
             )
-    return NDArray._commit_draft(_join(sources, along, url, dtype, casting, ArrayOptions(**options), progress=progress))
+    return NDArray._make(
+        url,
+        ArrayOptions(**options),
+        lambda place, final: _join(sources, along, place, dtype, casting, final, progress=progress),
+    )
 
 
 @takes(NewKeywords)
@@ -153,8 +158,11 @@ def stack(
                 f"expected arrays of shape {tuple(sources[0].shape)}, found {tuple(each.shape)}: array {number}"
             )
     along = np.lib.array_utils.normalize_axis_index(axis, len(sources[0].shape) + 1)
-    wanted = ArrayOptions(**options)
-    return NDArray._commit_draft(_join(sources, along, url, dtype, casting, wanted, progress=progress, is_new=True))
+    return NDArray._make(
+        url,
+        ArrayOptions(**options),
+        lambda place, final: _join(sources, along, place, dtype, casting, final, progress=progress, is_new=True),
+    )
 
 
 def _sources(arrays: Iterable[Any], verb: str) -> list[Any]:
@@ -233,7 +241,7 @@ def _insert_extent(extents: tuple[int, ...], axis: int, extent: int) -> tuple[in
 def _join(
     sources: Sequence[Any],
     axis: int,
-    url: Url | None,
+    url: AnyPlace,
     dtype: npt.DTypeLike | None,
     casting: Casting,
     wanted: ArrayOptions,

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from b2array.array.described import Attributes, Opened
-from b2array.array.drafts import encode_metalayers, place_new
+from b2array.array.drafts import AnyPlace, ArrayOptions, encode_metalayers, place_new
+from b2array.array.making import make
 from b2array.buffers import Buffer
 from b2array.codec import decode, encode, lazy
 from b2array.codec.chunk import Context, Stored
@@ -37,6 +38,7 @@ from b2array.format.header import FrameType
 from b2array.format.state import cparams_to_note, parse
 from b2array.frame import kept
 from b2array.frame.fetch import each_chunk, fetch
+from b2array.frame.manifest import OTHER
 from b2array.frame.snapshot import load
 from b2array.frame.source import ChunkRequest, Source
 from b2array.grid.assignment import check_plain
@@ -50,7 +52,7 @@ from b2array.store.spans import Span
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["SChunk", "create_schunk", "open_schunk"]
+__all__ = ["SChunk", "create_schunk", "schunk_at"]
 
 Data = Buffer | npt.NDArray[Any]
 
@@ -298,8 +300,7 @@ class SChunk(Opened):
             return self.nchunks
 
 
-@spell_out()
-def open_schunk(
+def schunk_at(
     url: str | os.PathLike[str],
     mode: Mode = "r",
     *,
@@ -308,29 +309,9 @@ def open_schunk(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> SChunk:
-    """Open a frame as numbered chunks.
+    """Open the frame at a URL as numbered chunks. Members of groups are found by the path of their file only.
 
-    Parameters
-    ----------
-    url : str or os.PathLike
-        A file, a directory with a sparse frame, or what fsspec understands.
-    mode : {"r", "r+"}
-        For reading, or for reading and changing.
-    offset : int, default 0
-        Where the frame begins in the file, in bytes.
-    at : str, optional
-        The name of a snapshot, which can only be read.
-    storage_options : mapping, optional
-        For fsspec.
-    fs : fsspec.AbstractFileSystem, optional
-        A file system, in which the URL is a path.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is nothing.
-    FormatError, UnsupportedError
-        The file is not a frame, or its kind is unknown.
+    Raises what `b2array.open_schunk` raises.
     """
     revision = load(open_store(url, storage_options=storage_options, fs=fs), start=offset, bare=at is not None)
     return SChunk(Handle(revision if at is None else kept.opened(revision, at), mode))
@@ -406,12 +387,22 @@ def create_schunk(
     if interop:
         require_readable(params, typesize, delta=False)
     layers = encode_metalayers(meta)
-    place = place_new(url, layout, storage_options, fs=fs, overwrite=overwrite)
-    new = frame.create(
-        params, frame_type=place.kind, typesize=typesize, chunksize=chunksize, blocksize=blocksize, metalayers=layers
-    )
-    state = parse(new, Annotations(cparams=cparams_to_note(params)))
-    return SChunk(Handle(commit(Draft(place.store, None, state, overwrite=overwrite, first=place.first)), "r+"))
+
+    def new(where: AnyPlace, final: ArrayOptions) -> Draft:
+        place = place_new(where, final.layout, final.storage_options, fs=final.fs, overwrite=final.overwrite)
+        empty = frame.create(
+            params,
+            frame_type=place.kind,
+            typesize=typesize,
+            chunksize=chunksize,
+            blocksize=blocksize,
+            metalayers=layers,
+        )
+        state = parse(empty, Annotations(cparams=cparams_to_note(params)))
+        return Draft(place.store, None, state, overwrite=final.overwrite, first=place.first)
+
+    options = ArrayOptions(layout=layout, overwrite=overwrite, storage_options=storage_options, fs=fs)
+    return SChunk(make(url, options, new, OTHER))
 
 
 def _number(source: Source, n: int, *, end: bool = False) -> int:

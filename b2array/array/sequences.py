@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, SupportsIndex, Unpack
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from b2array.array import copying
 from b2array.array.array import NDArray
-from b2array.array.drafts import ArrayOptions, NewKeywords, Url, takes
+from b2array.array.drafts import ArrayOptions, NewKeywords, Shape, Url, takes
 
 __all__ = ["arange", "eye", "fromiter", "linspace"]
 
@@ -45,7 +45,8 @@ def arange(
     if not {"m", "M"}.isdisjoint(each.dtype.kind for each in ends):
         # In one piece, because NumPy has special rules for units.
         dates: Any = np.arange
-        return NDArray._commit_draft(copying.holding(dates(start, stop, step, dtype), url, None, wanted))
+        values = dates(start, stop, step, dtype)
+        return NDArray._make(url, wanted, lambda place, final: copying.holding(values, place, None, final))
     start, stop = (0, start) if stop is None else (start, stop)
     step = 1 if step is None else step
     # As in NumPy, the first two items determine the others.
@@ -56,7 +57,7 @@ def arange(
     def compute(box: tuple[slice, ...]) -> Any:
         return first + np.arange(box[0].start, box[0].stop).astype(first.dtype) * (second - first)
 
-    return NDArray._commit_draft(copying.from_computed((length,), kind, compute, url, wanted))
+    return _computed(url, wanted, (length,), kind, compute)
 
 
 @takes(NewKeywords)
@@ -92,7 +93,7 @@ def linspace(
         return np.floor(values) if model.dtype.kind in "iu" else values
 
     wanted = ArrayOptions(**options)
-    return NDArray._commit_draft(copying.from_computed((length,), model.dtype, compute, url, wanted))
+    return _computed(url, wanted, (length,), model.dtype, compute)
 
 
 @takes(NewKeywords)
@@ -120,7 +121,7 @@ def eye(
         return np.eye(n, m, offset, dtype) if -n < offset < m else None
 
     shape = operator.index(N), operator.index(N if M is None else M)
-    return NDArray._commit_draft(copying.from_computed(shape, dtype, compute, url, ArrayOptions(**options)))
+    return _computed(url, ArrayOptions(**options), shape, dtype, compute)
 
 
 @takes(NewKeywords)
@@ -152,4 +153,18 @@ def fromiter(
         if (size := sum(lengths[1:])) < wanted:
             raise ValueError(f"iterator too short: Expected {wanted} but iterator had only {size} items.")
 
-    return NDArray._commit_draft(copying.join_blocks(blocks(), url, 0, None, ArrayOptions(**options)))
+    return NDArray._make(
+        url,
+        ArrayOptions(**options),
+        lambda place, final: copying.join_blocks(blocks(), place, 0, None, final),
+    )
+
+
+def _computed(
+    url: Url | None,
+    options: ArrayOptions,
+    shape: Shape,
+    dtype: npt.DTypeLike,
+    compute: Callable[[tuple[slice, ...]], Any],
+) -> NDArray:
+    return NDArray._make(url, options, lambda place, final: copying.from_computed(shape, dtype, compute, place, final))

@@ -27,6 +27,7 @@ from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyErr
 from b2array.format import frame, index
 from b2array.format.annotations import Annotations
 from b2array.format.frame import Frame
+from b2array.format.header import FrameType
 from b2array.format.kept import KEPT
 from b2array.format.state import State, future_part
 from b2array.frame.fetch import chunk_number

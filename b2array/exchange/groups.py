@@ -27,9 +27,10 @@ from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, Unsupported
 from b2array.exchange import formats
 from b2array.exchange.formats import ArraySource, Build, Building, Format, Hierarchy, Options, Piece, Storage
 from b2array.frame.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name, is_attrs
+from b2array.frame.places import ZIP
 from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
-from b2array.group.archive import MAGIC, Archive
+from b2array.group.archive import Archive
 from b2array.group.changing import begin
 from b2array.group.directory import NewFrame, copy_of
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
@@ -254,7 +255,7 @@ def _building_b2z(url: str, settings: Options) -> Iterator[Building]:
         with _building_into_b2z(address, prefix, settings) as building:
             yield building
         return
-    require_free(store, {"": MAGIC[0][:2]}, "an archive", overwrite=settings.overwrite)
+    require_free(store, {"": ZIP[0][:2]}, "an archive", overwrite=settings.overwrite)
     with AtomicFile(store, overwrite=settings.overwrite) as path, zipfile.ZipFile(path, "w") as archive:
         archive.writestr(EMBEDDED, embedded.nothing())
 
@@ -307,5 +308,5 @@ def _format(name: str, build: Build, magics: tuple[bytes, ...] = ()) -> Format:
     )
 
 
-B2D, B2Z = _format("b2d", _building_b2d), _format("b2z", _building_b2z, MAGIC)
+B2D, B2Z = _format("b2d", _building_b2d), _format("b2z", _building_b2z, ZIP)
 B2E = Format("b2e", (EMBED_SUFFIX,), _tree_b2e, formats.refuse_objects, _refuse_b2e, building=_refuse_b2e)

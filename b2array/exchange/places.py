@@ -15,12 +15,12 @@ from b2array.exchange.groups import B2D, B2E, B2Z, tree_of
 from b2array.exchange.hdf5 import HDF5
 from b2array.exchange.zarr import ZARR
 from b2array.frame.manifest import EMBEDDED, MANIFEST, SUFFIXES
+from b2array.frame.places import group_of
 from b2array.frame.source import FRAME_NAME
 from b2array.group import addressing, whole
 from b2array.group.addressing import split_member
 from b2array.group.group import Group
 from b2array.group.listed import group_at
-from b2array.group.place import group_of
 from b2array.store.base import Head, Store
 from b2array.store.open import open_store, with_home
 from b2array.store.secrets import redact_url

@@ -5,6 +5,7 @@ compares them with their checksums. `read` decodes them, leaves them in the cach
 
 source       `Source`: what `read` and `fetch` read from, a snapshot or a transaction on top of one
 manifest     `Manifest`, `Row`, `Entry`: what a group's manifest says (no I/O)
+places       `Place`: the group that a URL leads into, and the name in it
 catalog      reads manifests; `Catalog`, what this process last saw of one
 snapshot     `Snapshot`: one committed state in a store; `load`, `reload`, `load_member`
 log          local groups: what an entry of the manifest's log has still to do; reads members through it

@@ -1,7 +1,8 @@
 """Named arrays below one URL, changed together by one commit.
 
 addressing   `open`: what a URL names
-place        the group that a URL names or leads through, and the name in it
+sources      `load`, `copy`, `open_schunk`: read what `open` finds
+making       makes the member that a URL names
 group        `Group`, the mapping that users hold, and `open_group`
 attributes   a group's attributes as a mapping
 fork         what a transaction and its forks have in common; forks for workers

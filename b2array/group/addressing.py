@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 import numpy.typing as npt
 
-from b2array.array import creation
+from b2array.array import creation, drafts
 from b2array.array.array import NDArray
-from b2array.array.drafts import MemberKeywords, Shape, Url, takes
+from b2array.array.drafts import ArrayOptions, MemberKeywords, Shape, Url, takes
 from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.array.tensors import face
@@ -21,12 +21,13 @@ from b2array.commit.handle import Follower, Handle, Mode
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
 from b2array.frame import kept, snapshot
 from b2array.frame.manifest import ARRAY, SUFFIXES
+from b2array.frame.places import GROUP, ZIP, Place, Storage, cut_path, group_of, plain
 from b2array.frame.snapshot import Snapshot, ledger_in
 from b2array.group import embedded
-from b2array.group.archive import MAGIC
+from b2array.group.archive import changed_as_a_whole
 from b2array.group.group import AnyMode, Group, check_mode, in_embed_file, open_group
 from b2array.group.listed import ListedGroup, group_at
-from b2array.group.place import GROUP, Place, Storage, cut_path, group_of, plain
+from b2array.group.making import make_member
 from b2array.group.tables import Table, is_table
 from b2array.group.unpacked import is_place
 from b2array.store.base import Head, Store
@@ -36,7 +37,7 @@ from b2array.store.open_file import BinaryFile, is_open_file
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["open", "open_array", "split_member"]
+__all__ = ["listed_member", "open", "open_array", "split_member"]
 
 _LISTED = 8
 _GROUP = ".b2d"
@@ -158,7 +159,7 @@ def open(
     if mode in ("w", "w-", "x"):
         return _made(url, mode, shape, dtype, storage_options, options)
     existing: Mode = "r" if mode == "r" else "r+"
-    member = None if offset or name is not None else _listed_member(url, existing, storage_options, follow=follow)
+    member = None if offset or name is not None else listed_member(url, existing, storage_options, follow=follow)
     if member is not None:
         return _as_table(member)
     try:
@@ -199,7 +200,7 @@ def _in_file(
         held = snapshot.load(store, start=offset, bare=at is not None)
     except FormatError:
         (head,) = store.head([""], 16)
-        if offset or isinstance(head, Exception) or bytes(head.data[:4]) not in MAGIC:
+        if offset or isinstance(head, Exception) or bytes(head.data[:4]) not in ZIP:
             raise
         return open_group(file, follow=follow, at=at)
     return _shown(held, mode, follow=follow, at=at)
@@ -270,23 +271,19 @@ def _made(
     storage_options: Storage,
     options: MemberKeywords,
 ) -> NDArray | Group:
-    overwrite, place = mode == "w", group_of(url, storage_options)
-    if shape is None and os.fsdecode(url).endswith(SUFFIXES):
+    overwrite = mode == "w"
+    if shape is not None:
+        place = group_of(url, storage_options)
+        if place is None or not place.name:
+            return creation.create(url, shape, dtype, overwrite=overwrite, storage_options=storage_options, **options)
+        wanted = ArrayOptions(**options, overwrite=overwrite, storage_options=storage_options)
+        return NDArray(
+            make_member(place, wanted, ARRAY, lambda at, final: drafts.draft_filled(at, shape, dtype, final))
+        )
+    if os.fsdecode(url).endswith(SUFFIXES):
         where = open_store(url, storage_options=storage_options).url
         raise ValueError(f"{where}: mode {mode!r} makes a new array only if it is told its shape=")
-    if place is None or not place.name:
-        if shape is None:
-            return open_group(url, "w" if overwrite else "x", storage_options=storage_options)
-        return creation.create(url, shape, dtype, overwrite=overwrite, storage_options=storage_options, **options)
-    _refuse_part(place, storage_options)
-    group = open_group(place.group, "r+", storage_options=storage_options)
-    if shape is not None:
-        return group.create(place.name, shape, dtype, overwrite=overwrite, **options)
-    if place.name in group:
-        if not overwrite or not isinstance(group[place.name], Group):
-            raise FileExistsError(f"{group.url}: there is a member {place.name!r}, and a group cannot replace it")
-        del group[place.name]
-    return group.require_group(place.name)
+    return open_group(url, "w" if overwrite else "x", storage_options=storage_options)
 
 
 def _as_table(found: Any) -> Any:
@@ -349,7 +346,7 @@ def _member(group: Group, name: str) -> Any:
         raise FileNotFoundError(f"{group.url} has no member {name!r}; it has {listed or 'no members'}") from None
 
 
-def _listed_member(url: Url, mode: Mode, storage_options: Storage, *, follow: bool) -> Any:
+def listed_member(url: Url, mode: Mode, storage_options: Storage, *, follow: bool) -> Any:
     """Open a member of a group in an object store, if the URL shows where the group is; None otherwise.
 
     That takes one request for the manifest, and one for the member.
@@ -379,23 +376,14 @@ def _in_group(url: Url, mode: Mode, storage_options: Storage, *, foreign: bool, 
         return None if foreign else _unmarked(url, mode, storage_options, follow=follow, at=at)
     if foreign and place.name and "#" not in os.fsdecode(url):
         return None
-    if place.name and mode != "r":
-        _refuse_part(place, storage_options)
+    if place.name and mode != "r" and is_place(place.group, storage_options or {}):
+        raise changed_as_a_whole(place)
     if at is not None and place.name:
         return _part_at(place, storage_options, at)
     group = open_group(place.group, mode, follow=follow, at=at, storage_options=storage_options)
     if foreign and not len(group) and not group.url.endswith(".b2z"):
         return None  # other programs make zip archives, too
     return _member(group, place.name) if place.name else group
-
-
-def _refuse_part(place: Place, storage_options: Storage) -> None:
-    """Raise ReadOnlyError for a member of an archive: that is written as a whole, when its group is closed."""
-    if is_place(place.group, storage_options or {}):
-        raise ReadOnlyError(
-            f"{place.group} is an archive, which is changed as a whole: 'with b2array.open_group(url, \"a\") as group:'"
-            f" and then group[{place.name!r}]"
-        )
 
 
 def _is_there(store: Store, parts: Sequence[str]) -> bool:

@@ -21,21 +21,29 @@ from b2array.commit.handle import Handle, Mode
 from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError, prefix_errors
 from b2array.frame import snapshot
 from b2array.frame.manifest import EMBEDDED, MANIFEST, check_path, is_embedded, members_among
+from b2array.frame.places import ZIP, Place
 from b2array.group import embedded
 from b2array.group.members import Members
 from b2array.store.base import Stamp, Store, in_one_state, stale_reader
 from b2array.store.endings import JOURNAL, LOCK, TEMPORARY, UNFINISHED
 from b2array.store.open import open_store
 from b2array.store.open_file import BinaryFile
+from b2array.store.secrets import redact_url
 from b2array.store.spans import Span
 
-__all__ = ["MAGIC", "NOTE", "Archive", "is_content"]
-
-MAGIC = (b"PK\3\4", b"PK\5\6")
-"""First bytes of an archive, and of an empty one."""
+__all__ = ["NOTE", "Archive", "changed_as_a_whole", "is_content"]
 
 NOTE = ".b2work"
 """What a writer notes about the archive, next to the members in its directory."""
+
+
+def changed_as_a_whole(place: Place) -> ReadOnlyError:
+    """Return the error for who wants to change a member of an archive, which is written when its group is closed."""
+    return ReadOnlyError(
+        f'{redact_url(place.group)} is an archive, which is changed as a whole: \'with b2array.open_group(url, "a")'
+        f" as group:' and then group[{place.name!r}]"
+    )
+
 
 _TAIL = 2**16 + 2**10  # the longest comment, and what a small directory takes
 _LOCAL_HEADER = struct.Struct("<4s22x2H")
@@ -168,7 +176,7 @@ class Archive:
         span = Span("", entry.start, entry.start + _LOCAL_HEADER.size)
         (head,) = self.store.read([span], expected=stamp.version)
         magic, name_nbytes, extra_nbytes = _LOCAL_HEADER.unpack(head)
-        if magic != MAGIC[0]:
+        if magic != ZIP[0]:
             raise FormatError(f"{where}: expected the header of a file in the archive, found {magic!r}")
         nbytes: int = _LOCAL_HEADER.size + name_nbytes + extra_nbytes
         if entry.start + nbytes + entry.nbytes > stamp.size:

@@ -29,6 +29,7 @@ from b2array.display.tables import Block, count_text
 from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, warn
 from b2array.format.foreign import check_ending
 from b2array.frame.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
+from b2array.frame.places import group_of
 from b2array.group import embedded, snapshots, unpacked, whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
@@ -40,7 +41,6 @@ from b2array.group.kept import Moment, moment
 from b2array.group.listed import AnyGroup, group_at
 from b2array.group.listing import group_ledger
 from b2array.group.members import Members, check_new
-from b2array.group.place import group_of
 from b2array.group.snapshots import GroupDiff
 from b2array.group.tables import Table, is_table
 from b2array.group.tree import Names, Tree
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from fsspec import AbstractFileSystem
 
-__all__ = ["AnyMode", "Group", "check_mode", "open_group"]
+__all__ = ["AnyMode", "Group", "check_mode", "free_name", "open_group", "put_member"]
 
 AnyMode = Literal["r", "r+", "a", "w", "w-", "x"]
 MODES: Final = get_args(AnyMode)
@@ -166,7 +166,7 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
     found = None if mode == "r" else whole.around(home)
     if found is not None:
         outer, part = found
-        return _prepared_part(Group(outer, f"{part}/", "r+", follow=follow), mode)
+        return _prepared_part(Group(outer, "", "r+", follow=follow), part, mode)
     _prepare(home, mode, required=required)
     return Group(home, "", "r" if mode == "r" else "r+", follow=follow)
 
@@ -206,11 +206,17 @@ def _prepare(home: AnyGroup, mode: AnyMode, *, required: bool) -> None:
         home.recover()
 
 
-def _prepared_part(part: Group, mode: AnyMode) -> Group:
-    """Make a group that is part of another one empty or complete, as the mode says."""
+def _prepared_part(outer: Group, name: str, mode: AnyMode) -> Group:
+    """Make a group in another one, or make it empty or complete, as the mode says."""
+    home = cast(AnyGroup, outer._home)
+    home.recover()
+    part = outer._inner(name)
+    if not home.members().is_group(name):
+        if mode in ("w", "w-", "x"):
+            check_ending(name, part.url, group=True)
+        return part if mode == "r+" else outer.require_group(name)
     if mode in ("w-", "x"):
         raise FileExistsError(f"{part.url} exists; mode='w' replaces a group")
-    cast(AnyGroup, part._home).recover()
     if mode == "w":
         with part.transaction(replace=True) as changes:
             changes.attrs.require()
@@ -527,7 +533,7 @@ class Group(MutableMapping[str, Any]):
             The name is not valid, or a part of it is an array already.
         """
         home = self._writable()
-        name = _free(self, name, overwrite=overwrite)
+        name = free_name(self, name, overwrite=overwrite)
         if (data is None) == (shape is None):
             what = "neither" if data is None else f"both shape={shape} and data of the shape {np.shape(data)}"
             raise TypeError(f"create() takes either a shape or data, found {what}")
@@ -539,7 +545,7 @@ class Group(MutableMapping[str, Any]):
                 return copying.holding(data, url, dtype, given)
             return drafts.draft_filled(url, shape, float if dtype is None else dtype, given)
 
-        return NDArray(_replaced(home, self._prefix + name, ARRAY, new, overwrite=overwrite))
+        return NDArray(put_member(home, self._prefix + name, ARRAY, new, overwrite=overwrite))
 
     create_array = create
 
@@ -588,7 +594,7 @@ class Group(MutableMapping[str, Any]):
         inner = self._inner(check_name(name))
         is_new = not self._members().is_group(inner.name)
         if is_new:
-            _free(self, name)
+            free_name(self, name)
         if attrs:
             inner.attrs.update(attrs)
         elif is_new:
@@ -731,7 +737,7 @@ class Group(MutableMapping[str, Any]):
         chosen = self._below(start)
         if not chosen:
             raise KeyError(source)
-        target = _free(into, name or start) if name or start else ""
+        target = free_name(into, name or start) if name or start else ""
         copied = {}
         for other, path in chosen.items():
             full = "/".join(filter(None, (into.name, target, other[len(start) :].removeprefix("/"))))
@@ -1091,7 +1097,7 @@ def _home_of(worker: object) -> object:
     return worker._home if isinstance(worker, Group) else worker
 
 
-def _free(group: Group, name: str, *, overwrite: bool | None = None) -> str:
+def free_name(group: Group, name: str, *, overwrite: bool | None = None) -> str:
     """Check and return the name of a new member of a group; None: the caller has no such argument."""
     name, members = check_name(name), group._home.members()
     full = group._prefix + name
@@ -1107,18 +1113,20 @@ def _add_copy(group: Group, full: str, held: Handle) -> None:
     home = group._writable()
     if full not in home.members():
         suffix = ARRAY if held.frame.metalayer("b2nd") is not None else OTHER
-        _replaced(home, full, suffix, copy_of(held, home.storage_options), overwrite=False)
+        put_member(home, full, suffix, copy_of(held, home.storage_options), overwrite=False)
     elif is_attrs(full):
         group.attrs.add(Attributes(held))
     else:
         raise FileExistsError(f"{home.url}: there is a member {full!r}")
 
 
-def _replaced(home: AnyGroup | Changes, full: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
+def put_member(home: AnyGroup | Changes, full: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
     """Make a member, in the place of one of that name if there is one and the caller has allowed it."""
     with changing(home) as changes:
         old = home.members().get(full)
         if old is not None and home is not changes:
+            if not overwrite:  # another writer has made it since the caller looked
+                raise FileExistsError(f"{home.url}: there is a member {full!r}; overwrite=True replaces it")
             changes.remove({full: old})
         return changes.create(full, suffix, new, overwrite=overwrite)
 

@@ -41,7 +41,7 @@ from b2array.group.listed import ListedGroup, name_of
 from b2array.group.listing import MemberState, group_ledger
 from b2array.group.members import Members, check_new
 from b2array.group.snapshot_changes import SnapshotChanges
-from b2array.store.base import create_under_own_name
+from b2array.store.base import Head, create_under_own_name
 
 __all__ = ["RowTransaction"]
 
@@ -177,15 +177,11 @@ class RowTransaction(Changes):
         gets the other ending.
         """
         path, other = name + suffix, name + (OTHER if suffix == ARRAY else ARRAY)
-        try:
-            draft = new(self._free(path), overwrite=False)
-        except NotADirectoryError:
-            return other, new(self._free(other), overwrite=False)
-        replaced = [row for row in self._removed.values() if row is not None and row.path == path and not row.sparse]
-        if not (replaced and draft.sparse and self._view.store.in_process):
-            return path, draft
-        draft.abort()  # it has put no chunk yet, and would fail when its index is put
-        return other, new(self._free(other), overwrite=False)
+        place = self._free(path)
+        if self._view.store.in_process and isinstance(place.store.head([""], 1)[0], Head):
+            place = replace(place, sparse=self._free(other))
+        draft = new(place, overwrite=False)
+        return (path if draft.destination.place is place.store else other), draft
 
     def _free(self, path: str) -> FreePlace:
         return FreePlace(self._view.store_of(path), self._first_number(path))

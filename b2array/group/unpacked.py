@@ -35,9 +35,10 @@ from b2array.commit.one import commit
 from b2array.errors import ConflictError, FormatError, ReadOnlyError, UnsupportedError, warn
 from b2array.frame import snapshot
 from b2array.frame.manifest import EMBEDDED
+from b2array.frame.places import ZIP
 from b2array.frame.source import FRAME_NAME
 from b2array.group import whole
-from b2array.group.archive import MAGIC, NOTE, Archive, is_content
+from b2array.group.archive import NOTE, Archive, is_content
 from b2array.group.directory import Directory, copy_of
 from b2array.group.members import Members
 from b2array.store import disk
@@ -259,7 +260,7 @@ def _version(path: str, *, replace: bool) -> Version | None:
     store = LocalStore(path)
     (head,) = store.head([""], 16)
     if replace:
-        require_free(store, {"": MAGIC[0][:2]}, "an archive", overwrite=True)
+        require_free(store, {"": ZIP[0][:2]}, "an archive", overwrite=True)
     elif isinstance(head, Head) and not whole.is_archive(store):
         raise FormatError(f"{path}: expected an archive, found another file")
     if isinstance(head, FileNotFoundError):

@@ -14,15 +14,15 @@ from b2array.commit.manifests import replace_manifest
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign
 from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
+from b2array.frame.places import ZIP, group_of
 from b2array.frame.source import FRAME_NAME
 from b2array.group import embedded
-from b2array.group.archive import MAGIC, Archive
+from b2array.group.archive import Archive, changed_as_a_whole
 from b2array.group.changing import committing
 from b2array.group.directory import Directory, record_of
 from b2array.group.fork import Changes
 from b2array.group.listed import AnyGroup, ListedGroup, group_at
 from b2array.group.listing import group_ledger
-from b2array.group.place import group_of
 from b2array.store.atomic import require_free
 from b2array.store.base import MISSING, Head, Store, says_more
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
@@ -56,11 +56,11 @@ def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = Tr
 
 
 def around(home: AnyGroup) -> tuple[AnyGroup, str] | None:
-    """Return the group that a group is part of, and its name there; None for a group by itself.
+    """Return the group that a group is part of, or will be, and its name there; None for a group by itself.
 
     A group by itself has a mark, a manifest or an embedding frame. A part of another one exists by the names of its
     members, which the manifest of the other one may list. Its commits and snapshots have them, too. So whoever changes
-    the part changes the other one.
+    the part changes the other one. ReadOnlyError: it would be part of an archive.
     """
     if home.is_listed() if isinstance(home, ListedGroup) else _is_marked(home):
         return None
@@ -70,13 +70,8 @@ def around(home: AnyGroup) -> tuple[AnyGroup, str] | None:
         return None
     outer = home_of(place.group, home.storage_options)
     if isinstance(outer, Archive):
-        return None
-    # On a local disk the files are the list, so that nobody needs to look at all of the other group.
-    try:
-        is_part = bool(home.members()) if home.is_local else outer.members().is_group(place.name)
-    except MISSING:
-        return None
-    return (outer, place.name) if is_part else None
+        raise changed_as_a_whole(place)
+    return outer, place.name
 
 
 def home_in_file(file: BinaryFile) -> Archive:
@@ -114,7 +109,7 @@ def is_archive(store: Store) -> bool:
         if last == EMBEDDED:
             raise FormatError(f"{store.url} is where a group keeps small members; open the group {outer}")
         raise FormatError(f"{store.url}: expected a group, found a frame (see b2array.open)")
-    if bytes(head.data[:4]) in MAGIC:
+    if bytes(head.data[:4]) in ZIP:
         return True
     if store.can.local or store.url.endswith(".b2z"):
         raise FormatError(f"{store.url}: expected a directory or a zip archive, found {foreign.describe(head.data)}")

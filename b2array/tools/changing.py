@@ -10,10 +10,10 @@ from b2array.array.described import Attributes
 from b2array.array.schunk import SChunk
 from b2array.commit.draft import discard
 from b2array.errors import UnsupportedError
+from b2array.frame.places import group_of
 from b2array.frame.snapshot import frame_in, load
 from b2array.group import addressing
 from b2array.group.group import Group, open_group
-from b2array.group.place import group_of
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
 

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -20,24 +21,26 @@ import numpy as np
 import typer
 
 from b2array import bloscpack
-from b2array.array import creation
 from b2array.array.array import NDArray
-from b2array.array.drafts import place_new
+from b2array.array.drafts import AnyPlace, ArrayOptions, place_new
+from b2array.array.making import make
 from b2array.array.schunk import SChunk
 from b2array.codec.cparams import CParams
 from b2array.commit.copied_states import states_to_copy
+from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
-from b2array.commit.one import commit
 from b2array.commit.prepare import copied
 from b2array.display import tables
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.convert import convert_to, is_array, save_intact
 from b2array.exchange.formats import BLP, BLP_BYTES, BYTES, holds_array
 from b2array.exchange.places import by_ending, find, require_frames
+from b2array.frame.manifest import OTHER
+from b2array.frame.snapshot import Snapshot
 from b2array.group import addressing
 from b2array.group.group import Group
 from b2array.printable import json_text, printable
-from b2array.progress import track
+from b2array.progress import Progress, track
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
@@ -400,16 +403,14 @@ def copy(
     if not holds_array(revision.frame):
         if any(option is not None for option in (chunks, blocks, access, cparams)):
             raise UnsupportedError(f"{redact_url(src)} is no array: its chunks can only be copied as they are")
-        place = place_new(dst, layout, others, overwrite=overwrite)
         with track(revision.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as bar:
-            states = states_to_copy(revision) if snapshots else []
-            commit(copied(revision, place.store, place.kind, overwrite=overwrite, progress=bar, kept=states))
+            wanted = ArrayOptions(layout=layout, overwrite=overwrite, storage_options=others)
+            make(dst, wanted, partial(_copied, revision, bar, snapshots=snapshots), OTHER)
         count, nbytes = tables.count_text(revision.frame.nchunks, "chunk"), tables.nbytes(revision.frame.cbytes)
         _say(f"{redact_url(dst)}: {count} in {nbytes}")
         return OK
     started = time.perf_counter()
-    with creation.copy(
-        NDArray(Handle(revision, "r")),
+    with NDArray(Handle(revision, "r")).copy(
         dst,
         chunks=chunks,
         blocks=blocks,
@@ -419,7 +420,7 @@ def copy(
         overwrite=overwrite,
         progress=opts.shows(progress),
         snapshots=snapshots,
-        dst_options=others,
+        storage_options=others,
     ) as copy_:
         ratio = f"{copy_.cratio:.2f}" if copy_.cbytes else "none"
         _say(
@@ -427,6 +428,14 @@ def copy(
             f"ratio {ratio}, {time.perf_counter() - started:.2f} s"
         )
     return OK
+
+
+def _copied(revision: Snapshot, bar: Progress, where: AnyPlace, final: ArrayOptions, *, snapshots: bool) -> Draft:
+    place = place_new(where, final.layout, final.storage_options, fs=final.fs, overwrite=final.overwrite)
+    states = states_to_copy(revision) if snapshots else []
+    return copied(
+        revision, place.store, place.kind, overwrite=final.overwrite, progress=bar, kept=states, first=place.first
+    )
 
 
 @_command

@@ -26,10 +26,10 @@ from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import count_sized_blocks, parse
 from b2array.frame.fetch import chunk_number
 from b2array.frame.manifest import Row
+from b2array.frame.places import group_of
 from b2array.frame.snapshot import Member, Snapshot, damage_of_listed, kept_states, load, load_revision
 from b2array.frame.source import FRAME_NAME
 from b2array.group.listed import ListedGroup
-from b2array.group.place import group_of
 from b2array.store.base import Store
 from b2array.store.local import LocalStore
 from b2array.store.open import address_of, open_store

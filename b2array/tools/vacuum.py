@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from b2array.array.schunk import open_schunk
+from b2array.array.schunk import schunk_at
 from b2array.commit import pending
 from b2array.commit.draft import Draft
 from b2array.commit.edits import reserve_up_to
@@ -28,12 +28,12 @@ from b2array.format.kept import KEPT, object_name
 from b2array.frame.fetch import chunk_number
 from b2array.frame.log import read_member
 from b2array.frame.manifest import MANIFEST, RETIRED
+from b2array.frame.places import group_of
 from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load, load_published
 from b2array.group import unpacked
 from b2array.group.directory import Directory
 from b2array.group.kept import remove_frame, unneeded
 from b2array.group.listed import AnyGroup, ListedGroup
-from b2array.group.place import group_of
 from b2array.store.base import MISSING, Listed, Store, attempts, too_many_conflicts
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
@@ -412,7 +412,7 @@ def repack(
     url, storage_options = address_of(url, storage_options, fs)
 
     def one(address: str) -> Cleanup:
-        opened = open_schunk(address, "r" if dry_run else "r+", storage_options=storage_options)
+        opened = schunk_at(address, "r" if dry_run else "r+", storage_options=storage_options)
         if opened.frame.frame_type == FrameType.SPARSE:
             return Cleanup(opened.url, dry_run)
         store = opened._handle.store

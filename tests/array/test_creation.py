@@ -16,7 +16,7 @@ import b2array
 from b2array import config
 from b2array.codec import encode
 from b2array.codec.header import Special
-from b2array.errors import FormatError, LimitError, ReadOnlyError, UnsupportedError
+from b2array.errors import LimitError, ReadOnlyError, UnsupportedError
 from b2array.format import index
 from b2array.grid.chunking import automatic
 
@@ -298,7 +298,7 @@ def test_saving_replaces_and_loading_reads_everything(tmp_path):
 def test_a_super_chunk_is_no_array_and_says_so(tmp_path):
     b2array.create_schunk(tmp_path / "a", chunksize=8)
     assert isinstance(b2array.open(tmp_path / "a"), b2array.SChunk)
-    with pytest.raises(FormatError, match="open_schunk"):
+    with pytest.raises(TypeError, match="open_schunk"):
         b2array.load(tmp_path / "a")
 
 

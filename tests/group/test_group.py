@@ -278,14 +278,21 @@ def test_members_open_by_every_url_that_names_them(group: Group, url: str, name:
 
 def test_local_members_whose_names_mean_something_in_urls_are_still_there(tmp_path: Path) -> None:
     group = open_group(tmp_path / "old.b2d", "w")
-    b2array.asarray([1, 2], url=tmp_path / "old.b2d" / "a::b.b2nd")
+    with pytest.raises(ValueError, match="'::' has a meaning of its own"):
+        b2array.asarray([1, 2], url=tmp_path / "old.b2d" / "a::b.b2nd")
+
+    def put(name: str) -> None:
+        b2array.save(tmp_path / "alone.b2nd", [1, 2])
+        (tmp_path / "alone.b2nd").rename(tmp_path / "old.b2d" / f"{name}.b2nd")
+
+    put("a::b")
     group.refresh()
     assert (list(group), group["a::b"][:].tolist()) == (["a::b"], [1, 2])
     group["a::b"] = [3]
     assert group["a::b"][:].tolist() == [3]
     group.move("a::b", "c")
     for name in ("a#b", "a?b"):
-        b2array.asarray([1, 2], url=tmp_path / "old.b2d" / f"{name}.b2nd").close()
+        put(name)
         group.refresh()
         assert group[name][:].tolist() == [1, 2]
         del group[name]
@@ -1712,18 +1719,23 @@ def test_who_changes_a_part_of_a_group_by_its_own_url_changes_the_group(
     assert b2array.verify(url, deep=True).ok
 
 
-def test_a_group_that_is_made_inside_of_another_one_is_one_by_itself(tmp_path: Path) -> None:
-    group = open_group(tmp_path / "g.b2d", "w")
+@pytest.mark.parametrize("mode", ["a", "w", "w-", "x"])
+def test_a_group_that_is_made_inside_of_another_one_is_part_of_it(url: str, mode: Any) -> None:
+    root = url.rpartition("/")[0]
+    group = open_group(f"{root}/g{mode}.b2d", "w")
     group["x"] = [1]
     with pytest.raises(FileNotFoundError):
-        open_group(tmp_path / "g.b2d/inner", "r+")
-    inner = open_group(tmp_path / "g.b2d/inner", "a")
+        open_group(f"{root}/g{mode}.b2d/inner", "r+")
+    inner = open_group(f"{root}/g{mode}.b2d/inner", mode)
+    assert (inner.name, [*open_group(f"{root}/g{mode}.b2d")]) == ("inner", ["inner", "x"])
     inner["y"] = [2]
-    assert (inner.name, open_group(tmp_path / "g.b2d/inner", "r+").name) == ("", "")
-    assert open_group(tmp_path / "g.b2d")["inner/y"][0] == 2
-    group["part/z"] = [3]
+    assert open_group(f"{root}/g{mode}.b2d")["inner/y"][0] == 2
     with pytest.raises(FileExistsError, match="mode='w' replaces"):
-        open_group(tmp_path / "g.b2d/part", "x")
+        open_group(f"{root}/g{mode}.b2d/inner", "x")
+    assert [*open_group(f"{root}/g{mode}.b2d/inner", "w")] == []
+    assert [*open_group(f"{root}/g{mode}.b2d")] == ["inner", "x"]
+    with pytest.raises(FileExistsError, match="there is a member 'x'"):
+        open_group(f"{root}/g{mode}.b2d/x", "w")
 
 
 def test_a_group_is_made_with_its_attributes(tmp_path):

@@ -19,6 +19,7 @@ import blosc2
 import fsspec
 import numpy as np
 import pytest
+from arrays import put_frame
 from dask.array import from_array
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,7 +176,7 @@ def test_a_frame_that_is_no_member_is_not_overwritten_by_a_member_of_its_name(
     url = f"memory://no-member-{next(_serials)}.b2d"
     compare(type(open_store(url)), monkeypatch)
     group = open_group(url, "w")
-    b2array.asarray([7, 8, 9], url=f"{url}/x.b2f", layout=layout)
+    put_frame(f"{url}/x.b2f", [7, 8, 9], layout=layout)
     group.create("x", data=[1], layout=layout)
     group.create("x", data=[2], layout=layout, overwrite=True)
     assert found(url) == {"x": [2]}
@@ -222,7 +223,7 @@ def test_a_deleted_member_takes_older_frames_of_its_name_along(
     with group.transaction() as changes:
         del changes["x"]
         changes.create("x", data=[3, 4], layout={"contiguous": "sparse", "sparse": "contiguous"}[layout])
-    b2array.asarray([5], url=f"{url}/x.b2f", layout=layout)
+    put_frame(f"{url}/x.b2f", [5], layout=layout)
     assert found(str(url)) == {"x": [3, 4]}
     delete(open_group(url, "r+"))
     assert found(str(url)) == {}
@@ -233,7 +234,7 @@ def test_a_deleted_member_takes_an_embedded_one_of_its_name_along(tmp_path: Path
     with blosc2.TreeStore(str(tmp_path / "g.b2d"), mode="w", threshold=2**20) as tree:
         tree["/x"] = np.arange(3)
     assert found(str(tmp_path / "g.b2d")) == {"x": [0, 1, 2]}
-    b2array.asarray([5], url=tmp_path / "g.b2d/x.b2nd")
+    put_frame(tmp_path / "g.b2d/x.b2nd", [5])
     group = open_group(tmp_path / "g.b2d", "r+")
     del group["x"]
     assert found(group.url) == {}
@@ -474,7 +475,7 @@ def test_two_writers_that_meet_at_any_operation_both_win_or_one_is_told(
     after = found(group.url)
     outcomes = set()
     writes = [at for at, name in enumerate(names) if name in WRITES]
-    for at in sorted({*sampled(writes, 9), *sampled(range(3 + clash, len(names), 7), 16)}):
+    for at in sorted({writes[0], *sampled(writes, 9), *sampled(range(3 + clash, len(names), 7), 16)}):
         group = place.prepared(free=[0])
         failures: list[BaseException] = []
 
@@ -843,9 +844,10 @@ def test_who_makes_an_array_by_its_own_url_takes_no_place_from_a_commit_that_com
         died: list[BaseException] = []
         writer = partial(_noting, partial(make, group.url), refused)
         _meeting(place, at, writer, partial(_noting, partial(make_and_die, group), died))
-        winner = 1 if [*map(type, died)] != [Killed] else 2
-        assert [*map(type, refused)] == [FileExistsError] * (winner - 1), (at, names[at:], died)
         seen = found(group.url)
+        winner = 2 if refused else 1
+        assert {*map(type, refused)} <= {FileExistsError, ConflictError}, (at, names[at:], died)
+        assert refused or died, (at, names[at:])
         assert seen["new"] == [winner] * 8, (at, names[at:])
         assert seen.get("beside") == (None if winner == 1 else [2] * 8)
         assert found(group.url, "r+") == seen
@@ -1083,7 +1085,7 @@ def test_attributes_of_a_group_that_were_read_belong_to_the_commit(place: Place)
 def test_a_new_member_is_made_where_another_one_goes_at_that_moment(tmp_path: Path, monkeypatch: Any) -> None:
     place = Place("compared", tmp_path, monkeypatch)
     group = place.prepared()
-    b2array.zeros(2, url=f"{group.url}/x.b2nd", layout="sparse")
+    put_frame(f"{group.url}/x.b2nd", [0, 0], layout="sparse")
     memory, met = fsspec.filesystem("memory"), []
 
     def meet(_: int, name: str, call: Callable[[], Any]) -> Any:

@@ -22,11 +22,9 @@ from clouds import Cloud
 import b2array
 from b2array import config, open_group
 from b2array.commit import apply
-from b2array.commit.draft import Draft
 from b2array.commit.one import frame_lock
 from b2array.errors import ConflictError
 from b2array.frame.manifest import Manifest
-from b2array.group import transaction
 from b2array.group.directory import Directory
 from b2array.store import disk, links
 from b2array.store.local import LocalStore
@@ -573,45 +571,6 @@ def test_a_transaction_is_told_of_a_conflict_if_another_writer_has_the_name_by_t
     with pytest.raises(ConflictError, match="another writer"):
         change()
     assert values(url) == {"x": 1, "y": 0}
-
-
-@LAYOUTS
-@pytest.mark.parametrize("name", ["look", "read", "__init__"])
-def test_a_name_that_another_writer_deletes_meanwhile_is_free_or_a_conflict(
-    tmp_path: Path, layout: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The transaction begins before the deletion is carried out, and finds the member still there."""
-    url = f"memory://{tmp_path.name}.b2d"
-    group = make(url, "x", layout)
-
-    committed, go_on, original = threading.Event(), threading.Event(), apply.apply_entry
-
-    def slowly(*args: Any, **options: Any) -> None:
-        committed.set()
-        go_on.wait(60)
-        original(*args, **options)
-
-    def delete() -> None:
-        del group["x"]
-
-    def finish() -> None:
-        go_on.set()
-        writer.join()
-
-    writer = threading.Thread(target=delete)
-    with monkeypatch.context() as late, suppress(ConflictError):
-        late.setattr(apply, "apply_entry", slowly)
-        late.setattr(Directory, "recover", lambda _: None)
-        writer.start()
-        committed.wait(60)
-        try:
-            with open_group(url, "r+").transaction() as changes:
-                once(finish, late, {"look": transaction, "__init__": Draft, "read": Directory}[name], name)
-                changes.create("x", data=np.ones(ROWS), layout=layout)
-                finish()
-        finally:
-            finish()
-    assert values(url, "r+") in ({}, {"x": 1})
 
 
 @pytest.mark.parametrize("place", ["local", "memory", "s3", "gcs"])

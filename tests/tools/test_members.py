@@ -18,6 +18,8 @@ import zarr
 from damage import flip, place
 
 import b2array
+from b2array.array.dask import from_dask
+from b2array.array.drafts import ArrayOptions
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.tools.results import Results
 
@@ -207,8 +209,8 @@ def test_vacuum_removes_what_killed_writers_left_outside_of_the_members(
         changes = unfinished.__enter__()
         changes.create("new/flat", data=[1, 2])
         changes.create("new/sparse", data=[1, 2], layout="sparse")
-        b2array.from_dask(tasks, f"{url}/flat.b2nd", compute=False)
-        b2array.from_dask(tasks, f"{url}/sparse.b2nd", layout="sparse", compute=False)
+        from_dask(tasks, f"{url}/flat.b2nd", None, ArrayOptions())
+        from_dask(tasks, f"{url}/sparse.b2nd", None, ArrayOptions(layout="sparse"))
     for path in ("a/y.b2nd.0123456789abcdef.b2tmp", "a/gone.b2nd.0123456789abcdef.b2tmp"):
         fs.pipe(f"{root}/{path}", b"left")
     left = files()

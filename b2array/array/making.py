@@ -1,0 +1,62 @@
+"""`make`: a new frame at a URL, alone or as a member of the group that the URL leads into.
+
+Members are made by the group, whose package is above this one. So the package b2array tells here how: `join_groups`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from b2array.array.drafts import AnyPlace, ArrayOptions, Url
+from b2array.commit.draft import Draft
+from b2array.commit.handle import Handle
+from b2array.commit.one import commit
+from b2array.frame.manifest import ARRAY
+from b2array.frame.places import Place, target_of
+from b2array.store.open import address_of
+
+__all__ = ["NewDraft", "join_groups", "make", "member_at"]
+
+NewDraft = Callable[[AnyPlace, ArrayOptions], Draft]
+"""Makes the draft of a new frame in a place, with these options."""
+
+
+class MemberMaker(Protocol):
+    """A function that makes a member of a group."""
+
+    def __call__(self, place: Place, options: ArrayOptions, suffix: str, new: NewDraft) -> Handle:
+        """Make the member in one commit, and return its handle."""
+        ...
+
+
+_makers: dict[str, MemberMaker] = {}
+
+
+def join_groups(make_member: MemberMaker) -> None:
+    """Let this function make the members of groups."""
+    _makers["member"] = make_member
+
+
+def make(url: Url | None, options: ArrayOptions, new: NewDraft, suffix: str = ARRAY) -> Handle:
+    """Make a new frame in one commit, and return a handle that can change it.
+
+    Where the URL leads into a group, the frame becomes the member that the URL names, with or without the ending of its
+    file; the suffix says of which kind it is.
+    """
+    place = member_at(url, options)
+    if place is None:
+        return Handle(commit(new(url, options)), "r+")
+    if url is not None and os.fsdecode(url).endswith("/") and options.layout == "auto":
+        options = replace(options, layout="sparse")  # the URL of a directory
+    return _makers["member"](place, options, suffix, new)
+
+
+def member_at(url: Url | None, options: ArrayOptions) -> Place | None:
+    """Return the member of a group that a new frame will be; None if it will be in no group."""
+    if url is None:
+        return None
+    place = target_of(*address_of(url, options.storage_options, options.fs))
+    return place if place is not None and place.name else None
