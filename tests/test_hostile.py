@@ -44,6 +44,7 @@ from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 from b2array.exchange import hdf5_chunks
 from b2array.exchange.hdf5_chunks import Stage
+from b2array.exchange.places import find
 from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers, summary
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, pack_state, unpack_state
 from b2array.format.state import State
@@ -663,6 +664,30 @@ def use_bloscpack(rng: random.Random, path: Path) -> None:
         b2array.bloscpack.unpack(path)
 
 
+def make_netcdf3(path: Path) -> None:
+    from scipy.io import netcdf_file
+
+    with netcdf_file(path, "w", version=2) as file:
+        file.createDimension("t", None)
+        file.createDimension("x", 20)
+        fixed = file.createVariable("fixed", "i4", ("x",))
+        fixed[:] = VALUES[0]
+        fixed.units, fixed.valid_range = "K", np.array([0, 1], "i2")
+        file.createVariable("records", "f4", ("t", "x"))[:5] = VALUES[:5]
+        file.createVariable("other", "i2", ("t",))[:5] = range(5)
+        file.title = "a title"
+
+
+def read_netcdf3(rng: random.Random, path: Path) -> None:
+    kind, url = find(path, None, None, exists=True)
+    with kind.tree(url, None) as tree:
+        for name in tree.names:
+            source = tree.open(name)
+            if source.nbytes < 2**20:
+                source.read((...,)), dict(source.attrs), source.fill
+        _ = {name: dict(attrs()) for name, attrs in tree.attrs.items()}
+
+
 FILES = {
     "contiguous": Subject(our_array("contiguous"), FRAME_USES),
     "contiguous, sealed": Subject(our_array("contiguous"), FRAME_USES, sealed=True),
@@ -682,6 +707,7 @@ FILES = {
     "objects": Subject(make_objects, (read_objects,)),
     "table": Subject(make_table, (read_table,)),
     "bloscpack": Subject(make_bloscpack, (use_bloscpack,)),
+    **({"netCDF-3": Subject(make_netcdf3, (read_netcdf3,))} if find_spec("scipy") else {}),
 }
 SUFFIX = {
     "group": ".b2d",
@@ -689,6 +715,7 @@ SUFFIX = {
     "store": ".b2d",
     "archive": ".b2z",
     "bloscpack": ".blp",
+    "netCDF-3": ".nc",
     "embedding": ".b2e",
     "objects": ".b2b",
     "table": ".b2d",

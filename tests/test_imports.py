@@ -62,6 +62,7 @@ OPTIONAL = {
     "ml_dtypes": {"array.creation", "format.dtypes"},
     "rich": {"tools.cli"},
     "s3fs": {"store.s3"},
+    "scipy": {"exchange.netcdf3"},
     "tqdm": {"progress"},
     "typer": {"tools.cli", "tools.options"},
     "typing_extensions": {"array.array"},  # for type checkers alone

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["Conversion", "convert", "convert_to", "is_array", "save_intact"]
 
 Url = str | os.PathLike[str]
-Name = Literal["b2nd", "b2d", "b2z", "b2e", "npy", "zarr", "hdf5", "blp"]
+Name = Literal["b2nd", "b2d", "b2z", "b2e", "npy", "zarr", "hdf5", "netcdf3", "blp"]
 
 _BUDGET = 64 * 2**20
 """Number of bytes to read at once, unless a chunk is larger."""
@@ -112,10 +112,12 @@ def convert(
     src, dst : str or os.PathLike
         Files, directories or URLs. Their endings tell the formats: ``.b2nd`` and ``.b2frame``, ``.b2d`` and ``.b2z``
         for groups, ``.b2e`` (a source only), ``.npy``, ``.zarr``, ``.h5``, ``.hdf5``, ``.hdf`` and ``.nc``, ``.blp``.
-        Without such an ending, the contents of a source tell its format. Name a member by a path, as in
-        ``results.h5/run/pressure``, or after ``#``. A new member without a name is called ``data``.
-    src_format, dst_format : {"b2nd", "b2d", "b2z", "b2e", "npy", "zarr", "hdf5", "blp"}, optional
-        The formats, if the endings do not tell them, or tell wrong ones.
+        A source ``.nc`` may be netCDF-4 or netCDF-3. Without such an ending, the contents of a source tell its format.
+        Name a member by a path, as in ``results.h5/run/pressure``, or after ``#``. A new member without a name is
+        called ``data``.
+    src_format, dst_format : str, optional
+        The formats, if the endings do not tell them, or tell wrong ones: "b2nd", "b2d", "b2z", "b2e", "npy", "zarr",
+        "hdf5", "netcdf3" (a source only) or "blp".
     chunks, blocks : sequence of int, optional
         Extents in items, for formats that have them.
     access : {"balanced", "planes", "series", "boxes"}, optional

@@ -54,6 +54,7 @@ __all__ = [
     "BYTES",
     "KEPT_BY_FRAMES",
     "NPY",
+    "PACKING",
     "UNLIMITED",
     "ArraySource",
     "Box",
@@ -82,6 +83,11 @@ UNLIMITED = "_unlimited"
 """The attribute in which an array notes the axes along which it could grow as a dataset of HDF5."""
 _TEXTS = 2**18
 """Texts of any length that are read together."""
+
+PACKING = frozenset(
+    {"_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range"}
+)
+"""Attributes whose types say something: xarray decodes packed numbers into the type of their scale."""
 
 Box = tuple[slice, ...]
 Piece = tuple[Box, npt.NDArray[Any]]
@@ -251,7 +257,8 @@ def require(module: str, extra: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UnsupportedError(f"{what} needs the package {module}: pip install 'b2array[{extra}]'") from None
+        package = module.partition(".")[0]
+        raise UnsupportedError(f"{what} needs the package {package}: pip install 'b2array[{extra}]'") from None
 
 
 def refuse_objects(source: ArraySource, _: Options) -> None:

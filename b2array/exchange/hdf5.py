@@ -39,10 +39,6 @@ _AS_JSON = "json"
 _OTHER_ATTRS = (_AS_JSON, "skip")
 _TEXTS = 2**18
 """Items of variable length are read in batches of this many."""
-_PACKING = frozenset(
-    {"_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range"}
-)
-"""Attributes whose types say something: xarray decodes packed numbers into the type of their scale."""
 
 
 @contextmanager
@@ -207,11 +203,11 @@ def _attrs(node: Any, where: str) -> dict[str, Any]:
     attrs = {key: value for key, value in node.attrs.items() if key not in dimension_scales.HIDDEN}
     # netCDF stores a number as an array of one, and has no such arrays.
     of_netcdf = _OF_NETCDF in node.file.attrs or where.partition("#")[0].endswith(".nc")
-    single = [key for key, value in attrs.items() if np.shape(value) == (1,) and (of_netcdf or key in _PACKING)]
+    single = [key for key, value in attrs.items() if np.shape(value) == (1,) and (of_netcdf or key in formats.PACKING)]
     attrs |= {key: attrs[key][0] for key in single}
     if left := [key for key, value in attrs.items() if not _is_portable(value)]:
         warn(f"{where}: the attributes {left} are left out, because they mean something in their file only")
-    return {key: _unpack_attr(value, key in _PACKING) for key, value in attrs.items() if key not in left}
+    return {key: _unpack_attr(value, key in formats.PACKING) for key, value in attrs.items() if key not in left}
 
 
 def _is_portable(value: Any) -> bool:

@@ -13,6 +13,7 @@ from b2array.errors import UnsupportedError
 from b2array.exchange.formats import B2ND, BLP, NPY, Format, Hierarchy, Storage, source_of
 from b2array.exchange.groups import B2D, B2E, B2Z, tree_of
 from b2array.exchange.hdf5 import HDF5
+from b2array.exchange.netcdf3 import MAGICS, NETCDF3
 from b2array.exchange.zarr import ZARR
 from b2array.frame.manifest import EMBEDDED, MANIFEST, SUFFIXES
 from b2array.frame.places import group_of
@@ -27,7 +28,7 @@ from b2array.store.secrets import redact_url
 
 __all__ = ["FORMATS", "by_ending", "find", "require_frames"]
 
-FORMATS = {each.name: each for each in (B2ND, B2D, B2Z, B2E, NPY, ZARR, HDF5, BLP)}
+FORMATS = {each.name: each for each in (B2ND, B2D, B2Z, B2E, NPY, ZARR, HDF5, NETCDF3, BLP)}
 
 _ENDINGS = "|".join(suffix[1:] for each in FORMATS.values() if each.building for suffix in each.suffixes)
 _CONTAINER = re.compile(rf"(.*?\.(?:{_ENDINGS}))/+([^?#]+)", re.IGNORECASE | re.DOTALL)
@@ -67,6 +68,8 @@ def _find(
     if name is not None:
         return FORMATS[name], by_ending(text)[1] if FORMATS[name].building else text
     kind, text = by_ending(text)
+    if kind is HDF5 and exists and _is_netcdf3(text, storage_options):
+        return NETCDF3, text
     if kind is not None and (kind.name != "b2nd" or not exists or "://" in text or os.path.lexists(text)):
         return kind, text
     if exists:
@@ -78,6 +81,15 @@ def _find(
             return member
     suffixes = " ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
     raise ValueError(f"{redact_url(text)} has no ending of a known format; known are {suffixes}")
+
+
+def _is_netcdf3(url: str, storage_options: Storage) -> bool:
+    """Whether a file whose ending both formats of netCDF have is of the older one."""
+    address, _ = split_member(url)
+    if not redact_url(address).partition("::")[0].partition("?")[0].lower().endswith(".nc"):
+        return False
+    (head,) = open_store(address, storage_options=storage_options).head([""], 4)
+    return not isinstance(head, Exception) and bytes(head.data).startswith(MAGICS)
 
 
 def _at_snapshot(kind: Format, url: str, at: str) -> Format:

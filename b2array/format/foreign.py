@@ -10,7 +10,7 @@ _CONVERT = "b2array.convert stores it as an array"
 _MAGICS = (
     (b"\x93NUMPY", "a .npy file, which numpy.load opens; " + _CONVERT),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file, which h5py opens; " + _CONVERT),
-    (b"CDF", "a netCDF file of version 3, which xarray opens"),
+    (b"CDF", "a netCDF file of version 3, which b2array.convert reads"),
     (b"blpk", "a Bloscpack file, which b2array.bloscpack.open opens"),
     (b"\x9e\xa8b2frame\0", "a Blosc2 frame, which b2array.open opens"),
     (b"\x80", "a pickle, which is not safe to open"),

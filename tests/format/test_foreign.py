@@ -15,7 +15,7 @@ from b2array.format.header import unpack_header
         (b"", "an empty file"),
         (b"x,y\n1,2\n", r"text, b'x,y\n1,2\n'"),
         (b"\0\1", r"b'\x00\x01'"),
-        (b"CDF\1", "a netCDF file of version 3, which xarray opens"),
+        (b"CDF\1", "a netCDF file of version 3, which b2array.convert reads"),
         (b"PK\3\4" + bytes(26) + b"a.npy", "a .npz file, which numpy.load opens"),
         (b"PK\5\6", "a zip archive; b2array.open opens those of python-blosc2 (.b2z)"),
     ],

@@ -1,0 +1,113 @@
+"""Variables of netCDF-3 files, for reading, through the library scipy.
+
+Source: "The NetCDF Classic Format Specification" of the NetCDF User's Guide.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from b2array.errors import FormatError, UnsupportedError
+from b2array.exchange import formats
+from b2array.exchange.formats import ArraySource, Box, Format, Hierarchy, Storage
+from b2array.group.addressing import split_member
+from b2array.store.secrets import redact_url
+
+__all__ = ["MAGICS", "NETCDF3"]
+
+_CDF5 = b"CDF\x05"
+MAGICS = (b"CDF\x01", b"CDF\x02", _CDF5)
+"""The first bytes of files with offsets of 32 bits, with offsets of 64 bits, and with sizes of 64 bits."""
+
+
+@contextmanager
+def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
+    """Open a file, or one variable of it."""
+    scipy_io = formats.require("scipy.io", "netcdf3", "netCDF-3")
+    address, wanted = split_member(url)
+    place = redact_url(address)
+    with formats.local_copy(address, storage_options) as path:
+        if formats.first_bytes(path).startswith(_CDF5):
+            raise UnsupportedError(
+                f"{place} has 64-bit sizes (CDF-5), which scipy cannot read: nccopy -k nc4 makes a netCDF-4 file of it"
+            )
+        try:
+            file = scipy_io.netcdf_file(path, "r", mmap=True)
+        except Exception as error:  # damage makes scipy raise many kinds of errors
+            raise FormatError(
+                f"{place}: expected a netCDF-3 file, found {str(error) or type(error).__name__}"
+            ) from error
+        try:
+            yield _hierarchy(file, wanted, place)
+        finally:
+            # Errors under way may refer to frames with items of the file; then the system unmaps it later.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                file.close()
+
+
+def _hierarchy(file: Any, wanted: str, place: str) -> Hierarchy:
+    if file._recs < 0:
+        raise UnsupportedError(f"{place} does not note how many records it has, as if its writer had not finished")
+    if wanted:
+        if wanted not in file.variables:
+            raise FileNotFoundError(f"{place} holds no variable {wanted!r}")
+        return Hierarchy(("",), lambda _: _source(file, wanted, place))
+    attrs = {"": lambda: _attrs(file._attributes)}
+    return Hierarchy(tuple(file.variables), partial(_source, file, place=place), attrs)
+
+
+def _source(file: Any, name: str, place: str) -> ArraySource:
+    # What is read is a copy, and nothing else refers to the file, so that it can be closed.
+    variable = file.variables[name]
+    dtype, dims, shape = variable.data.dtype.newbyteorder("="), variable.dimensions, variable.data.shape
+    if len(dims) != len(shape):
+        raise FormatError(f"{place}#{name}: expected {len(dims)} dimensions, found {len(shape)}")
+    attrs = _attrs(variable._attributes)
+
+    def read(box: Box) -> npt.NDArray[Any]:
+        return np.array(file.variables[name].data[box], dtype)
+
+    missing = np.asarray(attrs.get("_FillValue", 0))
+    nbytes = variable.data.nbytes
+    return ArraySource(
+        shape,
+        dtype,
+        read,
+        attrs=attrs,
+        dims=dims or None,
+        fill_value=missing[()] if missing.dtype == dtype and not missing.ndim else 0,
+        stored=lambda: nbytes,
+        unlimited=(0,) if variable.isrec else (),
+    )
+
+
+def _attrs(stored: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _unpack_attr(name, value) for name, value in stored.items()}
+
+
+def _unpack_attr(name: str, value: Any) -> Any:
+    """Return an attribute in types of Python and NumPy: text, a number, or numbers in the byte order of the machine."""
+    if isinstance(value, bytes):
+        # Other bytes than text stay bytes.
+        with suppress(UnicodeDecodeError):
+            return value.decode("utf-8")
+        return value
+    native = np.asarray(value)
+    native = native.astype(native.dtype.newbyteorder("="))
+    keeps_type = name in formats.PACKING and native.dtype.char not in "dl"
+    return native if native.ndim or keeps_type else native.item()
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise UnsupportedError("netCDF-3 can only be read: write an .nc file, which is netCDF-4")
+
+
+NETCDF3 = Format("netcdf3", (), _tree, _refuse, _refuse, magics=MAGICS)
