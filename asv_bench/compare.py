@@ -155,10 +155,18 @@ def keys(shape: tuple[int, ...], rounds: int) -> dict[str, list[Any]]:
     def slabs(axis: int) -> list[Any]:
         return [(slice(None),) * axis + (i,) for i in rng.permutation(shape[axis])[:rounds].tolist()]
 
+    def series() -> list[Any]:
+        return [(slice(None), *(at.start for at in box[1:])) for box in boxes((1, 1, 1))]
+
+    def strided() -> list[Any]:
+        return [(slice(number % 4, None, 4), *(slice(None, None, 8) for _ in shape[1:])) for number in range(rounds)]
+
     return {
         "slab [i]": slabs(0),
         "slab [:, j]": slabs(1),
         "slab [:, :, k]": slabs(2),
+        "series [:, j, k]": series(),
+        "every 4th, 8th, 8th": strided(),
         "box of 3/8": boxes(tuple(n * 3 // 8 for n in shape)),
         "tiny box": boxes((10, 10, 10)),
         "point": [tuple(at.start for at in box) for box in boxes((1, 1, 1))],

@@ -24,7 +24,8 @@ from typing import Any
 DOCS = Path(__file__).parents[1] / "docs"
 MEASURED = DOCS / "measured.json"
 _COLOURS = {"blosc2": "cold", "zarr": "hot", "zarr, shards": "warm on-hot", "h5py": "new", "tensorstore": "soft"}
-_NAMES = {"blosc2": "python-blosc2"}
+_USER_COLOURS = {**_COLOURS, "zarrs": "dead", "icechunk": "block"}
+_NAMES = {"blosc2": "python-blosc2", "icechunk": "Icechunk"}
 _SIZE_COLOURS = {"python-blosc2": "cold", "zarr": "hot", "h5py, lzf": "warm on-hot", "h5py, gzip": "new"}
 _LEAST_SIZE, _MOST_SIZE = 0.5, 12
 _LEFT, _RIGHT, _LEAST, _MOST = 200, 740, 0.1, 100
@@ -67,9 +68,11 @@ def speed(drawing: Any, rows: dict[str, dict[str, float]]) -> Any:
     bottom = 62 + 22 * len(rows)
     p.text(place(1) - 10, 50, "the other takes less", "soft small", "end")
     p.text(place(1) + 10, 50, "b2array takes less", "soft small")
-    for n, (name, colour) in enumerate(_COLOURS.items()):
-        p.rect(10 + 128 * n, 8, 12, 12, colour, 'rx="6"')
-        p.text(28 + 128 * n, 19, _NAMES.get(name, name), "ink small")
+    colours = {name: colour for name, colour in _USER_COLOURS.items() if any(name in row for row in rows.values())}
+    width = min(128, 750 // len(colours))
+    for n, (name, colour) in enumerate(colours.items()):
+        p.rect(10 + width * n, 8, 12, 12, colour, 'rx="6"')
+        p.text(28 + width * n, 19, _NAMES.get(name, name), "ink small")
     for ratio in (0.1, 0.3, 1, 3, 10, 30, 100):
         p.line((place(ratio), 58), (place(ratio), bottom), kind=f"none on-{'ink' if ratio == 1 else 'line'}")
         p.text(place(ratio), bottom + 16, f"{ratio:g}", "soft small", "middle")
@@ -85,7 +88,7 @@ def speed(drawing: Any, rows: dict[str, dict[str, float]]) -> Any:
         p.text(10, y + 4, label, "ink small")
         p.line((_LEFT, y), (_RIGHT, y), kind="none on-line", more='stroke-width="0.5"')
         for name, ratio in row.items():
-            p.rect(place(ratio) - 5.5, y - 5.5, 11, 11, _COLOURS[name], 'rx="6" opacity="0.85"')
+            p.rect(place(ratio) - 5.5, y - 5.5, 11, 11, colours[name], 'rx="6" opacity="0.85"')
     return p
 
 

@@ -3,7 +3,8 @@
     python asv_bench/users.py [--quick] [--rounds N] [--json FILE] [PART ...]
 
 PART is ``dask``, ``xarray``, ``store`` or ``simulation``; all of them by default. Each library works with its own
-defaults; b2array, zarr and h5py get the same chunks where dask needs some, and h5py gets its filter lzf. In each row
+defaults; b2array, zarr and h5py get the same chunks where dask needs some, and h5py gets its filter lzf. Where they are
+installed, zarrs reads and writes zarr's files, and Icechunk commits datasets with zarr. In each row
 the libraries take turns, in another order each round, and the tables give medians of wall and processor time, and the
 ratio to b2array: above 1, b2array takes less. So the ratios mean something on a busy machine, too; the milliseconds do
 not. Files are in a temporary directory that is removed at the end. plot.py draws what ``--json`` writes. If that file
@@ -16,6 +17,8 @@ time. It is a server of S3's protocol on this computer: see roundtrips.py.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import json
 import shutil
 import tempfile
@@ -45,6 +48,26 @@ Rows = dict[str, dict[str, Times]]
 SHAPE, QUICK = (128, 256, 256), (16, 128, 128)
 DELAY = 0.02
 SEED = {"b2array": "b2nd", "zarr": "zarr", "h5py": "h5"}
+ENDINGS = {"b2array": "b2d", "zarr": "zarr", "zarrs": "zarr", "icechunk": "ice", "h5py": "nc"}
+INSTALLED = {name: importlib.util.find_spec(name) is not None for name in ("zarrs", "icechunk")}
+
+
+def pipeline(library: str) -> contextlib.AbstractContextManager[object]:
+    """Make zarr use zarrs, for as long as the context lasts, if that is the library."""
+    if library != "zarrs":
+        return contextlib.nullcontext()
+    changed: contextlib.AbstractContextManager[object] = zarr.config.set(
+        {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
+    )
+    return changed
+
+
+def repository(path: Path, *, new: bool = False) -> Any:
+    """Return a repository of Icechunk in a directory."""
+    import icechunk
+
+    storage = icechunk.local_filesystem_storage(str(path))
+    return icechunk.Repository.create(storage) if new else icechunk.Repository.open(storage)
 
 
 def measured(root: Path, rounds: int, verbs: dict[str, Verb]) -> dict[str, Times]:
@@ -76,14 +99,14 @@ def with_dask(root: Path, shape: tuple[int, ...], rounds: int) -> Rows:
     def opened(library: str) -> Any:
         if library == "b2array":
             return b2array.open(root / "x.b2nd").to_dask()
-        if library == "zarr":
+        if library in ("zarr", "zarrs"):
             return da.from_zarr(str(root / "x.zarr"))
         return da.from_array(h5py.File(root / "x.h5")["x"], chunks)
 
     def stored(library: str, x: Any, place: Path) -> None:
         if library == "b2array":
             b2array.from_dask(x, place / "y.b2nd")
-        elif library == "zarr":
+        elif library in ("zarr", "zarrs"):
             da.to_zarr(x, str(place / "y.zarr"))
         else:
             with h5py.File(place / "y.h5", "w") as file:
@@ -96,9 +119,17 @@ def with_dask(root: Path, shape: tuple[int, ...], rounds: int) -> Rows:
         "anomaly, stored": lambda library, place: stored(library, (x := opened(library)) - x.mean(axis=0), place),
         "other chunks, stored": lambda library, place: stored(library, opened(library).rechunk(other), place),
     }
+
+    def taken(library: str, action: Callable[[str, Path], object], place: Path) -> None:
+        with pipeline(library):
+            action(library, place)
+
+    libraries = ["b2array", "zarr", *(["zarrs"] if INSTALLED["zarrs"] else []), "h5py"]
     return {
         f"dask: {label}": measured(
-            root, rounds, {name: lambda place, name=name, action=action: action(name, place) for name in SEED}
+            root,
+            rounds,
+            {name: lambda place, name=name, action=action: taken(name, action, place) for name in libraries},
         )
         for label, action in actions.items()
     }
@@ -116,33 +147,49 @@ def with_xarray(root: Path, shape: tuple[int, ...], rounds: int) -> tuple[Rows, 
     ds = xr.Dataset(named, {"time": hours, **places})
 
     def write(library: str, place: Path) -> Path:
-        target = place / f"d.{ {'b2array': 'b2d', 'zarr': 'zarr', 'h5py': 'nc'}[library] }"
+        target = place / f"{library}.{ENDINGS[library]}"
         if library == "b2array":
             to_b2array(ds, target)
-        elif library == "zarr":
+        elif library == "icechunk":
+            session = repository(target, new=True).writable_session("main")
+            ds.to_zarr(session.store, consolidated=False)
+            session.commit("written")
+        elif library != "h5py":
             ds.to_zarr(target)
         else:
             ds.to_netcdf(target, engine="h5netcdf", encoding={name: {"compression": "lzf"} for name in named})
         return target
 
-    made = {name: write(name, root) for name in SEED}
-    engines = {"b2array": "b2array", "zarr": "zarr", "h5py": "h5netcdf"}
+    libraries = [name for name in ENDINGS if INSTALLED.get(name, True)]
+    made = {name: write(name, root) for name in libraries}
+    engines = {"b2array": "b2array", "zarr": "zarr", "zarrs": "zarr", "h5py": "h5netcdf"}
 
     def opened(library: str) -> xr.Dataset:
+        if library == "icechunk":
+            store = repository(made[library]).readonly_session("main").store
+            return xr.open_zarr(store, consolidated=False, chunks=None)
         return xr.open_dataset(made[library], engine=engines[library])
 
+    def taken(library: str, action: Callable[[str, Path], object], place: Path) -> None:
+        with pipeline(library):
+            action(library, place)
+
     middle = {"y": shape[1] // 2, "x": shape[2] // 2}
+    region = {name: slice(n // 3, n // 3 + max(1, n // 9)) for name, n in zip(("y", "x"), shape[1:], strict=True)}
     actions: dict[str, Callable[[str, Path], object]] = {
         "write": write,
         "open": lambda library, _: opened(library),
         "a series": lambda library, _: opened(library).t.isel(middle).values,
         "a map": lambda library, _: opened(library).t.isel(time=shape[0] // 2).values,
+        "mean of a region": lambda library, _: opened(library).t.isel(region).mean(("y", "x")).values,
         "load": lambda library, _: opened(library).load(),
         "mean of each day": lambda library, _: opened(library).t.groupby("time.day").mean().values,
     }
     rows = {
         f"xarray: {label}": measured(
-            root, rounds, {name: lambda place, name=name, action=action: action(name, place) for name in SEED}
+            root,
+            rounds,
+            {name: lambda place, name=name, action=action: taken(name, action, place) for name in libraries},
         )
         for label, action in actions.items()
     }
