@@ -529,7 +529,7 @@ def _put(
         options["fillvalue"] = np.asarray(source.fill).view(dtype) if source.dtype.kind in "mM" else source.fill
     _reserve(file)
     h5py = formats.require("h5py", "hdf5", "HDF5")
-    with hdf5_chunks.without_plugins(h5py) if is_direct else nullcontext():
+    with hdf5_chunks.making_direct(h5py, compression) if is_direct else nullcontext():
         data = file.create_dataset(name, source.shape, dtype, **options)
     _set_attrs(data, _attrs_to_store(source), settings)
     pieces = _with_room(file, pieces)

@@ -39,7 +39,17 @@ from b2array.exchange.formats import Box, Piece
 from b2array.frame import snapshot
 from b2array.store.memory import MemoryStore
 
-__all__ = ["COMPRESSIONS", "Stage", "check_compression", "compressing", "read_box", "stages_of", "unpack", "write"]
+__all__ = [
+    "COMPRESSIONS",
+    "Stage",
+    "check_compression",
+    "compressing",
+    "making_direct",
+    "read_box",
+    "stages_of",
+    "unpack",
+    "write",
+]
 
 _DEFLATE, _SHUFFLE, _FLETCHER32, _BLOSC, _BLOSC2 = 1, 2, 3, 32001, 32026
 _ADDED = 2**16
@@ -286,6 +296,24 @@ def without_plugins(h5py: ModuleType) -> Iterator[None]:
     finally:
         for path in paths:
             h5pl.append(path)
+
+
+@contextmanager
+def making_direct(h5py: ModuleType, compression: str) -> Iterator[None]:
+    """Keep HDF5 from loading filters while a dataset is made whose chunks `write` compresses.
+
+    Raises UnsupportedError if HDF5 has loaded a filter before that does not work.
+    """
+    try:
+        with without_plugins(h5py):
+            yield
+    except (OSError, RuntimeError, ValueError) as error:
+        if "user callback" not in str(error):
+            raise
+        raise UnsupportedError(
+            f"HDF5 has loaded a filter for {compression} in this process that does not work with h5py, and cannot "
+            f"forget it; netCDF4 names such filters when it is imported: set HDF5_PLUGIN_PATH before ({error})"
+        ) from error
 
 
 def check_compression(compression: str, cparams: CParams | None) -> None:

@@ -276,3 +276,24 @@ b2array.convert(sys.argv[1], sys.argv[2], compression=sys.argv[3])
     run(program, tmp_path / "x.b2nd", tmp_path / "x.h5", compression)
     with h5py.File(tmp_path / "x.h5") as file:
         assert file["data"].shape == (1000,)
+
+
+@pytest.mark.skipif(find_spec("netCDF4") is None, reason="needs netCDF4")
+def test_a_filter_that_hdf5_cannot_forget_is_told_with_the_way_out(tmp_path: Path) -> None:
+    b2array.asarray(np.arange(1000.0), url=tmp_path / "x.b2nd")
+    program = """
+import os, sys
+import netCDF4  # names its filters, which h5py loads to open a new file
+import h5py
+with h5py.File(sys.argv[3], "a") as file:
+    file["x"] = 1
+import b2array
+try:
+    b2array.convert(sys.argv[1], sys.argv[2], compression="blosc")
+except b2array.errors.UnsupportedError as error:
+    assert "netCDF4 names such filters when it is imported: set HDF5_PLUGIN_PATH before" in str(error), error
+    assert not os.path.exists(sys.argv[2])
+else:  # where the filters that netCDF4 brings work
+    b2array.verify(sys.argv[2])
+"""
+    run(program, tmp_path / "x.b2nd", tmp_path / "x.h5", tmp_path / "first.h5")
