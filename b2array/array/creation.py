@@ -347,15 +347,15 @@ def _like(
     model = x if isinstance(x, NDArray | np.ndarray) or is_sliceable(x) else np.asarray(x)
     new_shape = model.shape if shape is None else shape
     new_dtype = model.dtype if dtype is None else dtype
-    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     if fixed:
-        given["fill_value"] = _item(fixed["fill_value"], new_dtype)[()]
+        chosen["fill_value"] = _item(fixed["fill_value"], new_dtype)[()]
     if isinstance(x, NDArray):
         same = extents(new_shape) == x.shape and np.dtype(require_dtype(new_dtype)) == x.dtype and 0 not in x.chunks
-        if same and not given.keys() & {"chunks", "blocks", "access"}:
-            given |= {"chunks": x.chunks, "blocks": x.blocks}
-        given = {"cparams": x.cparams} | given
-    return _fill_new(url, new_shape, new_dtype, ArrayOptions(**given))
+        if same and not chosen.keys() & {"chunks", "blocks", "access"}:
+            chosen |= {"chunks": x.chunks, "blocks": x.blocks}
+        chosen = {"cparams": x.cparams} | chosen
+    return _fill_new(url, new_shape, new_dtype, ArrayOptions(**chosen))
 
 
 @takes(NewKeywords)

@@ -50,8 +50,8 @@ def from_bytes(buf: Buffer) -> NDArray:
             "blosc2.pack and blosc2.pack_array are a pickle, which is not safe to open"
         )
     handle = Handle(snapshot.load(MemoryStore({"": content})), "r")
-    shown = NDArray(handle) if handle.snapshot.state.layout is not None else face(handle)
-    return shown if isinstance(shown, NDArray) else NDArray(handle)  # its error says what it is instead
+    face_of = NDArray(handle) if handle.snapshot.state.layout is not None else face(handle)
+    return face_of if isinstance(face_of, NDArray) else NDArray(handle)  # its error says what it is instead
 
 
 def _is_chunk(content: bytes) -> bool:

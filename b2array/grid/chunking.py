@@ -305,15 +305,15 @@ def _block(
     of items and of the same share. `room` is how many items a chunk may have along the axes that the user left open.
     """
     lengths = list(fixed)
-    known = _known_product(fixed)
+    nitems = _known_product(fixed)
     free = [axis for axis, n in enumerate(fixed) if n is None]
     while free:
         last = extents[free[-1]]
         is_short = 0 < last <= SHORT
-        if not is_short or last * known > wanted.target:
+        if not is_short or last * nitems > wanted.target:
             break
         lengths[free.pop()] = last
-        known *= last
+        nitems *= last
 
     rest: list[float] = [extents[axis] or GROWING for axis in free]
     weights = _weights(rest, word)
@@ -328,7 +328,7 @@ def _block(
             rest[place] = cap
             tops[place] = cap
 
-    left = max(1.0, wanted.target / known)
+    left = max(1.0, wanted.target / nitems)
     if word == "series":
         ideals = _along_first(rest, left, weights, _SERIES)
     else:
@@ -336,7 +336,7 @@ def _block(
     axes = []
     for axis, ideal, top in zip(free, ideals, tops, strict=True):
         axes.append(_Axis(extents[axis], ideal, top, exact[axis], of_block=True))
-    chosen = _fit(tuple(axes), wanted.without(known), known)
+    chosen = _fit(tuple(axes), wanted.without(nitems), nitems)
     for axis, length in zip(free, chosen, strict=True):
         lengths[axis] = length
     return tuple(n or 1 for n in lengths)

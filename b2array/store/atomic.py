@@ -34,15 +34,15 @@ def require_free(
     """
     names = sorted({name, *kinds, *never})
     heads = dict(zip(names, store.head(names, max(1, *map(len, kinds.values()))), strict=True))
-    found = {each: bytes(head.data) for each, head in heads.items() if isinstance(head, Head)}
-    known = [each for each, data in found.items() if each in kinds and data.startswith(kinds[each])]
+    contents = {each: bytes(head.data) for each, head in heads.items() if isinstance(head, Head)}
+    recognised = [each for each, data in contents.items() if each in kinds and data.startswith(kinds[each])]
     # An empty object holds nothing to lose; on object stores it may stand for a directory.
-    strange = any(found[each] for each in found if each not in known)
+    strange = any(contents[each] for each in contents if each not in recognised)
     is_directory = any(isinstance(error, IsADirectoryError) for error in heads.values())
     # A writer who did not know that the frame was deleted may have left its lock, and nothing else.
-    if not known and not name and is_directory and store.walk() != [LOCK]:
+    if not recognised and not name and is_directory and store.walk() != [LOCK]:
         raise FileExistsError(f"{store.url} exists and is a directory")
-    if not found:
+    if not contents:
         for error in heads.values():
             # S3 also denies access to a missing object if the user may not list. There, `create` is conditional.
             unknown = isinstance(error, PermissionError) and store.can.compare and not overwrite
@@ -50,14 +50,15 @@ def require_free(
             if isinstance(error, Exception) and not (absent or unknown):
                 raise error
         if alone:
+            # Nothing is there, so nothing is in the way.
             with suppress(FileNotFoundError):
                 is_file = any(isinstance(error, NotADirectoryError) for error in heads.values())
                 strange = is_file or any(store.walk())
     if strange:
         raise FileExistsError(f"{store.url} exists and is not {what} that can be replaced")
-    if found and not overwrite:
+    if contents and not overwrite:
         raise FileExistsError(f"{store.url} exists; overwrite=True replaces it")
-    return known[0] if known else None
+    return recognised[0] if recognised else None
 
 
 @contextmanager

@@ -48,15 +48,15 @@ class AzureStore(CloudStore):
     async def _ask(self, fs: Any, path: str) -> Stamp:
         container, key, version = fs.split_path(path)
         async with fs.service_client.get_blob_client(container, key) as blob:
-            found = await blob.get_blob_properties(version_id=version, **fs._timeout_kwargs)
-        return Stamp(found.size, Version(found.etag))
+            properties = await blob.get_blob_properties(version_id=version, **fs._timeout_kwargs)
+        return Stamp(properties.size, Version(properties.etag))
 
     async def _send(self, fs: Any, path: str, content: bytes, expected: Version | None) -> Version:
         from azure.core.exceptions import ResourceExistsError
 
         async with _blob(fs, path) as blob:
             try:
-                made = await blob.upload_blob(
+                answer = await blob.upload_blob(
                     content, overwrite=True, max_concurrency=self.uploads, **_condition(expected), **fs._timeout_kwargs
                 )
             except ResourceExistsError:
@@ -66,7 +66,7 @@ class AzureStore(CloudStore):
                 begun = await self._begin(fs, path, expected)
                 part = await self._send_part(fs, path, begun, UploadPart(0, 0, content, len(content)))
                 return await self._finish(fs, path, begun, [part], expected)
-        return Version(made["etag"])
+        return Version(answer["etag"])
 
     async def _begin(self, fs: Any, path: str, expected: Version | None) -> str:
         return os.urandom(8).hex()
@@ -88,10 +88,10 @@ class AzureStore(CloudStore):
         from azure.storage.blob import BlobBlock
 
         async with _blob(fs, path) as blob:
-            made = await blob.commit_block_list(
+            answer = await blob.commit_block_list(
                 [BlobBlock(ident) for ident in sent], **_condition(expected), **fs._timeout_kwargs
             )
-        return Version(made["etag"])
+        return Version(answer["etag"])
 
     async def _abort(self, fs: Any, path: str, begun: str) -> None:
         """Leave the parts to Azure, which drops them after a week."""

@@ -289,6 +289,7 @@ class Store(ABC):
         name = f"{os.urandom(8).hex()}{TEMPORARY}"
         modified = None
         if self.can.write and not self.in_process:
+            # If the store cannot tell its time, the time of this computer has to do.
             with suppress(OSError, B2ArrayError, KeyError):
                 self.create(name, b"-")
                 try:
@@ -442,6 +443,7 @@ class Store(ABC):
         caller holds the lock.
         """
         names = []
+        # Another process may have removed everything already.
         with suppress(FileNotFoundError, NotADirectoryError):
             names = self.walk()
         if first in names:
@@ -498,9 +500,9 @@ def read_whole(store: Store, span: Span, expected: Version | None) -> memoryview
     return view
 
 
-def too_short(place: str, start: int, stop: int, found: int) -> FormatError:
+def too_short(place: str, start: int, stop: int, end: int) -> FormatError:
     """Make the error for an object that ends inside or before a span."""
-    return FormatError(f"{place}: expected {stop - start} bytes at {start}, found {max(0, found)}")
+    return FormatError(f"{place}: expected {stop - start} bytes at {start}, found {max(0, end)}")
 
 
 def make_hidden_error(place: str) -> HiddenError:
@@ -540,8 +542,8 @@ def make_deadlock_error(place: str) -> RuntimeError:
 
 def durability() -> str:
     """Return `config.durable` as "off", "ordered" or "full"."""
-    given = config.durable
-    return given if isinstance(given, str) else "full" if given else "off"
+    setting = config.durable
+    return setting if isinstance(setting, str) else "full" if setting else "off"
 
 
 # Retries.
@@ -573,6 +575,7 @@ def create_under_own_name(store: Store, name: str, data: Buffer | Iterable[Buffe
 
     If there is one already, the client has repeated a request that had succeeded, because its answer was lost.
     """
+    # The first request of this client made it, as the docstring says.
     with suppress(FileExistsError):
         store.create(name, data)
 
@@ -588,6 +591,7 @@ def may_still_happen(store: Store, error: BaseException) -> bool:
 def in_one_state(function: Callable[[], T]) -> T:
     """Call a function that reads with several requests; call it again if a commit came between them."""
     for _ in range(config.retries):
+        # A commit came between two requests: read the newer state instead. The last attempt raises.
         with suppress(ConflictError):
             return function()
     return function()

@@ -148,6 +148,7 @@ def make_directories(path: str) -> None:
     if not os.path.isdir(path):
         parent = os.path.dirname(path)
         make_directories(parent)
+        # Another process may have made it at the same moment.
         with suppress(FileExistsError):
             os.mkdir(path)
         if durability() != "off":
@@ -210,6 +211,7 @@ def rename_to_free_name(source: str, target: str, *, durable: bool, may_wait: bo
 
 
 def _remove_old_name(path: str) -> None:
+    # It may be gone already, or a directory may have taken the name.
     with suppress(FileNotFoundError, IsADirectoryError):
         os.unlink(path)
 

@@ -91,14 +91,14 @@ def protocols(fs: Any) -> list[str]:
     """Return the protocols of a file system, and of the file systems that it reads through."""
     from fsspec.core import OpenFile
 
-    found: list[str] = []
+    names: list[str] = []
     while fs is not None:
         protocol = fs.protocol
-        found.append(protocol if isinstance(protocol, str) else protocol[0])
+        names.append(protocol if isinstance(protocol, str) else protocol[0])
         inside = object.__getattribute__(fs, "__dict__")  # `vars` gives that of the file system behind a cache
         opened = inside.get("of")
         fs = opened.fs if isinstance(opened, OpenFile) else inside.get("fs")
-    return found
+    return names
 
 
 def of_this_process(fs: Any) -> Any:
@@ -139,6 +139,6 @@ def _arguments(value: Any) -> Any:
         return value
     kind = type(value)
     names = inspect.signature(kind.__init__).parameters
-    given = {**dict(zip([*names][1:], value.storage_args, strict=False)), **value.storage_options}
-    shown = {name: _arguments(each) for name, each in given.items()}
-    return {"class": f"{kind.__module__}.{kind.__qualname__}", **shown}
+    arguments = {**dict(zip([*names][1:], value.storage_args, strict=False)), **value.storage_options}
+    plain = {name: _arguments(each) for name, each in arguments.items()}
+    return {"class": f"{kind.__module__}.{kind.__qualname__}", **plain}

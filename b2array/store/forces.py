@@ -41,6 +41,7 @@ class _Forces:
             actions, self.actions = self.actions, []
             deque(threads.ahead(_sync_file, files, _AT_ONCE), 0)
             for path in directories:
+                # A directory that was removed meanwhile needs no force.
                 with suppress(FileNotFoundError):
                     sync_directory(path)
             for action in actions:
@@ -111,6 +112,7 @@ def flush(file: Any, path: str, *steps: str) -> None:
 
 
 def _sync_file(path: str) -> None:
+    # A file that was removed meanwhile needs no force.
     with suppress(FileNotFoundError), open(path, "r+b", opener=open_descriptor) as file:
         os.fsync(file.fileno())
 

@@ -46,14 +46,14 @@ class GcsStore(CloudStore):
 
     async def _ask(self, fs: Any, path: str) -> Stamp:
         asked = {"fields": "size,generation", "json_out": True, **_generation(fs, path)}
-        found = await fs._call("GET", _OBJECT, *_place(fs, path), **asked)
-        return Stamp(int(found["size"]), Version(found["generation"]))
+        answer = await fs._call("GET", _OBJECT, *_place(fs, path), **asked)
+        return Stamp(int(answer["size"]), Version(answer["generation"]))
 
     async def _send(self, fs: Any, path: str, content: bytes, expected: Version | None) -> Version:
         bucket, key = _place(fs, path)
         asked = {"uploadType": "media", "name": key, "headers": _BYTES, "json_out": True, **_condition(expected)}
-        made = await fs._call("POST", _uploads(fs), bucket, data=content, **asked)
-        return Version(made["generation"])
+        answer = await fs._call("POST", _uploads(fs), bucket, data=content, **asked)
+        return Version(answer["generation"])
 
     async def _begin(self, fs: Any, path: str, expected: Version | None) -> str:
         bucket, key = _place(fs, path)

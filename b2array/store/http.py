@@ -54,6 +54,7 @@ class HttpStore(FsspecStore):
         try:
             return super().read(spans, expected=expected, clip=clip)
         except ConflictError:
+            # This only explains the failure: if the server does not answer, the first error is raised.
             with suppress(OSError):
                 if self.stamp(spans[0].name).version != self.stamp(spans[0].name).version:
                     raise ConflictError(
@@ -100,12 +101,12 @@ class HttpStore(FsspecStore):
         async with session.get(place, **{**fs.kwargs, "headers": headers}) as answer:
             if answer.url.path == f"{place.path}/":  # the server lists the directory
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             compressed = answer.headers.get("Content-Encoding") in _COMPRESSED
-            if answer.status == 416 and found is not None and found[1] is None:
-                first, total, content = start, found[2], b""
-            elif answer.status == 206 and found is not None and found[1] is not None and not compressed:
-                first, total, content = int(found[1]), found[2], await answer.read()
+            if answer.status == 416 and match is not None and match[1] is None:
+                first, total, content = start, match[2], b""
+            elif answer.status == 206 and match is not None and match[1] is not None and not compressed:
+                first, total, content = int(match[1]), match[2], await answer.read()
             elif start < 0:
                 # Without waiting for the whole object, which a server without ranges sends.
                 raise UnsupportedError(f"{self.url}: expected the last bytes, found status {answer.status}")

@@ -109,6 +109,7 @@ class OpenDirectory:
 
     def remove(self, name: str) -> None:
         """Remove a file or link, if it exists; what the link points to stays."""
+        # Another process may have removed it already.
         with suppress(FileNotFoundError):
             os.unlink(self._name(name), dir_fd=self.fd)
 
@@ -153,6 +154,7 @@ def open_directory(path: str, inner: Sequence[str] = ()) -> Iterator[OpenDirecto
 
 def refuse_other_names(path: str) -> None:
     """Raise UnsupportedError if a file has other names (hard links): each name has a lock of its own."""
+    # The file may be removed while its names are counted: then nobody shares it.
     with suppress(FileNotFoundError):
         while (status := os.stat(path)).st_nlink > 1:
             count = status.st_nlink - _temporary_names(path, status)
@@ -171,6 +173,7 @@ def _temporary_names(path: str, status: os.stat_result) -> int:
     temporary = re.compile(re.escape(name) + UNFINISHED)
     count = 0
     for other in filter(temporary.fullmatch, os.listdir(directory)):
+        # A temporary name may disappear at any time.
         with suppress(FileNotFoundError):
             count += os.path.samestat(status, os.lstat(os.path.join(directory, other)))
     return count

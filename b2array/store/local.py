@@ -106,13 +106,13 @@ class _File:
         if expected in self.known:
             return
         status = os.fstat(self.fd)
-        found = _version_of(status)
-        tag, state, known, stop = expected
-        if (tag, state) != (found.tag, found.state):
-            if tag != found.tag or stat.S_ISDIR(status.st_mode):
+        current = _version_of(status)
+        tag, state, content, stop = expected
+        if (tag, state) != (current.tag, current.state):
+            if tag != current.tag or stat.S_ISDIR(status.st_mode):
                 raise stale_reader(self.path)
             # A new file may get the inode of a deleted one. `read` raises FormatError if this one is too short.
-            if known and self.read(stop - len(known), stop) != known:
+            if content and self.read(stop - len(content), stop) != content:
                 raise stale_reader(self.path)
         self.known.add(expected)
 
@@ -334,9 +334,9 @@ class LocalStore(Store):
         # The room between the spans is not read from the file.
         wanted = sum(span.stop - span.start for span in spans)
         if wanted > _TRUSTED_ROOM:
-            found = sum(self._open(name).stamp().size for name in {span.name for span in spans})
-            if wanted > found:
-                raise FormatError(f"{self.url}: expected {wanted} bytes, found {found}")
+            nbytes = sum(self._open(name).stamp().size for name in {span.name for span in spans})
+            if wanted > nbytes:
+                raise FormatError(f"{self.url}: expected {wanted} bytes, found {nbytes}")
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         return [self._head(name, nbytes, offset) for name in names]
@@ -381,13 +381,13 @@ class LocalStore(Store):
 
     def walk(self) -> list[str]:
         self._status("")
-        found = []
+        paths = []
         for directory, inner, names in os.walk(self.url):
             start = os.path.join(directory, "")[len(os.path.join(self.url, "")) :]
             # A link to a directory is listed as one object: opening it tells that it is a link.
             names += [name for name in inner if links.is_link(os.path.join(directory, name))]
-            found += [(start + name).replace(os.sep, "/") for name in names]
-        return sorted(found)
+            paths += [(start + name).replace(os.sep, "/") for name in names]
+        return sorted(paths)
 
     def now(self) -> float:
         # A file system on a server dates files by the server's clock.
@@ -472,12 +472,13 @@ class LocalStore(Store):
         if exclusive:
             disk.rename_exclusively(source, target)
         else:
-            found = None
+            current = None
+            # Nothing is there yet, so no version is replaced.
             with suppress(FileNotFoundError):
                 status = os.stat(target)
-                found = _version_of(status)
+                current = _version_of(status)
                 disk.inherit(source, status)
-            if expected is not None and found != expected:
+            if expected is not None and current != expected:
                 raise conflict(target)
             os.replace(source, target)
         self.close()
@@ -519,11 +520,13 @@ class LocalStore(Store):
         return free_lock(self._own_path("") + LOCK)
 
     def drop_directory(self) -> None:
+        # It is not empty, or already gone.
         with suppress(OSError):
             os.rmdir(self._own_path(""))
 
     def drop_lock(self) -> None:
         outer, name = os.path.split(self._path(""))
+        # The directory may be gone, and its lock with it.
         with suppress(*MISSING), links.open_directory(outer, self._inner[:-1]) as above:
             remove_lock(above, name + LOCK)
 
@@ -536,6 +539,7 @@ class LocalStore(Store):
         path = self._own_path("")
         if os.path.lexists(path):  # at the end of a block a directory may be here
             forces.force_file(path)
+        # A directory that was removed needs no force.
         with suppress(FileNotFoundError):
             forces.force_directory(os.path.dirname(path))
 
@@ -553,6 +557,7 @@ class LocalStore(Store):
                 forces.flush(file, file.name, "ordered", "full")
         except BaseException:
             if cut:  # the disk may be full: free the written bytes
+                # Bytes after the end do no harm; the original error says more.
                 with suppress(OSError):
                     os.truncate(self._path(name), offset)
             raise
@@ -577,6 +582,7 @@ class LocalStore(Store):
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
             path = self._path(name)
+            # Another process may have removed it already.
             with suppress(FileNotFoundError):
                 if not name and os.path.isdir(path) and not os.path.islink(path):
                     os.rmdir(path)
@@ -586,8 +592,10 @@ class LocalStore(Store):
                     disk.sync_directory(os.path.dirname(path))
 
     def withdraw(self, made: Mapping[str, int]) -> None:
+        # The whole directory may be gone already.
         with suppress(FileNotFoundError), links.open_directory(self._path(""), self._inner) as here:
             for name, digest in made.items():
+                # Another process may have removed it already.
                 with suppress(FileNotFoundError):
                     if _local_stamp(here.status(name)).digest == digest:
                         here.remove(name)
@@ -596,6 +604,7 @@ class LocalStore(Store):
         self._own_path(name)
 
     def remove(self, first: str, belongs: Callable[[str], bool], *, locked: bool = False) -> None:
+        # Nothing is there, so nothing has to be removed.
         with suppress(*MISSING):
             is_directory = stat.S_ISDIR(self._status("").st_mode)
             with nullcontext() if locked else self.lock(LOCK if is_directory else ""):

@@ -99,8 +99,8 @@ if sys.platform != "win32":
 
 def _is_held(file: _LockFile, *, shared: bool) -> bool:
     """Whether this thread holds the lock of a file already, shared or not."""
-    held = _held.get((*file.key[:-1], shared))
-    return held is not None and not held.closed
+    holder = _held.get((*file.key[:-1], shared))
+    return holder is not None and not holder.closed
 
 
 def holds_locks() -> bool:
@@ -127,8 +127,8 @@ def _open_lock(path: str, *, shared: bool) -> _LockFile:
             _let_others_write(path, file.fileno(), status)
         return file
     file.close()
-    found = f"one with {status.st_nlink} hard links" if stat.S_ISREG(status.st_mode) else "something else"
-    raise FormatError(f"{path}: expected a lock file with one name, found {found}. Remove it while no program writes")
+    what = f"one with {status.st_nlink} hard links" if stat.S_ISREG(status.st_mode) else "something else"
+    raise FormatError(f"{path}: expected a lock file with one name, found {what}. Remove it while no program writes")
 
 
 def _descriptor_of(path: str, flags: int) -> int:

@@ -99,12 +99,12 @@ class MemoryStore(Store):
 
     def _copy(self, span: Span, expected: Version | None, *, clip: bool) -> memoryview:
         name, start, stop = check_span(self.url, span)
-        found = self._get(name)
-        if expected is not None and found.tag != expected.tag:
+        entry = self._get(name)
+        if expected is not None and entry.tag != expected.tag:
             raise stale_reader(where(self.url, name))
-        if stop > len(found.data) and not clip:
-            raise too_short(where(self.url, name), start, stop, len(found.data) - start)
-        with memoryview(found.data) as view:
+        if stop > len(entry.data) and not clip:
+            raise too_short(where(self.url, name), start, stop, len(entry.data) - start)
+        with memoryview(entry.data) as view:
             return memoryview(bytearray(view[start:stop]))
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
@@ -113,10 +113,10 @@ class MemoryStore(Store):
 
     def _head(self, name: str, nbytes: int, offset: int) -> Head | Exception:
         try:
-            found = self._get(name)
+            entry = self._get(name)
         except FileNotFoundError as error:
             return as_answer(error)
-        stamp, data = found.stamp(), memoryview(bytearray(found.data[offset : offset + nbytes]))
+        stamp, data = entry.stamp(), memoryview(bytearray(entry.data[offset : offset + nbytes]))
         return Head(data, stamp, f"{self._ident}/{name} {stamp.version}")
 
     def stamp(self, name: str) -> Stamp:
@@ -163,10 +163,10 @@ class MemoryStore(Store):
             return self.stamp(name)
 
     def _writable(self, name: str, nbytes: int) -> bytearray:
-        found = self._get(name)
-        if len(found.data) < nbytes:
-            raise FormatError(f"{where(self.url, name)}: expected at least {nbytes} bytes, found {len(found.data)}")
-        return found.begin_change()
+        entry = self._get(name)
+        if len(entry.data) < nbytes:
+            raise FormatError(f"{where(self.url, name)}: expected at least {nbytes} bytes, found {len(entry.data)}")
+        return entry.begin_change()
 
     def delete(self, names: Iterable[str]) -> None:
         with self._mutex.held:

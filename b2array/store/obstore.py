@@ -88,8 +88,8 @@ class ObstoreStore(CloudStore):
         if isinstance(error, UnsupportedError):
             return error
         kind = type(error).__name__
-        found = _STATUS.search(text)
-        status = int(found[1]) if found else None
+        match = _STATUS.search(text)
+        status = int(match[1]) if match else None
         if _NO_BUCKET.search(text):
             _, root = self._connect()
             return FileNotFoundError(errno.ENOENT, f"there is no bucket {root.partition('/')[0]!r}", place)
@@ -142,8 +142,8 @@ class ObstoreStore(CloudStore):
             mode = "create"
         elif expected is not None:
             mode = {self._tag: expected.tag}
-        made = await store.put_async(key, content, mode=mode, use_multipart=False)
-        return Version(made[self._tag] or "")
+        answer = await store.put_async(key, content, mode=mode, use_multipart=False)
+        return Version(answer[self._tag] or "")
 
     def _put_parts(self, name: str, parts: Iterator[bytes], expected: Version | None) -> Stamp:
         if expected is not None:  # obstore has no condition for an upload in parts
@@ -205,11 +205,11 @@ class ObstoreStore(CloudStore):
     def listing(self) -> dict[str, Listed]:
         async def ask(fs: Any, root: str) -> dict[str, Listed]:
             store, key = _place(fs, root)
-            found = (await store.list_with_delimiter_async(key or None))["objects"]
-            if not found and key:
+            objects = (await store.list_with_delimiter_async(key or None))["objects"]
+            if not objects and key:
                 head = await store.head_async(key)
                 return {"": Listed(head["size"], head["last_modified"].timestamp())}
-            names = ((each["path"].rpartition("/")[2], each) for each in found)
+            names = ((each["path"].rpartition("/")[2], each) for each in objects)
             return {name: Listed(each["size"], each["last_modified"].timestamp()) for name, each in names}
 
         return self._wait("", ask)
@@ -217,8 +217,8 @@ class ObstoreStore(CloudStore):
     def walk(self) -> list[str]:
         async def ask(fs: Any, root: str) -> list[str]:
             store, key = _place(fs, root)
-            found = await store.list(key or None).collect_async()
-            return sorted(each["path"].removeprefix(f"{key}/") for each in found if each["path"] != key)
+            objects = await store.list(key or None).collect_async()
+            return sorted(each["path"].removeprefix(f"{key}/") for each in objects if each["path"] != key)
 
         return self._wait("", ask)
 
@@ -228,12 +228,12 @@ def _file_system(url: str, storage_options: Mapping[str, Any]) -> Any:
     from obstore.fsspec import FsspecStore
 
     make: Any = FsspecStore  # its types name the options of each protocol
-    given = storage_options.get(FILE_SYSTEM)
-    if given is None:
+    fs = storage_options.get(FILE_SYSTEM)
+    if fs is None:
         return make(url.partition("://")[0], **storage_options)
-    if type(given).__module__ == "obstore.fsspec" and type(given) is not FsspecStore:
-        return make(given.protocol, *given.storage_args, **given.storage_options)
-    return given
+    if type(fs).__module__ == "obstore.fsspec" and type(fs) is not FsspecStore:
+        return make(fs.protocol, *fs.storage_args, **fs.storage_options)
+    return fs
 
 
 def _place(fs: Any, path: str) -> tuple[Any, str]:

@@ -121,10 +121,10 @@ def with_home(url: str) -> str:
     Traceback (most recent call last):
     ValueError: s3:/bucket/a.b2nd: a URL begins with s3://; pathlib makes one slash of two, so write URLs as text
     """
-    found = _ONE_SLASH.match(url)
-    if found is not None and not os.path.lexists(found[1]):
+    match = _ONE_SLASH.match(url)
+    if match is not None and not os.path.lexists(match[1]):
         hint = "pathlib makes one slash of two, so write URLs as text"
-        raise ValueError(f"{redact_url(url)}: a URL begins with {found[1]}//; {hint}")
+        raise ValueError(f"{redact_url(url)}: a URL begins with {match[1]}//; {hint}")
     return os.path.expanduser(url) if url.startswith("~") else url  # noqa: PTH111 - a Path drops the slash at the end
 
 

@@ -151,10 +151,10 @@ class OpenFileStore(Store):
         for each in merged:
             name, start, stop = each.span
             self._require_unnamed(name)
-            found = self._at(start, stop)
-            if len(found) < stop - start and not clip:
-                raise too_short(self.url, *self._first_missing(spans, start + len(found)))
-            buffers.append(found)
+            data = self._at(start, stop)
+            if len(data) < stop - start and not clip:
+                raise too_short(self.url, *self._first_missing(spans, start + len(data)))
+            buffers.append(data)
         return scatter(spans, merged, buffers)
 
     @staticmethod

@@ -115,11 +115,11 @@ _archives = Mutex()
 _S = TypeVar("_S", bound="FsspecStore")
 
 
-def _with_url(kind: type[_S], address: str, options: Mapping[str, Any], shown: str | None) -> _S:
+def _with_url(kind: type[_S], address: str, options: Mapping[str, Any], alias: str | None) -> _S:
     """Return the store of an address, which messages show as another URL."""
     store = kind(address, options)
-    if shown is not None:
-        store.url = shown
+    if alias is not None:
+        store.url = alias
     return store
 
 
@@ -143,10 +143,10 @@ class FsspecStore(Store):
         self._options = dict(storage_options)
         self._secrets = secrets(url, spell_out(self._options))
         self._connection: tuple[int, Any, str] | None = None
-        given = self._options.get(FILE_SYSTEM)
-        if given is not None:
-            register(given)
-        self._links = protocols(given) if given is not None else [link.partition("://")[0] for link in url.split("::")]
+        fs = self._options.get(FILE_SYSTEM)
+        if fs is not None:
+            register(fs)
+        self._links = protocols(fs) if fs is not None else [link.partition("://")[0] for link in url.split("::")]
         if self._links[0] in _ARCHIVES:
             self.can = READ_ONLY
         self._in_one_file = any(link in _ONE_FILE for link in self._links)
@@ -160,8 +160,8 @@ class FsspecStore(Store):
         return CONNECTIONS
 
     def __reduce__(self) -> tuple[Any, ...]:
-        shown = None if self.url == redact_url(self._address) else self.url
-        return _with_url, (type(self), self._address, self._options, shown)
+        alias = None if self.url == redact_url(self._address) else self.url
+        return _with_url, (type(self), self._address, self._options, alias)
 
     def around(self, path: str) -> Callable[[str], Store] | None:
         front, base, back = cut(self._address)
@@ -174,20 +174,20 @@ class FsspecStore(Store):
     def below(self, path: str, *, shown_as: str | None = None) -> Self:
         if not path:
             return self
-        shown = None if shown_as is None else redact_url(join_url(self._address, shown_as))
-        return _with_url(type(self), join_url(self._address, path), self._options, shown)
+        alias = None if shown_as is None else redact_url(join_url(self._address, shown_as))
+        return _with_url(type(self), join_url(self._address, path), self._options, alias)
 
     def _connect(self) -> tuple[Any, str]:
         """Return the file system and the root in it; a forked child connects again."""
         connection = self._connection
         if connection is None or connection[0] != os.getpid():
-            given = self._options.get(FILE_SYSTEM)
-            if given is None:
+            own = self._options.get(FILE_SYSTEM)
+            if own is None:
                 from fsspec.core import url_to_fs
 
                 fs, root = url_to_fs(self._address, **self._options)
             else:
-                fs = of_this_process(given)
+                fs = of_this_process(own)
                 root = fs._strip_protocol(self._address)
             connection = self._connection = (os.getpid(), fs, root)
             register(fs)
@@ -259,10 +259,10 @@ class FsspecStore(Store):
         answers = self._ranges(filled, expected)[::-1] if filled else []
         try:
             # Each answer is dropped once it is copied, so that only one of them is in memory twice.
-            found = {span: self._fit(span, answers.pop(), clip=clip) for span in filled}
+            by_span = {span: self._fit(span, answers.pop(), clip=clip) for span in filled}
         except ConflictError:
             raise stale_reader(where(self.url, filled[0].name)) from None
-        return scatter(spans, merged, (found.get(each.span, memoryview(b"")) for each in merged))
+        return scatter(spans, merged, (by_span.get(each.span, memoryview(b"")) for each in merged))
 
     def _ranges(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
         """Return for each span its bytes and the object's state, if the server sends it with them, or an error."""
@@ -373,8 +373,8 @@ class FsspecStore(Store):
 
     def _list(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
         """Return what the file system lists."""
-        found: Iterable[Any] = getattr(fs, verb)(root, **options)
-        return found
+        entries: Iterable[Any] = getattr(fs, verb)(root, **options)
+        return entries
 
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
         self._require_writable()
@@ -427,6 +427,7 @@ class FsspecStore(Store):
                 self._call(name, lambda *_, part=part: file.write(part))
             self._call(name, partial(upload.finish, file=file))
         except BaseException:
+            # Clients raise errors of many kinds; the failure of the upload itself is raised below.
             with suppress(Exception):
                 upload.abort(file)
             raise
@@ -479,6 +480,7 @@ class CachingStore(FsspecStore):
     def _read_copy(self, spans: Sequence[Span]) -> list[Any]:
         answers, name = super()._ranges(spans, None), spans[0].name
         if any(isinstance(each, Exception) for each in answers):
+            # This only drops a cached copy, which may not exist; file systems differ in how they keep it.
             with suppress(Exception):
                 fs, root = self._connect()
                 os.unlink(os.path.join(fs.storage[-1], fs.hash_name(fs._strip_protocol(join(root, name)))))
@@ -497,16 +499,16 @@ def answer(loop: asyncio.AbstractEventLoop | None, request: Callable[[], Awaitab
     """
     if loop is None or asyncio._get_running_loop() is loop:
         raise RuntimeError("expected clients of fsspec with a loop in another thread, found it in this one, or none")
-    found: threads.Answer[_T] = SimpleQueue()
+    queue: threads.Answer[_T] = SimpleQueue()
 
     async def ask() -> None:
         try:
-            found.put((await request(), None))
+            queue.put((await request(), None))
         except BaseException as error:  # noqa: BLE001 - raised in the other thread
-            found.put((cast(_T, None), error))
+            queue.put((cast(_T, None), error))
 
     asyncio.run_coroutine_threadsafe(ask(), loop)
-    return threads.result(found)
+    return threads.result(queue)
 
 
 async def at_once(requests: Iterable[Awaitable[_T]], most: int = CONNECTIONS) -> list[_T | BaseException]:

@@ -30,8 +30,8 @@ class S3Store(CloudStore):
     @property
     def connections(self) -> int:
         """Fewer than the client has, so that no request waits for one."""
-        given = self._call("", lambda fs, _: fs.config_kwargs.get("max_pool_connections"))
-        return max(1, int(given or _FEW) - 2)
+        setting = self._call("", lambda fs, _: fs.config_kwargs.get("max_pool_connections"))
+        return max(1, int(setting or _FEW) - 2)
 
     def _connect(self) -> tuple[Any, str]:
         fs, root = super()._connect()
@@ -162,7 +162,7 @@ async def _condition(fs: Any, expected: Version | None) -> dict[str, str]:
         return {}
     await fs.set_session()
     model = fs.s3.meta.service_model
-    known = (model.operation_model(name).input_shape.members for name in ("PutObject", "CompleteMultipartUpload"))
-    if not all({"IfMatch", "IfNoneMatch"} <= members.keys() for members in known):
+    shapes = (model.operation_model(name).input_shape.members for name in ("PutObject", "CompleteMultipartUpload"))
+    if not all({"IfMatch", "IfNoneMatch"} <= members.keys() for members in shapes):
         raise UnsupportedError("safe writing to S3 needs botocore 1.35.70 or later")
     return {"IfNoneMatch": "*"} if expected == ABSENT else {"IfMatch": expected.tag}

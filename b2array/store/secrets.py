@@ -61,13 +61,13 @@ def secrets(url: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     >>> secrets("https://host/x?sig=abc", {"client_kwargs": {"headers": {"X-Api-Key": "12345"}}})
     ('sig=abc', '12345', 'abc')
     """
-    found = {each for each in (*_in_url(url), *_in_options(options)) if len(each) >= _SHORTEST}
-    return tuple(sorted(found, key=lambda each: (-len(each), each)))
+    values = {each for each in (*_in_url(url), *_in_options(options)) if len(each) >= _SHORTEST}
+    return tuple(sorted(values, key=lambda each: (-len(each), each)))
 
 
 def _in_url(url: str) -> Iterator[str]:
-    for found in _USER_OF_URL.findall(url):
-        user = unquote(found[:-1])
+    for match in _USER_OF_URL.findall(url):
+        user = unquote(match[:-1])
         yield user.partition(":")[2]
         yield base64.b64encode(user.encode()).decode()  # as in the header of a request
     for link in _USER_OF_URL.sub("", url).split("::"):
@@ -95,8 +95,8 @@ def _in_options(options: Mapping[str, Any], hidden: bool = False) -> Iterator[st
 def leaks(error: BaseException | None, hidden: Sequence[str]) -> bool:
     """Return whether an exception or one of its causes shows a secret, or more of a URL than its path."""
     while error is not None:
-        shown = f"{error!s} {error!r}"
-        if redact(shown, hidden) != shown:
+        text = f"{error!s} {error!r}"
+        if redact(text, hidden) != text:
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -79,11 +79,11 @@ class SpoolPart:
         try:
             with Path(self.path).open("rb", buffering=0) as file:
                 file.seek(self.reserved + start)
-                found = file.readinto(data)
+                count = file.readinto(data)
         except FileNotFoundError:
             raise ConflictError(f"somebody removed {self.path} before the commit that needs it") from None
-        if found != len(data):
-            raise ConflictError(f"expected {len(data)} bytes at {start} of {self.path}, found {found}")
+        if count != len(data):
+            raise ConflictError(f"expected {len(data)} bytes at {start} of {self.path}, found {count}")
         return memoryview(data)
 
     def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
@@ -97,6 +97,7 @@ class SpoolPart:
 
     def close(self) -> None:
         """Remove the file."""
+        # The file may be gone, or the disk out of reach: it holds nothing that was committed.
         with suppress(OSError):
             Path(self.path).unlink()
 
@@ -254,9 +255,9 @@ class Spool:
     def _from_file(self, file: IO[bytes], start: int, stop: int) -> bytearray:
         file.seek(self.reserved + start)
         data = bytearray(stop - start)
-        found = cast(BufferedRandom, file).readinto(data)
-        if found != len(data):
-            raise ValueError(f"expected {len(data)} bytes at {start} of the spool, found {found}")
+        count = cast(BufferedRandom, file).readinto(data)
+        if count != len(data):
+            raise ValueError(f"expected {len(data)} bytes at {start} of the spool, found {count}")
         return data
 
     def _require_open(self) -> None:
@@ -285,6 +286,7 @@ class Spool:
             if file is not None:
                 file.close()
         if self.path is not None:
+            # As above: it holds nothing that was committed.
             with suppress(OSError):
                 Path(self.path).unlink()
 

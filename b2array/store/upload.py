@@ -53,17 +53,17 @@ def _drain(first: deque[bytes]) -> Iterator[bytes]:
 
 def _parts(data: Buffer | Iterable[Buffer]) -> Iterator[bytes]:
     sizes = (PART << number // _EQUAL for number in itertools.count())
-    room, held = next(sizes), list[memoryview]()
+    room, pieces = next(sizes), list[memoryview]()
     for piece in as_pieces(data):
         view = memoryview(piece).cast("B")
         while len(view) >= room:
-            yield b"".join((*held, view[:room]))
-            view, room, held = view[room:], next(sizes), []
+            yield b"".join((*pieces, view[:room]))
+            view, room, pieces = view[room:], next(sizes), []
         # The caller may change its buffer.
-        held += [memoryview(bytes(view))] if len(view) else []
+        pieces += [memoryview(bytes(view))] if len(view) else []
         room -= len(view)
-    if held:
-        yield b"".join(held)
+    if pieces:
+        yield b"".join(pieces)
 
 
 def in_directory(fs: Any, path: str, function: Callable[[], T]) -> T:

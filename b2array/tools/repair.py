@@ -211,6 +211,7 @@ def _read(store: Store, listed: tuple[Member, Row] | None) -> tuple[Snapshot, Sa
     else:
         return revision, Salvaged(revision.frame)
     if listed is not None:
+        # If the listed state is damaged as well, salvage the chunks below.
         with suppress(FormatError, UnsupportedError, FileNotFoundError):
             revision = load_revision(*listed)
             return revision, Salvaged(revision.frame, notes=(f"wrote the published index again, because of: {reason}",))

@@ -211,14 +211,15 @@ def _contiguous(
 
 def _with_times(group: ListedGroup) -> dict[str, Listed]:
     """List all objects of the group; sizes and times come with the prefixes that have some."""
-    found: dict[str, Listed] = {}
+    files: dict[str, Listed] = {}
     paths = group.store.walk()
     for prefix in {path.rpartition("/")[0] for path in paths}:
         store: Store = group.store_of(prefix) if prefix else group.store
+        # The directory may have been removed meanwhile.
         with suppress(FileNotFoundError):
             for name, each in store.listing().items():
-                found[f"{prefix}/{name}" if prefix else name] = each
-    return {path: found.get(path, Listed(0, inf)) for path in paths}
+                files[f"{prefix}/{name}" if prefix else name] = each
+    return {path: files.get(path, Listed(0, inf)) for path in paths}
 
 
 def _is_of_member(name: str) -> bool:

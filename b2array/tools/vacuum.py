@@ -282,10 +282,10 @@ def _load_listed_member(store: Store) -> Snapshot | None:
     if store.can.local:
         return None
     try:
-        held = load(store)
+        snapshot = load(store)
     except FileNotFoundError:
         return None
-    return held if held.member is not None else None
+    return snapshot if snapshot.member is not None else None
 
 
 def _outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:

@@ -373,17 +373,17 @@ def _of_revisions(
         is_current = row is not None and (row.path, row.revision) == (state.path, state.generation.hex())
         if is_current or is_embedded(state.path):  # the member's own result tells of it
             continue
-        held = home.state_at(home.manifest, name, state)
-        if held is None:
+        revision = home.state_at(home.manifest, name, state)
+        if revision is None:
             text = f"snapshot {name!r}: {home.url}/{state.path} does not have its state any more"
             yield Problem("snapshot", None, state.path, text)
             continue
-        for problem in verify_frame(held.url, partial(_itself, held), deep=deep, progress=progress).problems:
+        for problem in verify_frame(revision.url, partial(_itself, revision), deep=deep, progress=progress).problems:
             yield problem._replace(kind="snapshot")
 
 
-def _itself(held: Snapshot) -> Snapshot:
-    return held
+def _itself(state: Snapshot) -> Snapshot:
+    return state
 
 
 def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) -> Report | Results:

@@ -43,8 +43,8 @@ class Accessor:
     [1, 2]
     """
 
-    def __init__(self, held: xr.Dataset | xr.DataArray | xr.DataTree) -> None:
-        self._held = held
+    def __init__(self, data: xr.Dataset | xr.DataArray | xr.DataTree) -> None:
+        self._held = data
 
     @spell_out(WriteKeywords, KEYWORDS)
     def to_b2array(self, url: Url, **options: Unpack[WriteKeywords]) -> Any:

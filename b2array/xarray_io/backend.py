@@ -96,9 +96,9 @@ class MemberStore(AbstractDataStore):
         return self.attrs
 
 
-def arrays_of(found: Group) -> dict[str, NDArray]:
+def arrays_of(group: Group) -> dict[str, NDArray]:
     """Open the arrays that are directly in a group."""
-    return {name: each for name, each in found.arrays().items() if isinstance(each, NDArray)}
+    return {name: each for name, each in group.arrays().items() if isinstance(each, NDArray)}
 
 
 def _variable(name: str, array: NDArray) -> xr.Variable:
@@ -207,8 +207,8 @@ class Backend(BackendEntrypoint):
         """Open a group with everything in it, perhaps `at` a snapshot; see `xarray.open_groups`."""
 
         def tree() -> dict[str, xr.Dataset]:
-            found = _open(filename_or_obj, group, at, storage_options, fs)
-            return {path: _decode(each, filename_or_obj, decoding) for path, each in _walk(found, "/")}
+            root = _open(filename_or_obj, group, at, storage_options, fs)
+            return {path: _decode(each, filename_or_obj, decoding) for path, each in _walk(root, "/")}
 
         return in_one_state(tree)
 
@@ -242,10 +242,10 @@ def _open(
         raise TypeError(f"at={at!r} goes with a URL; {url!r} is open already: open it with at={at!r}")
     if isinstance(home, SChunk):
         return NDArray(home._handle)  # raises the error that names super-chunks
-    found = home[inner] if inner and isinstance(home, Group) else home
-    if inner and (found is home or not isinstance(found, Group)):
+    node = home[inner] if inner and isinstance(home, Group) else home
+    if inner and (node is home or not isinstance(node, Group)):
         raise TypeError(f"{name!r} in {home.url} is no group")
-    return cast(Group | NDArray, found)
+    return cast(Group | NDArray, node)
 
 
 def _stem(url: Opened) -> str:
@@ -256,21 +256,21 @@ def _stem(url: Opened) -> str:
     return (member or address).rstrip("/").rpartition("/")[2].partition(".")[0] or "data"
 
 
-def _decode(found: Group | NDArray, url: Opened, decoding: Mapping[str, Any]) -> xr.Dataset:
-    if isinstance(found, NDArray):
-        members, attrs, where = {_stem(url): found}, {}, found.url
+def _decode(node: Group | NDArray, url: Opened, decoding: Mapping[str, Any]) -> xr.Dataset:
+    if isinstance(node, NDArray):
+        members, attrs, where = {_stem(url): node}, {}, node.url
     else:
         # The attributes first: a commit in between then shows with its own, and nothing is missing.
-        attrs, where = dict(found.attrs), found.url
-        members = arrays_of(found)
+        attrs, where = dict(node.attrs), node.url
+        members = arrays_of(node)
     ds = StoreBackendEntrypoint().open_dataset(MemberStore(members, attrs), **decoding)
     ds.set_close(None)  # nothing is open, and the dataset must not take the arrays along when it is pickled
     ds.encoding["source"] = where
     return ds
 
 
-def _walk(found: Group | NDArray, path: str) -> Iterator[tuple[str, Group | NDArray]]:
-    yield path, found
-    if isinstance(found, Group):
-        for name, inner in found.groups().items():
+def _walk(node: Group | NDArray, path: str) -> Iterator[tuple[str, Group | NDArray]]:
+    yield path, node
+    if isinstance(node, Group):
+        for name, inner in node.groups().items():
             yield from _walk(inner, f"{path.rstrip('/')}/{name}")

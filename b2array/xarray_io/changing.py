@@ -37,10 +37,10 @@ def group_at(target: Group, path: str, *, make: bool = True) -> Group:
         return target
     if make:
         return target.create_group(path)
-    found = target.get(path)
-    if not isinstance(found, Group):
+    node = target.get(path)
+    if not isinstance(node, Group):
         raise FileNotFoundError(f"{target.url}: there is no group {path!r}")
-    return found
+    return node
 
 
 def change(target: Group, nodes: Sequence[Node], task: WriteTask, *, is_tree: bool) -> Iterator[WritePart]:

@@ -65,8 +65,8 @@ def _chunks(variable: xr.Variable, access: Access | None) -> Any:
 
 def _note(target: Group, attrs: Mapping[str, Any]) -> None:
     for name, value in attrs.items():
-        known: Any = target.attrs.get(name)
-        if name == "coordinates" and isinstance(known, str):
-            value = " ".join(dict.fromkeys(f"{known} {value}".split()))  # noqa: PLW2901
-        if name not in target.attrs or type(known) is not type(value) or not np.array_equal(known, value):
+        stored: Any = target.attrs.get(name)
+        if name == "coordinates" and isinstance(stored, str):
+            value = " ".join(dict.fromkeys(f"{stored} {value}".split()))  # noqa: PLW2901
+        if name not in target.attrs or type(stored) is not type(value) or not np.array_equal(stored, value):
             target.attrs[name] = value

@@ -229,8 +229,8 @@ def _check_unmarked(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.
 
     Whoever gives the mark as an attribute has encoded the items himself, and may have marked some.
     """
-    given = [coded.attrs[key] for key in _MARKS if key in coded.attrs and key not in variable.attrs]
-    marks = [mark for each in given for mark in np.ravel(each) if mark.dtype.kind in "iuf" and not np.isnan(mark)]
+    own_marks = [coded.attrs[key] for key in _MARKS if key in coded.attrs and key not in variable.attrs]
+    marks = [mark for each in own_marks for mark in np.ravel(each) if mark.dtype.kind in "iuf" and not np.isnan(mark)]
     if not marks or coded.dtype.kind not in "iuf" or coded.shape != variable.shape or variable.dtype.kind in "SUT":
         return coded
     check = partial(_without_marks, name=name, marks=np.array(marks))
@@ -319,7 +319,7 @@ def attributes(attrs: Mapping[Any, Any], owner: str) -> dict[str, Any]:
 
     Points and lengths of time become arrays without dimensions.
     """
-    found = {}
+    kept = {}
     for name, given in attrs.items():
         is_plain_time = isinstance(given, datetime) and given.tzinfo is None
         value = np.datetime64(given.replace(tzinfo=None)) if is_plain_time else given
@@ -331,8 +331,8 @@ def attributes(attrs: Mapping[Any, Any], owner: str) -> dict[str, Any]:
             raise TypeError(f"{owner} has an attribute {name!r} that cannot be stored: {error}") from None
         if not isinstance(name, str):
             raise TypeError(f"names of attributes must be text, not {name!r} of {owner}")
-        found[name] = value
-    return found
+        kept[name] = value
+    return kept
 
 
 # Numbers.
@@ -419,8 +419,8 @@ def _check_range(
 ) -> npt.NDArray[Any]:
     """Return values if all except missing ones are in the range of an integer type."""
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    known = np.around(values[~np.isnan(values)]) if masked else values
-    for extreme in (known.min().item(), known.max().item()) if known.size else ():
+    whole = np.around(values[~np.isnan(values)]) if masked else values
+    for extreme in (whole.min().item(), whole.max().item()) if whole.size else ():
         if not low <= extreme <= high:
             raise _not_held(name, dtype, extreme)
     return values
@@ -502,20 +502,20 @@ def as_stored(
         raise ValueError(
             f"variable {name!r} already exists with different dimension names: {wanted}, not {variable.dims}"
         )
-    variable, given = _as_declared(name, variable.transpose(*wanted)), variable.dtype
-    if given == array.dtype and given.kind in "mM":
+    variable, dtype = _as_declared(name, variable.transpose(*wanted)), variable.dtype
+    if dtype == array.dtype and dtype.kind in "mM":
         return variable
-    if given.kind == "O" and array.dtype.kind not in "SU" and not contains_cftime_datetimes(variable):
+    if dtype.kind == "O" and array.dtype.kind not in "SU" and not contains_cftime_datetimes(variable):
         variable = as_text(name, variable)
     _check_kind(name, variable, array, attrs)
     plain = variable.copy(deep=False)
     coded = _name_errors(name, partial(_code, name, variable, array, attrs, characters))
     coded = _name_errors(name, partial(as_text, name, coded, characters))
     if coded.ndim != array.ndim:
-        raise ValueError(f"variable {name!r} is stored as characters of text, which cannot hold {given}")
+        raise ValueError(f"variable {name!r} is stored as characters of text, which cannot hold {dtype}")
     for key in _CODED:
         # Units of plain numbers are free text. Those of instants and of spans of time say what the numbers mean.
-        counts = key != "units" or given.kind == "m" or " since " in str(attrs.get("units"))
+        counts = key != "units" or dtype.kind == "m" or " since " in str(attrs.get("units"))
         if counts and not is_same(attrs.get(key), coded.attrs.get(key)):
             message = (
                 f"variable {name!r} has {key}={attrs.get(key)!r} where it is stored, "
@@ -524,7 +524,7 @@ def as_stored(
             if key == "units" and is_time(plain):
                 raise OtherUnitsError(message, coded.attrs.get(key))
             raise ValueError(message)
-    return _fitting(name, _check_codes(name, plain, coded), given, array)
+    return _fitting(name, _check_codes(name, plain, coded), dtype, array)
 
 
 def is_time(variable: xr.Variable) -> bool:
@@ -585,16 +585,16 @@ def _check_kind(name: str, variable: xr.Variable, array: NDArray, attrs: Mapping
     if wrong:
         raise _not_held(name, array.dtype, variable.dtype)
     if is_time and variable.size:
-        stored, found = attrs.get("calendar", "standard"), infer_calendar_name(variable.data)
+        stored, calendar = attrs.get("calendar", "standard"), infer_calendar_name(variable.data)
         alike = _PLAIN_CALENDARS if kind == "M" else {"standard", "gregorian"}
-        if stored != found and not {stored, found} <= alike:
-            raise ValueError(f"variable {name!r} is stored in the calendar {stored!r}, which cannot hold {found!r}")
+        if stored != calendar and not {stored, calendar} <= alike:
+            raise ValueError(f"variable {name!r} is stored in the calendar {stored!r}, which cannot hold {calendar!r}")
 
 
-def _fitting(name: str, coded: xr.Variable, given: np.dtype[Any], array: NDArray) -> xr.Variable:
+def _fitting(name: str, coded: xr.Variable, dtype: np.dtype[Any], array: NDArray) -> xr.Variable:
     stored = array.dtype
     if stored.kind in "SU" and coded.dtype.kind == stored.kind:
-        if coded.dtype.itemsize > stored.itemsize and given.kind not in "OT":
+        if coded.dtype.itemsize > stored.itemsize and dtype.kind not in "OT":
             raise ValueError(
                 f"Mismatched dtypes for variable {name!r}: it is stored as {stored}, which cannot hold {coded.dtype}; "
                 "as objects, astype(object), it makes the stored text wider"

@@ -34,29 +34,29 @@ def detect(
         region = dict.fromkeys(ds.dims, region)
     if not isinstance(region, Mapping):
         raise TypeError(f"``region`` must be a dict or 'auto', found {region!r}")
-    found = {}
+    slices = {}
     for dim, part in region.items():
         if dim not in ds.dims:
             raise ValueError(
                 f"all keys in ``region`` are not in Dataset dimensions: the dataset has no dimension {dim!r}"
             )
         if isinstance(part, str) and part == "auto":
-            found[dim] = _detect_slice(dim, labels, arrays)
+            slices[dim] = _detect_slice(dim, labels, arrays)
         elif not isinstance(part, slice):
             raise TypeError(f"all values of ``region`` must be slice objects or 'auto', found {part!r} for {dim!r}")
         elif part.step not in (None, 1):
             raise ValueError(f"the step on all slices of a region must be 1: {part} of {dim!r} is not inside one piece")
         else:
-            found[dim] = part
+            slices[dim] = part
     # Indexes are never written. In a region of slices, they are the caller's mistake.
     written = ds.drop_vars(ds.indexes) if "auto" in region.values() else ds
-    others = [name for name, variable in written.variables.items() if not found.keys() & {*variable.dims}]
-    if found and others:
+    others = [name for name, variable in written.variables.items() if not slices.keys() & {*variable.dims}]
+    if slices and others:
         raise ValueError(
             "all variables in the dataset to write must have at least one dimension in common with the region; "
             f"{others} have none: drop them, or write them whole"
         )
-    return found
+    return slices
 
 
 def _detect_slice(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> slice:

@@ -124,12 +124,12 @@ def _others_to_load() -> list[tuple[xr.Variable, _Question]]:
     others: list[tuple[xr.Variable, _Question]] = []
     if present is None:
         return others
-    known = {id(present)}
+    seen = {id(present)}
     nbytes = present.nbytes
     for variable in variables:
-        if id(variable) in known or variable.chunks is not None:
+        if id(variable) in seen or variable.chunks is not None:
             continue
-        known.add(id(variable))
+        seen.add(id(variable))
         question = _question_of(variable)
         if question is None:
             continue

@@ -23,15 +23,15 @@ _BOUNDS = ("bounds", "climatology")
 
 def find_bounds(arrays: Mapping[str, NDArray]) -> dict[str, tuple[str, dict[str, Any]]]:
     """Return for each array of bounds the name of its coordinate, with the units and the calendar of that."""
-    found = {}
+    bounds = {}
     for name, array in arrays.items():
         attrs = attributes_of(array.attrs)
         if " since " not in str(attrs.get("units")):
             continue
         for key in _BOUNDS:
             if attrs.get(key) in arrays:
-                found[attrs[key]] = name, {unit: attrs[unit] for unit in UNITS if unit in attrs}
-    return found
+                bounds[attrs[key]] = name, {unit: attrs[unit] for unit in UNITS if unit in attrs}
+    return bounds
 
 
 def with_stored_units(variables: Mapping[str, xr.Variable], arrays: Mapping[str, NDArray]) -> dict[str, xr.Variable]:

@@ -298,7 +298,7 @@ def _transaction(
     storage_options: Mapping[str, Any] | None,
 ) -> Iterator[Group]:
     """Open a group in a transaction, with its old contents even if they are to be replaced: the commit does that."""
-    home, made = _home(url, "a" if name and mode in ("w", "x") else mode, storage_options)
+    home, is_new = _home(url, "a" if name and mode in ("w", "x") else mode, storage_options)
     try:
         inner = _find_group(home, name, mode) if name else home
         with (home if inner is None else inner).transaction(replace=mode == "w" and inner is not None) as changes:
@@ -307,7 +307,7 @@ def _transaction(
         there = home._writable()
         if isinstance(there, Unpacked):
             there.discard()
-        elif made:
+        elif is_new:
             whole.discard(cast(AnyGroup, there))
         raise
     if isinstance(home._writable(), Unpacked):
@@ -402,7 +402,7 @@ def _align(parts: Iterable[WritePart]) -> list[WritePart]:
     """Rechunk arrays that do not consist of whole stored chunks, and warn once about all of them."""
     from dask.array.core import PerformanceWarning
 
-    found, moved, nbytes = [], [], 0.0
+    aligned, moved, nbytes = [], [], 0.0
     for part in parts:
         dask.check_source(part.values)
         starts = [along.start for along in part.region]
@@ -411,11 +411,11 @@ def _align(parts: Iterable[WritePart]) -> list[WritePart]:
             moved.append(part.path)
             nbytes += part.values.nbytes
             part = part._replace(values=part.values.rechunk(cut))  # noqa: PLW2901
-        found.append(part)
+        aligned.append(part)
     if nbytes >= _WORTH_A_WARNING:
         warn(
             f"the dask chunks of {moved} do not consist of whole stored chunks: {nbytes / 1e6:.1f} MB move between "
             "tasks",
             PerformanceWarning,
         )
-    return found
+    return aligned
