@@ -28,7 +28,6 @@ from b2array.commit import apply
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
 from b2array.commit.leftovers import discard
-from b2array.commit.locks import apply_entries_of_others, waits_for_others
 from b2array.commit.one import commit, stage
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.format import summary
@@ -213,15 +212,13 @@ def commit_entries(
     written = change.written()
     _complete_new(group, written)
     for _ in attempts(group.store):
-        for path in {*written, *change.moved, *change.removed.values()}:
-            apply_entries_of_others(group.store_of(path), group.store)
         locks: list[AbstractContextManager[object]] = []
         # One call of C code, which Ctrl-C does not interrupt. A lock left behind would make this process wait.
         unlock: Callable[[], object] = partial(deque, map(methodcaller("__exit__", None, None, None), locks), 0)
         with group.store.lock(MANIFEST):
             try:
                 attempt = _begin(group, change, written, locks)
-                if attempt is not None and _commit(group, change, attempt, require, edit):
+                if _commit(group, change, attempt, require, edit):
                     _finish(group, change, attempt, show)
                     return attempt.before, attempt.tried
             finally:
@@ -250,8 +247,8 @@ def _begin(
     change: GroupChange,
     written: Mapping[str, MemberChange],
     locks: list[AbstractContextManager[object]],
-) -> _Attempt | None:
-    """Lock the members, adding to `locks`; return None if another group's log must be applied to one first."""
+) -> _Attempt:
+    """Read the manifest, apply its log, and lock the members, adding to `locks`."""
     before, version = group.read()
     # The first transactions of a group may have begun before it had an identity.
     change.identity = before.identity or change.identity
@@ -262,8 +259,6 @@ def _begin(
     for path in attempt.locked:
         locks.append(_lock_of(group, path, change.members.get(path)))
         locks[-1].__enter__()
-    if any(waits_for_others(group.store_of(path), group.store) for path in attempt.locked):
-        return None
     return attempt
 
 

@@ -10,11 +10,11 @@ manifest's.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from io import FileIO
-from pathlib import Path
 
 from b2array.commit.apply import apply_entry
 from b2array.errors import FormatError, LimitError, UnsupportedError
@@ -26,13 +26,13 @@ from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
 from b2array.store.locks import holds_locks
 
-__all__ = ["apply_entries_of_others", "makers_lock", "waits_for_others", "writers_lock"]
+__all__ = ["makers_lock", "writers_lock"]
 
 _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
 
 def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
-    """Take the lock of a frame, once no commit of a group that it is in waits to be applied to it.
+    """Take the lock of a frame, once no commit of its group waits to be applied to it.
 
     The lock itself is the context manager: it ends in C code, which Ctrl-C does not interrupt.
     """
@@ -46,33 +46,20 @@ def makers_lock(store: Store) -> AbstractContextManager[object]:
     and hold the manifest's.
     """
     # The first commit of a group makes its manifest.
-    groups = _groups_around(store, MANIFEST) or _groups_around(store, EMBEDDED)
-    if not groups:
+    around = _group_around(store, MANIFEST) or _group_around(store, EMBEDDED)
+    if around is None:
         return nullcontext()
+    group, _ = around
 
     def take() -> AbstractContextManager[object]:
         if holds_locks():
             return nullcontext()
         try:
-            return LocalStore(groups[0][0]).lock(MANIFEST)
+            return LocalStore(group).lock(MANIFEST)
         except PermissionError:  # a directory in somebody else's group may be ours
             return nullcontext()
 
     return _once_nothing_waits(store, take)
-
-
-def apply_entries_of_others(store: Store, group: Store) -> None:
-    """Apply what other groups have for a member of a group: those that it is in, and those in between.
-
-    The caller holds no lock.
-    """
-    while waiting := _waiting(store, besides=group):
-        _apply(*waiting)
-
-
-def waits_for_others(store: Store, group: Store) -> bool:
-    """Whether another group's log holds an unapplied entry for this member."""
-    return _waiting(store, besides=group) is not None
 
 
 def _once_nothing_waits(
@@ -93,9 +80,10 @@ def _once_nothing_waits(
         _apply(*waiting)
 
 
-def _apply(group: Path, path: str, entry: Entry) -> None:
-    with LocalStore(group).lock(MANIFEST):
-        apply_entry(partial(_member_store, group), path, entry)
+def _apply(group: str, path: str, entry: Entry) -> None:
+    store = LocalStore(group)
+    with store.lock(MANIFEST):
+        apply_entry(store.below, path, entry)
 
 
 def _release(lock: AbstractContextManager[object] | None) -> None:
@@ -104,33 +92,34 @@ def _release(lock: AbstractContextManager[object] | None) -> None:
         lock.close()
 
 
-def _member_store(group: Path, path: str) -> LocalStore:
-    return LocalStore(group / path, within=group)
+def _group_around(store: Store, mark: str) -> tuple[str, str] | None:
+    """Return the innermost group that a local frame is in, by a file that marks it, and the path of the frame there.
 
-
-def _groups_around(store: Store, mark: str) -> list[tuple[Path, str]]:
-    """Return the groups that a local frame is in, from the innermost on, by a file that marks them, and its paths."""
-    if not isinstance(store, LocalStore):
-        return []
-    place = Path(store.url)
-    place = place.resolve() if place.is_symlink() else place
-    if place.name.endswith(TEMPORARY):  # no log names the places next to members
-        return []
-    return [(outer, place.relative_to(outer).as_posix()) for outer in place.parents if (outer / mark).exists()]
-
-
-def _waiting(store: Store, *, besides: Store | None = None) -> tuple[Path, str, Entry] | None:
-    """Return the entry for a local frame that waits to be applied in one of its groups, after the group and the path.
-
-    `besides` is a group whose log does not count.
+    A manifest owns everything below it, up to the next manifest.
     """
-    for group, path in _groups_around(store, MANIFEST):
-        if besides is not None and group == Path(besides.url):
-            continue
-        with suppress(*_UNREADABLE, *MISSING):  # nobody can read such a group, either
-            entry = _log_of(LocalStore(group)).get(path)
-            if entry is not None and action_of(entry, partial(_member_store, group), path)[1].is_pending:
-                return group, path, entry
+    if not isinstance(store, LocalStore):
+        return None
+    place = os.path.realpath(store.url) if os.path.islink(store.url) else store.url
+    if place.endswith(TEMPORARY):  # no log names the places next to members
+        return None
+    group = os.path.dirname(place)
+    while not os.path.exists(os.path.join(group, mark)):
+        group, inner = os.path.dirname(group), group
+        if group == inner:
+            return None
+    return group, os.path.relpath(place, group).replace(os.sep, "/")
+
+
+def _waiting(store: Store) -> tuple[str, str, Entry] | None:
+    """Return the entry for a local frame that waits to be applied in its group, after the group and the path."""
+    around = _group_around(store, MANIFEST)
+    if around is None:
+        return None
+    group, path = around
+    with suppress(*_UNREADABLE, *MISSING):  # nobody can read such a group, either
+        entry = _log_of(LocalStore(group)).get(path)
+        if entry is not None and action_of(entry, LocalStore(group).below, path)[1].is_pending:
+            return group, path, entry
     return None
 
 

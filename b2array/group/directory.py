@@ -7,6 +7,7 @@ members that it names; see `b2array.frame.log`. Members are opened from the summ
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -31,10 +32,20 @@ from b2array.format.summary import Record
 from b2array.frame import snapshot
 from b2array.frame.catalog import Catalog, read_manifest
 from b2array.frame.log import Action, action_of, look, read_member
-from b2array.frame.manifest import EMBEDDED, MANIFEST, SUFFIXES, Entry, Manifest, is_embedded, members_among
+from b2array.frame.manifest import (
+    EMBEDDED,
+    MANIFEST,
+    SUFFIXES,
+    Entry,
+    Manifest,
+    is_embedded,
+    is_member_name,
+    members_among,
+)
 from b2array.frame.snapshot import Member, Snapshot, load_member
 from b2array.group import embedded, summaries
 from b2array.group.members import Members
+from b2array.printable import printable
 from b2array.store.base import (
     MISSING,
     Store,
@@ -111,6 +122,8 @@ class Directory:
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
         # The embedded members, with the version of their frame.
         self._inner: tuple[Version | None, dict[str, str]] = None, {}
+        # Groups inside this one that have a manifest, by their names.
+        self._mounts: dict[str, Directory] = {}
         # The version of the manifest whose log this handle has seen carried out.
         self._settled: Version | None = None
         self.store = open_store(url, storage_options=self.storage_options)
@@ -136,8 +149,33 @@ class Directory:
         return join_url(self._address, path)
 
     def store_of(self, path: str) -> Store:
-        """Return the store of a path in the group."""
-        return open_store(self.address(path), storage_options=self.storage_options, within=self._address)
+        """Return the store of a path in the group. It refuses symbolic links in between."""
+        return self.store.below(path) if path else self.store
+
+    # Groups inside of this one.
+
+    def mount_of(self, path: str) -> tuple[Directory, str] | None:
+        """Return the group inside this one that a member belongs to, and its path there; None for this group's.
+
+        A manifest owns everything below it, up to the next manifest.
+        """
+        parts = path.split("/")
+        for n in range(1, len(parts)):
+            name = "/".join(parts[:n])
+            if name not in self._mounts and os.path.exists(os.path.join(self._address, name, MANIFEST)):
+                self._mounts[name] = type(self)(self.address(name), self.storage_options)
+            if name in self._mounts:
+                return self._mounts[name], "/".join(parts[n:])
+        return None
+
+    def require_own(self, path: str) -> None:
+        """Raise ValueError if a member belongs to a group inside this one: a commit has one manifest."""
+        mount = self.mount_of(path)
+        if mount is not None:
+            raise ValueError(
+                f"{self.url}/{path} belongs to {mount[0].url}, a group with its own manifest; a transaction changes"
+                f" members of one group, so begin it with b2array.open_group({printable(mount[0].url)!r}, 'r+')"
+            )
 
     def has_manifest(self) -> bool:
         """Whether there is a manifest that is not empty, as far as it can be read."""
@@ -167,6 +205,7 @@ class Directory:
     def refresh(self) -> None:
         """Read the list of members again when it is next needed."""
         self._known = None
+        self._mounts = {}
 
     def close(self) -> None:
         """Close files."""
@@ -197,8 +236,14 @@ class Directory:
         return self._members_in(self.store.walk(), manifest)
 
     def _members_in(self, files: Collection[str], manifest: Manifest) -> Members:
-        """Find the members by their files, in the embedding frame and in the log."""
-        outer = members_among(files)
+        """Find the members by their files, in the embedding frame, in the log, and in groups inside of this one."""
+        mounts = _outermost({file.removesuffix(f"/{MANIFEST}") for file in files if file.endswith(f"/{MANIFEST}")})
+        fronts = tuple(f"{name}/" for name in mounts)
+        outer = members_among([file for file in files if not file.startswith(fronts)] if fronts else files)
+        for name in mounts:
+            mount = self.mount_of(f"{name}/")
+            inner = {} if mount is None else mount[0].members()
+            outer |= {f"{name}/{each}": f"{name}/{path}" for each, path in inner.items() if not is_embedded(path)}
         for path, entry in manifest.log.items():
             if is_embedded(path):
                 continue
@@ -348,6 +393,8 @@ class Directory:
         """Open a member by its path; raise ConflictError if a later transaction has changed it."""
         if is_embedded(path):
             return embedded.open_embedded(self._embedding("r"), path)
+        if (mount := self.mount_of(path)) is not None:
+            return mount[0].open(mount[1], mode)
         if mode == "r":
             return self._promised(path) or Handle(self.current(path), mode)
         self.recover()
@@ -366,7 +413,9 @@ class Directory:
         return None if record is None else summaries.promise(self.store_of(path), record)
 
     def state_of(self, path: str, manifest: Manifest | None = None) -> Snapshot:
-        """Return the state of a member by a manifest, or by that of now."""
+        """Return the state of a member by a manifest, or by the manifest of now."""
+        if (mount := self.mount_of(path)) is not None:
+            return mount[0].state_of(mount[1])
         manifest = manifest or self.stored()
         if manifest.rows is not None:
             held = load_member(Member(Catalog(self.store), path.rpartition(".")[0]), manifest)
@@ -376,6 +425,8 @@ class Directory:
 
     def current(self, path: str) -> Snapshot:
         """Return the state of a member that belongs to the members that are shown. Raises what `open` raises."""
+        if (mount := self.mount_of(path)) is not None:
+            return mount[0].current(mount[1])
         manifest, _ = self._state()
         try:
             held = self.state_of(path, manifest)
@@ -389,6 +440,15 @@ class Directory:
             if now.identity == identity and now.commit != manifest.commit:
                 raise stale_reader(self.url)
         return held
+
+
+def _outermost(names: Collection[str]) -> list[str]:
+    """Return the names of groups that are in no other one of these."""
+    found: list[str] = []
+    for name in sorted(filter(is_member_name, names)):
+        if not any(name.startswith(f"{outer}/") for outer in found):
+            found.append(name)
+    return found
 
 
 def _read_again(address: str, options: Mapping[str, Any], path: str, *, carries_out: bool = False) -> Snapshot:

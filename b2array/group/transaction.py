@@ -24,8 +24,15 @@ from b2array.commit.entries import GroupChange, MemberChange, commit_entries
 from b2array.commit.fork import fork_point
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.leftovers import discard, is_abandoned
-from b2array.commit.locks import apply_entries_of_others
-from b2array.errors import B2ArrayError, ConflictError, FormatError, SnapshotLostError, UnsupportedError, prefix_error
+from b2array.errors import (
+    B2ArrayError,
+    ConflictError,
+    FormatError,
+    SnapshotLostError,
+    UnsupportedError,
+    prefix_error,
+    warn,
+)
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
 from b2array.format.header import FIRST_BYTES, FrameType
@@ -161,8 +168,8 @@ class Transaction(Changes):
                 return known.handle
             if mode == "r" or is_embedded(path):
                 return self._view.open(path, mode)
+            self._view.require_own(path)
             self._view.apply_entry(path)
-            apply_entries_of_others(self._view.store_of(path), self._view.store)
             handle = Handle(self._view.current(path), mode)
             opened = handle.snapshot.generation
             draft = handle.begin()
@@ -182,6 +189,7 @@ class Transaction(Changes):
             check_new(name, self.members(), self.url)
         overwrite = overwrite or bool(goes)
         path = name + suffix
+        self._view.require_own(path)
         member = self._staged(path, new, overwrite=overwrite)
         self._change.members[path], self._change.names[path] = member, name
         if self._fork_id and member.draft is not None and not member.draft.destination.aside:
@@ -231,6 +239,8 @@ class Transaction(Changes):
         `states` has those that were copied, by path. If another writer changes such a member, the commit is refused.
         """
         self._require_open()
+        for path in members.values():
+            self._view.require_own(path)
         self._change.moved.update(states)
         for name, path in members.items():
             if path in self._change.members:
@@ -257,6 +267,12 @@ class Transaction(Changes):
         self._require_open()
         self._view.require_ledger()
         self._snapshots.make(entry, self._ledger(), replace=replace)
+        others = self.members().keys() - self._own_members().keys()
+        if others:
+            warn(
+                f"{self.url}: the snapshot {entry.name!r} does not have {min(others)!r} and other members of groups"
+                " inside this one that have their own manifests; make snapshots of those groups as well"
+            )
 
     def drop_snapshots(self, names: Collection[str]) -> None:
         """Let the commit forget snapshots of the group; KeyError if there is none of a name."""
@@ -314,9 +330,13 @@ class Transaction(Changes):
             return
         self._embedded_out()
         goes = {*self._change.removed.values()} - self._change.names.keys()
-        for path in [*self.members().values()]:
+        for path in [*self._own_members().values()]:
             if not is_embedded(path) and path not in goes:
                 self._change_ledger(path)
+
+    def _own_members(self) -> dict[str, str]:
+        """Return the members except those of groups inside this one, which have their own snapshots."""
+        return {name: path for name, path in self.members().items() if self._view.mount_of(path) is None}
 
     def _embedded_out(self) -> None:
         """Give embedded members frames of their own, which can keep states."""
@@ -399,7 +419,7 @@ class Transaction(Changes):
         def states(entry: Kept) -> dict[str, MemberState]:
             return {
                 member: self._state_of(entry.name, path, self._change.members[path], frames)
-                for member, path in self.members().items()
+                for member, path in self._own_members().items()
             }
 
         return self._snapshots.apply(group_ledger(self.url, before), states, self._put_list).pack() or b""
