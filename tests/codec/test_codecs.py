@@ -516,7 +516,7 @@ def test_wrong_settings_for_a_registered_codec_are_a_format_error(registry):
         codecs.decode(200, b"abc", 3, typesize=3)
 
 
-@pytest.mark.parametrize("codec", [3, 6, 133, 255])
+@pytest.mark.parametrize("codec", [3, 6, 38, 133, 255])
 def test_unknown_codecs_are_unsupported_and_named(codec, registry):
     for call in (codecs.encode, lambda *args: codecs.decode(*args, 100)):
         with pytest.raises(UnsupportedError, match=f"codec {codec}"):
