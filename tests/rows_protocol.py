@@ -32,6 +32,8 @@ class Rules:
     """The manifest is replaced only in the version that the commit was built on."""
     adopts: bool = True
     """A member notes its group before the first commit of the group to it."""
+    overwrites_what_it_saw: bool = True
+    """A writer that replaces an array by its URL does so in the version in which no group was noted."""
     rebases: bool = True
     """What was prepared for another revision is prepared again."""
     finds_lost_answers: bool = True
@@ -419,6 +421,21 @@ def by_itself(rules: Rules, who: str, name: str) -> Process:
         yield end(who, well=True)
         return None
     return Again(by_itself, (rules, who, name))
+
+
+def overwriter(rules: Rules, who: str, name: str) -> Process:
+    """Replace an array by its URL, whether it is a member by then or not."""
+    current: Index = yield get_published(name)
+    if current.noted:
+        return Again(attempt, (rules, Work(who, ((name, "set"),))))
+    chunk = yield put_chunk(name, max(current.chunks) + 1, who)
+    new = Index(f"{name}, {who}", 0, False, (who,), (chunk,))
+    if not rules.overwrites_what_it_saw:
+        current = yield get_published(name)  # as if there were no condition
+    if (yield put_published(name, new, current, who)):
+        yield end(who, well=True)
+        return None
+    return Again(overwriter, (rules, who, name))
 
 
 def snapshot(rules: Rules, who: str) -> Process:

@@ -49,6 +49,11 @@ def adoption(rules: Rules) -> Any:
     return rows.bucket(adopted=False), processes, {"mortal": "TH"}
 
 
+def overwriting(rules: Rules) -> Any:
+    processes = {**commits(rules, T="append x, append y"), "O": Again(rows.overwriter, (rules, "O", "x"))}
+    return rows.bucket(adopted=False), processes, {"mortal": "TO"}
+
+
 def lost_answers(rules: Rules) -> Any:
     processes = {**commits(rules, T="append x", W="append x"), "network": Again(rows.network, (rules,))}
     return rows.bucket(members="x", losses=1), processes, {"mortal": "T"}
@@ -134,6 +139,7 @@ SCENARIOS = {
         readers,
         readers_by_url,
         adoption,
+        overwriting,
         lost_answers,
         reads,
         snapshots,
@@ -166,6 +172,7 @@ def test_rows_hold_in_all_orders(name: str) -> None:
     [
         ("conditional", "writers"),
         ("adopts", "adoption"),
+        ("overwrites_what_it_saw", "overwriting"),
         ("rebases", "writers"),
         ("finds_lost_answers", "lost_answers"),
         ("reads_are_checked", "reads"),
