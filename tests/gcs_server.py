@@ -65,6 +65,10 @@ class Session:
     parts: dict[int, bytes] = field(default_factory=dict)
 
 
+UNLISTED = "unlisted-"
+"""How the names of buckets begin in which nobody has the right to list."""
+
+
 class Buckets:
     """What the server holds."""
 
@@ -81,6 +85,9 @@ class Buckets:
 
     def blob(self, bucket: str, name: str, condition: str | None) -> Blob:
         blob = self.bucket(bucket).get(name)
+        if blob is None and bucket.startswith(UNLISTED):
+            # Google Cloud Storage says no more to users who may not list.
+            raise Refused(403, f"The caller does not have storage.objects.list access to {bucket}.")
         if blob is None:
             raise Refused(404, f"No such object: {bucket}/{name}")
         if condition not in (None, str(blob.generation)):
@@ -100,6 +107,8 @@ class Buckets:
 
     def listed(self, bucket: str, prefix: str, delimiter: str | None) -> dict[str, object]:
         items, prefixes = [], set()
+        if bucket.startswith(UNLISTED):
+            raise Refused(403, f"The caller does not have storage.objects.list access to {bucket}.")
         for name, blob in sorted(self.bucket(bucket).items()):
             if name.startswith(prefix):
                 head, found, _ = name[len(prefix) :].partition(delimiter or "\0")

@@ -15,13 +15,15 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import numpy as np
 import pytest
-from clouds import KINDS, OBSTORE, Cloud, Gate, gate_to
+from clouds import AZURE_ACCOUNT, AZURE_KEY, KINDS, OBSTORE, Cloud, Gate, gate_to
+from gcs_server import UNLISTED
 from stories import ChunkStory, Contents, SnapshotStory, Story
 
 import b2array
@@ -557,20 +559,25 @@ def test_what_decides_is_the_file_system_that_serves_a_protocol(cloud_of, kind, 
 # ---- without the right to list ----
 
 
-@pytest.fixture
-def unlisted(bucket: str, s3_options: dict[str, object], request: pytest.FixtureRequest) -> str:
-    """A bucket with an array and a group, whose user has no right to list any more."""
-    url = f"s3://{bucket}"
-    b2array.asarray(np.zeros(4), url=f"{url}/alone.b2nd", storage_options=s3_options)
-    group = b2array.open_group(f"{url}/g.b2d", "w", storage_options=s3_options)
+@pytest.fixture(params=["s3", "gcs", "gcs obstore"])
+def unlisted(
+    request: pytest.FixtureRequest, cloud_of: Callable[[str], Cloud], _bucket_names: Iterator[str]
+) -> tuple[str, dict[str, object]]:
+    """A bucket with an array and a group, whose user has no right to list any more, and storage options."""
+    cloud = cloud_of(request.param)
+    url = cloud.make_bucket(f"{'' if request.param == 's3' else UNLISTED}{next(_bucket_names)}")
+    options = {"storage_options": cloud.options}
+    b2array.asarray(np.zeros(4), url=f"{url}/alone.b2nd", **options)
+    group = b2array.open_group(f"{url}/g.b2d", "w-", **options)
     group["a"], group["s/b"] = np.zeros(3), np.ones(3)
     group.snapshot("then")
-    request.getfixturevalue("s3_without_list")
-    return url
+    if request.param == "s3":
+        request.getfixturevalue("s3_without_list")
+    return url, options
 
 
-def test_existing_arrays_and_groups_are_read_and_written_without_the_right_to_list(unlisted, s3_options):
-    options = {"storage_options": s3_options}
+def test_existing_arrays_and_groups_are_read_and_written_without_the_right_to_list(unlisted):
+    unlisted, options = unlisted
     b2array.open(f"{unlisted}/alone.b2nd", "r+", **options)[0] = 7
     assert b2array.open(f"{unlisted}/alone.b2nd", **options)[0] == 7
     url = f"{unlisted}/g.b2d"
@@ -597,8 +604,40 @@ def test_existing_arrays_and_groups_are_read_and_written_without_the_right_to_li
     assert b2array.asarray([8], url=f"{unlisted}/made.b2nd", **options)[0] == 8
 
 
-def test_without_the_right_to_list_nothing_says_whether_an_object_is_missing_or_hidden(unlisted, s3_options):
-    options = {"storage_options": s3_options}
+def test_a_signature_without_the_right_to_list_is_enough_for_groups_and_tells_what_is_missing(cloud_of):
+    """Azure says of a missing object that it is missing, to users who may read but not list as well."""
+    from azure.storage.blob import ContainerSasPermissions, generate_container_sas
+
+    cloud, name = cloud_of("azure"), uuid4().hex
+    url = cloud.make_bucket(name)
+    signature = generate_container_sas(
+        AZURE_ACCOUNT,
+        name,
+        account_key=AZURE_KEY,
+        permission=ContainerSasPermissions(read=True, write=True, create=True, delete=True),
+        expiry=datetime.now(UTC) + timedelta(hours=1),
+    )
+    address = f"BlobEndpoint={cloud.endpoint}/{AZURE_ACCOUNT};SharedAccessSignature={signature}"
+    options = {"storage_options": {"connection_string": address, "account_name": AZURE_ACCOUNT}}
+    with pytest.raises(PermissionError):
+        open_store(url, **options).walk()
+    group = b2array.open_group(f"{url}/g.b2d", "w-", **options)
+    group["a"], group["s/b"] = np.zeros(3), np.ones(3)
+    with group.transaction() as changes:
+        changes["a"][0] = 7
+        changes["s/b"][0] = 8
+    b2array.open(f"{url}/g.b2d/a", "r+", **options)[1] = 9
+    assert b2array.open(f"{url}/g.b2d/a", **options)[...].tolist() == [7, 9, 0]
+    assert b2array.asarray([8], url=f"{url}/alone.b2nd", **options)[0] == 8
+    with pytest.raises(FileNotFoundError) as caught:
+        b2array.open(f"{url}/missing.b2nd", **options)
+    assert not isinstance(caught.value, PermissionError)
+    with pytest.raises(FileNotFoundError, match="has no member 'missing'"):
+        b2array.open(f"{url}/g.b2d/missing", **options)
+
+
+def test_without_the_right_to_list_nothing_says_whether_an_object_is_missing_or_hidden(unlisted):
+    unlisted, options = unlisted
     for ask in (
         lambda: b2array.open(f"{unlisted}/missing.b2nd", **options),
         lambda: b2array.zeros(3, url=f"{unlisted}/missing.b2nd", overwrite=True, **options),

@@ -70,6 +70,8 @@ class CloudStore(FsspecStore):
     uploads: ClassVar[int] = 4
     """How many parts of an object are sent at the same time."""
 
+    _cannot_list = False
+
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         super().__init__(url, storage_options)
         # Equal stores share a cache. Without plain options, it is unknown whether stores are equal.
@@ -156,9 +158,20 @@ class CloudStore(FsspecStore):
                 raise
         raise HiddenError
 
-    async def _may_list(self, fs: Any, path: str) -> bool:  # noqa: ARG002
+    async def _may_list(self, fs: Any, path: str) -> bool:
         """Whether an object that is denied exists. It is asked for only after a denial."""
-        return True
+        if self._cannot_list:
+            return False
+        try:
+            await self._list_one(fs, path)
+        except Exception as error:
+            if status_of(error) != 403:
+                raise
+            self._cannot_list = True
+        return not self._cannot_list
+
+    async def _list_one(self, fs: Any, path: str) -> None:
+        """List one object, where a server that may not list for a user denies access to what is missing."""
 
     def _list(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
         return answer(fs.loop, partial(getattr(fs, f"_{verb}"), root, **options))

@@ -49,6 +49,10 @@ class GcsStore(CloudStore):
         answer = await fs._call("GET", _OBJECT, *_place(fs, path), **asked)
         return Stamp(int(answer["size"]), Version(answer["generation"]))
 
+    async def _list_one(self, fs: Any, path: str) -> None:
+        bucket, key = _place(fs, path)
+        await fs._call("GET", "b/{}/o", bucket, prefix=key, maxResults=1)
+
     async def _send(self, fs: Any, path: str, content: bytes, expected: Version | None) -> Version:
         bucket, key = _place(fs, path)
         asked = {"uploadType": "media", "name": key, "headers": _BYTES, "json_out": True, **_condition(expected)}

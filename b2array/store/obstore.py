@@ -121,6 +121,16 @@ class ObstoreStore(CloudStore):
             raise conflict(path)
         return await answer.bytes_async(), stamp
 
+    async def _list_one(self, fs: Any, path: str) -> None:
+        store, key = _place(fs, path)
+        try:
+            await store.list_with_delimiter_async(key)
+        except Exception as error:
+            status = _STATUS.search(str(error))
+            if status is None or status[1] != "403":
+                raise
+            raise OSError(f"Forbidden: {path}") from error
+
     async def _ask(self, fs: Any, path: str) -> Stamp:
         store, key = _place(fs, path)
         return self._stamp_of(await store.head_async(key))

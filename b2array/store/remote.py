@@ -88,7 +88,7 @@ _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "crea
 
 
 def status_of(error: BaseException | None) -> int | None:
-    """Find the HTTP status in an error of aiohttp, gcsfs, Azure's client or s3fs, which hides botocore's."""
+    """Find the HTTP status in an error of aiohttp, gcsfs, obstore, Azure's client or s3fs, which hides botocore's."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):
@@ -99,6 +99,9 @@ def status_of(error: BaseException | None) -> int | None:
             status = getattr(error, name, None)
             if isinstance(status, int):
                 return status
+        # gcsfs and obstore say no number.
+        if str(error).startswith("Forbidden") or type(error).__name__ == "PermissionDeniedError":
+            return 403
         error = error.__cause__
     return None
 
@@ -229,7 +232,7 @@ class FsspecStore(Store):
         hidden = leaks(error, self._secrets)
         if isinstance(error, _USUAL) and not hidden:
             return error
-        forbidden = status in (401, 403) or isinstance(error, PermissionError) or str(error).startswith("Forbidden")
+        forbidden = status in (401, 403) or isinstance(error, PermissionError)
         kind = PermissionError if forbidden else TimeoutError if isinstance(error, TimeoutError) else OSError
         if isinstance(error, OSError) and type(error).__module__ == "builtins":
             if not hidden and (not forbidden or kind is type(error)) and self.url.rstrip("/") in str(error):

@@ -11,7 +11,7 @@ from b2array.errors import UnsupportedError
 from b2array.store.base import Stamp, Version, where
 from b2array.store.cloud import ABSENT, CloudStore, UploadPart
 from b2array.store.file_systems import FILE_SYSTEM
-from b2array.store.remote import bytes_range, patiently, status_of
+from b2array.store.remote import bytes_range, patiently
 
 __all__ = ["S3Store"]
 
@@ -25,7 +25,6 @@ class S3Store(CloudStore):
 
     put_limit = 5 * 2**30
     _serves_ends = True
-    _cannot_list = False
 
     @property
     def connections(self) -> int:
@@ -72,17 +71,9 @@ class S3Store(CloudStore):
         answer = await fs._call_s3("head_object", **_place(fs, path))
         return Stamp(answer["ContentLength"], Version(answer["ETag"]))
 
-    async def _may_list(self, fs: Any, path: str) -> bool:
-        if self._cannot_list:
-            return False
+    async def _list_one(self, fs: Any, path: str) -> None:
         bucket, key, _ = fs.split_path(path)
-        try:
-            await fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
-        except Exception as error:
-            if status_of(error) != 403:
-                raise
-            self._cannot_list = True
-        return not self._cannot_list
+        await fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
 
     async def _send(self, fs: Any, path: str, content: bytes, expected: Version | None) -> Version:
         # If s3fs split the upload, it would drop the condition.
