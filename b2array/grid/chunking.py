@@ -65,7 +65,7 @@ def automatic(
     inner : sequence of int, optional
         Axes of the items themselves, which chunks and blocks take whole.
     access : {"balanced", "planes", "series", "boxes"}, optional
-        What extents that are not given serve. "balanced": every direction, with blocks of 128 to 330 KiB; an axis is
+        What extents that are not given serve. "balanced": every direction, with blocks of 128 to 256 KiB; an axis is
         cut into the more blocks the longer it is. "planes": one index, or a few, of the first axis, with blocks of
         64 KiB that are thin there. "series": the first axis at one place, with blocks that are long there. "boxes":
         boxes anywhere, with blocks of 64 KiB that are equally long along all axes. By default "balanced", but "planes"
@@ -258,9 +258,10 @@ class _Size(NamedTuple):
 
 
 # Zstd looks for shorter matches in blocks of more than 128 KiB, up to 256 KiB: decimals, which no filter helps, become
-# a tenth to a quarter smaller, and everything is written faster. The least such blocks serve small reads best. Items of
-# eight bytes do not need short matches: of them zstd finds more with the larger tables that it has from 256 KiB on.
-_BALANCED = {1: _Size(2**17 + 1, 138 * 2**10, 192 * 2**10), 8: _Size(2**18 + 1, 270 * 2**10, 330 * 2**10)}
+# a tenth to a quarter smaller, and everything is written faster. The least such blocks serve small reads best, but
+# items of eight bytes have to see further. With the larger tables that it has above 256 KiB, zstd takes half as long
+# again to write those that are noise.
+_BALANCED = {1: _Size(2**17 + 1, 138 * 2**10, 192 * 2**10), 8: _Size(192 * 2**10, 230 * 2**10, 2**18)}
 _LONGER = 1.1
 """An array of three and more axes is a stack of pictures, and a few of them are read more often than columns of all.
 So of two equal axes blocks are longer along the later one by this, where runs of memory are longer anyway."""
