@@ -226,6 +226,8 @@ def read_member(
                 # Another process has just applied the entry.
                 if look(store).state == there.state:
                     raise stale_reader(store.url) from None
+        elif there.frame is not None:
+            return there.frame
     return snapshot.load(store)
 
 
