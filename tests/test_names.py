@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import b2array
+from b2array.commit import draft
 
 
 def test_dir_shows_public_names_and_nothing_else() -> None:
@@ -119,3 +120,41 @@ def test_functions_that_choose_the_fill_value_refuse_another(function: str) -> N
 def test_what_is_like_another_array_takes_the_options_of_create() -> None:
     found = b2array.zeros_like(np.zeros((4, 6), "i2"), shape=(5, 6), attrs={"n": 1}, chunks=(5, 2))
     assert (found.shape, found.dtype, found.chunks, dict(found.attrs)) == ((5, 6), np.dtype("i2"), (5, 2), {"n": 1})
+
+
+def test_no_setter_ignores_the_value(tmp_path: Path) -> None:
+    ignoring = tmp_path / "ignoring.py"
+    ignoring.write_text("class A:\n    @x.setter\n    def x(self, _):\n        pass\n")
+    assert _ignoring_setters(ignoring) == ["x"]
+    modules = sorted(Path(b2array.__file__).parent.rglob("*.py"))
+    assert {path.name: names for path in modules if (names := _ignoring_setters(path))} == {}
+
+
+def _ignoring_setters(path: Path) -> list[str]:
+    """Return the names of the setters in a module that do nothing with their value."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        if any(isinstance(each, ast.Attribute) and each.attr == "setter" for each in node.decorator_list):
+            value = node.args.args[-1].arg
+            reads = {name.id for part in node.body for name in ast.walk(part) if isinstance(name, ast.Name)}
+            if value not in reads:
+                names.append(node.name)
+    return names
+
+
+def test_a_draft_has_few_fields_and_methods() -> None:
+    """What a draft knows is in values of its own. A class that collects everything can be understood by nobody."""
+    tree = ast.parse(Path(draft.__file__).read_text(encoding="utf-8"))
+    (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Draft")
+    methods = [node for node in body if isinstance(node, ast.FunctionDef)]
+    stored = [
+        node
+        for node in ast.walk(ast.Module(body, []))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    ]
+    fields = {node.attr for node in stored if isinstance(node.value, ast.Name) and node.value.id == "self"}
+    fields |= {node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    assert len(methods) <= 25, [method.name for method in methods]
+    assert len(fields) <= 12, sorted(fields)

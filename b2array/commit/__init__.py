@@ -48,5 +48,6 @@ copied_states  which states under names a copy of a frame gets
 fork_point     `ForkPoint`: a transaction as its forks see it; no I/O
 fork           forks for workers, whose changes come back into one commit
 pending        tells `vacuum` which members the workers of a fork have made
-handle         `Handle`: shows a state, begins transactions, tries again after conflicts
+cursor         what a handle shows: one state, the newest one, or a summary
+handle         `Handle`: shows what its cursor says, begins transactions, tries again after conflicts
 """

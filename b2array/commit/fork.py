@@ -19,8 +19,8 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from b2array.commit.changes import (
     merged,
     rebased,
 )
+from b2array.commit.cursor import Ended
 from b2array.commit.draft import Delta, Draft, told_if_replaced, withdraw
 from b2array.commit.fork_point import UNDER_WAY, ForkPoint, Forks, portable
 from b2array.commit.handle import Handle
@@ -53,7 +54,7 @@ from b2array.format import annotations as notes
 from b2array.format import index
 from b2array.frame.fetch import chunk_number
 from b2array.frame.snapshot import Snapshot, load
-from b2array.frame.source import FRAME_NAME, Source, Staged
+from b2array.frame.source import FRAME_NAME, Staged
 from b2array.grid.layout import Layout
 from b2array.store.base import Store
 from b2array.store.endings import TEMPORARY
@@ -413,63 +414,33 @@ def take(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
 class Fork(Handle):
     """The handle of a fork: always in a transaction, which another process may commit."""
 
-    __slots__ = ("_is_merged", "_name", "_point")
+    __slots__ = ("_name", "_point")
 
     def __init__(self, point: ForkPoint, name: bytes, change: ChangeSet | None = None) -> None:
         draft = begin(point, name)
         if change is not None:
             take(draft, change, range(change.numbers.size))
-        self._point, self._name, self._is_merged = point, name, False
-        super().__init__(point.base or Snapshot(point.store, draft.state, 0, None, ""), "r+")
-        self.enter(draft)
+        self._point, self._name = point, name
+        super().__init__(point.base or Snapshot(point.store, draft.state, 0, None, ""), "r+", draft)
 
     @property
     def draft(self) -> Draft | None:
         """What was written through the fork; ValueError if the fork was merged."""
-        if self._is_merged:
-            raise ValueError("this fork was merged; use the transaction that has its changes now")
+        _ = self.snapshot
         return super().draft
-
-    @property
-    def generation(self) -> str:
-        """Names the committed state that the fork builds on; ValueError if the fork was merged."""
-        _ = self.draft
-        return super().generation
-
-    @property
-    def source(self) -> Source:
-        """What chunks are read from: the draft."""
-        return self.draft or self.snapshot
-
-    @source.setter
-    def source(self, _: Source) -> None:
-        """Ignore the new value: it is the draft."""
-
-    @property
-    def described(self) -> Source:
-        """The same as `source`."""
-        return self.source
-
-    @described.setter
-    def described(self, _: Source) -> None:
-        """Ignore it, too."""
-
-    def attempts(self, *, anywhere: bool = False) -> Iterator[AbstractContextManager[Draft]]:
-        """Yield attempts at a change of the draft; ValueError if the fork was merged."""
-        _ = self.source
-        return super().attempts(anywhere=anywhere)
 
     def frozen(self) -> ChangeSet:
         """Return what was written through the fork."""
-        draft = self.source
-        if not isinstance(draft, Draft):
-            raise TypeError("expected the draft of a fork")
+        draft = self.draft
+        if draft is None:
+            raise ValueError("expected the draft of a fork")
         draft.flush()
         return change_of(draft)
 
     def end(self) -> None:
         """Refuse any further use."""
-        self._is_merged = True
+        merged = ValueError("this fork was merged; use the transaction that has its changes now")
+        self.cursor, self._draft = Ended(merged), None
 
     def __reduce__(self) -> tuple[Any, ...]:
         change = portable(self.frozen())

@@ -2,18 +2,18 @@
 
 `b2array.NDArray` and `b2array.SChunk` each wrap a handle. A handle shows one committed state, and inside a
 transaction the changes on top of it. Its own commits move it on, and bring in what others have committed by then. Else
-their commits are seen after `refresh`, or always by a `Follower`.
+their commits are seen after `refresh`. `b2array.commit.cursor` has handles that show something else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, NoReturn, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from b2array import config
+from b2array.commit.cursor import Cursor, Ended, Following, Pinned, Promised
 from b2array.commit.draft import Draft, abandoned, warn_of_forgotten
 from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
@@ -26,7 +26,7 @@ from b2array.frame.snapshot import Snapshot, reload
 from b2array.frame.source import Source
 from b2array.store.base import MISSING, Mutex, Store, attempts
 
-__all__ = ["RECOVERABLE", "Follower", "Handle", "Mode"]
+__all__ = ["RECOVERABLE", "Handle", "Mode"]
 
 RECOVERABLE = (FormatError, UnsupportedError, ConflictError, *MISSING)
 """What a reading may raise because a commit took away what it reads; see `Handle.recover`."""
@@ -42,19 +42,21 @@ class Handle:
 
     Parameters
     ----------
-    snapshot : Snapshot
-        The state to show.
+    shown : Snapshot or Cursor
+        The state to show; or a cursor, which says what else to show. A snapshot is pinned.
     mode : {"r", "r+"}
         For reading only, or also for changing.
+    draft : Draft, optional
+        A transaction that is under way.
 
     Attributes
     ----------
+    cursor : Cursor
+        What the handle shows outside of transactions.
     store : Store
         Where the chunks are.
-    source : Source
-        What chunks are read from: the transaction under way, or the committed state.
-    described : Source or Summary
-        The source; or, until a member of a group is read, the summary that describes it.
+    mode : {"r", "r+"}
+        For reading ("r"), or for reading and changing ("r+").
     locked : bool
         Whether the holder of the mutex has the store's lock, too.
     mutex : Mutex
@@ -68,47 +70,58 @@ class Handle:
         The frame cannot be changed, and `mode` is "r+".
     """
 
-    __slots__ = (
-        "_draft",
-        "_mode",
-        "_snapshot",
-        "described",
-        "locked",
-        "mutex",
-        "small_writes",
-        "source",
-        "store",
-    )
+    __slots__ = ("_draft", "cursor", "locked", "mode", "mutex", "small_writes", "store")
 
-    source: Source
-    described: Source | Summary
-
-    def __init__(self, snapshot: Snapshot, mode: Mode) -> None:
+    def __init__(self, shown: Snapshot | Cursor, mode: Mode, draft: Draft | None = None) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"mode must be 'r' or 'r+', not {mode!r}")
-        if mode == "r+" and snapshot.start:
-            raise ReadOnlyError("a frame inside a larger file can only be read")
-        if mode == "r+" and snapshot.at is not None:
-            raise ReadOnlyError(f"{snapshot.url}: a snapshot can only be read; restore() goes back to it")
-        if mode == "r+" and snapshot.frame.metalayer(CACHE) is not None:
-            raise ReadOnlyError(f"{snapshot.url} caches another array for python-blosc2, and can only be read; copy it")
-        if mode == "r+" and not snapshot.store.can.write:
-            raise ReadOnlyError(f"{snapshot.url} can only be read; open it with mode='r'")
-        self._mode: Mode = mode
-        self._show(snapshot)
+        self.cursor: Cursor = Pinned(shown) if isinstance(shown, Snapshot) else shown
+        if mode == "r+":
+            _check_writable(self.snapshot)
+        self.store: Store = shown.store if isinstance(shown, Snapshot | Promised) else self.snapshot.store
+        self.mode: Mode = mode
         self.mutex = Mutex()
         self.locked = False
         self.small_writes: tuple[list[int] | None, int] = [], 0
+        self._draft: Draft | None = None
+        if draft is not None:
+            self.enter(draft)
 
     def _show(self, snapshot: Snapshot, draft: Draft | None = None) -> None:
-        self.store: Store = snapshot.store
-        self._snapshot, self._draft = snapshot, draft
-        self.source = self.described = draft or snapshot
+        self._move(self.cursor.at(snapshot), draft)
+
+    def _move(self, cursor: Pinned | Following, draft: Draft | None) -> None:
+        self.store = cursor.snapshot.store
+        self.cursor, self._draft = cursor, draft
+
+    @property
+    def source(self) -> Source:
+        """What chunks are read from: the transaction under way, or the committed state that this handle shows now."""
+        if self._draft is not None:
+            return self._draft
+        cursor = self.cursor
+        return cursor.snapshot if isinstance(cursor, Pinned) else self._look()
+
+    @property
+    def described(self) -> Source | Summary:
+        """The source; or the summary that describes a member of a group, until the member is read."""
+        cursor = self.cursor
+        if self._draft is None and isinstance(cursor, Promised | Ended) and cursor.description is not None:
+            return cursor.description
+        return self.source
+
+    def _look(self) -> Snapshot:
+        """Return the committed state that this handle shows now."""
+        with self.mutex.held:
+            cursor = self.cursor.look()
+            self._move(cursor, self._draft)
+            return cursor.snapshot
 
     @property
     def snapshot(self) -> Snapshot:
-        """The committed state that this handle shows."""
-        return self._snapshot
+        """The committed state that this handle has shown last."""
+        cursor = self.cursor
+        return self._look() if isinstance(cursor, Promised) else cursor.snapshot
 
     @property
     def frame(self) -> Frame:
@@ -119,11 +132,6 @@ class Handle:
     def url(self) -> str:
         """Where the chunks are, without secrets."""
         return self.store.url
-
-    @property
-    def mode(self) -> Mode:
-        """For reading ("r"), or for reading and changing ("r+")."""
-        return self._mode
 
     @property
     def in_transaction(self) -> bool:
@@ -138,7 +146,7 @@ class Handle:
     @property
     def generation(self) -> str:
         """Names the committed state that this handle shows; changes with every commit."""
-        return self._snapshot.generation
+        return self.snapshot.generation if self._draft is not None else self._look().generation
 
     def recover(self, source: Source, error: B2ArrayError | OSError) -> Source:
         """After an error, return the source to read from next, or raise the error with the URL in it.
@@ -204,7 +212,7 @@ class Handle:
     @contextmanager
     def _attempt(self, outcome: _Outcome, *, anywhere: bool) -> Iterator[Draft]:
         """Let the block change a draft, and commit that; after a conflict, return if another attempt makes sense."""
-        known, joined = self._snapshot, self._draft
+        known, joined = self.snapshot, self._draft
         try:
             with self._changing() as draft:
                 yield draft
@@ -216,38 +224,38 @@ class Handle:
                     again = self._draft is not joined or _catch_up(self._draft)
                 else:
                     self._show(self._reloaded())
-                    moved = self._snapshot.generation != known.generation
-                    again = moved and (anywhere or self._snapshot.alike(known))
+                    moved = self.snapshot.generation != known.generation
+                    again = moved and (anywhere or self.snapshot.alike(known))
             if not again:
                 raise
 
     @contextmanager
     def _last_attempt(self, *, anywhere: bool) -> Iterator[Draft]:
         """Let the block change a draft, and commit that, while other writers wait."""
-        known = self._snapshot
+        known = self.snapshot
         with self.mutex.held, ExitStack() as locks:
             if self._draft is None:
                 if not self.locked:
                     locks.enter_context(self._lock())
                 self._show(self._reloaded())
-                if not anywhere and not self._snapshot.alike(known):
+                if not anywhere and not self.snapshot.alike(known):
                     raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
             yield locks.enter_context(self._changing(locked=self._draft is None))
 
     def _reloaded(self) -> Snapshot:
         """Return the state that the store holds now; ConflictError if the frame was deleted or moved."""
         try:
-            return reload(self._snapshot)
+            return reload(self.snapshot)
         except MISSING as error:
-            _explain(self._snapshot, error)
+            _explain(self.snapshot, error)
             raise
 
     def _lock(self) -> AbstractContextManager[object]:
         """Take the store's lock. ConflictError: the directory that it is in was deleted, or replaced by a file."""
         try:
-            return writers_lock(self.store, self._snapshot.name)
+            return writers_lock(self.store, self.snapshot.name)
         except MISSING as error:
-            _explain(self._snapshot, error)
+            _explain(self.snapshot, error)
             raise
 
     @contextmanager
@@ -286,7 +294,7 @@ class Handle:
             raise
         except KeyboardInterrupt:  # which may come after the store has got the new state
             with suppress(OSError, B2ArrayError):
-                self._show(reload(self._snapshot), self._draft)
+                self._show(reload(self.snapshot), self._draft)
             raise
 
     @contextmanager
@@ -310,17 +318,18 @@ class Handle:
                 try:
                     self._commit(draft)
                 finally:
-                    self._show(self._snapshot)
+                    self._show(self.snapshot)
         finally:
             # Ctrl-C may have come at the edge of the transaction. Nothing interrupts an assignment, as it does a call.
             if self._draft is draft:
-                self._draft, self.source, self.described = None, self._snapshot, self._snapshot
+                self._draft = None
 
     def begin(self) -> Draft:
         """Return a draft for a transaction of this handle, on top of the committed state."""
         self.require_writable()
         with self.mutex.held:
             self._require_no_transaction()
+            self._look()
             return self.new_draft()
 
     def enter(self, draft: Draft) -> None:
@@ -328,10 +337,10 @@ class Handle:
         self.require_writable()
         with self.mutex.held:
             self._require_no_transaction()
-            if draft.base is not None and draft.base is not self._snapshot:
-                draft.rebase(self._snapshot)  # another thread has committed since it began
+            if draft.base is not None and draft.base is not self.snapshot:
+                draft.rebase(self.snapshot)  # another thread has committed since it began
             draft.buffer = WriteBuffer()
-            self._show(self._snapshot, draft)
+            self._show(self.snapshot, draft)
 
     def _require_no_transaction(self) -> None:
         if self._draft is not None:
@@ -340,38 +349,37 @@ class Handle:
     def leave(self, snapshot: Snapshot | None) -> None:
         """Leave the transaction and show a new state, or the old one, once other threads have finished their change."""
         with self.mutex.held:
-            self._show(snapshot or self._snapshot)
+            self._show(snapshot or self.snapshot)
 
-    def abandon(self, draft: Draft) -> None:
+    def abandon(self) -> None:
         """Leave the transaction that was to make the frame, and was given up: the handle raises ConflictError now."""
         with self.mutex.held:
-            self._show(replace(self._snapshot, again=partial(_refuse_abandoned, self.url)))
-            self.source = self.described = draft
+            self.cursor, self._draft = Ended(abandoned(self.url), self._draft), None
 
     def require_writable(self) -> None:
         """Raise ReadOnlyError if the handle was opened for reading."""
-        if self._mode == "r":
+        if self.mode == "r":
             raise ReadOnlyError(f"{self.url} was opened for reading; {self.store.advice}")
 
     def new_draft(self, *, locked: bool = False) -> Draft:
         """Begin a draft on top of the committed state, independent of any that is under way."""
-        if self._snapshot.again is not None:
+        if self.snapshot.again is not None:
             try:
-                self._show(reload(self._snapshot, carries_out=True), self._draft)
+                self._show(reload(self.snapshot, carries_out=True), self._draft)
             except MISSING as error:
-                _explain(self._snapshot, error)
+                _explain(self.snapshot, error)
                 raise
-        if not self._snapshot.header:
+        if not self.snapshot.header:
             current = self._reloaded()
-            if current.generation == self._snapshot.generation:
+            if current.generation == self.snapshot.generation:
                 self._show(current, self._draft)
-        return Draft(self.store, self._snapshot, locked=locked or self.locked)
+        return Draft(self.store, self.snapshot, locked=locked or self.locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
         """Return another handle that shows the committed state, and goes on to show it whatever this one commits."""
         if self._draft is not None:
             raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
-        return Handle(self._snapshot, mode)
+        return Handle(self._look(), mode)
 
     def replace_state(self, snapshot: Snapshot) -> None:
         """Show a state that was committed by other means than this handle, unless a transaction is under way."""
@@ -387,7 +395,7 @@ class Handle:
         with self.mutex.held:
             if self._draft is not None:
                 raise ValueError("refresh() inside a transaction would lose its changes")
-            self._show(reload(self._snapshot, even_new=True))
+            self._move(self.cursor.refreshed(), None)
 
     def close(self) -> None:
         """Close files. The handle opens them again when it needs them."""
@@ -396,7 +404,8 @@ class Handle:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._draft is not None:
             raise ValueError("a handle with a transaction under way cannot be pickled")
-        return type(self), (self._snapshot, self._mode)
+        snapshot = self.snapshot
+        return Handle, (Following(snapshot) if isinstance(self.cursor, Following) else snapshot, self.mode)
 
 
 @dataclass(slots=True)
@@ -406,51 +415,16 @@ class _Outcome:
     is_success: bool = False
 
 
-class Follower(Handle):
-    """A handle that looks at the store each time it is used, except inside a transaction."""
-
-    __slots__ = ()
-
-    @property
-    def source(self) -> Source:
-        """What chunks are read from: the transaction under way, or what is committed now."""
-        if self._draft is not None:
-            return self._draft
-        self.refresh()
-        return self._snapshot
-
-    @source.setter
-    def source(self, _: Source) -> None:
-        """Ignore the new value: the next use finds the same state, or a newer one."""
-
-    @property
-    def generation(self) -> str:
-        """Names the state that is committed now, or the one that the transaction under way builds on."""
-        if self._draft is None:
-            self.refresh()
-        return self._snapshot.generation
-
-    def begin(self) -> Draft:
-        """Return a draft on top of the state that is committed now."""
-        with self.mutex.held:
-            if self._draft is None:
-                self.refresh()
-            return super().begin()
-
-    def at_snapshot(self, mode: Mode = "r") -> Handle:
-        """Return a handle that shows what is committed now, and does not follow."""
-        if self._draft is None:
-            self.refresh()
-        return super().at_snapshot(mode)
-
-    @property
-    def described(self) -> Source:
-        """The same as `source`."""
-        return self.source
-
-    @described.setter
-    def described(self, _: Source) -> None:
-        """Ignore it, too."""
+def _check_writable(snapshot: Snapshot) -> None:
+    """Raise ReadOnlyError if a frame cannot be changed."""
+    if snapshot.start:
+        raise ReadOnlyError("a frame inside a larger file can only be read")
+    if snapshot.at is not None:
+        raise ReadOnlyError(f"{snapshot.url}: a snapshot can only be read; restore() goes back to it")
+    if snapshot.frame.metalayer(CACHE) is not None:
+        raise ReadOnlyError(f"{snapshot.url} caches another array for python-blosc2, and can only be read; copy it")
+    if not snapshot.store.can.write:
+        raise ReadOnlyError(f"{snapshot.url} can only be read; open it with mode='r'")
 
 
 def _catch_up(draft: Draft) -> bool:
@@ -468,12 +442,8 @@ def _catch_up(draft: Draft) -> bool:
     return True
 
 
-def _refuse_abandoned(url: str, *, carries_out: bool = False) -> NoReturn:  # noqa: ARG001
-    raise abandoned(url)
-
-
 def _identity(source: Source) -> object:
-    """Tell a source from others. Each use of a `Follower` makes a new snapshot, mostly of the same state."""
+    """Tell a source from others. Each use of a `Following` cursor makes a new snapshot, mostly of the same state."""
     return (source.generation, source.version) if isinstance(source, Snapshot) else id(source)
 
 

@@ -17,7 +17,8 @@ from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.array.tensors import face
 from b2array.array.times import At, name_of
-from b2array.commit.handle import Follower, Handle, Mode
+from b2array.commit.cursor import Following
+from b2array.commit.handle import Handle, Mode
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
 from b2array.frame import kept, snapshot
 from b2array.frame.manifest import ARRAY, SUFFIXES
@@ -208,7 +209,7 @@ def _in_file(
 
 def _shown(held: Snapshot, mode: Mode, *, follow: bool, at: str | None) -> NDArray | SChunk | Items:
     held = held if at is None else kept.opened(held, at)
-    handle = Follower(held, mode) if follow else Handle(held, mode)
+    handle = Handle(Following(held) if follow else held, mode)
     return NDArray(handle) if held.state.layout is not None else face(handle)
 
 

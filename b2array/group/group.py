@@ -22,8 +22,9 @@ from b2array.array.objects import Items, holds_items
 from b2array.array.schunk import SChunk
 from b2array.array.snapshots import SnapshotInfo, make_entry
 from b2array.array.times import At, name_of
+from b2array.commit.cursor import Following
 from b2array.commit.draft import Draft
-from b2array.commit.handle import Follower, Handle, Mode
+from b2array.commit.handle import Handle, Mode
 from b2array.commit.one import commit
 from b2array.display.tables import Block, count_text
 from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, warn
@@ -336,7 +337,7 @@ class Group(MutableMapping[str, Any]):
 
     def _opened(self, path: str, *, lazy: bool = False) -> NDArray | SChunk | Items:
         member = _opened(self._home, path, self._mode, lazy=lazy and not self._follow)
-        return type(member)(Follower(member._handle.snapshot, self._mode)) if self._follow else member
+        return type(member)(Handle(Following(member._handle.snapshot), self._mode)) if self._follow else member
 
     def __getitem__(self, name: str) -> Any:
         """Open an array (or a super-chunk), or give a group; a table or objects of python-blosc2 as `Table` or `Items`.

@@ -456,7 +456,7 @@ def _is_state(row: Row | None, state: MemberState) -> bool:
 def _leave(handle: Handle, draft: Draft) -> None:
     """Forget the changes to a member."""
     if draft.base is None:
-        handle.abandon(draft)
+        handle.abandon()
     else:
         handle.leave(None)
     draft.abort()

@@ -451,7 +451,7 @@ class Transaction(Changes):
         """Forget the changes to a member."""
         if member.draft is not None:
             if member.is_new:
-                member.handle.abandon(member.draft)
+                member.handle.abandon()
             else:
                 member.handle.leave(None)
             member.draft.abort()

@@ -21,12 +21,12 @@ from servers import RangeServer
 
 import b2array
 from b2array import Group, open_group
+from b2array.commit.cursor import Promised
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.frame import snapshot
 from b2array.frame.manifest import MANIFEST, Manifest, Row
 from b2array.group.listed import AnyGroup
-from b2array.group.summaries import Promised
 from b2array.store.local import LocalStore
 
 _serials = itertools.count()
@@ -473,7 +473,7 @@ def test_a_transaction_between_opening_and_reading_changes_nothing_that_was_open
 def test_a_member_that_is_only_promised_can_be_refreshed(tmp_path: Path) -> None:
     _filled(tmp_path / "g")
     held = open_group(tmp_path / "g")["a"]
-    assert isinstance(held._handle, Promised)
+    assert isinstance(held._handle.cursor, Promised)
     held.refresh()
     assert held._handle.described is held._handle.source
     with pytest.raises(B2ArrayError):
