@@ -3,8 +3,8 @@
     python asv_bench/routes.py [--pairs]
 
 Each action runs twice before it is followed, so that the parts that are made once are there. A pair is two modules that
-call each other on one route; `tests/test_route.py` allows none but those that it names. The counts have no limit: they
-show what a change costs where no time can be measured.
+call each other on one route; `tests/test_route.py` allows none but those that it names, outside of groups. The counts
+show what a change costs where no time can be measured; the same test limits those of writes.
 """
 
 from __future__ import annotations
@@ -105,10 +105,28 @@ def actions(directory: Path) -> dict[str, Action]:
     }
 
 
+def group_actions(directory: Path) -> dict[str, Action]:
+    """Make a local group of two arrays, and return what is done with it, by name."""
+    group = b2array.open_group(directory / "group.b2d", "w")
+    for name in ("a", "b"):
+        group[name] = np.arange(1000.0)
+    new = np.array([5.0, 6.0])
+
+    def change_both() -> None:
+        with group.transaction() as changes:
+            changes["a"][1:3] = new
+            changes["b"][1:3] = new
+
+    return {
+        "assignment to a member": Action(lambda: group["a"].__setitem__(slice(1, 3), new)),
+        "transaction of two members": Action(change_both),
+    }
+
+
 def routes(directory: Path) -> dict[str, Route]:
     """Follow each of the actions, in one thread."""
     found = {}
-    for name, action in actions(directory).items():
+    for name, action in (actions(directory) | group_actions(directory)).items():
         with config.using(threads=1, cache_bytes=action.cache_bytes):
             found[name] = route(action.run)
     return found

@@ -45,3 +45,14 @@ def test_modules_that_call_each_other_are_found(tmp_path: Path) -> None:
     # Without a pair somewhere, the test above would pass if it saw none at all.
     found = routes.route(routes.actions(tmp_path)["point of a file just opened"].run)
     assert found.pairs == {("store.base", "store.local")}
+
+
+# A few more than there are: they shall become fewer.
+MOST_CALLS = {"assignment": 750, "assignment to a member": 1050, "transaction of two members": 4200}
+
+
+@pytest.mark.parametrize("name", MOST_CALLS)
+def test_a_local_write_takes_few_calls(name: str, tmp_path: Path) -> None:
+    action = (routes.actions(tmp_path) | routes.group_actions(tmp_path))[name]
+    with config.using(threads=1, cache_bytes=action.cache_bytes):
+        assert 0 < routes.route(action.run).calls <= MOST_CALLS[name]

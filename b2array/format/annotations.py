@@ -189,8 +189,9 @@ class Annotations:
             return cls()
         if layer["v"] > _VERSION:
             return cls(foreign=True)
-        fill, dims, dtype, number = (layer.get(key) for key in ("fill", "dims", "dtype", "next"))
-        attrs, lost, cparams = (layer.get(key) for key in ("attrs", "lost", "cparams"))
+        fill, dims, dtype, number = layer.get("fill"), layer.get("dims"), layer.get("dtype"), layer.get("next")
+        attrs, lost, cparams = layer.get("attrs"), layer.get("lost"), layer.get("cparams")
+        packed = {key: value for key, value in layer.items() if isinstance(value, bytes)}
         return cls(
             fill=fill if isinstance(fill, bytes) and len(fill) == itemsize else None,
             dims=tuple(dims) if isinstance(dims, list) and _are_dims(dims, ndim) else None,
@@ -198,18 +199,18 @@ class Annotations:
             next=number if _is_number(number, 0) else None,
             attrs=_attrs(attrs) if isinstance(attrs, dict) else (),
             lost=tuple([n for n in lost if _is_number(n, 0) and n < nchunks]) if isinstance(lost, list) else (),
-            sizes=_bytes(layer.get("sizes")),
+            sizes=packed.get("sizes"),
             cparams=_cparams(cparams) if isinstance(cparams, dict) else (),
-            records=_bytes(layer.get("records")),
-            commit=_bytes(layer.get("chain")),
-            header=_bytes(layer.get("header")),
-            recent=_bytes(layer.get("recent")) or b"",
+            records=packed.get("records"),
+            commit=packed.get("chain"),
+            header=packed.get("header"),
+            recent=packed.get("recent", b""),
             group_commit=_group_commit(layer.get("group")),
-            forks_of=_bytes(layer.get("job")),
+            forks_of=packed.get("job"),
             deleted=layer.get("deleted") is True,
             unknown=tuple([(key, value) for key, value in layer.items() if key != "v" and key not in _FIELDS]),
-            identity=_bytes(layer.get("id")) or None,
-            kept=_bytes(layer.get("kept")) or None,
+            identity=packed.get("id") or None,
+            kept=packed.get("kept") or None,
             floor=layer["floor"] if _is_number(layer.get("floor"), 0) else None,
         )
 
@@ -243,10 +244,6 @@ _DEFAULTS = {each.name: each.default for each in fields(Annotations)}
 
 def _is_number(value: object, low: int) -> bool:
     return type(value) is int and value >= low
-
-
-def _bytes(value: object) -> bytes | None:
-    return value if isinstance(value, bytes) else None
 
 
 def _group_commit(value: object) -> GroupCommit | None:

@@ -46,6 +46,8 @@ _LARGE = 2**22
 _STRETCH = 2**15
 """Rows of such a stretch."""
 _N = TypeVar("_N", bound=np.generic)
+_PLACES = {"offsets", "cbytes", "frame_type"}
+"""The fields of a frame that say where its chunks are."""
 _SIZES_LIMIT = 2**22
 """With more entries, a record of all block sizes would exceed its limit anyway."""
 
@@ -155,7 +157,10 @@ class State:
     def with_frame(self, **fields: Any) -> State:
         """Return a state whose frame has other values of these fields."""
         changed = replace(self.frame, **fields)
-        return replace(self, frame=changed, layout=_readable_layout(changed, self._annotations))
+        # Where the chunks are says nothing about their items.
+        is_moved = fields.keys() <= _PLACES and changed.nchunks == self.frame.nchunks
+        layout = self.layout if is_moved else _readable_layout(changed, self._annotations)
+        return replace(self, frame=changed, layout=layout)
 
     def with_tables(self, sizes: Sizes | None, records: Records | None) -> State:
         """Return a state with other sizes and checksums of records; None takes them from the annotations."""
@@ -283,9 +288,10 @@ def _layout_of(described: Frame, annotations: Annotations | None) -> Layout:
     layout = _declare_layout(described)
     if layout.dtype.kind == "V" and layout.dtype.names is None and layout.dtype.subdtype is None:
         layout = _with_named_dtype(layout, (annotations or _annotations_of(described)).dtype)
-    if layout.nchunks != described.nchunks:
-        raise FormatError(f"expected {layout.nchunks} chunks for the shape {layout.shape}, found {described.nchunks}")
-    if described.nchunks and described.chunksize != layout.chunk_nbytes:
+    nchunks = described.nchunks
+    if layout.nchunks != nchunks:
+        raise FormatError(f"expected {layout.nchunks} chunks for the shape {layout.shape}, found {nchunks}")
+    if nchunks and described.chunksize != layout.chunk_nbytes:
         raise FormatError(f"expected chunks of {layout.chunk_nbytes} bytes, found {described.chunksize}")
     if layout.dtype.subdtype is None:
         return layout

@@ -131,17 +131,18 @@ class Snapshot(Source):
 
     def __post_init__(self) -> None:
         described = self.state.frame
+        is_ours = described.is_ours
         expected = None if described.frame_type == FrameType.SPARSE else self.version
-        if expected is not None and self.store.can.local and described.is_ours:
+        if expected is not None and self.store.can.local and is_ours:
             expected = Version(expected.tag, expected.state, *self._last_bytes())
         object.__setattr__(self, "frame", described)
         object.__setattr__(self, "sparse", described.frame_type == FrameType.SPARSE)
         object.__setattr__(self, "is_local", self.store.can.local)
         object.__setattr__(self, "_expected", expected)
         # Other software writes no checksums, and changes chunks in their places.
-        unchecked = self.is_local and not self.store.in_process and self.version is not None and not described.is_ours
+        unchecked = self.is_local and not self.store.in_process and self.version is not None and not is_ours
         object.__setattr__(self, "_is_unchecked", unchecked)
-        object.__setattr__(self, "cache_key", self._new_cache_key())
+        object.__setattr__(self, "cache_key", self._new_cache_key(is_ours=is_ours))
 
     @property
     def name(self) -> str:
@@ -155,7 +156,7 @@ class Snapshot(Source):
             return described.fingerprint, self.start + described.frame_len
         return at.digest, self.start + described.header_len + at.place + at.nbytes
 
-    def _new_cache_key(self) -> object | None:
+    def _new_cache_key(self, *, is_ours: bool) -> object | None:
         """Return the key of this frame's blocks in the cache; None if they must not be cached.
 
         Two snapshots have equal keys only if their blocks are equal. A key is made of the place and state of the file
@@ -168,7 +169,7 @@ class Snapshot(Source):
         changed a moment ago; for states that this process committed or unpickled; and for frames by b2array in places
         without versions, such as HTTP. Frames by other software in such places are not cached at all.
         """
-        if not self.frame.is_ours and not self.version:
+        if not is_ours and not self.version:
             return None
         if self.sparse or not self.unique:
             return object()
