@@ -48,6 +48,8 @@ known = {
     "group",
     "job",
     "deleted",
+    "kept",
+    "floor",
 }
 
 all_annotations = st.builds(
