@@ -194,18 +194,23 @@ class Work:
             check_plain(each)
         sources = tuple(each if copying.is_sliceable(each) else np.asarray(each) for each in arrays)
         shape = np.broadcast_shapes(*(each.shape for each in sources))
-        dropped = np.lib.array_utils.normalize_axis_tuple(drop_axis, len(shape), "drop_axis")
-        kept = tuple(axis for axis in range(len(shape)) if axis not in dropped)
+        ndim = len(shape)
+        dropped = np.lib.array_utils.normalize_axis_tuple(drop_axis, ndim, "drop_axis")
+        kept = tuple(axis for axis in range(ndim) if axis not in dropped)
         count = 1 if isinstance(new_axis, int) else len(new_axis)
         added = np.lib.array_utils.normalize_axis_tuple(new_axis, len(kept) + count, "new_axis")
-        model = next((each for each in sources if isinstance(each, NDArray | View) and each.shape == shape), None)
-        wanted = factors_of(factors, len(shape), None if model is None else model.dims)
+        # The first stored array of the whole shape lends its dimensions and chunks.
+        models = (each for each in sources if isinstance(each, NDArray | View) and each.shape == shape)
+        model = next(models, None)
+        wanted = factors_of(factors, ndim, None if model is None else model.dims)
         joined = tuple(1 if axis in dropped else factor for axis, factor in enumerate(wanted))
         if trim:
             shape = tuple(n // factor * factor for n, factor in zip(shape, joined, strict=True))
         chunks = shape if model is None else model.chunks
-        unit = tuple(n if axis in dropped else max(1, c) for axis, (n, c) in enumerate(zip(shape, chunks, strict=True)))
-        return cls(function, sources, shape, unit, kept, tuple(sorted(added)), joined)
+        unit = list(shape)
+        for axis in kept:
+            unit[axis] = max(1, chunks[axis])
+        return cls(function, sources, shape, tuple(unit), kept, tuple(sorted(added)), joined)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -220,10 +225,10 @@ class Work:
 
     def result_of(self, extents: Sequence[Any], lengths: Sequence[Any]) -> tuple[Any, ...]:
         """Return one value for each axis of the result, given values for the axes of the arrays and for new axes."""
-        found = [extents[axis] for axis in self.kept]
+        values = [extents[axis] for axis in self.kept]
         for axis, length in zip(self.added, lengths, strict=True):
-            found.insert(axis, length)
-        return tuple(found)
+            values.insert(axis, length)
+        return tuple(values)
 
     def options(
         self,
@@ -232,14 +237,18 @@ class Work:
         lengths: tuple[int, ...],
     ) -> ArrayOptions:
         """Take chunks and names of dimensions from the arrays where no others are wanted."""
-        model = next((each for each in self.arrays if isinstance(each, NDArray | View)), None)
+        models = (each for each in self.arrays if isinstance(each, NDArray | View))
+        model = next(models, None)
         if model is None or not self._has_shape_of(model):
             return wanted
         if wanted.dims is None and model.dims is not None:
-            wanted = replace(wanted, dims=self.result_of(model.dims, (None,) * len(lengths)))
-        chunks = self.result_of(self.unit, lengths)
-        if wanted.chunks is None and wanted.blocks is None and math.prod(chunks) * dtype.itemsize >= _SMALL_NBYTES:
-            wanted = replace(wanted, chunks=chunks)
+            dims = self.result_of(model.dims, (None,) * len(lengths))
+            wanted = replace(wanted, dims=dims)
+        if wanted.chunks is None and wanted.blocks is None:
+            chunks = self.result_of(self.unit, lengths)
+            nbytes = math.prod(chunks) * dtype.itemsize
+            if nbytes >= _SMALL_NBYTES:
+                wanted = replace(wanted, chunks=chunks)
         return wanted
 
     def _has_shape_of(self, model: NDArray | View) -> bool:
@@ -251,9 +260,12 @@ class Work:
 
     def pieces(self, box: Box) -> list[Any]:
         """Read a piece of each array."""
-        whole = zip(box, self.shape, self.factors, strict=True)
-        source = tuple(slice(part.start * k, min(part.stop * k, n)) for part, n, k in whole)
-        return [_piece(each, source) for each in self.arrays]
+        source = []
+        for part, n, factor in zip(box, self.shape, self.factors, strict=True):
+            # The last block may be shorter than the others.
+            stop = min(part.stop * factor, n)
+            source.append(slice(part.start * factor, stop))
+        return [_piece(each, tuple(source)) for each in self.arrays]
 
     @property
     def _most(self) -> int:
@@ -282,15 +294,18 @@ class Work:
             extents = [part.stop - part.start for part in box]
             unit = [1 if axis in self.kept else extent for axis, extent in enumerate(extents)]
             for inner in boxes(extents, self._most, unit):
-                yield tuple(slice(a.start + b.start, a.start + b.stop) for a, b in zip(box, inner, strict=True))
+                pairs = zip(box, inner, strict=True)
+                yield tuple(slice(outer.start + i.start, outer.start + i.stop) for outer, i in pairs)
 
     def results(self, chunks: Sequence[int], executor: Executor | None) -> Iterator[tuple[Box, npt.NDArray[Any]]]:
         """Call the function with all pieces, and yield the results in order."""
         if executor is not None:
             return self._in_executor(self._cut(chunks), executor)
-        return threads.spread(
-            lambda box: (box, np.asarray(self.function(*self.pieces(box)))), self._cut(chunks), ahead=1
-        )
+
+        def call(box: Box) -> tuple[Box, npt.NDArray[Any]]:
+            return box, np.asarray(self.function(*self.pieces(box)))
+
+        return threads.spread(call, self._cut(chunks), ahead=1)
 
     def _in_executor(self, cut: Iterable[Box], executor: Executor) -> Iterator[tuple[Box, npt.NDArray[Any]]]:
         def begin(box: Box) -> tuple[Box, Future[Any]]:
@@ -317,9 +332,10 @@ class Work:
         check_plain(values)
         extents = [part.stop - part.start for part in box]
         expected = self.result_of(extents, ("any",) * len(self.added) if lengths is None else lengths)
-        fits = len(expected) == values.ndim and all(
-            wanted in ("any", actual) for wanted, actual in zip(expected, values.shape, strict=True)
-        )
+        fits = len(expected) == values.ndim
+        if fits:
+            pairs = zip(expected, values.shape, strict=True)
+            fits = all(wanted in ("any", actual) for wanted, actual in pairs)
         if not fits:
             raise ValueError(
                 f"expected a result of shape {expected} for a piece of {tuple(extents)}, found {values.shape}"

@@ -52,19 +52,27 @@ def group_chunks(
 
 def _steps(length: int, step: int) -> tuple[int, ...]:
     whole, rest = divmod(length, step)
-    return (step,) * whole + (rest,) * bool(rest) or (0,)
+    lengths = (step,) * whole
+    if rest:
+        lengths += (rest,)
+    return lengths or (0,)
 
 
 def _grow(units: Sequence[int], extents: Sequence[int], room: int) -> list[int]:
     """Multiply extents while the product stays within `room` and no extent exceeds what is needed."""
     sizes = list(units)
-    growing = {axis for axis, (size, extent) in enumerate(zip(sizes, extents, strict=True)) if size < extent}
+    growing = set()
+    for axis, (size, extent) in enumerate(zip(sizes, extents, strict=True)):
+        if size < extent:
+            growing.add(axis)
     while growing:
         # The shortest one, so that pieces get nearly isotropic; among equals the last, whose chunks are neighbours.
         axis = min(growing, key=lambda axis: (sizes[axis], -axis))
         unit = units[axis]
-        new = min(2 * sizes[axis], -(-extents[axis] // unit) * unit)
-        if math.prod(sizes) // sizes[axis] * min(new, extents[axis]) <= room:
+        most = -(-extents[axis] // unit) * unit
+        new = min(2 * sizes[axis], most)
+        others = math.prod(sizes) // sizes[axis]
+        if others * min(new, extents[axis]) <= room:
             sizes[axis] = new
         if sizes[axis] != new or new >= extents[axis]:
             growing.discard(axis)
@@ -89,8 +97,12 @@ def _align(lengths: tuple[int, ...], size: int, start: int) -> tuple[int, ...]:
         return (sum(lengths),)
     borders = list(accumulate(lengths, initial=start))
     last = borders[-1]
-    nearest = {(border + size // 2) // size * size for border in borders[1:-1]}
-    inner = sorted(border for border in nearest if start < border < last)
+    nearest = set()
+    for border in borders[1:-1]:
+        rounded = (border + size // 2) // size * size
+        if start < rounded < last:
+            nearest.add(rounded)
+    inner = sorted(nearest)
     return tuple(b - a for a, b in pairwise([start, *inner, last]))
 
 
@@ -102,7 +114,11 @@ def pieces(old: Cut, new: Cut) -> int:
     >>> pieces(((5, 5, 5),), ((4, 8, 3),))
     5
     """
-    return math.prod(len(_inner(a) | _inner(b)) + 1 for a, b in zip(old, new, strict=True))
+    count = 1
+    for a, b in zip(old, new, strict=True):
+        borders = _inner(a) | _inner(b)
+        count *= len(borders) + 1
+    return count
 
 
 def _inner(lengths: tuple[int, ...]) -> set[int]:
@@ -128,16 +144,25 @@ def dividing(cut: Cut, itemsize: int, access: Access | None = None) -> tuple[int
     extents = tuple(sum(lengths) for lengths in cut)
     if not all(extents):
         return None
-    whole = [not _inner(lengths) for lengths in cut]
-    steps = [math.gcd(*_inner(lengths)) or extent for lengths, extent in zip(cut, extents, strict=True)]
+    whole = []
+    steps = []
+    for lengths, extent in zip(cut, extents, strict=True):
+        borders = _inner(lengths)
+        whole.append(not borders)
+        steps.append(math.gcd(*borders) or extent)
     wanted, _ = automatic(extents, itemsize, access=access)
     chosen = _within(steps, wanted, whole)
-    fits = all(c * _SMALLEST_SHARE >= min(w, n) for c, w, n in zip(chosen, wanted, extents, strict=True))
+    axes = zip(chosen, wanted, extents, strict=True)
+    fits = all(length * _SMALLEST_SHARE >= min(ideal, n) for length, ideal, n in axes)
     if not fits:
         # Pieces that are flat, a step of time each, say: flat chunks are better than data that move between tasks.
-        chosen = _within(steps, automatic(steps, itemsize, chunks=f"{CHUNK_NBYTES}B", access=access)[0], whole)
-        fits = math.prod(chosen) * itemsize >= min(math.prod(extents) * itemsize, _SMALLEST_NBYTES)
-    return chosen if fits and math.prod(chosen) * itemsize <= _LARGEST_NBYTES else None
+        flat, _ = automatic(steps, itemsize, chunks=f"{CHUNK_NBYTES}B", access=access)
+        chosen = _within(steps, flat, whole)
+        least = min(math.prod(extents) * itemsize, _SMALLEST_NBYTES)
+        fits = math.prod(chosen) * itemsize >= least
+    if not fits or math.prod(chosen) * itemsize > _LARGEST_NBYTES:
+        return None
+    return chosen
 
 
 def regular(cut: Cut) -> tuple[int, ...] | None:
@@ -150,8 +175,10 @@ def regular(cut: Cut) -> tuple[int, ...] | None:
     >>> regular(((4, 2, 4),)) is None
     True
     """
-    is_regular = all(len({*lengths[:-1]}) <= 1 and lengths[-1] <= lengths[0] for lengths in cut)
-    return tuple(lengths[0] for lengths in cut) if is_regular else None
+    for lengths in cut:
+        if len({*lengths[:-1]}) > 1 or lengths[-1] > lengths[0]:
+            return None
+    return tuple(lengths[0] for lengths in cut)
 
 
 def joining(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
@@ -167,8 +194,10 @@ def joining(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
     True
     """
     pieces = regular(cut)
-    if pieces is not None and all(pieces) and math.prod(pieces) * itemsize <= _LARGEST_NBYTES:
-        return pieces
+    if pieces is not None and all(pieces):
+        nbytes = math.prod(pieces) * itemsize
+        if nbytes <= _LARGEST_NBYTES:
+            return pieces
     return dividing(cut, itemsize)
 
 
@@ -176,8 +205,13 @@ def _within(steps: Sequence[int], wanted: Sequence[int], whole: Sequence[bool]) 
     """Choose a divisor of each step, near the size wanted; where there is one piece only, any size divides it."""
     chosen = []
     for step, size, free in zip(steps, wanted, whole, strict=True):
-        divisor = min(step, size) if free or step <= size else _divisor(step, size)
-        chosen.append(divisor if free or divisor * _SMALLEST_SHARE >= min(size, step) else step)
+        if free or step <= size:
+            divisor = min(step, size)
+        else:
+            divisor = _divisor(step, size)
+        # A step without a useful divisor stays whole.
+        is_useful = free or divisor * _SMALLEST_SHARE >= min(size, step)
+        chosen.append(divisor if is_useful else step)
     return tuple(chosen)
 
 

@@ -165,11 +165,15 @@ def _each_box(verb: Verb, blocks: tuple[int, ...], items: Array) -> Array:
         return verb(items, tuple(along[0][1] for along in parts))
     result: Array | None = None
     for box in product(*parts):
-        values = verb(items[tuple(part for part, _, _ in box)], tuple(block for _, block, _ in box))
+        source, extents, target = zip(*box, strict=True)
+        values = verb(items[source], extents)
         if result is None:
-            result = np.empty([along[-1][2].stop for along in parts], values.dtype)
-        result[tuple(place for _, _, place in box)] = values
-    return np.empty(items.shape, items.dtype) if result is None else result
+            shape = [along[-1][2].stop for along in parts]
+            result = np.empty(shape, values.dtype)
+        result[target] = values
+    if result is None:
+        return np.empty(items.shape, items.dtype)
+    return result
 
 
 def _parts(n: int, block: int) -> Iterator[tuple[slice, int, slice]]:
@@ -183,10 +187,12 @@ def _parts(n: int, block: int) -> Iterator[tuple[slice, int, slice]]:
 
 def _call(function: Callable[..., Any], items: Array, blocks: tuple[int, ...]) -> Array:
     """Call a function that takes an array and a tuple of axes."""
-    pairs = [(n // block, block) for n, block in zip(items.shape, blocks, strict=True)]
-    return np.asarray(
-        function(items.reshape([n for pair in pairs for n in pair]), axis=tuple(range(1, 2 * items.ndim, 2)))
-    )
+    shape = []
+    for n, block in zip(items.shape, blocks, strict=True):
+        shape += [n // block, block]
+    # Every other axis runs inside a block.
+    inside = tuple(range(1, 2 * items.ndim, 2))
+    return np.asarray(function(items.reshape(shape), axis=inside))
 
 
 def _first(items: Array, blocks: tuple[int, ...]) -> Array:
@@ -228,24 +234,35 @@ def _mean(dtype: np.dtype[Any] | None, items: Array, blocks: tuple[int, ...]) ->
     kind = items.dtype if dtype is None else dtype
     if items.dtype.kind not in "biu":
         quotients = _fold(np.add, items, blocks, _wide(items.dtype)) / count
-        whole = np.asarray(0.5).astype(items.dtype).astype(float) != 0.5 if items.dtype.kind == "V" else False
-        return (np.rint(quotients) if whole else quotients).astype(items.dtype, copy=False)
+        if _holds_integers(items.dtype):
+            quotients = np.rint(quotients)
+        return quotients.astype(items.dtype, copy=False)
     if kind.kind not in "biu":
         return _fold(np.add, items, blocks, float) / count
     wide: type[np.integer[Any]] = np.uint64 if items.dtype == np.uint64 else np.int64
     if items.itemsize <= 2 and count < 2**15:
         wide = np.int32
     if items.itemsize < 8:
-        whole_part, rest = _divide(_fold(np.add, items, blocks, wide), wide(count))
+        total = _fold(np.add, items, blocks, wide)
+        whole_part, rest = _divide(total, wide(count))
     else:  # sums of such items may be too large for any integer
         parts, rests = _divide(items, wide(count))
         carried, rest = _divide(_fold(np.add, rests, blocks), wide(count))
         whole_part = _fold(np.add, parts, blocks) + carried
     # In integers, because floats know only 53 bits of a mean.
     # A half goes to the even neighbour: with an odd whole part, one more is as good as above the half.
-    upwards = rest > wide(count) - rest - (whole_part & wide(1))
+    is_odd = whole_part & wide(1)
+    upwards = rest > wide(count) - rest - is_odd
     means: Array = whole_part + upwards
     return means.astype(items.dtype)
+
+
+def _holds_integers(dtype: np.dtype[Any]) -> bool:
+    """Whether a type of another package, such as an integer of four bits, cannot hold a half."""
+    if dtype.kind != "V":
+        return False
+    half = np.asarray(0.5).astype(dtype)
+    return bool(half.astype(float) != 0.5)
 
 
 def _divide(items: Array, count: Any) -> tuple[Array, Array]:

@@ -64,7 +64,7 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
     Raises
     ------
     TypeError
-        There is something else than an array.
+        One of them is not an array.
     Exception
         What ``a[key]`` raises, for the first selection that fails.
 

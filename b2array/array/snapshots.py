@@ -269,7 +269,7 @@ def differences(handle: Handle, at: str, then: str | None) -> list[Box]:
 
 
 def differing(before: State, after: State) -> list[Box]:
-    """Return the boxes of items in which two states of an array may differ; their indexes are compared, not the items.
+    """Compare the indexes of two states of an array; return the boxes of items in which they may differ.
 
     The boxes are whole chunks, cut off where the larger of both shapes ends, and do not overlap.
     """

@@ -66,7 +66,7 @@ class Jpeg2000(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         start = data.find(_START)
         if start < 0 or len(data) < start + _SIZ.size:
             raise FormatError("expected a codestream of JPEG 2000, found none")
-        # The decoder allocates what the stream claims, so the claim is checked first; and it gets the same stream.
+        # The decoder allocates what the stream claims, so the claim is checked first, on the same bytes.
         _, _, width, height, left, top, *_, ncomponents = _SIZ.unpack_from(data, start)
         nsamples = max(0, width - left) * max(0, height - top) * ncomponents
         if nsamples * self._typesize != self._nbytes:

@@ -239,7 +239,7 @@ def _kept_young(point: ForkPoint) -> Callable[[], object]:
 
 
 def begin(point: ForkPoint, name: bytes, region: Part | None = None) -> Draft:
-    """Return the draft of a fork with this name. Forks for parts of a `region` take few numbers of files."""
+    """Return the draft of a fork with this name. Forks for parts of a `region` need few file numbers."""
     change = point.change
     new = None if change.new is None else change.new.state
     draft = Draft(point.store, point.base, new, is_same=True, staging=_staging_of(point, region))

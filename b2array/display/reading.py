@@ -133,7 +133,7 @@ def explain(
     share = min(1.0, nbytes / source.frame.cbytes) if source.frame.cbytes else 0.0
     drawn = touched if blocks <= _MOST_BLOCKS else around
     slices = [each for each in positions if isinstance(each, slice)]
-    # Blocks that index arrays touch are not counted by other shapes; nor do chunks without data need any.
+    # Advice is about slices that read something: it cannot count the blocks that index arrays touch.
     hint = ""
     if axes is None and len(slices) == layout.ndim and requests + cached:
         hint = advice(layout, slices)

@@ -47,7 +47,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
         try:
             yield _hierarchy(file, wanted, place)
         finally:
-            # Errors under way may refer to frames with items of the file; then the system unmaps it later.
+            # An error may refer to items of the file through its traceback; then the system unmaps it later.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
                 file.close()

@@ -222,7 +222,7 @@ def _verify(
     fingerprint_type: int,
     stored: bytes,
 ) -> tuple[Header, int]:
-    """Compare a frame with its fingerprint. Return the header that counts, and the type of the fingerprint."""
+    """Compare a frame with its fingerprint. Return the valid header, and the type of the fingerprint."""
     if fingerprint_type == FINGERPRINT_128:
         now = bytes(header[: head.header_len])
         computed = fingerprint.fingerprint(now, tail)

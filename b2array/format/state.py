@@ -73,7 +73,7 @@ class State:
 
     @property
     def annotations(self) -> Annotations:
-        """What b2array added; empty if there is nothing, or nothing that can be understood."""
+        """The annotations of b2array; empty if there are none, or none that this version understands."""
         annotations = self._annotations
         if annotations is None:
             annotations = _annotations_of(self.frame)

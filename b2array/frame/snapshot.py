@@ -359,7 +359,7 @@ def _listed(held: Snapshot, *, bare: bool) -> Snapshot:
 def load_member(
     member: Member, manifest: Manifest, *, known: Snapshot | None = None, for_writing: bool = False
 ) -> Snapshot:
-    """Return the state of a member that a manifest lists; the `known` one if that is it.
+    """Return the state of a member that a manifest lists, which may be the `known` one.
 
     `for_writing` reads the published index, if that is the listed state: then the next commit knows its version.
 

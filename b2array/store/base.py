@@ -346,7 +346,7 @@ class Store(ABC):
     ) -> Stamp:
         """Rename the file at `path`, from `temporary`, to the object `name`.
 
-        With `exclusive`, only if there is no such object. ConflictError says that it is not the `expected` version.
+        With `exclusive`, only if there is no such object. ConflictError if it is not the `expected` version.
         """
         raise UnsupportedError(f"{self.url} takes no files")
 

@@ -99,7 +99,7 @@ class _File:
         return _local_stamp(os.fstat(self.fd))
 
     def require(self, expected: Version) -> None:
-        """Raise ConflictError unless this is the file of that version: later commits append to it, patch its header.
+        """Raise ConflictError unless this is the file of that version, to which later commits append.
 
         FormatError says that the file was cut off.
         """
@@ -548,7 +548,7 @@ class LocalStore(Store):
         try:
             with self._open_to_write(name, offset) as file:
                 if os.fstat(file.fileno()).st_size > offset:
-                    # Only after earlier writes may the bytes that are cut off be superfluous.
+                    # The bytes that are cut off may still be needed until earlier writes are on the disk.
                     disk.flush(file, "ordered", "full")
                 file.truncate(offset)
                 cut = True

@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; see `b2array.__main__.main`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names and drawings have characters that not all have
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every encoding has the characters of names and drawings
     with warnings.catch_warnings():
         setattr(warnings, "showwarning", _warn)  # noqa: B010 - a simpler signature does
         warnings.simplefilter("always", UserWarning)

@@ -59,8 +59,8 @@ def main(steps: int = 160, side: int = 384) -> None:
 def ripples(steps: int, side: int) -> Field:
     """Simulate the surface of a square pond into which three pebbles fall.
 
-    Return its height in multiples of 2**-14, as an instrument would measure it. Between two steps that are recorded the
-    simulation makes two.
+    Return its height in multiples of 2**-14, as an instrument would measure it. The simulation makes two steps for each
+    recorded one.
 
     Examples
     --------
