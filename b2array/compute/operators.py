@@ -21,6 +21,14 @@ __all__ = ["Operators", "free_nbytes"]
 
 Binary = Callable[[Any, Any], Any]
 
+_NEIGHBOURS = {
+    "cdata_shape": ": a.info shows the grid of chunks",
+    "coarsen": ": b2array.downsample(a, factors) makes one item of each block of items",
+    "path": ": a.url is its place",
+    "update_attributes": ": a.attrs.update(...) sets attributes in one commit",
+}
+"""What arrays of zarr and xarray have, and what to write instead."""
+
 
 def _methods(verb: Binary) -> tuple[Binary, Binary, Binary]:
     """Return the methods of an operator with the array on the left, on the right, and in place."""
@@ -149,7 +157,7 @@ class Operators:
         def __getattr__(self, name: str) -> NoReturn:
             """Name the way to what NumPy's arrays have, and these have not."""
             kind = type(self).__name__
-            hint = ""
+            hint = _NEIGHBOURS.get(name, "")
             if not name.startswith("_") and hasattr(np.ndarray, name):
                 hint = ": a[...] reads the items as a NumPy array, which has it; a.to_dask() computes in pieces"
             raise AttributeError(f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=self)

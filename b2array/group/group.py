@@ -70,6 +70,7 @@ _NEIGHBOURS: Final = {
     ),
     **dict.fromkeys(("require", "require_dataset"), ": see require_array and require_group"),
     **dict.fromkeys(("rename", "rename_group"), ": group.move(old, new) gives a member another name"),
+    "update_attributes": ": group.attrs.update(...) sets attributes in one commit",
     **dict.fromkeys(("array_keys",), ": group.arrays() is a dictionary, see its keys"),
     **dict.fromkeys(("group_keys",), ": group.groups() is a dictionary, see its keys"),
     **dict.fromkeys(("visit", "visititems", "members"), ": group.walk() yields names and members"),

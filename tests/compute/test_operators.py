@@ -193,3 +193,12 @@ def test_methods_that_only_numpys_arrays_have_are_answered_with_a_way():
     with pytest.raises(AttributeError, match=r"^'NDArray' object has no attribute 'sorted'$"):
         _ = a.sorted
     assert not hasattr(a, "__array_interface__")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("coarsen", r"b2array\.downsample"), ("path", r"a\.url"), ("update_attributes", r"attrs\.update")],
+)
+def test_arrays_answer_the_words_of_other_libraries(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}': .*{hint}"):
+        getattr(b2array.zeros(3), name)

@@ -1771,7 +1771,11 @@ def test_members_come_as_dictionaries_and_other_words_are_answered():
     group["x"], group["inner/y"] = [1], [2]
     assert [(name, array[0]) for name, array in group.arrays().items()] == [("x", 1)]
     assert [*group.groups()] == ["inner"]
-    for name, hint in {"rename": "group.move", "array_keys": "group.arrays()"}.items():
+    for name, hint in {
+        "rename": "group.move",
+        "array_keys": "group.arrays()",
+        "update_attributes": "group.attrs.update",
+    }.items():
         with pytest.raises(AttributeError, match=re.escape(hint)):
             getattr(group, name)
 
