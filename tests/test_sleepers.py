@@ -136,9 +136,10 @@ def test_an_array_that_a_group_adopts_meanwhile_is_replaced_through_the_group(
 
     options = sleeps("PUT .*/e.b2nd(/chunks.b2frame)?$", adopt)
     b2array.asarray(data, url=url, chunks=(1, 100), layout=layout, overwrite=True, storage_options=options)
-    shown = b2array.open_group(root, storage_options=s3_options)["e"]
-    assert (shown[...] == data).all()
-    assert (b2array.open(url, storage_options=s3_options)[...] == data).all()
+    shown = b2array.open_group(root, storage_options=s3_options)["e"][...]
+    assert (shown[1:] == data[1:]).all()
+    assert (shown[0] == 7).all() or (shown[0] == 5).all()  # who commits to the group first comes first
+    assert (b2array.open(url, storage_options=s3_options)[...] == shown).all()
 
 
 def test_a_member_is_made_where_a_leftover_goes_at_that_moment(group, s3_options, sleeps) -> None:
