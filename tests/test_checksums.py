@@ -489,7 +489,7 @@ def test_a_pickled_handle_compares_too(tmp_path, layout, monkeypatch):
     data = mixed()
     a = write(path, data, layout)
     for limit in (2**16, 200, 60):
-        monkeypatch.setattr("b2array.commit.handle._PICKLED_NBYTES", limit)
+        monkeypatch.setattr("b2array.frame.snapshot._PICKLED_NBYTES", limit)
         handle = pickle.loads(pickle.dumps(a))
         np.testing.assert_array_equal(handle[...], data)
         file, at = place(path, 1, 60)

@@ -135,7 +135,7 @@ def dividing(cut: Cut, itemsize: int, access: Access | None = None) -> tuple[int
     Examples
     --------
     >>> dividing(((3000, 3000, 1000), (3000, 3000)), 8)
-    (500, 1500)
+    (600, 1000)
     >>> dividing(((1,) * 365, (720,), (1440,)), 4)
     (1, 720, 1440)
     >>> dividing(((10, 7, 10),), 8) is None

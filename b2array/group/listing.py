@@ -46,7 +46,7 @@ def pack_members(members: Mapping[str, MemberState]) -> bytes:
     --------
     >>> packed = pack_members({"x": MemberState("x.b2nd", b"1")})
     >>> unpack_members(packed, packed[-16:])
-    {'x': State(path='x.b2nd', generation=b'1', sparse=False)}
+    {'x': MemberState(path='x.b2nd', generation=b'1', sparse=False)}
     """
     packed: bytes = msgpack.packb({"v": _VERSION, "members": {name: [*state] for name, state in members.items()}})
     return seal(packed)

@@ -486,7 +486,7 @@ def test_a_pickle_shows_its_state_while_others_go_on(tmp_path, layout):
 
 @LAYOUTS
 def test_a_large_pickle_leaves_out_what_only_writers_need(tmp_path, layout, monkeypatch):
-    monkeypatch.setattr("b2array.commit.handle._PICKLED_NBYTES", 10)
+    monkeypatch.setattr("b2array.frame.snapshot._PICKLED_NBYTES", 10)
     held = made(tmp_path / "a.b2frame", layout=layout)
     again = pickle.loads(pickle.dumps(held))
     again.update_data(1, data(8))
