@@ -49,10 +49,9 @@ from b2array.format import attributes, b2nd, dtypes, fingerprint, metalayers, su
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, pack_state, unpack_state
 from b2array.format.state import State
 from b2array.format.summary import Record
-from b2array.frame import snapshot
+from b2array.frame import listing, snapshot
 from b2array.frame.manifest import Entry, Manifest, Row
 from b2array.grid import layout
-from b2array.group import listing
 from b2array.store.memory import MemoryStore
 
 VALUES = np.arange(24 * 20, dtype="<i4").reshape(24, 20) ** 2 % 9973

@@ -34,7 +34,10 @@ __all__ = [
     "differences",
     "differing",
     "drop",
+    "give_checksums",
+    "go_back",
     "keep",
+    "lacks_checksums",
     "list_snapshots",
     "make_entry",
     "own_nbytes",
@@ -96,18 +99,9 @@ def check_snapshot_name(name: str) -> str:
     return name
 
 
-def keep(
-    handle: Handle,
-    name: str,
-    message: str,
-    attrs: Mapping[str, Any] | None,
-    *,
-    replace: bool,
-    group: bytes = b"",
-    when: float | None = None,
-) -> None:
+def keep(handle: Handle, name: str, message: str, attrs: Mapping[str, Any] | None, *, replace: bool) -> None:
     """Keep the state that a handle shows, or that its transaction makes, under a name."""
-    entry = make_entry(name, message, attrs, group=group, when=when)
+    entry = make_entry(name, message, attrs)
     handle.require_writable()
     seen = handle.generation
 
@@ -118,8 +112,8 @@ def keep(
                     f"{handle.url} was changed by another writer; call refresh() and repeat the snapshot"
                 )
             draft.refuse_in_fork(_OF_TRANSACTION)
-            _free_name(draft, name, replace=replace, group=group)
-            _give_checksums(draft)
+            _free_name(draft, name, replace=replace)
+            give_checksums(draft)
             draft.delta.keep(Keep(entry))
 
 
@@ -139,32 +133,28 @@ def make_entry(
     return Kept(name, time.time() if when is None else when, message, packed, group=group)
 
 
-def _free_name(draft: Draft, name: str, *, replace: bool, group: bytes) -> None:
+def _free_name(draft: Draft, name: str, *, replace: bool) -> None:
     entry = _entries(draft).get(name)
     if entry is not None:
         if not replace:
             raise FileExistsError(f"{draft.url} has a snapshot {name!r}; replace=True replaces it")
-        _refuse_of_group(draft, entry, group)
         draft.delta.drop(name)
     if name in (each.entry.name for each in draft.delta.keeps):
         raise FileExistsError(f"{draft.url}: the transaction makes a snapshot {name!r} already")
 
 
 def _entries(draft: Draft) -> dict[str, Kept]:
-    """Return the snapshots of the base by name, without the ones that the draft drops."""
-    ledger = ledger_of(draft.state)
-    return {entry.name: entry for entry in ledger.entries if entry.name not in draft.delta.drops}
+    """Return the snapshots of the base alone by name, without the ones that the draft drops."""
+    entries = ledger_of(draft.state).without(draft.delta.drops).entries
+    return {entry.name: entry for entry in entries if not entry.group}
 
 
-def _refuse_of_group(draft: Draft, entry: Kept, group: bytes) -> None:
-    if entry.group and entry.group != group:
-        raise ValueError(
-            f"{draft.url}: {entry.name!r} is a snapshot of the group; drop it there. A file that was taken from its"
-            " group keeps it: b2array.copy leaves it out"
-        )
+def lacks_checksums(held: Snapshot) -> bool:
+    """Whether other software wrote the frame, or chunks of it have no checksums."""
+    return not held.frame.is_ours or bool(((held.frame.offsets >= 0) & (held.state.records == 0)).any())
 
 
-def _give_checksums(draft: Draft) -> None:
+def give_checksums(draft: Draft) -> None:
     """Write chunks again that have no checksums: otherwise nobody sees if other software writes over them."""
     draft.flush()
     state = draft.state
@@ -174,7 +164,7 @@ def _give_checksums(draft: Draft) -> None:
         draft.set_chunk(n, draft.store_stored(n, bytes(stored.region)))
 
 
-def drop(handle: Handle, name: str, *, group: bytes = b"") -> None:
+def drop(handle: Handle, name: str) -> None:
     """Drop a snapshot."""
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
@@ -182,7 +172,6 @@ def drop(handle: Handle, name: str, *, group: bytes = b"") -> None:
             entry = _entries(draft).get(name)
             if entry is None:
                 raise unknown_name(draft.url, name, _entries(draft))
-            _refuse_of_group(draft, entry, group)
             draft.delta.drop(name)
 
 
@@ -196,12 +185,20 @@ def restore(handle: Handle, name: str) -> None:
             edits.go_back(draft, kept.opened(draft.base, name, deep=True).state)
 
 
+def go_back(handle: Handle, earlier: Snapshot) -> None:
+    """Let a transaction go back to an earlier state of the frame that it began with."""
+    for attempt in handle.attempts(anywhere=True):
+        with attempt as draft:
+            draft.refuse_in_fork(_OF_TRANSACTION)
+            edits.go_back(draft, earlier.state)
+
+
 def list_snapshots(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
     """List the snapshots, the oldest first. If they are `alone`, the present state of the frame counts for nothing."""
 
     def task(_: object) -> tuple[SnapshotInfo, ...]:
         revision = handle.snapshot
-        entries = ledger_in(revision).entries
+        entries = [entry for entry in ledger_in(revision).entries if alone or not entry.group]
         states, errors = _readable(revision, entries)
         own = own_nbytes([*states.values()] if alone else [*states.values(), revision.state])
         alone_nbytes = dict(zip(states, own, strict=False))

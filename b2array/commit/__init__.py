@@ -32,6 +32,7 @@ resize         resize, append, insert, delete along an axis
 staging        new chunks, where no index refers to them yet
 draft          `Draft`: changes on top of a snapshot, as they collect: a state, and its `Delta` to the base
 changes        `ChangeSet`: the same as a value; `applied`, `rebased`, `merged` (no I/O)
+pins           what snapshots of local groups need of a frame, and the locks of those who would destroy it
 plan           `plan`: every decision of a commit (no I/O)
 prepare        what a commit makes before its last step: the plan, objects, copies of chunks
 one            one frame: `commit`, `publish`, and `stage` for a group

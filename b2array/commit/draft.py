@@ -22,6 +22,7 @@ from b2array.codec.header import ChunkHeader, Special
 from b2array.commit.changes import ChangeSet, Keep, New, applied, changeable, rebased, reindexed
 from b2array.commit.fork_point import ForkPoint, Forks
 from b2array.commit.open_chunk import OpenChunk, Undo, WriteBuffer
+from b2array.commit.pins import may_destroy, pinned_places, pins_of
 from b2array.commit.staging import Made, Staging
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import frame, index
@@ -615,7 +616,9 @@ def withdraw(store: Store, made: Made) -> None:
     """Remove the files that a transaction has made and that no commit needs, as far as possible."""
     if made.is_needed or not store.can.lock or not made.rows().size:
         return
-    with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
+    with suppress(OSError, B2ArrayError), may_destroy(store) as is_alone:  # what stays behind disturbs no reader
+        if not is_alone:
+            return
         try:
             current = load(store)
         except FileNotFoundError:
@@ -623,7 +626,8 @@ def withdraw(store: Store, made: Made) -> None:
         else:
             # An interrupted commit may have happened all the same, and others may have gone on from it.
             states = kept_states(current, ledger_in(current).entries)
-            needed = np.concatenate([state.frame.offsets for state in (current, *states)])
+            pinned = pinned_places(current, pins_of(store))
+            needed = np.concatenate([pinned, *(state.frame.offsets for state in (current, *states))])
         store.withdraw(made.unused(needed))
 
 

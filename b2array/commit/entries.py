@@ -45,6 +45,10 @@ _MOST_DESCRIBED = 1000
 """In a larger local group only `Group.consolidate` writes summaries."""
 
 
+Edit = Callable[[Manifest, Manifest, Mapping[str, Frame], Callable[[str], None]], Manifest]
+"""How a commit changes the manifest besides its log: see `commit_entries`."""
+
+
 class LocalGroup(Protocol):
     """What a commit needs of a group in a local directory."""
 
@@ -126,6 +130,8 @@ class GroupChange:
         The states of members that go which were copied to a new name.
     read : dict of str to str
         The states of members that were opened to read or change them.
+    same : list of str
+        The paths of members that a new snapshot names, and that the commit does not write.
     outcome : {"open", "committed", "unknown"}
         Whether the commit has happened. If nobody can tell, everything stays where it is.
     """
@@ -137,6 +143,7 @@ class GroupChange:
     removed: dict[str, str] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
     read: dict[str, str] = field(default_factory=dict)
+    same: list[str] = field(default_factory=list)
     outcome: Literal["open", "committed", "unknown"] = "open"
 
     def written(self) -> dict[str, MemberChange]:
@@ -183,7 +190,7 @@ def commit_entries(
     change: GroupChange,
     *,
     require: Callable[[Manifest], None],
-    edit: Callable[[Manifest, Manifest, Mapping[str, Frame]], Manifest],
+    edit: Edit,
     show: Callable[[Manifest], Mapping[str, str]],
 ) -> tuple[Manifest, Manifest | None]:
     """Commit changes of members, new members and deletions.
@@ -199,8 +206,9 @@ def commit_entries(
     require : callable
         Called with the manifest before each attempt; raises ConflictError if the changes do not fit any more.
     edit : callable
-        Called with the manifest before, the manifest to come and the new states of members by their paths; returns the
-        second one, changed in what else it says, for example about snapshots.
+        Called with the manifest before, the manifest to come, the new states of members by their paths, and a function
+        that locks another member for the rest of the attempt. Returns the second manifest, changed in what else it
+        says, for example about snapshots.
     show : callable
         Lets the handle of the group show what a manifest lists; returns the paths of the members by their names.
 
@@ -218,7 +226,7 @@ def commit_entries(
         with group.store.lock(MANIFEST):
             try:
                 attempt = _begin(group, change, written, locks)
-                if _commit(group, change, attempt, require, edit):
+                if _commit(group, change, attempt, locks, require, edit):
                     _finish(group, change, attempt, show)
                     return attempt.before, attempt.tried
             finally:
@@ -257,9 +265,13 @@ def _begin(
     read = {path for path in change.only_read(written) if not is_embedded(path)}
     attempt.locked += sorted(old | read | {*change.moved})
     for path in attempt.locked:
-        locks.append(_lock_of(group, path, change.members.get(path)))
-        locks[-1].__enter__()
+        _lock(group, change, path, locks)
     return attempt
+
+
+def _lock(group: LocalGroup, change: GroupChange, path: str, locks: list[AbstractContextManager[object]]) -> None:
+    locks.append(_lock_of(group, path, change.members.get(path)))
+    locks[-1].__enter__()
 
 
 def _lock_of(group: LocalGroup, path: str, member: MemberChange | None) -> AbstractContextManager[object]:
@@ -274,10 +286,16 @@ def _commit(
     group: LocalGroup,
     change: GroupChange,
     attempt: _Attempt,
+    locks: list[AbstractContextManager[object]],
     require: Callable[[Manifest], None],
-    edit: Callable[[Manifest, Manifest, Mapping[str, Frame]], Manifest],
+    edit: Edit,
 ) -> bool:
     """Stage everything, and take the step that commits it; return False if another writer was faster."""
+
+    def lock(path: str) -> None:
+        if path not in attempt.locked:
+            _lock(group, change, path, locks)
+
     try:
         _check_copied(group, change)
         _check_read(group, change, attempt.written)
@@ -287,7 +305,7 @@ def _commit(
                 _stage(group, change, attempt, path)
         _stage_deletions(group, change, attempt)
         after = _manifest_after(change, attempt)
-        edited = edit(attempt.before, after, attempt.frames)
+        edited = edit(attempt.before, after, attempt.frames, lock)
         # The one step that applies a single change is atomic by itself.
         if edited is after and not change.marked and len(attempt.log) == 1 and not attempt.before.summaries:
             _take_only_step(group, attempt)

@@ -18,7 +18,15 @@ from b2array.commit.draft import Draft, abandoned, warn_of_forgotten
 from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
 from b2array.commit.open_chunk import WriteBuffer
-from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError, prefix_error
+from b2array.errors import (
+    B2ArrayError,
+    ConflictError,
+    FormatError,
+    ReadOnlyError,
+    SnapshotLostError,
+    UnsupportedError,
+    prefix_error,
+)
 from b2array.format.b2nd import CACHE
 from b2array.format.frame import Frame
 from b2array.format.summary import Summary
@@ -162,11 +170,10 @@ class Handle:
                 if source is self._draft and _catch_up(self._draft):
                     return source
                 if isinstance(source, Snapshot) and source.again is not None:
-                    with suppress(OSError, B2ArrayError):
-                        current = reload(source)
-                        if current.again is None and current.generation == source.generation:
-                            self._show(current, self._draft)  # it was carried out, perhaps to another place
-                            return current
+                    current = _moved(source, error)
+                    if current is not None:
+                        self._show(current, self._draft)
+                        return current
         _explain(source, error)
         try:
             raise error
@@ -445,6 +452,21 @@ def _catch_up(draft: Draft) -> bool:
 def _identity(source: Source) -> object:
     """Tell a source from others. Each use of a `Following` cursor makes a new snapshot, mostly of the same state."""
     return (source.generation, source.version) if isinstance(source, Snapshot) else id(source)
+
+
+def _moved(source: Snapshot, error: Exception) -> Snapshot | None:
+    """Return the same state from another place, where a commit of its group has put it; None if that has not happened.
+
+    SnapshotLostError: other software has overwritten it.
+    """
+    try:
+        current = reload(source)
+    except SnapshotLostError as lost:
+        raise lost from error
+    except (OSError, B2ArrayError):
+        return None
+    is_elsewhere = current.again is None or (current.url, current.at) != (source.url, source.at)
+    return current if is_elsewhere and current.generation == source.generation else None
 
 
 def _explain(source: Source, error: B2ArrayError | OSError) -> None:

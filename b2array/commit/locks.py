@@ -82,7 +82,7 @@ def _once_nothing_waits(
 
 def _apply(group: str, path: str, entry: Entry) -> None:
     store = LocalStore(group)
-    with store.lock(MANIFEST):
+    with nullcontext() if store.holds_lock() else store.lock(MANIFEST):
         apply_entry(store.below, path, entry)
 
 

@@ -8,23 +8,37 @@ the answer of a server is lost; then nothing is cleaned up, because the store ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
+from typing import NamedTuple
 
 from b2array.buffers import Buffer
 from b2array.commit.draft import Draft, discard
 from b2array.commit.locks import makers_lock, writers_lock
 from b2array.commit.many import commit_member
+from b2array.commit.pins import identities_of, manifests_lock, may_destroy, pinned_states, pins_of, unpinned
 from b2array.commit.plan import CommitStep, Plan
 from b2array.commit.prepare import make_objects, pieces, planned, require_files, whole
-from b2array.errors import B2ArrayError, ConflictError, FormatError, SnapshotLostError, warn
+from b2array.errors import (
+    B2ArrayError,
+    ConflictError,
+    FormatError,
+    LimitError,
+    SnapshotLostError,
+    UnsupportedError,
+    warn,
+)
 from b2array.format import index
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
+from b2array.format.kept import Kept
 from b2array.frame.snapshot import Snapshot, frame_in, load_published, reload
-from b2array.store.base import MISSING, Version, attempts, durability, may_still_happen, too_many_conflicts
+from b2array.store.base import MISSING, Version, attempts, durability, may_still_happen, pause, too_many_conflicts
+from b2array.store.locks import holds_locks
 from b2array.store.spans import Span
 
 __all__ = ["commit", "frame_lock", "stage"]
@@ -140,8 +154,12 @@ def _remove_old(draft: Draft, made: Snapshot) -> None:
 
 def _change(draft: Draft) -> Snapshot:
     """Put the changes on top of the newest state, and publish that; again if others were faster."""
-    for _ in attempts(draft.store):
-        with frame_lock(draft):
+    waits = False
+    for attempt in attempts(draft.store):
+        may_wait = waits and not holds_locks()  # whoever holds the manifest's lock may wait for one of this thread
+        if waits and not may_wait:
+            time.sleep(pause(attempt))
+        with manifests_lock(draft.store) if may_wait else nullcontext(), frame_lock(draft):
             current = _newest(draft)
             if current.member is not None:  # a group has adopted the frame since it was opened
                 return commit_member(draft)
@@ -149,7 +167,10 @@ def _change(draft: Draft) -> Snapshot:
             if made.step == CommitStep.COMPACT and not draft.store.can.append:
                 warn(f"{draft.url}: one file in this store is rewritten with every change")
             try:
-                return _carry_out(made, draft, current)
+                with _keeping_pins(made, draft, current) as kept:
+                    if kept is not None:
+                        return _carry_out(kept, draft, current)
+                waits = True
             except ConflictError:  # a store without locks compares while it writes
                 if reload(current).generation == current.generation:
                     raise
@@ -171,8 +192,58 @@ def frame_lock(draft: Draft) -> AbstractContextManager[object]:
         raise
 
 
-def _carry_out(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
-    return _compact(made, draft, current) if made.step == CommitStep.COMPACT else publish(made, draft, current)
+class _Kept(NamedTuple):
+    """A plan, and what a copy of the whole file has to keep for snapshots of groups, and need not keep any more."""
+
+    plan: Plan
+    pinned: Sequence[tuple[Kept, Snapshot]] = ()
+    unpinned: tuple[str, ...] = ()
+
+
+@contextmanager
+def _keeping_pins(made: Plan, draft: Draft, current: Snapshot) -> Iterator[_Kept | None]:
+    """Change a plan so that snapshots of groups lose nothing. No new ones are made during the block.
+
+    Yield None if the plan destroys something, and another writer or snapshot is at work.
+    """
+    if not (made.destroys and draft.store.can.local):
+        yield _Kept(made)
+        return
+    with may_destroy(draft.store) as is_alone:
+        pins, unreadable = [], None
+        try:
+            pins = pins_of(draft.store) if is_alone else []
+        except (FormatError, LimitError, UnsupportedError) as error:
+            unreadable = error
+        if is_alone and not (pins or unreadable):
+            yield _Kept(made, (), unpinned(current, (), identities_of(draft.store)))
+            return
+        other = planned(draft, current, pinned=True)
+        if not other.destroys:
+            if made.step == CommitStep.COMPACT and pins:
+                _warn_of_dead_space(draft.url)
+            yield _Kept(other)
+        elif unreadable is not None:
+            raise unreadable
+        elif not is_alone:
+            yield None
+        else:
+            stale = unpinned(current, pins, identities_of(draft.store))
+            yield _Kept(other, pinned_states(current, pins), stale)
+
+
+@lru_cache(maxsize=1024)
+def _warn_of_dead_space(url: str) -> None:
+    """Warn once of a file that grows."""
+    warn(
+        f"{url}: more than half of the file is dead space, and stays because the group has snapshots: b2array.repack"
+        " removes what they do not need"
+    )
+
+
+def _carry_out(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
+    intended = kept.plan
+    return _compact(kept, draft, current) if intended.step == CommitStep.COMPACT else publish(intended, draft, current)
 
 
 def stage(
@@ -189,21 +260,32 @@ def stage(
         current = None if draft.base is None else _newest(draft)
         if group_commit is not None:
             draft.annotate(group_commit=group_commit)
-        made = planned(draft, current)
-        require_files(made, draft)
+        intended = planned(draft, current)
+        require_files(intended, draft)
         try:
-            if made.step == CommitStep.COMPACT and current is not None:
-                return _stage_compacted(draft, current, put)
-            make_objects(made, draft)
-            if made.step == CommitStep.APPEND and current is not None:
-                _append(made, draft, current)
-                return made.require_state().frame, made.header
-            put(pieces(made, draft))
-            return made.require_state().frame, b""
+            if current is None:
+                return _stage(_Kept(intended), draft, None, put)
+            with _keeping_pins(intended, draft, current) as kept:
+                if kept is not None:
+                    return _stage(kept, draft, current, put)
         except ConflictError:
             if current is None or reload(current).generation == current.generation:
                 raise
     raise too_many_conflicts(draft.store)
+
+
+def _stage(
+    kept: _Kept, draft: Draft, current: Snapshot | None, put: Callable[[Iterable[Buffer]], object]
+) -> tuple[Frame, bytes]:
+    intended = kept.plan
+    if intended.step == CommitStep.COMPACT and current is not None:
+        return _stage_compacted(kept, draft, current, put)
+    make_objects(intended, draft)
+    if intended.step == CommitStep.APPEND and current is not None:
+        _append(intended, draft, current)
+        return intended.require_state().frame, intended.header
+    put(pieces(intended, draft))
+    return intended.require_state().frame, b""
 
 
 # Plans.
@@ -296,15 +378,15 @@ def _append(made: Plan, draft: Draft, current: Snapshot) -> None:
 # Copying chunks.
 
 
-def _compact(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
+def _compact(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
     """Replace the old file by one with every chunk, and without dead space."""
     try:
-        copy = whole(draft, current)
+        copy = whole(draft, current, kept.pinned, kept.unpinned)
     except (FormatError, SnapshotLostError):
-        if made.otherwise is None:
+        if kept.plan.otherwise is None:
             raise
         # A chunk that cannot be read is no reason to refuse the others.
-        return publish(made.otherwise, draft, current)
+        return publish(kept.plan.otherwise, draft, current)
     try:
         return publish(planned(copy, None), copy, None)
     finally:
@@ -312,8 +394,10 @@ def _compact(made: Plan, draft: Draft, current: Snapshot) -> Snapshot:
         copy.abort()
 
 
-def _stage_compacted(draft: Draft, current: Snapshot, put: Callable[[Iterable[Buffer]], object]) -> tuple[Frame, bytes]:
-    copy = whole(draft, current)
+def _stage_compacted(
+    kept: _Kept, draft: Draft, current: Snapshot, put: Callable[[Iterable[Buffer]], object]
+) -> tuple[Frame, bytes]:
+    copy = whole(draft, current, kept.pinned, kept.unpinned)
     try:
         made = planned(copy, None)
         put(pieces(made, copy))

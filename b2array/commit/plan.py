@@ -91,6 +91,8 @@ class Facts:
         them is lost, so that nobody can tell.
     salt : bytes
         Random bytes, which tell this commit from an equal one.
+    pinned : bool
+        Whether the file stays for as long as it can: snapshots of a group need bytes of it.
     """
 
     url: str
@@ -101,6 +103,7 @@ class Facts:
     unnoted: Mapping[int, int] = field(default_factory=dict)
     kept: tuple[State, ...] | None = ()
     salt: bytes = b""
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +139,11 @@ class Plan:
     objects: Mapping[str, bytes] = field(default_factory=dict)
     otherwise: Self | None = None
 
+    @property
+    def destroys(self) -> bool:
+        """Whether bytes of the present file go, which snapshots of a group may need."""
+        return self.step in (CommitStep.COMPACT, CommitStep.REPLACE_FILE)
+
     def require_state(self) -> State:
         """Return the next state; ValueError if it is not known yet."""
         if self.state is None:
@@ -152,15 +160,16 @@ def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
     if not facts.appendable:
         return Plan(CommitStep.COMPACT)
     # If all chunks are new, write them once, and not a second time after the old ones.
-    all_new = change.numbers.size == current.frame.nchunks and not change.is_structural
-    keeps_others = bool(current.state.annotations.kept)
+    all_new = change.numbers.size == current.frame.nchunks and not (change.is_structural or (change.codes >= 0).any())
+    keeps_others = facts.pinned or bool(current.state.annotations.kept)
     if all_new and not keeps_others and facts.header_room == len(current.header):
         made = _packed(change, current, facts, CommitStep.REPLACE_FILE)
     else:
         made = _packed(change, current, facts, CommitStep.APPEND)
         if change.compacts or not _fits(current, made):
             return Plan(CommitStep.COMPACT)
-    return Plan(CommitStep.COMPACT, otherwise=made) if _is_mostly_dead(made.require_state()) else made
+    is_rewritten = not facts.pinned and _is_mostly_dead(made.require_state())
+    return Plan(CommitStep.COMPACT, otherwise=made) if is_rewritten else made
 
 
 def _fits(current: Snapshot, made: Plan) -> bool:
@@ -225,6 +234,8 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Com
         next=change.next if is_sparse else state.annotations.next,
         kept=kept.ledger,
     )
+    if current is not None and not current.frame.is_ours:
+        annotations = replace(annotations, takeovers=annotations.takeovers + 1)
     if current is None or not current.frame.is_ours or change.numbers.size or change.is_structural:
         annotations = replace(annotations, sizes=pack_fitting_sizes(state.sizes), records=pack_records(state.records))
     if not facts.locks:
@@ -355,12 +366,12 @@ def _require_room(change: ChangeSet, current: Snapshot | None, made: State, fact
     if made.frame.frame_type == FrameType.SPARSE or made.frame.nchunks:
         return
     entries = () if current is None else ledger_of(current.state).without(change.drops).entries
-    names = [entry.name for entry in entries if not entry.packed]
-    names += [keep.entry.name for keep in change.keeps if keep.state is not None and keep.state.frame.nchunks]
+    names = [entry.title for entry in entries if not entry.packed]
+    names += [keep.entry.title for keep in change.keeps if keep.state is not None and keep.state.frame.nchunks]
     if names:
         raise LimitError(
-            f"{facts.url}: a file without chunks has no room for those of the snapshots {names}; drop them, keep some "
-            "items, or copy the array with layout='sparse'"
+            f"{facts.url}: a file without chunks has no room for those of the snapshots [{', '.join(names)}]; drop"
+            " them, keep some items, or copy the array with layout='sparse'"
         )
 
 

@@ -23,9 +23,8 @@ from b2array.errors import FormatError, SnapshotLostError, prefix_error, prefix_
 from b2array.format import index
 from b2array.format.annotations import LAYER, Annotations
 from b2array.format.foreign_indexes import with_stale_indexes
-from b2array.format.frame import Frame
 from b2array.format.header import FrameType
-from b2array.format.kept import ledger_of
+from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import State
 from b2array.frame.fetch import each_chunk
 from b2array.frame.kept import require_intact
@@ -39,15 +38,15 @@ __all__ = ["copied", "make_objects", "observe", "pieces", "planned", "require_fi
 _SALT_NBYTES = 16
 
 
-def planned(draft: Draft, current: Snapshot | None) -> Plan:
-    """Return how a draft's changes become the next state, on top of the current one."""
+def planned(draft: Draft, current: Snapshot | None, *, pinned: bool = False) -> Plan:
+    """Return how a draft's changes become the next state, on top of the current one; see `Facts` for `pinned`."""
     change = draft.freeze()
     if change.changes_values:
         refuse_columns(draft.destination.place)
-    return plan(change, current, observe(change, current, draft))
+    return plan(change, current, observe(change, current, draft, pinned=pinned))
 
 
-def observe(change: ChangeSet, current: Snapshot | None, draft: Draft) -> Facts:
+def observe(change: ChangeSet, current: Snapshot | None, draft: Draft, *, pinned: bool = False) -> Facts:
     """Find out what only the store and the staging area know."""
     store = draft.store
     return Facts(
@@ -59,6 +58,7 @@ def observe(change: ChangeSet, current: Snapshot | None, draft: Draft) -> Facts:
         unnoted=_file_sizes(store, unnoted(change, current)),
         kept=_staying(change, current),
         salt=os.urandom(_SALT_NBYTES),
+        pinned=pinned,
     )
 
 
@@ -106,9 +106,15 @@ def pieces(made: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buf
 # Copying chunks.
 
 
-def whole(draft: Draft, current: Snapshot) -> Draft:
-    """Copy all chunks for a new file in the place of the old one; it is the same frame."""
-    stay = ledger_of(current.state).without(draft.delta.drops).entries
+def whole(
+    draft: Draft, current: Snapshot, pinned: Sequence[tuple[Kept, Snapshot]] = (), unpinned: tuple[str, ...] = ()
+) -> Draft:
+    """Copy all chunks for a new file in the place of the old one; it is the same frame.
+
+    It keeps what the old one does, but for states that are `unpinned`, and the states that are `pinned`.
+    """
+    stay = ledger_of(current.state).without((*draft.delta.drops, *unpinned)).entries
+    kept = [*zip(stay, kept_states(current, stay), strict=True), *pinned]
     whole = copied(
         draft.reader(),
         draft.store,
@@ -116,7 +122,7 @@ def whole(draft: Draft, current: Snapshot) -> Draft:
         progress=draft.delta.compacts,
         replaces=current.version,
         is_same=True,
-        kept=[KeptState(*each) for each in zip(stay, kept_states(current, stay), strict=True)],
+        kept=[KeptState(*each) for each in kept],
     )
     for keep in draft.delta.keeps:
         whole.delta.keep(keep)
@@ -174,21 +180,22 @@ def copied(
             shown.advance()
         for n in lost:
             new.mark_lost(n)
-        _copy_kept(new, old.frame, kept)
+        _copy_kept(new, old, kept)
     except BaseException:
         new.abort()
         raise
     return new
 
 
-def _copy_kept(new: Draft, old: Frame, kept: Sequence[KeptState]) -> None:
+def _copy_kept(new: Draft, old: State, kept: Sequence[KeptState]) -> None:
     """Copy the states that a frame keeps. Chunks that are in several states are copied once.
 
     Where other software may have written over a chunk of a state, it is compared with the checksums that the state has.
     """
-    old_index, index_now, records_now = old.offsets, new.state.frame.offsets, new.state.records
+    old_index, index_now, records_now = old.frame.offsets, new.state.frame.offsets, new.state.records
     stored = np.flatnonzero(_is_stored(old_index)).tolist()
-    copies = {int(old_index[n]): (int(index_now[n]), int(records_now[n])) for n in stored}
+    # A place alone does not tell a chunk: other software may have written another one there.
+    copies = {(int(old_index[n]), int(old.records[n])): (int(index_now[n]), int(records_now[n])) for n in stored}
     for entry, held in kept:
         if held is None:
             new.delta.keep(Keep(entry))
@@ -197,17 +204,18 @@ def _copy_kept(new: Draft, old: Frame, kept: Sequence[KeptState]) -> None:
         lost = held.state.annotations.lost
         offsets[list(lost)] = index.special_offset(Special.ZEROS)  # nobody reads them
         wanted = np.flatnonzero(_is_stored(offsets)).tolist()
-        if entry.suspect or not old.is_ours:
+        if entry.suspect or not old.frame.is_ours:
             try:
                 require_intact(held, deep=True)
             except (FormatError, SnapshotLostError) as error:
                 raise prefix_error(f"{held.url}: the snapshot {entry.name!r} is damaged; drop it", error) from error
-        missing = [n for n in wanted if int(offsets[n]) not in copies]
+        keys = {n: (int(offsets[n]), int(records[n])) for n in wanted}
+        missing = [n for n in wanted if keys[n] not in copies]
         for n, each in zip(missing, each_chunk(held, missing), strict=True):
             staged = new.store_stored(n, bytes(each.region))
-            copies[int(offsets[n])] = staged.code, staged.record
+            copies[keys[n]] = staged.code, staged.record
         for n in wanted:
-            offsets[n], records[n] = copies[int(offsets[n])]
+            offsets[n], records[n] = copies[keys[n]]
         state = held.state.with_frame(offsets=offsets, frame_type=new.state.frame.frame_type)
         new.delta.keep(Keep(entry, state.with_tables(held.state.sizes, records)))
 

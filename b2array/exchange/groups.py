@@ -26,6 +26,7 @@ from b2array.commit.one import commit
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.exchange import formats
 from b2array.exchange.formats import ArraySource, Build, Building, Format, Hierarchy, Options, Piece, Storage
+from b2array.frame.listing import group_ledger
 from b2array.frame.manifest import ARRAY, ATTRS, EMBEDDED, OTHER, check_name, is_attrs
 from b2array.frame.places import ZIP
 from b2array.group import embedded, whole
@@ -36,7 +37,6 @@ from b2array.group.directory import NewFrame, copy_of
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.kept import earlier_states, moment
 from b2array.group.listed import AnyGroup, group_at
-from b2array.group.listing import group_ledger
 from b2array.group.unpacked import is_place, unpacked
 from b2array.store.atomic import AtomicFile, place_beside, require_free
 from b2array.store.local import LocalStore

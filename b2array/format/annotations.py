@@ -73,6 +73,7 @@ _FIELDS = {
     "deleted": "deleted",
     "kept": "kept",
     "floor": "floor",
+    "takeovers": "takeovers",
 }
 """The fields by their keys in the metalayer."""
 _MAPS = ("attrs", "cparams")
@@ -138,6 +139,9 @@ class Annotations:
         The ledger of kept states, as `b2array.format.kept` packs it.
     floor : int, optional
         Files of chunks with lower numbers may have been deleted since their numbers were used (in object stores).
+    takeovers : int
+        How many commits have gone on from a state by other software, which may have written over chunks of earlier
+        states.
     foreign : bool
         The metalayer has a later major version: nothing was read from it, and the frame must not be written.
 
@@ -168,6 +172,7 @@ class Annotations:
     identity: bytes | None = None
     kept: bytes | None = None
     floor: int | None = None
+    takeovers: int = 0
 
     def is_member(self, group: str, path: str) -> bool:
         """Whether the frame notes that it is at a path in the group of an identity."""
@@ -212,6 +217,7 @@ class Annotations:
             identity=packed.get("id") or None,
             kept=packed.get("kept") or None,
             floor=layer["floor"] if _is_number(layer.get("floor"), 0) else None,
+            takeovers=layer["takeovers"] if _is_number(layer.get("takeovers"), 0) else 0,
         )
 
     def pack(self) -> bytes:

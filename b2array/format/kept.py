@@ -41,6 +41,7 @@ __all__ = [
     "Ledger",
     "has_room",
     "ledger_of",
+    "name_for_group",
     "object_name",
     "pack_state",
     "seal",
@@ -112,6 +113,11 @@ class Kept:
     suspect: bool = False
     group: bytes = b""
     packed: bytes = b""
+
+    @property
+    def title(self) -> str:
+        """What messages call it: its name; the names of the group's snapshots that name it."""
+        return self.message if self.group and self.message else repr(self.name)
 
     def pack(self) -> list[Any]:
         """Return the entry as msgpack takes it."""
@@ -224,6 +230,11 @@ def ledger_of(state: State) -> Ledger:
 @lru_cache(maxsize=8)
 def _ledger(packed: bytes | None) -> Ledger:
     return Ledger.unpack(packed)
+
+
+def name_for_group(generation: bytes) -> str:
+    """Return the name, which no user can give, under which a frame keeps a state for snapshots of its group."""
+    return f"\x1f{generation.hex()}"
 
 
 def has_room(entries: Sequence[Kept], packed: bytes) -> bool:

@@ -10,6 +10,7 @@ catalog      reads manifests; `Catalog`, what this process last saw of one
 snapshot     `Snapshot`: one committed state in a store; `load`, `reload`, `load_member`
 log          local groups: what an entry of the manifest's log has still to do; reads members through it
 kept         a state that has kept its name, and is still there
+listing      the ledger of a group's snapshots, and the members of each
 fetch        chunks and blocks wanted -> bytes, compared with their checksums
 cache        decoded blocks that the process keeps
 read         blocks -> the items of a selection

@@ -64,6 +64,7 @@ __all__ = [
     "load_member",
     "load_published",
     "load_revision",
+    "lost_snapshot",
     "reload",
     "restore",
     "unchanged",
@@ -133,7 +134,7 @@ class Snapshot(Source):
         described = self.state.frame
         is_ours = described.is_ours
         expected = None if described.frame_type == FrameType.SPARSE else self.version
-        if expected is not None and self.store.can.local and is_ours:
+        if expected is not None and self.store.can.local and is_ours and not self._is_packed_elsewhere():
             expected = Version(expected.tag, expected.state, *self._last_bytes())
         object.__setattr__(self, "frame", described)
         object.__setattr__(self, "sparse", described.frame_type == FrameType.SPARSE)
@@ -148,6 +149,15 @@ class Snapshot(Source):
     def name(self) -> str:
         """The object that holds header, index and trailer."""
         return self.index or (FRAME_NAME if self.sparse else "")
+
+    def _is_packed_elsewhere(self) -> bool:
+        """Whether the frame has no bytes that tell of this state; `version` then has known ones of a later state."""
+        return self.at is not None and bool(self.at.packed)
+
+    @property
+    def expected(self) -> Version | None:
+        """The version of the file that reading requires."""
+        return self._expected
 
     def _last_bytes(self) -> tuple[bytes, int]:
         """Return the last bytes of this state, which no other file has there, and where they end."""
@@ -189,7 +199,7 @@ class Snapshot(Source):
         except (OSError, B2ArrayError):
             return None
         if self.at is not None and current.at is not None and current.at.suspect:
-            return _lost(self.url, self.at.name)
+            return lost_snapshot(self.url, self.at.title)
         same = (current.generation, current.at) == (self.generation, self.at)
         return None if same else stale_reader(self.url)
 
@@ -483,6 +493,11 @@ def reload(held: Snapshot, *, even_new: bool = False, carries_out: bool = False)
     """
     if held.member is not None:
         return _reloaded_member(held, held.member, even_new=even_new)
+    if held.at is not None and held.at.group:
+        if held.again is not None:
+            return held.again()  # the group knows where the state is now
+        if held.at.packed:
+            return held
     if held.header and held.frame.is_ours and held.again is None:
         head = unchanged(held.store, held.frame, held.header, held.start, held.index)
         if head is not None:
@@ -541,9 +556,10 @@ def unknown_name(url: str, name: str, names: Iterable[str]) -> KeyError:
     return KeyError(f"{url} has no snapshot {name!r}; it has {', '.join(map(repr, names)) or 'none'}")
 
 
-def _lost(url: str, name: str) -> SnapshotLostError:
+def lost_snapshot(url: str, title: str) -> SnapshotLostError:
+    """Return the error of a snapshot whose data other software has overwritten."""
     return SnapshotLostError(
-        f"{url}: other software has changed the frame since the snapshot {name!r} was made, and took data of it"
+        f"{url}: other software has changed the frame since the snapshot {title} was made, and took data of it"
     )
 
 
@@ -575,7 +591,7 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
         if stale is not None:  # the frame was deleted, or the state was dropped, since the frame was read
             raise stale from None
         if entry.suspect:
-            raise _lost(held.url, entry.name) from error
+            raise lost_snapshot(held.url, entry.title) from error
         raise FormatError(
             f"{held.url}: snapshot {entry.name!r}: expected its index of {entry.nbytes} bytes, found none"
         ) from error
@@ -585,7 +601,7 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
             state = unpack_state(known[entry], entry)
         except (FormatError, UnsupportedError) as error:
             if entry.suspect:
-                raise _lost(held.url, entry.name) from error
+                raise lost_snapshot(held.url, entry.title) from error
             raise prefix_error(f"{held.url}: snapshot {entry.name!r}", error) from error
         if state.frame.frame_type != held.frame.frame_type:
             raise prefix_error(f"{held.url}: snapshot {entry.name!r}", _wrong_kind(state.frame.frame_type))

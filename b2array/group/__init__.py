@@ -11,7 +11,6 @@ transaction  several members of a local group, one commit: prepare, replace the 
 rows         several members of a group in an object store, one commit: a write of the manifest
 snapshot_changes   the snapshots that a transaction makes, drops and copies
 kept         a group at one moment; frames that keep states of members that went
-listing      the ledger of a group's snapshots, and the members of each
 snapshots    snapshots of a group, as users see them; how two moments differ
 directory    members in a local directory
 listed       members in a prefix of an object store, which the manifest lists

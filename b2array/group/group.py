@@ -29,6 +29,7 @@ from b2array.commit.one import commit
 from b2array.display.tables import Block, count_text
 from b2array.errors import B2ArrayError, ConflictError, ReadOnlyError, warn
 from b2array.format.foreign import check_ending
+from b2array.frame.listing import group_ledger
 from b2array.frame.manifest import ARRAY, ATTRS, OTHER, Manifest, check_name, is_attrs, is_embedded
 from b2array.frame.places import group_of
 from b2array.group import embedded, snapshots, unpacked, whole
@@ -40,7 +41,6 @@ from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.fork import Changes, GroupFork
 from b2array.group.kept import Moment, moment
 from b2array.group.listed import AnyGroup, group_at
-from b2array.group.listing import group_ledger
 from b2array.group.members import Members, check_new
 from b2array.group.snapshots import GroupDiff
 from b2array.group.tables import Table, is_table
@@ -902,7 +902,7 @@ class Group(MutableMapping[str, Any]):
         Raises
         ------
         FileExistsError
-            There is a snapshot of this name, of the group or, in a local group, of a member alone.
+            The group has a snapshot of this name.
         ValueError
             This group is inside another one, whose snapshot has all of it.
         UnsupportedError

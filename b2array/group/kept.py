@@ -1,33 +1,38 @@
 """`Moment`, a group as it was at a snapshot; and what a snapshot of a local group needs of members that go.
 
-A local member may be deleted or replaced. Before that, the transaction copies the states that snapshots need to a
-retired frame, which is no member. The manifest names these frames, and which states they keep. In an object store a
-snapshot names revisions, which stay where they are.
+A snapshot of a local group has the packed states of its members, whose chunks lie in the members' frames. A member may
+be deleted or replaced. Before that, the transaction copies the states that snapshots need to a retired frame, which is
+no member. The manifest names these frames, and which states they keep. In an object store a snapshot names revisions,
+which stay where they are.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import is_part
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.one import commit
+from b2array.commit.pins import Pin
 from b2array.commit.prepare import copied
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError
 from b2array.format.header import FrameType
-from b2array.format.kept import KEPT, Kept, object_name
+from b2array.format.kept import KEPT, Kept, name_for_group, object_name
 from b2array.frame import kept, snapshot
+from b2array.frame.kept import find_state
+from b2array.frame.listing import MemberState, group_ledger, load_members
 from b2array.frame.manifest import RETIRED, Manifest, retired_path
 from b2array.frame.snapshot import Snapshot, ledger_in, unknown_name
 from b2array.frame.source import FRAME_NAME
 from b2array.group.directory import Directory
 from b2array.group.listed import AnyGroup, ListedGroup
-from b2array.group.listing import MemberState, group_ledger, load_members
 from b2array.group.members import Members
 from b2array.store.base import MISSING, Store
 
@@ -36,6 +41,7 @@ __all__ = [
     "RetiredFrame",
     "earlier_states",
     "entry_of",
+    "is_same_file",
     "moment",
     "remove_frame",
     "retire",
@@ -57,10 +63,22 @@ class RetiredFrame(NamedTuple):
     states: tuple[tuple[str, bytes], ...]
 
 
-def states_needed(held: Snapshot, group: str, names: Collection[str]) -> list[Kept]:
-    """Return the states in a member's frame that the group's snapshots of these names may need."""
-    identity = group.encode()
-    return [entry for entry in ledger_in(held).entries if entry.group == identity and entry.name in names]
+def states_needed(held: Snapshot, pins: Sequence[Pin]) -> list[Snapshot]:
+    """Return the states in a member's frame that the group's snapshots need, once for each of these, the oldest first.
+
+    A state of another frame, which somebody has replaced by this one, is lost already. Raises what `find_state` raises.
+    """
+    states = []
+    for pin in pins:
+        state = find_state(held, pin.state, pin.group, pin.title)
+        if state is not None and state.at is not None:
+            states += [replace(state, at=_entry(entry, state.at)) for entry in pin.entries]
+    return sorted(states, key=lambda each: each.at.time if each.at is not None else 0.0)
+
+
+def _entry(entry: Kept, at: Kept) -> Kept:
+    """Return the entry under which a retired frame keeps a state for a snapshot."""
+    return replace(at, name=entry.name, time=entry.time, message=entry.message)
 
 
 def retire(view: Directory, states: Sequence[Snapshot]) -> RetiredFrame:
@@ -83,24 +101,30 @@ def earlier_states(moments: Sequence[Moment], name: str, group: bytes, now: Snap
 
     Only states count whose chunks lie where the member's chunks lie now.
     """
-    states = []
+    states: dict[bytes, KeptState] = {}
     for then in moments:
         state = then.states.get(name)
-        if state is None or then.is_retired(state.path):
+        if state is None or then.is_retired(state.path) or state.generation in states:
             continue
         held = then.held(state.path)
         is_same = held.state.annotations.identity == now.state.annotations.identity
-        # A revision of a contiguous member is an object with chunks in other places.
-        is_comparable = held.store.can.local or held.sparse
+        # A revision of a contiguous member is an object with chunks in other places, and so is a file that was packed.
+        is_comparable = held.sparse or (held.store.can.local and is_same_file(held, now))
         # A file without chunks has no room for the chunks of other states.
         has_room = now.frame.nchunks or not held.frame.nchunks
         if is_same and is_comparable and has_room:
-            states.append(KeptState(entry_of(then, state, group), held))
-    return states
+            entry = replace(entry_of(then, state, group), name=name_for_group(state.generation))
+            states[state.generation] = KeptState(entry, held)
+    return [*states.values()]
+
+
+def is_same_file(one: Snapshot, other: Snapshot) -> bool:
+    """Whether two states were read from one file, so that equal places mean the same chunks."""
+    return one.version is not None and other.version is not None and one.version.tag == other.version.tag
 
 
 def entry_of(then: Moment, state: MemberState, group: bytes) -> Kept:
-    """Return the entry of a member's ledger for the state that it had at a snapshot of its group."""
+    """Return the entry of a retired frame's ledger for the state that a member had at a snapshot of its group."""
     entry = then.entry
     return Kept(entry.name, entry.time, entry.message, generation=state.generation, group=group)
 
@@ -195,17 +219,20 @@ class Moment:
             raise ReadOnlyError(f"{self.url}: a snapshot can only be read; restore() goes back to it")
         return Handle(self.held(path), "r")
 
-    def held(self, path: str) -> Snapshot:
-        """Return the state of a member. Raises what `open` raises."""
+    def held(self, path: str, *, deep: bool = False) -> Snapshot:
+        """Return the state of a member. Raises what `open` raises.
+
+        With `deep`, for callers that trust the places of the chunks, it is made sure that they are there.
+        """
         for is_last in (False, True):
             try:
-                found = self._found(path)
+                found = self._found(path, deep=deep)
             except ConflictError:
                 if is_last:
                     raise
                 found = None
             if found is not None:
-                return found
+                return found if isinstance(self.group, ListedGroup) else replace(found, again=self._again(path))
             if not is_last:  # the member may have been retired meanwhile
                 self._manifest = self.group.stored()
         now = group_ledger(self.url, self._manifest).find(self.name)
@@ -216,6 +243,9 @@ class Moment:
             " member without the group"
         )
 
+    def _again(self, path: str) -> Callable[..., Snapshot]:
+        return partial(_held_again, self.group, self.entry, path)
+
     def is_retired(self, path: str) -> bool:
         """Whether a retired frame keeps the state of a member that had this path."""
         return self._token(path) is not None
@@ -224,24 +254,35 @@ class Moment:
         wanted = self.name, self._states[path].generation
         return next((token for token, states in self._manifest.retired.items() if wanted in states), None)
 
-    def _found(self, path: str) -> Snapshot | None:
+    def _found(self, path: str, *, deep: bool = False) -> Snapshot | None:
         if isinstance(self.group, ListedGroup) and self._token(path) is None:
             return self.group.state_at(self._manifest, self.name, self._states[path])
-        return self._kept_state(self.group, path)
-
-    def _kept_state(self, group: AnyGroup, path: str) -> Snapshot | None:
-        """Return the state that the frame of a member keeps, or a retired frame."""
-        token, generation = self._token(path), self._states[path].generation
+        token, state = self._token(path), self._states[path]
         try:
             if token is not None:
-                held = snapshot.load(group.store_of(retired_path(token)))
-            elif isinstance(group, Directory):
-                held = group.state_of(path, self._manifest)
-            else:
-                held = snapshot.load_published(group.store_of(path))
-        except (*MISSING, ConflictError):
+                return _retired_state(snapshot.load(self.group.store_of(retired_path(token))), self.name, state)
+            if isinstance(self.group, ListedGroup):
+                return None
+            held = self.group.state_of(path, self._manifest)
+        except MISSING:
             return None
-        entry = ledger_in(held).find(self.name)
-        if entry is None or entry.generation != generation:
-            return None
-        return kept.opened(held, self.name)
+        return kept.state_in(held, state, self.identity.encode(), repr(self.name), deep=deep)
+
+
+def _retired_state(held: Snapshot, name: str, state: MemberState) -> Snapshot | None:
+    """Return the state that a retired frame keeps for a snapshot."""
+    entry = ledger_in(held).find(name)
+    if entry is None or entry.generation != state.generation:
+        return None
+    return kept.opened(held, name)
+
+
+def _held_again(group: AnyGroup, entry: Kept, path: str, *, carries_out: bool = False) -> Snapshot:  # noqa: ARG001
+    """Return the state of a member at a snapshot, from where it is now; ConflictError if the snapshot was dropped."""
+    try:
+        then = moment(group, entry.name)
+    except KeyError:
+        then = None
+    if then is None or then.entry.digest != entry.digest:
+        raise ConflictError(f"{group.url}: the snapshot {entry.name!r} was dropped since it was opened")
+    return then.held(path)

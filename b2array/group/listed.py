@@ -21,11 +21,11 @@ from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.frame import kept
 from b2array.frame.catalog import Catalog
+from b2array.frame.listing import MemberState
 from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, Row, is_embedded
-from b2array.frame.snapshot import Member, Snapshot, ledger_in, load_member, load_published, load_revision
+from b2array.frame.snapshot import Member, Snapshot, load_member, load_published, load_revision
 from b2array.group import embedded, summaries
 from b2array.group.directory import Directory
-from b2array.group.listing import MemberState
 from b2array.group.members import Members
 from b2array.store.base import MISSING, Store, Version, attempts, stale_reader, too_many_conflicts
 from b2array.store.open import join_url, open_store
@@ -221,7 +221,7 @@ class ListedGroup:
 
     def state_at(self, manifest: Manifest, name: str, state: MemberState) -> Snapshot | None:
         """Return the state that a member had at a snapshot that a manifest lists; None if it is not there any more."""
-        path, generation, sparse = state
+        path, generation, sparse, _ = state
         if is_embedded(path):
             return embedded.open_embedded(self._embedding(), path).snapshot
         if manifest.rows is not None:
@@ -231,9 +231,7 @@ class ListedGroup:
             return None
         with suppress(*MISSING, ConflictError):  # files of a local disk that were copied here keep it themselves
             held = load_published(self.store_of(path))
-            entry = ledger_in(held).find(name)
-            if entry is not None and entry.generation == generation:
-                return kept.opened(held, name)
+            return kept.state_in(held, state, manifest.identity.encode(), repr(name))
         return None
 
     def _embedding(self) -> SChunk:

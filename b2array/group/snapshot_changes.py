@@ -9,8 +9,8 @@ from operator import attrgetter
 
 from b2array.errors import ConflictError
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, object_name
+from b2array.frame.listing import MemberState, pack_members
 from b2array.frame.snapshot import unknown_name
-from b2array.group.listing import MemberState, pack_members
 
 __all__ = ["SnapshotChanges"]
 

@@ -10,19 +10,20 @@ from functools import partial
 from b2array import threads
 from b2array.array import snapshots
 from b2array.array.drafts import Kind
-from b2array.array.snapshots import Box, SnapshotInfo, differing, snapshot_info
+from b2array.array.snapshots import Box, SnapshotInfo, differing, own_nbytes, snapshot_info
 from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError
 from b2array.format.kept import Kept
 from b2array.format.state import State as FrameState
 from b2array.frame import snapshot
+from b2array.frame.kept import find_state, state_in
+from b2array.frame.listing import MemberState, group_ledger
 from b2array.frame.manifest import ATTRS, Manifest, is_attrs, is_embedded, retired_path
-from b2array.frame.snapshot import Snapshot, ledger_in
+from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load_published
 from b2array.group.changing import AnyTransaction
-from b2array.group.directory import copy_of
-from b2array.group.kept import Moment, moment
+from b2array.group.directory import Directory, copy_of
+from b2array.group.kept import Moment, is_same_file, moment
 from b2array.group.listed import AnyGroup, ListedGroup, name_of
-from b2array.group.listing import MemberState, group_ledger
 from b2array.group.rows import RowTransaction
 from b2array.group.transaction import Transaction
 
@@ -64,24 +65,23 @@ def restore(changes: AnyTransaction, name: str) -> None:
 
 
 def _restore_local(changes: Transaction, name: str) -> None:
-    then, group = changes.moment(name), changes.identity.encode()
-    stay = set()
+    then, earlier = changes.moment(name), dict[str, Snapshot]()
     for member, path in then.members().items():
         if changes.members().get(member) == path and not is_embedded(path) and not then.is_retired(path):
-            ledger = ledger_in(changes.open(path, "r+").snapshot)
-            entry = ledger.find(name)
-            if entry is None or (entry.group, entry.generation) != (group, then.states[member].generation):
-                continue
+            now = changes.open(path, "r+").snapshot
+            state = state_in(now, then.states[member], changes.identity.encode(), repr(name), deep=True)
             # A file without chunks has no room for the chunks of other snapshots. If all are the group's, they are
             # retired.
-            others = [each.group for each in ledger.entries if not each.packed]
-            is_file = not then.states[member].sparse
-            if not (is_file and entry.packed and others and {*others} == {group}):
-                stay.add(member)
-    changes.remove({member: path for member, path in changes.members().items() if member not in stay})
+            becomes_empty = state is not None and not state.sparse and not state.frame.nchunks
+            if state is not None and not (becomes_empty and changes.is_pinned(path)):
+                earlier[member] = state
+    changes.remove({member: path for member, path in changes.members().items() if member not in earlier})
     for member, path in then.members().items():
-        if member in stay:
-            snapshots.restore(changes.open(path, "r+"), name)
+        if member in earlier:
+            handle = changes.open(path, "r+")
+            is_changed = handle.draft is None or handle.draft.changed
+            if is_changed or handle.generation != earlier[member].generation:
+                snapshots.go_back(handle, earlier[member])
         else:
             layout: Kind = "sparse" if then.states[member].sparse else "contiguous"
             new = partial(copy_of(then.open(path, "r"), changes.storage_options), layout=layout)
@@ -100,35 +100,55 @@ def listed(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
         return ()
     if isinstance(group, ListedGroup) and manifest == group.manifest:
         return _of_revisions(group, manifest, entries)
-    frames = [(path, False) for path in members.values() if not is_embedded(path)]
-    frames += [(retired_path(token), True) for token in manifest.retired]
-    own: dict[str, int] = {entry.name: entry.nbytes for entry in entries}
-    identity = manifest.identity.encode()
+    moments = [moment(group, entry.name, manifest) for entry in entries]
+    own = {entry.name: entry.nbytes for entry in entries}
+    paths = sorted({state.path for then in moments for state in then.states.values()})
+    paths = [path for path in paths if not is_embedded(path)]
 
-    def look(frame: tuple[str, bool]) -> dict[str, int]:
-        path, is_retired = frame
-        with suppress(OSError, B2ArrayError):  # a damaged member does not hide the snapshots
-            held = _held(group, path, is_retired=is_retired)
-            ours = [entry.name for entry in ledger_in(held).entries if entry.group == identity]
-            if ours:
-                return {
-                    each.name: each.nbytes
-                    for each in snapshots.list_snapshots(Handle(held, "r"), alone=is_retired)
-                    if each.name in ours
-                }
+    def look(path: str) -> dict[str, int]:
+        return _own_of_member(group, manifest, moments, path, is_member=path in members.values())
+
+    def look_aside(token: str) -> dict[str, int]:
+        with suppress(OSError, B2ArrayError):  # a damaged frame does not hide the snapshots
+            held = snapshot.load(group.store_of(retired_path(token)))
+            return {each.name: each.nbytes for each in snapshots.list_snapshots(Handle(held, "r"), alone=True)}
         return {}
 
-    for found in threads.ahead(look, frames, max(1, min(len(frames), _AT_ONCE))):
-        for name, nbytes in found.items():
+    alone = [
+        *threads.ahead(look, paths, max(1, min(len(paths), _AT_ONCE))),
+        *threads.ahead(look_aside, [*manifest.retired], max(1, min(len(manifest.retired), _AT_ONCE))),
+    ]
+    for counted in alone:
+        for name, nbytes in counted.items():
             if name in own:
                 own[name] += nbytes
     return tuple(snapshot_info(entry, own[entry.name]) for entry in entries)
 
 
-def _held(group: AnyGroup, path: str, *, is_retired: bool) -> Snapshot:
-    if is_retired or isinstance(group, ListedGroup):
-        return snapshot.load(group.store_of(path))
-    return group.state_of(path, group.manifest)
+def _own_of_member(
+    group: AnyGroup, manifest: Manifest, moments: Sequence[Moment], path: str, *, is_member: bool
+) -> dict[str, int]:
+    """Return the bytes of a local member that each snapshot holds alone, by the snapshot's name."""
+    identity, users = manifest.identity.encode(), dict[bytes, list[str]]()
+    states: list[FrameState] = []
+    with suppress(OSError, B2ArrayError):  # a damaged member does not hide the snapshots
+        held = group.state_of(path, manifest) if isinstance(group, Directory) else load_published(group.store_of(path))
+        for then in moments:
+            for state in then.states.values():
+                if state.path == path and not then.is_retired(path):
+                    users.setdefault(state.generation, []).append(then.name)
+                    if len(users[state.generation]) == 1:
+                        earlier = find_state(held, state, identity)
+                        states.append(held.state if earlier is None else earlier.state)
+        others = [each.state for each in kept_states(held, ledger_in(held).entries) if not _is_of(each, identity)]
+        own = own_nbytes([*states, *others, *([held.state] if is_member else [])])
+        return {names[0]: nbytes for names, nbytes in zip(users.values(), own, strict=False) if len(names) == 1}
+    return {}
+
+
+def _is_of(held: Snapshot, group: bytes) -> bool:
+    """Whether a frame keeps a state for snapshots of a group."""
+    return held.at is not None and held.at.group == group
 
 
 def _of_revisions(group: ListedGroup, manifest: Manifest, entries: Sequence[Kept]) -> tuple[SnapshotInfo, ...]:
@@ -175,11 +195,12 @@ def differences(group: AnyGroup, at: str, then: str | None) -> GroupDiff:
     for name in sorted(old.keys() & names.keys()):
         if isinstance(later, Moment) and before.states[name] == later.states[name]:
             continue
-        one, other = before.held(old[name]), later.held(names[name])
+        one, other = before.held(old[name], deep=True), later.held(names[name], deep=True)
         if one.generation == other.generation:
             continue
-        # Each revision of a contiguous member is an object in itself, with chunks in other places.
-        is_comparable = one.sparse or one.store.can.local
+        # Each revision of a contiguous member is an object in itself, with chunks in other places. A file may have been
+        # packed between the two looks.
+        is_comparable = one.sparse or (one.store.can.local and is_same_file(one, other))
         is_same_frame = is_comparable and one.url == other.url and one.frame.frame_type == other.frame.frame_type
         boxes, has_other_attrs = _compared(one.state, other.state, is_same_frame=is_same_frame)
         if is_attrs(name):
@@ -207,7 +228,7 @@ class _Now:
         """Return the path of each member by its name."""
         return self._group.members()
 
-    def held(self, path: str) -> Snapshot:
+    def held(self, path: str, *, deep: bool = False) -> Snapshot:  # noqa: ARG002
         """Return the state of a member."""
         return self._group.open(path, "r").snapshot
 

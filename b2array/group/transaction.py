@@ -3,41 +3,38 @@
 A new member is made in a place next to its path. What a transaction has only read belongs to its commit as well: the
 members have the same states then, or the commit is refused.
 
-A snapshot of the group is a transaction, too: each member keeps the state that the commit gives it. Before a member
-goes, the transaction copies what snapshots need of it; see `b2array.group.kept`. A transaction that copies a whole
-group copies its snapshots, too.
+A snapshot of the group is a transaction as well. It writes to no member: the list of the snapshot has header,
+metalayers and index of each, in the state that the commit leaves. Members that do not change are not locked. They are
+read, and compared again when all are read. Before a member goes, the transaction copies what snapshots need of it; see
+`b2array.group.kept`. A transaction that copies a whole group copies its snapshots as well.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from b2array.array import snapshots
+from b2array import config
+from b2array.array.snapshots import give_checksums, lacks_checksums
 from b2array.commit.draft import Draft, warn_of_forgotten
 from b2array.commit.entries import GroupChange, MemberChange, commit_entries
 from b2array.commit.fork import fork_point
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.leftovers import discard, is_abandoned
-from b2array.errors import (
-    B2ArrayError,
-    ConflictError,
-    FormatError,
-    SnapshotLostError,
-    UnsupportedError,
-    prefix_error,
-    warn,
-)
+from b2array.commit.pins import Pin, pins_in
+from b2array.errors import B2ArrayError, ConflictError, FormatError, SnapshotLostError, prefix_error, warn
 from b2array.format.annotations import GroupCommit
-from b2array.format.frame import Frame
+from b2array.format.frame import Frame, pack_header
 from b2array.format.header import FIRST_BYTES, FrameType
-from b2array.format.kept import Kept, Ledger, ledger_of, object_name
+from b2array.format.kept import Kept, Ledger, object_name, pack_state
 from b2array.format.state import parse
+from b2array.frame.kept import find_state
+from b2array.frame.listing import MemberState, group_ledger
 from b2array.frame.log import look
 from b2array.frame.manifest import (
     ARRAY,
@@ -48,7 +45,7 @@ from b2array.frame.manifest import (
     retired_path,
     staged_path,
 )
-from b2array.frame.snapshot import Snapshot, kept_states, ledger_in
+from b2array.frame.snapshot import Snapshot, ledger_in, reload
 from b2array.frame.source import FRAME_NAME
 from b2array.group.directory import Directory, NewFrame, copy_of
 from b2array.group.fork import Changes
@@ -61,7 +58,6 @@ from b2array.group.kept import (
     retire,
     states_needed,
 )
-from b2array.group.listing import MemberState, group_ledger
 from b2array.group.members import Members, check_new
 from b2array.group.snapshot_changes import SnapshotChanges
 from b2array.store.atomic import require_free
@@ -94,6 +90,8 @@ class Transaction(Changes):
         self._ended = False
         self._owner = os.getpid()
         self._snapshots = SnapshotChanges(self.url)
+        self._needed: list[Kept] = []  # snapshots of which the changes take chunks
+        self._bases: dict[str, Snapshot] = {}  # what a new snapshot has of members that do not change, by path
         self._lists: list[str] = []  # objects that this attempt has made for snapshots
         self._retiring: dict[str, RetiredFrame] = {}  # by the path of the member that goes
         self._copied_frames: list[RetiredFrame] = []  # what snapshots of another group need
@@ -298,18 +296,18 @@ class Transaction(Changes):
         for then in moments:
             states = {}
             for member, state in then.states.items():
-                at = then.name, member, state.generation
+                at = member, state.generation
                 if at not in there:
                     held = then.held(state.path)
                     entry = entry_of(then, state, self._change.identity.encode())
                     missing[held.url, held.version].append(replace(held, at=entry, member=None))
-                states[member] = there.get(at) or state._replace(sparse=not self._view.is_local)
+                states[member] = there.get(at) or MemberState(state.path, state.generation)
             self._snapshots.copy(then.entry, states, self._ledger())
         for states_of_one in missing.values():
             self._copied_frames.append(retire(self._view, states_of_one))
 
-    def _states_of_new(self) -> dict[tuple[str, str, bytes], MemberState]:
-        """Return the states that new members keep for the group, by snapshot, member and generation."""
+    def _states_of_new(self) -> dict[tuple[str, bytes], MemberState]:
+        """Return the states that new members keep for the group, by member and generation."""
         group, found = self._change.identity.encode(), {}
         for path, name in self._change.names.items():
             draft = self._change.members[path].draft
@@ -317,22 +315,52 @@ class Transaction(Changes):
                 continue
             for entry in (keep.entry for keep in draft.delta.keeps):
                 if entry.group == group:
-                    found[entry.name, name, entry.generation] = MemberState(path, entry.generation, draft.sparse)
+                    found[name, entry.generation] = MemberState(path, entry.generation, draft.sparse)
         return found
 
-    def moment(self, name: str) -> Moment:
-        """Return the group as it was at a snapshot."""
-        return moment(self._view, name)
+    def is_pinned(self, path: str) -> bool:
+        """Whether snapshots of the group need chunks of a member that no snapshot of the member alone needs."""
+        now = self._view.current(path)
+        own = [entry for entry in ledger_in(now).entries if not (entry.packed or entry.group)]
+        pins = [] if own else pins_in(self._view.store, self._view.stored(), path)
+        states = [find_state(now, pin.state, pin.group) for pin in pins]
+        return any(state is not None and state.frame.nchunks for state in states)
 
-    def _change_ledgers(self) -> None:
-        """Let the members keep and drop states."""
-        if not (self._snapshots.new or self._snapshots.gone):
+    def moment(self, name: str) -> Moment:
+        """Return the group as it was at a snapshot, which must still be there at the commit."""
+        then = moment(self._view, name)
+        self._needed.append(then.entry)
+        return then
+
+    def _prepare_members(self) -> None:
+        """Let each member have checksums, and note the states of those that do not change, if there are new snapshots.
+
+        A snapshot writes to no member that b2array wrote. Other software writes no checksums, without which nobody sees
+        if it writes over a chunk later.
+        """
+        if not self._snapshots.new:
             return
         self._embedded_out()
-        goes = {*self._change.removed.values()} - self._change.names.keys()
         for path in [*self._own_members().values()]:
-            if not is_embedded(path) and path not in goes:
-                self._change_ledger(path)
+            member = self._change.members.get(path)
+            if member is None:
+                now = self._view.current(path)
+                if not lacks_checksums(now):
+                    self._bases[path] = now
+                    continue
+                self._note_commit(path)
+                member = self._change.members[path]
+            if member.draft is not None:
+                for attempt in member.handle.attempts():
+                    with attempt as draft:
+                        give_checksums(draft)
+
+    def _note_commit(self, path: str) -> None:
+        """Let the commit change a member, which notes that."""
+        note = GroupCommit(self._change.identity, self._view.manifest.number + 1, path)
+        for attempt in self._peek(path, "r+").attempts():
+            with attempt as draft:
+                draft.annotate(group_commit=note)
 
     def _own_members(self) -> dict[str, str]:
         """Return the members except those of groups inside this one, which have their own snapshots."""
@@ -349,29 +377,17 @@ class Transaction(Changes):
             self.remove({name: path})
             self.create(name, suffix, copy_of(held, self.storage_options), overwrite=True)
 
-    def _change_ledger(self, path: str) -> None:
-        handle, group = self._peek(path, "r+"), self._change.identity.encode()
-        new, gone = self._snapshots.new, self._snapshots.gone
-        draft = self._change.members[path].draft
-        dropped = () if draft is None else draft.delta.drops
-        for entry in ledger_in(handle.snapshot).without(tuple(dropped)).entries:
-            if entry.name in new and not entry.group:
-                raise FileExistsError(
-                    f"{handle.url} has a snapshot {entry.name!r} of its own; choose another name for that of the group"
-                )
-            # A file that somebody has taken from another group does not need the states that it had there.
-            if entry.name in new or (entry.name in gone and entry.group == group):
-                snapshots.drop(handle, entry.name, group=entry.group)
-        for name, entry in new.items():
-            snapshots.keep(handle, name, entry.message, None, replace=False, group=group, when=entry.time)
-
     def _check_moment(self, before: Manifest) -> None:
         """Raise ConflictError if a snapshot would not have the members that there are now, or be of another group.
 
         Nor may one go that another writer has made under the name of one to drop.
         """
-        changes = self._snapshots
-        changes.require_known(group_ledger(self.url, before))
+        changes, ledger = self._snapshots, group_ledger(self.url, before)
+        changes.require_known(ledger)
+        for entry in self._needed:
+            there = ledger.find(entry.name)
+            if there is None or there.digest != entry.digest:
+                raise ConflictError(f"{self.url}: another writer has dropped the snapshot {entry.name!r} meanwhile")
         if (changes.new or changes.copies) and before.identity not in ("", self._change.identity):
             raise ConflictError(f"{self.url}: another writer has made the first commit meanwhile")
         if changes.new and {**self._view.members_of(before)} != {**self._view.members()}:
@@ -385,21 +401,26 @@ class Transaction(Changes):
         found = {}
         for path in self._view.paths_of(self._change.removed.keys(), manifest):
             held = None if is_embedded(path) else look(self._view.store_of(path)).frame
-            needed = [] if held is None else states_needed(held, manifest.identity, names)
-            if held is None or not needed:
+            pins = [] if held is None else pins_in(self._view.store, manifest, path, names)
+            if held is None or not pins:
                 continue
             known = self._retiring.get(path)
-            if known is None or not {(entry.name, entry.generation) for entry in needed} <= {*known.states}:
+            needed = {(entry.name, pin.state.generation) for pin in pins for entry in pin.entries}
+            if known is None or not needed <= {*known.states}:
                 self._discard_retired([path])
-                known = self._retiring[path] = self._retired(held, needed)
+                retired = self._retired(held, pins)
+                if retired is None:
+                    continue
+                known = self._retiring[path] = retired
             found[path] = known
         return found
 
-    def _retired(self, held: Snapshot, needed: list[Kept]) -> RetiredFrame:
+    def _retired(self, held: Snapshot, pins: Sequence[Pin]) -> RetiredFrame | None:
         try:
-            return retire(self._view, kept_states(held, needed))
+            states = states_needed(held, pins)
+            return retire(self._view, states) if states else None
         except (FormatError, SnapshotLostError) as error:
-            names = ", ".join(repr(entry.name) for entry in needed)
+            names = ", ".join(pin.title for pin in pins)
             raise prefix_error(
                 f"{held.url} cannot go: snapshots of the group need it, and cannot be copied; drop them first: {names}",
                 error,
@@ -413,23 +434,57 @@ class Transaction(Changes):
     def _remove_retired(self, token: str) -> None:
         remove_frame(self._view.store_of(retired_path(token)))
 
-    def _kept(self, before: Manifest, frames: Mapping[str, Frame]) -> bytes:
+    def _kept(
+        self, before: Manifest, after: Manifest, frames: Mapping[str, Frame], lock: Callable[[str], None]
+    ) -> bytes:
         """Write the lists of members of new snapshots; return the ledger of the group after the transaction."""
+        states: dict[str, MemberState] = {}
+        if self._snapshots.new:
+            same = self._states_now(before, after, lock)
+            for member, path in self._own_members().items():
+                change = self._change.members.get(path)
+                if path in same:
+                    state = same[path].state
+                elif path in frames or change is None:
+                    state = parse(frames[path])
+                else:
+                    state = change.handle.snapshot.state
+                packed = pack_state(state, pack_header(state.frame))
+                is_sparse = state.frame.frame_type == FrameType.SPARSE
+                states[member] = MemberState(path, state.frame.fingerprint, is_sparse, packed)
+        ledger = group_ledger(self.url, before)
+        return self._snapshots.apply(ledger, lambda _: states, self._put_list).pack() or b""
 
-        def states(entry: Kept) -> dict[str, MemberState]:
-            return {
-                member: self._state_of(entry.name, path, self._change.members[path], frames)
-                for member, path in self._own_members().items()
-            }
+    def _states_now(self, before: Manifest, after: Manifest, lock: Callable[[str], None]) -> dict[str, Snapshot]:
+        """Return the states at one moment of the members that do not change. The caller has the manifest's lock.
 
-        return self._snapshots.apply(group_ledger(self.url, before), states, self._put_list).pack() or b""
+        They are compared until nobody has changed one since all were read. The last time, other writers wait; so they
+        do for the first snapshot, because a writer that saw no manifest may be about to write a file anew.
+        """
+        paths = self._change.same
+        if waiting := sorted({*paths} & after.log.keys()):
+            raise ConflictError(f"{self.url}: a commit of {waiting[0]} waits to be applied")
+        states = {path: held for path, held in self._bases.items() if path in {*paths}}
+        for _ in range(config.retries if before.kept else 0):
+            if not [path for path in paths if self._read_again(path, before, states)]:
+                return states
+        for path in sorted(paths):
+            lock(path)
+        for path in paths:
+            self._read_again(path, before, states)
+        return states
 
-    def _state_of(self, name: str, path: str, member: MemberChange, frames: Mapping[str, Frame]) -> MemberState:
-        state = member.handle.snapshot.state if member.draft is None else parse(frames[path])
-        entry = ledger_of(state).find(name)
-        if entry is None:
-            raise UnsupportedError(f"{member.handle.url} has no place for snapshots: its metalayers are too many")
-        return MemberState(path, entry.generation, state.frame.frame_type == FrameType.SPARSE)
+    def _read_again(self, path: str, before: Manifest, states: dict[str, Snapshot]) -> bool:
+        """Read the state of a member; return whether it is another one."""
+        last = states.get(path)
+        try:
+            now = self._view.state_of(path, before) if last is None else reload(last)
+        except MISSING:
+            raise ConflictError(f"{self.url}: another writer has deleted or moved {path} meanwhile") from None
+        if lacks_checksums(now):
+            raise ConflictError(f"{now.url} was changed by other software while the snapshot was taken")
+        states[path] = now
+        return last is None or last.generation != now.generation
 
     def _put_list(self, name: str, packed: bytes) -> None:
         self._lists.append(name)
@@ -480,8 +535,10 @@ class Transaction(Changes):
         self._require_open()
         drafts = [member.draft for member in self._change.members.values() if member.draft is not None]
         try:
-            self._change_ledgers()
+            self._prepare_members()
             written = self._change.written()
+            if self._snapshots.new:
+                self._change.same = [path for path in self._own_members().values() if path not in written]
             if written or self._change.removed or self._snapshots:
                 self._commit()
         except BaseException:
@@ -514,13 +571,15 @@ class Transaction(Changes):
         self._check_names(before)
         self._check_moment(before)
 
-    def _edit(self, before: Manifest, after: Manifest, frames: Mapping[str, Frame]) -> Manifest:
+    def _edit(
+        self, before: Manifest, after: Manifest, frames: Mapping[str, Frame], lock: Callable[[str], None]
+    ) -> Manifest:
         """Return the manifest with the snapshots that the commit leaves, and what they need."""
         self._delete_lists()  # of the attempt before
         retired = self._retire(before)
         if not (retired or self._snapshots):
             return after
-        kept = self._kept(before, frames)
+        kept = self._kept(before, after, frames, lock)
         frames_kept = self._all_retired(before, [*retired.values(), *self._copied_frames])
         return replace(after, kept=kept, retired=frames_kept)
 

@@ -13,6 +13,7 @@ from typing import Any
 from b2array.commit.manifests import replace_manifest
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign
+from b2array.frame.listing import group_ledger
 from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
 from b2array.frame.places import ZIP, group_of
 from b2array.frame.source import FRAME_NAME
@@ -22,7 +23,6 @@ from b2array.group.changing import committing
 from b2array.group.directory import Directory, record_of
 from b2array.group.fork import Changes
 from b2array.group.listed import AnyGroup, ListedGroup, group_at
-from b2array.group.listing import group_ledger
 from b2array.store.atomic import require_free
 from b2array.store.base import MISSING, Head, Store, says_more
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED

@@ -41,7 +41,7 @@ from b2array.store.base import (
 from b2array.store.descriptors import count_use, keep, open_descriptor
 from b2array.store.endings import LOCK, TEMPORARY
 from b2array.store.links import OpenDirectory
-from b2array.store.locks import free_lock, lock_file, remove_lock
+from b2array.store.locks import free_lock, holds_lock, lock_file, remove_lock
 from b2array.store.spans import Span
 
 __all__ = ["LocalStore"]
@@ -515,9 +515,16 @@ class LocalStore(Store):
         self.close()
         other.close()
 
-    def lock_if_free(self) -> FileIO | None:
-        """Take the lock of this one file, and hold it until what is returned is closed; None if somebody holds it."""
-        return free_lock(self._own_path("") + LOCK)
+    def lock_if_free(self, *, inside: bool = False) -> FileIO | None:
+        """Take the lock of this one file, or of the files `inside` this directory; None if somebody holds it.
+
+        The caller holds it until what is returned is closed.
+        """
+        return free_lock(self._path(LOCK) if inside else self._own_path("") + LOCK)
+
+    def holds_lock(self) -> bool:
+        """Whether this thread holds the lock of the files in this directory for writing."""
+        return holds_lock(self._path(LOCK))
 
     def drop_directory(self) -> None:
         # It is not empty, or already gone.

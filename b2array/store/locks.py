@@ -26,7 +26,7 @@ from b2array.store.disk import READ
 from b2array.store.endings import LOCK
 from b2array.store.links import OpenDirectory, open_itself
 
-__all__ = ["free_lock", "holds_locks", "lock_file", "remove_lock"]
+__all__ = ["free_lock", "holds_lock", "holds_locks", "lock_file", "remove_lock"]
 
 if sys.platform == "win32":
     import msvcrt
@@ -107,6 +107,16 @@ def holds_locks() -> bool:
     """Whether this thread holds the lock of any file."""
     me = threading.get_ident()
     return any(file.key[2] == me and not file.closed for file in tuple(_held.values()))
+
+
+def holds_lock(path: str) -> bool:
+    """Whether this thread holds the lock of this file for writing."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    held = _held.get((status.st_dev, status.st_ino, threading.get_ident(), False))
+    return held is not None and not held.closed
 
 
 def _open_lock(path: str, *, shared: bool) -> _LockFile:

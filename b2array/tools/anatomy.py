@@ -22,6 +22,7 @@ from b2array.bloscpack.reader import Reader
 from b2array.codec.chunk import Context
 from b2array.codec.header import FIELDS as CHUNK_FIELDS
 from b2array.codec.header import ChunkHeader, HeaderField, Special
+from b2array.commit.pins import pinned_states, pins_of
 from b2array.config import HEADER_LEN
 from b2array.display import tables
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError
@@ -188,7 +189,10 @@ def _snapshots_nbytes(revision: Snapshot) -> int:
     entries = ledger_of(revision.state).entries
     nbytes = sum(entry.nbytes for entry in entries if not entry.packed)
     seen = revision.frame.offsets
-    for each in kept_states(revision, entries):
+    states = kept_states(revision, entries)
+    with suppress(B2ArrayError):  # a damaged list of the group's snapshots hides nothing else
+        states += [state for _, state in pinned_states(revision, pins_of(revision.store))]
+    for each in states:
         places, first = np.unique(each.frame.offsets, return_index=True)
         alone = first[(places >= 0) & ~np.isin(places, seen)]
         sizes = each.state.sizes

@@ -140,7 +140,7 @@ def _snapshot_names(frame: Snapshot) -> list[str]:
     if frame.at is not None:
         return []
     try:
-        return list(ledger_in(frame).names)
+        return [entry.name for entry in ledger_in(frame).entries if not entry.group]
     except (FormatError, UnsupportedError):  # `verify` says what is wrong with the list
         return []
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from b2array.exchange.formats import Storage
 from b2array.format.kept import Kept
+from b2array.frame.listing import group_ledger
 from b2array.frame.snapshot import ledger_in
 from b2array.group import addressing
 from b2array.group.changing import AnyTransaction
 from b2array.group.group import Group
 from b2array.group.listed import AnyGroup
-from b2array.group.listing import group_ledger
 from b2array.store.open import address_of
 from b2array.tools.vacuum import in_seconds
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft
 from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
+from b2array.commit.pins import manifests_lock, pinned_states, pins_of
 from b2array.commit.prepare import copied
 from b2array.errors import FormatError, ReadOnlyError, SnapshotLostError, UnsupportedError, prefix_errors
 from b2array.exchange.formats import Storage
@@ -173,7 +174,8 @@ def _repair(
     if isinstance(head, Exception) or bytes(head.data[2:9]) != b"b2frame":
         _read(store, None)  # raises an error if there is no frame, before the lock leaves a file
     name = FRAME_NAME if is_directory else ""
-    with store.lock(name, shared=True) if dry_run else writers_lock(store, name):
+    groups = nullcontext() if dry_run else manifests_lock(store)
+    with groups, store.lock(name, shared=True) if dry_run else writers_lock(store, name):
         revision, saved = _read(store, _find_row(store, url, storage_options))
         actions, files = saved.notes, list_objects(store)
         findings = inspect(revision, deep=True, files=files, progress=progress, keep_heads=True)
@@ -267,8 +269,12 @@ def _readable(revision: Snapshot, entry: Kept) -> Iterator[Snapshot]:
     # A damaged snapshot is dropped: nothing of it can be saved.
     with suppress(FormatError, SnapshotLostError, UnsupportedError):
         (state,) = kept_states(revision, [entry])
-        if not inspect(state, deep=True).problems:
+        if _is_intact(state):
             yield kept_states(revision, [entry])[0]
+
+
+def _is_intact(state: Snapshot) -> bool:
+    return not inspect(state, deep=True).problems
 
 
 def _write(
@@ -279,9 +285,12 @@ def _write(
     files: Iterable[str],
 ) -> None:
     version = revision.version
+    # What snapshots of a group need may be intact even if the frame does not say any more which one it is.
+    pinned = pinned_states(revision, pins_of(store), is_same=True)
     if not revision.sparse:
         entries = ledger_of(revision.state).entries
         states = [KeptState(entry, state) for entry in entries for state in _readable(revision, entry)]
+        states += [KeptState(entry, state) for entry, state in pinned if _is_intact(state)]
         whole = copied(
             revision, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version, kept=states
         )
@@ -291,11 +300,15 @@ def _write(
     if not revision.frame.is_ours:
         kept = ledger_of(revision.state).suspect_all().pack()
     annotations = replace(revision.state.annotations, next=None, sizes=None, records=None, kept=kept)
+    if pinned:
+        noted = [state.state.annotations for _, state in pinned]
+        takeovers = 1 + max(each.takeovers for each in (annotations, *noted))
+        annotations = replace(annotations, identity=noted[0].identity, takeovers=takeovers)
     state = changeable(revision.state).with_annotations(annotations)
     for n in findings.checked:
         state.sizes[n] = sizes_row(findings.heads[n], count_sized_blocks(revision.frame))
         state.records[n] = findings.records[n]
-    draft = Draft(store, None, state, overwrite=True, locked=True, replaces=version)
+    draft = Draft(store, None, state, overwrite=True, locked=True, replaces=version, is_same=bool(pinned))
     numbers = [number for name in files if (number := chunk_number(name)) is not None]
     edits.reserve_up_to(draft, max([-1, *numbers, *revision.frame.offsets.tolist()]))
     for n in lost:

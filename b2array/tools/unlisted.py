@@ -20,12 +20,12 @@ from b2array.commit.manifests import replace_manifest
 from b2array.errors import B2ArrayError, FormatError
 from b2array.format.kept import KEPT, object_name
 from b2array.frame.fetch import chunk_number
+from b2array.frame.listing import group_ledger
 from b2array.frame.manifest import DATA, MANIFEST, SUFFIXES, Row, index_name, is_index_name
 from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load_published, load_revision
 from b2array.frame.source import FRAME_NAME
 from b2array.group.kept import moment, unneeded
 from b2array.group.listed import ListedGroup, name_of
-from b2array.group.listing import group_ledger
 from b2array.store.base import Listed, Store, stale_reader, where
 from b2array.store.endings import JOURNAL, TEMPORARY
 

@@ -20,6 +20,7 @@ from b2array.commit.draft import Draft
 from b2array.commit.edits import reserve_up_to
 from b2array.commit.leftovers import belongs, discard
 from b2array.commit.one import commit
+from b2array.commit.pins import identities_of, manifests_lock, pinned_places, pins_of, unpinned
 from b2array.display.tables import count_text, size
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
@@ -140,10 +141,14 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
         raise ReadOnlyError(f"{store.url} can only be read")
     for _ in attempts(store):
         try:
-            lock = store.lock(load_published(store).name, shared=dry_run)
+            name: str | None = load_published(store).name
         except FileNotFoundError:
-            lock = nullcontext()  # writers of a new array take no lock
-        with lock:
+            name = None  # writers of a new array take no lock
+        # A snapshot of a group that is being made may need what nothing refers to.
+        groups = nullcontext() if dry_run else manifests_lock(store)
+        with groups, nullcontext() if name is None else store.lock(name, shared=dry_run):
+            if not dry_run:
+                _drop_unpinned(store)
             there = _removable(store, seconds)
             old = _older(store, there.removable, seconds)
             if old:
@@ -156,6 +161,25 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
                 pending.remove(store, old)
         return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
     raise too_many_conflicts(store)
+
+
+def _drop_unpinned(store: Store) -> None:
+    """Let a sparse frame forget the states that it keeps for snapshots of its group, if these were dropped.
+
+    The caller holds the locks of the frame and of the groups around it.
+    """
+    if not store.can.local:
+        return
+    try:
+        revision = load_published(store)
+    except FileNotFoundError:
+        return
+    names = unpinned(revision, pins_of(store), identities_of(store)) if revision.sparse else ()
+    if names:
+        draft = Draft(store, revision, locked=True)
+        for name in names:
+            draft.delta.drop(name)
+        commit(draft)
 
 
 def _commit_before(there: _There, old: Collection[str]) -> None:
@@ -239,6 +263,7 @@ def _removable(store: Store, seconds: float) -> _There:
         entries = ledger_in(revision).entries
         needed = {object_name(entry.place) for entry in entries}
         numbers += [state.frame.offsets for state in (revision, *kept_states(revision, entries))]
+        numbers.append(pinned_places(revision, pins_of(store)))
     kept = {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
     orphans = pending.orphans(store, files, np.concatenate(numbers))
     return _There(revision, pending.leftovers(store, files) | kept | orphans)

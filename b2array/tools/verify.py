@@ -20,6 +20,7 @@ from b2array.array.schunk import SChunk
 from b2array.codec import decode
 from b2array.codec.chunk import ChunkHead, Stored
 from b2array.commit import pending
+from b2array.commit.pins import pinned_states, pins_of
 from b2array.display.tables import count_text
 from b2array.display.tables import nbytes as shown_nbytes
 from b2array.errors import (
@@ -36,10 +37,12 @@ from b2array.errors import (
 from b2array.exchange.formats import Format, Storage, holds_array
 from b2array.exchange.places import find, require_frames
 from b2array.format import checksums
-from b2array.format.kept import KEPT, ledger_of, object_name
+from b2array.format.kept import KEPT, Kept, ledger_of, object_name
 from b2array.frame.fetch import chunk_number, fetch
+from b2array.frame.kept import find_state
+from b2array.frame.listing import MemberState, group_ledger
 from b2array.frame.log import read_member
-from b2array.frame.manifest import is_embedded, retired_path
+from b2array.frame.manifest import Manifest, is_embedded, retired_path
 from b2array.frame.snapshot import Snapshot, damage_of_listed, kept_state, kept_states, load
 from b2array.frame.source import FRAME_NAME, ChunkRequest, Location
 from b2array.grid.partition import boxes
@@ -48,7 +51,6 @@ from b2array.group.archive import Archive
 from b2array.group.group import Group
 from b2array.group.kept import moment
 from b2array.group.listed import AnyGroup, ListedGroup, name_of
-from b2array.group.listing import MemberState, group_ledger
 from b2array.progress import track
 from b2array.store.base import MISSING, Listed, in_one_state
 from b2array.store.endings import JOURNAL
@@ -327,7 +329,7 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
     if not entries:
         return None
     problems: list[Problem] = []
-    needed: dict[str, list[tuple[str, bytes]]] = {}
+    needed: dict[str, dict[MemberState, str]] = {}
     revisions: dict[MemberState, str] = {}
     for entry in entries:
         try:
@@ -338,26 +340,34 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
         for state in then.states.values():
             revisions[state] = entry.name
             if not then.is_retired(state.path):
-                needed.setdefault(state.path, []).append((entry.name, state.generation))
+                needed.setdefault(state.path, {}).setdefault(state, entry.name)
     if isinstance(home, ListedGroup):
         problems += _of_revisions(home, revisions, deep=deep, progress=progress)
         return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
     for path, states in needed.items():
         with suppress(B2ArrayError):  # the member's own result tells of its damage
-            there: set[tuple[str, bytes]] = set()
             # A missing member keeps no states: each is reported below.
+            revision = None
             with suppress(*MISSING):
                 revision = read_member(home.store_of, manifest, path)
-                there = {(each.name, each.generation) for each in ledger_of(revision.state).entries}
-            for name, generation in states:
-                if (name, generation) not in there:
-                    text = f"snapshot {name!r}: {home.url}/{path} does not keep its state any more"
-                    problems.append(Problem("snapshot", None, path, text))
+            for state, name in states.items():
+                problems += _missing_state(home.url, manifest, revision, state, name)
     for token in manifest.retired:
         store = home.store_of(retired_path(token))
         problems_there = verify_frame(store.url, partial(load, store), deep=deep, progress=progress).problems
         problems += [problem._replace(kind="snapshot") for problem in problems_there]
     return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
+
+
+def _missing_state(
+    url: str, manifest: Manifest, member: Snapshot | None, state: MemberState, name: str
+) -> Iterator[Problem]:
+    """Check that a state that a snapshot names is there, given the frame of the member, whose result has the rest."""
+    path, held = state.path, None
+    with suppress(FormatError, UnsupportedError):
+        held = None if member is None else find_state(member, state, manifest.identity.encode(), repr(name))
+    if held is None:
+        yield Problem("snapshot", None, path, f"snapshot {name!r}: {url}/{path} does not keep its state any more")
 
 
 def _of_revisions(
@@ -496,16 +506,19 @@ def _inspect_kept(
     except (FormatError, UnsupportedError) as error:
         findings.problems.append(Problem("snapshot", None, revision.name, f"{revision.url}: {error}"))
         return findings
-    findings.count = len(entries)
-    if not entries:
+    states: list[tuple[Kept, Snapshot | None]] = [(entry, None) for entry in entries]
+    with suppress(B2ArrayError):  # the result of the group tells of damaged lists
+        states += pinned_states(revision, pins_of(revision.store))
+    findings.count = len(states)
+    if not states:
         return findings
     seen = set(revision.frame.offsets.tolist())
-    for entry in entries:
+    for entry, pinned in states:
         name = object_name(entry.place) if revision.sparse and not entry.packed else revision.name
         findings.objects.add(name)
         findings.live += 0 if revision.sparse or entry.packed else entry.nbytes
         try:
-            (state,) = kept_states(revision, [entry])
+            state = kept_states(revision, [entry])[0] if pinned is None else pinned
         except (FormatError, SnapshotLostError, UnsupportedError) as error:
             findings.problems.append(Problem("snapshot", None, name, str(error)))
             continue
@@ -523,7 +536,7 @@ def _inspect_kept(
         findings.places.update(offsets[offsets >= 0].tolist())
         seen |= findings.places
         for problem in problems:
-            text = f"snapshot {entry.name!r}: {problem.text}"
+            text = f"snapshot {entry.title}: {problem.text}"
             findings.problems.append(Problem("snapshot", problem.chunk, problem.file, text))
     return findings
 

@@ -164,8 +164,7 @@ def test_groups_are_kept_restored_and_dropped_as_a_whole(group: str, run: Run) -
     assert held.attrs["title"] == "before"
     assert ok(run("drop", group, "one")) == ""
     assert [each.name for each in b2array.open_group(group).snapshots] == ["two"]
-    reason = "has no snapshot 'two'" if "://" in group else "is a snapshot of the group"
-    assert reason in refused(run("drop", f"{group}/level", "two"))
+    assert "has no snapshot 'two'" in refused(run("drop", f"{group}/level", "two"))
 
 
 def test_a_second_snapshot_of_a_name_says_how_to_replace_the_first(url: str, run: Run) -> None:
@@ -411,8 +410,7 @@ def test_copies_of_groups_keep_its_snapshots_where_there_is_a_place_for_them(gro
         code, _, err = run(command, group, f"{command}.{copy}")
         told = f"b2array: {command}.{copy}: the copy leaves out 1 snapshot of the group\n"
         assert (code, err) == (0, "" if copy == "b2d" else told)
-        kept = ["one", "own"] if copy == "b2d" else ["own"]
-        assert [each.name for each in b2array.open(f"{command}.{copy}#level").snapshots] == kept
+        assert [each.name for each in b2array.open(f"{command}.{copy}#level").snapshots] == ["own"]
     for command in ("copy", "convert"):
         assert [each.name for each in b2array.open(f"{command}.b2d").snapshots] == ["one"]
         assert (b2array.open(f"{command}.b2d", at="one")["deep/gone"][...] == np.arange(50)).all()

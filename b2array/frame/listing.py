@@ -1,8 +1,9 @@
 """The ledger of a group's snapshots, and the list of members that each snapshot has.
 
 The manifest has the ledger. A short list lies in its entry, each other one in an object next to the manifest. Of each
-member it has the path, and what names the state: in an object store a revision, on a local disk a state that the
-member's frame keeps under the name of the snapshot.
+member it has the path, and what names the state. In an object store that is a revision. On a local disk the list has
+the packed state itself: header, metalayers and index, which refer to chunks in the member's frame. A commit appends,
+and leaves these where they are. A writer that writes the frame anew lets the frame keep the state under its generation.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ _VERSION = 1
 
 
 class MemberState(NamedTuple):
-    """Where a member of a snapshot was, the generation of its state, and whether its frame was sparse."""
+    """Where a member of a snapshot was, the generation of its state, and whether its frame was sparse.
+
+    On a local disk, `packed` is the state, as `pack_state` packs it; empty if the frame has kept it from the beginning.
+    """
 
     path: str
     generation: bytes
     sparse: bool = False
+    packed: bytes = b""
 
 
 def group_ledger(url: str, manifest: Manifest) -> Ledger:
@@ -46,7 +51,7 @@ def pack_members(members: Mapping[str, MemberState]) -> bytes:
     --------
     >>> packed = pack_members({"x": MemberState("x.b2nd", b"1")})
     >>> unpack_members(packed, packed[-16:])
-    {'x': MemberState(path='x.b2nd', generation=b'1', sparse=False)}
+    {'x': MemberState(path='x.b2nd', generation=b'1', sparse=False, packed=b'')}
     """
     packed: bytes = msgpack.packb({"v": _VERSION, "members": {name: [*state] for name, state in members.items()}})
     return seal(packed)
@@ -67,7 +72,7 @@ def unpack_members(buf: Buffer, digest: bytes) -> dict[str, MemberState]:
     if not isinstance(members, dict):
         raise FormatError(f"expected the members of a snapshot by name, found {members!r}")
     for name, state in members.items():
-        is_state = isinstance(state, list) and [*map(type, state)] == [str, bytes, bool]
+        is_state = isinstance(state, list) and [*map(type, state)] == [str, bytes, bool, bytes]
         if not (isinstance(name, str) and is_member_name(name) and is_state and _is_path(state[0])):
             raise FormatError(f"expected a member's name, path and generation, found {name!r} and {state!r}")
     return {name: MemberState(*state) for name, state in members.items()}
