@@ -39,7 +39,7 @@ from b2array.frame.snapshot import Snapshot
 from b2array.store.base import MISSING, Store, Version, attempts, create_under_own_name, too_many_conflicts
 from b2array.store.forces import together
 
-__all__ = ["GroupChange", "LocalGroup", "MemberChange", "commit_entries"]
+__all__ = ["GroupChange", "GroupOnDisk", "MemberChange", "commit_entries"]
 
 _MOST_DESCRIBED = 1000
 """In a larger local group only `Group.consolidate` writes summaries."""
@@ -49,7 +49,7 @@ Edit = Callable[[Manifest, Manifest, Mapping[str, Frame], Callable[[str], None]]
 """How a commit changes the manifest besides its log: see `commit_entries`."""
 
 
-class LocalGroup(Protocol):
+class GroupOnDisk(Protocol):
     """What a commit needs of a group in a local directory."""
 
     store: Store
@@ -186,7 +186,7 @@ class _Attempt:
 
 
 def commit_entries(
-    group: LocalGroup,
+    group: GroupOnDisk,
     change: GroupChange,
     *,
     require: Callable[[Manifest], None],
@@ -199,7 +199,7 @@ def commit_entries(
 
     Parameters
     ----------
-    group : LocalGroup
+    group : GroupOnDisk
         The group.
     change : GroupChange
         What changes. Its handles show the committed states at the end.
@@ -234,7 +234,7 @@ def commit_entries(
     raise too_many_conflicts(group.store)
 
 
-def _complete_new(group: LocalGroup, written: Mapping[str, MemberChange]) -> None:
+def _complete_new(group: GroupOnDisk, written: Mapping[str, MemberChange]) -> None:
     """Encode open chunks, and commit new members in places next to their paths: before the locks, as it takes long."""
     with together():
         for path, member in written.items():
@@ -251,7 +251,7 @@ def _complete_new(group: LocalGroup, written: Mapping[str, MemberChange]) -> Non
 
 
 def _begin(
-    group: LocalGroup,
+    group: GroupOnDisk,
     change: GroupChange,
     written: Mapping[str, MemberChange],
     locks: list[AbstractContextManager[object]],
@@ -269,12 +269,12 @@ def _begin(
     return attempt
 
 
-def _lock(group: LocalGroup, change: GroupChange, path: str, locks: list[AbstractContextManager[object]]) -> None:
+def _lock(group: GroupOnDisk, change: GroupChange, path: str, locks: list[AbstractContextManager[object]]) -> None:
     locks.append(_lock_of(group, path, change.members.get(path)))
     locks[-1].__enter__()
 
 
-def _lock_of(group: LocalGroup, path: str, member: MemberChange | None) -> AbstractContextManager[object]:
+def _lock_of(group: GroupOnDisk, path: str, member: MemberChange | None) -> AbstractContextManager[object]:
     store = group.store_of(path)
     name = look(store).name if member is None or member.draft is None else member.draft.name
     with _tell_if_gone(store):
@@ -283,7 +283,7 @@ def _lock_of(group: LocalGroup, path: str, member: MemberChange | None) -> Abstr
 
 
 def _commit(
-    group: LocalGroup,
+    group: GroupOnDisk,
     change: GroupChange,
     attempt: _Attempt,
     locks: list[AbstractContextManager[object]],
@@ -323,7 +323,7 @@ def _commit(
     return True
 
 
-def _check_copied(group: LocalGroup, change: GroupChange) -> None:
+def _check_copied(group: GroupOnDisk, change: GroupChange) -> None:
     """Raise ConflictError if another writer has changed a member since it was copied to its new name."""
     for path, state in change.moved.items():
         store = group.store_of(path)
@@ -331,7 +331,7 @@ def _check_copied(group: LocalGroup, change: GroupChange) -> None:
             raise ConflictError(f"{store.url} was changed by another writer before it was moved; move it again")
 
 
-def _check_read(group: LocalGroup, change: GroupChange, written: Mapping[str, MemberChange]) -> None:
+def _check_read(group: GroupOnDisk, change: GroupChange, written: Mapping[str, MemberChange]) -> None:
     """Raise ConflictError if another writer has changed or deleted a member that was only read."""
     for path in change.only_read(written):
         store = group.store_of(path)
@@ -343,7 +343,7 @@ def _check_read(group: LocalGroup, change: GroupChange, written: Mapping[str, Me
 # Staging.
 
 
-def _stage(group: LocalGroup, change: GroupChange, attempt: _Attempt, path: str) -> None:
+def _stage(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, path: str) -> None:
     """Write everything of a member but its last step, which gets an entry in the log."""
     member = attempt.written[path]
     note = GroupCommit(change.identity, attempt.number, path) if change.marked else None
@@ -373,7 +373,7 @@ def _stage(group: LocalGroup, change: GroupChange, attempt: _Attempt, path: str)
         attempt.log[path] = Entry("index" if draft.sparse else "frame", before, after, token)
 
 
-def _entry_of_new(group: LocalGroup, path: str, member: MemberChange, note: GroupCommit | None) -> Entry:
+def _entry_of_new(group: GroupOnDisk, path: str, member: MemberChange, note: GroupCommit | None) -> Entry:
     """Return the entry of a new member, whose frame is complete in a place next to its path."""
     if note is not None and member.handle.snapshot.state.annotations.group_commit != note:
         for attempt in member.handle.attempts():
@@ -387,13 +387,13 @@ def _entry_of_new(group: LocalGroup, path: str, member: MemberChange, note: Grou
     return Entry("frame", look(group.store_of(path)).lasting, state, member.token)
 
 
-def _force_new(group: LocalGroup, path: str, member: MemberChange) -> None:
+def _force_new(group: GroupOnDisk, path: str, member: MemberChange) -> None:
     """Wait until the frame of a new member, in its place next to the path, and its name are on the disk."""
     group.store_of(staged_path(path, member.token, sparse=False)).force()
     group.store_of(path.rpartition("/")[0]).force()
 
 
-def _stage_deletions(group: LocalGroup, change: GroupChange, attempt: _Attempt) -> None:
+def _stage_deletions(group: GroupOnDisk, change: GroupChange, attempt: _Attempt) -> None:
     """Add entries for the members that go. A member that goes where a new one appears is replaced by it."""
     if not change.removed:
         return
@@ -415,7 +415,7 @@ def _manifest_after(change: GroupChange, attempt: _Attempt) -> Manifest:
     return after.with_summaries({}, after.log.keys())  # the members are not as these describe them any more
 
 
-def _take_only_step(group: LocalGroup, attempt: _Attempt) -> None:
+def _take_only_step(group: GroupOnDisk, attempt: _Attempt) -> None:
     ((path, entry),) = attempt.log.items()
     if is_embedded(path):
         group.remove_embedded(path, entry)
@@ -423,7 +423,7 @@ def _take_only_step(group: LocalGroup, attempt: _Attempt) -> None:
         apply.apply_entry(group.store_of, path, entry, locked=path in attempt.locked)
 
 
-def _unstage(group: LocalGroup, attempt: _Attempt) -> None:
+def _unstage(group: GroupOnDisk, attempt: _Attempt) -> None:
     """Remove what an attempt has staged; another attempt stages it again."""
     with suppress(OSError, B2ArrayError):  # `vacuum` removes what stays
         for path, entry in attempt.log.items():
@@ -432,7 +432,7 @@ def _unstage(group: LocalGroup, attempt: _Attempt) -> None:
                 discard(group.store_of(entry.aside(path)))
 
 
-def _happened(group: LocalGroup, change: GroupChange, attempt: _Attempt, error: BaseException) -> bool:
+def _happened(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, error: BaseException) -> bool:
     """Say whether the manifest was replaced despite an error, for example of forcing it to the disk.
 
     Raises `error` if that is unknown. Everything then stays where it is, as the manifest may refer to it.
@@ -453,7 +453,7 @@ def _happened(group: LocalGroup, change: GroupChange, attempt: _Attempt, error: 
 
 
 def _finish(
-    group: LocalGroup,
+    group: GroupOnDisk,
     change: GroupChange,
     attempt: _Attempt,
     show: Callable[[Manifest], Mapping[str, str]],
@@ -472,7 +472,7 @@ def _finish(
             show(_clear_log(group, change, after, left, states, members))
 
 
-def _move_on(group: LocalGroup, attempt: _Attempt) -> dict[str, Snapshot]:
+def _move_on(group: GroupOnDisk, attempt: _Attempt) -> dict[str, Snapshot]:
     """Let the handles show the committed states, and return these."""
     states = {}
     for path, member in attempt.written.items():
@@ -485,7 +485,7 @@ def _move_on(group: LocalGroup, attempt: _Attempt) -> dict[str, Snapshot]:
 
 
 def _clear_log(
-    group: LocalGroup,
+    group: GroupOnDisk,
     change: GroupChange,
     after: Manifest,
     left: Mapping[str, Entry],

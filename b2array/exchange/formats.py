@@ -40,8 +40,8 @@ from b2array.frame.snapshot import load
 from b2array.grid.chunking import Access
 from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member
-from b2array.group.directory import copy_of
 from b2array.group.kept import Moment
+from b2array.group.local import copy_of
 from b2array.store import disk
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store

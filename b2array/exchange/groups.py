@@ -33,10 +33,10 @@ from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
 from b2array.group.changing import begin
-from b2array.group.directory import NewFrame, copy_of
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.kept import earlier_states, moment
 from b2array.group.listed import AnyGroup, group_at
+from b2array.group.local import NewFrame, copy_of
 from b2array.group.unpacked import is_place, unpacked
 from b2array.store.atomic import AtomicFile, place_beside, require_free
 from b2array.store.local import LocalStore

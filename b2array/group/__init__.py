@@ -7,12 +7,12 @@ group        `Group`, the mapping that users hold, and `open_group`
 attributes   a group's attributes as a mapping
 fork         what a transaction and its forks have in common; forks for workers
 changing     begins a transaction, wherever the group is
-transaction  several members of a local group, one commit: prepare, replace the manifest, apply
-rows         several members of a group in an object store, one commit: a write of the manifest
+transaction  changes of several members of a local group, for one commit (`b2array.commit.entries`)
+rows         the same in an object store (`b2array.commit.many`)
 snapshot_changes   the snapshots that a transaction makes, drops and copies
 kept         a group at one moment; frames that keep states of members that went
 snapshots    snapshots of a group, as users see them; how two moments differ
-directory    members in a local directory
+local        members in a local directory
 listed       members in a prefix of an object store, which the manifest lists
 whole        finds, makes, completes, describes and removes a whole group
 summaries    opens members from what the manifest says of them

@@ -13,11 +13,11 @@ from b2array.errors import ReadOnlyError
 from b2array.frame.manifest import ATTRS, OTHER
 from b2array.group.archive import Archive
 from b2array.group.changing import changing
-from b2array.group.directory import copy_of
 from b2array.group.embedded import EmbedFile
 from b2array.group.fork import Changes
 from b2array.group.kept import Moment
 from b2array.group.listed import AnyGroup
+from b2array.group.local import copy_of
 
 __all__ = ["Attrs", "Home", "writable"]
 

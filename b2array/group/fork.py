@@ -28,8 +28,8 @@ from b2array.errors import ConflictError
 from b2array.frame.fetch import each_chunk
 from b2array.frame.manifest import is_attrs, is_embedded
 from b2array.frame.source import Source
-from b2array.group.directory import NewFrame, copy_of
 from b2array.group.listed import AnyGroup
+from b2array.group.local import NewFrame, copy_of
 from b2array.group.members import Members, check_new
 from b2array.store.base import Mutex
 

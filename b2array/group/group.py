@@ -36,11 +36,11 @@ from b2array.group import embedded, snapshots, unpacked, whole
 from b2array.group.archive import Archive
 from b2array.group.attributes import Attrs, Home, writable
 from b2array.group.changing import AnyTransaction, begin, changing
-from b2array.group.directory import NewFrame, copy_of
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.fork import Changes, GroupFork
 from b2array.group.kept import Moment, moment
 from b2array.group.listed import AnyGroup, group_at
+from b2array.group.local import NewFrame, copy_of
 from b2array.group.members import Members, check_new
 from b2array.group.snapshots import GroupDiff
 from b2array.group.tables import Table, is_table

@@ -31,8 +31,8 @@ from b2array.frame.listing import MemberState, group_ledger, load_members
 from b2array.frame.manifest import RETIRED, Manifest, retired_path
 from b2array.frame.snapshot import Snapshot, ledger_in, unknown_name
 from b2array.frame.source import FRAME_NAME
-from b2array.group.directory import Directory
 from b2array.group.listed import AnyGroup, ListedGroup
+from b2array.group.local import LocalGroup
 from b2array.group.members import Members
 from b2array.store.base import MISSING, Store
 
@@ -81,7 +81,7 @@ def _entry(entry: Kept, at: Kept) -> Kept:
     return replace(at, name=entry.name, time=entry.time, message=entry.message)
 
 
-def retire(view: Directory, states: Sequence[Snapshot]) -> RetiredFrame:
+def retire(view: LocalGroup, states: Sequence[Snapshot]) -> RetiredFrame:
     """Copy kept states of one member to a retired frame, which the next manifest names.
 
     It is a sparse frame, which python-blosc2 does not take for a member. FormatError: a state is damaged.

@@ -25,7 +25,7 @@ from b2array.frame.listing import MemberState
 from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, Row, is_embedded
 from b2array.frame.snapshot import Member, Snapshot, load_member, load_published, load_revision
 from b2array.group import embedded, summaries
-from b2array.group.directory import Directory
+from b2array.group.local import LocalGroup
 from b2array.group.members import Members
 from b2array.store.base import MISSING, Store, Version, attempts, stale_reader, too_many_conflicts
 from b2array.store.open import join_url, open_store
@@ -248,11 +248,11 @@ class ListedGroup:
         return summaries.promise_revision(self.store_of(path), record, row.revision, read)
 
 
-AnyGroup: TypeAlias = Directory | ListedGroup
+AnyGroup: TypeAlias = LocalGroup | ListedGroup
 """A group that can be changed, on a local disk or in an object store."""
 
 
 def group_at(url: str, storage_options: Mapping[str, Any]) -> AnyGroup:
     """Return the group at a URL. Nothing is read."""
     is_local = open_store(url, storage_options=storage_options).can.local
-    return Directory(url, storage_options) if is_local else ListedGroup(url, storage_options)
+    return LocalGroup(url, storage_options) if is_local else ListedGroup(url, storage_options)

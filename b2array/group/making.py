@@ -13,8 +13,8 @@ from b2array.frame.manifest import MANIFEST, check_name
 from b2array.frame.places import Place
 from b2array.group import whole
 from b2array.group.archive import Archive, changed_as_a_whole
-from b2array.group.directory import Directory
 from b2array.group.group import Group, free_name, put_member
+from b2array.group.local import LocalGroup
 from b2array.store.locks import holds_locks
 
 __all__ = ["make_member"]
@@ -28,11 +28,11 @@ def make_member(place: Place, options: ArrayOptions, suffix: str, new: NewDraft)
     home = whole.home_of(place.group, options.storage_options or {})
     if isinstance(home, Archive):
         raise changed_as_a_whole(place)
-    if isinstance(home, Directory):
+    if isinstance(home, LocalGroup):
         _list_near(home, check_name(place.name))
     group = Group(home, "", "r+")
     name = free_name(group, place.name, overwrite=options.overwrite)
-    if isinstance(home, Directory) and not _may_lock(home):
+    if isinstance(home, LocalGroup) and not _may_lock(home):
         if name in home.members() and home.manifest.kept:
             raise RuntimeError(f"{home.url}: snapshots need {name!r}, which only who may lock the group can replace")
         return Handle(commit(new(home.address(f"{name}{suffix}"), replace(options, fs=None))), "r+")
@@ -45,7 +45,7 @@ def make_member(place: Place, options: ArrayOptions, suffix: str, new: NewDraft)
     return put_member(home, name, suffix, draft, overwrite=options.overwrite)
 
 
-def _may_lock(home: Directory) -> bool:
+def _may_lock(home: LocalGroup) -> bool:
     """Say whether a commit of the group is possible: a directory in somebody else's group may be ours."""
     if holds_locks():  # of a member, perhaps, for which a commit waits that holds the group's
         return False
@@ -56,7 +56,7 @@ def _may_lock(home: Directory) -> bool:
         return False
 
 
-def _list_near(home: Directory, name: str) -> None:
+def _list_near(home: LocalGroup, name: str) -> None:
     """Let a local group list only what decides about a new member: it may have very many others."""
     if not holds_locks():
         home.recover()

@@ -35,10 +35,10 @@ from b2array.format.state import State as FrameState
 from b2array.frame.listing import MemberState, group_ledger
 from b2array.frame.manifest import ARRAY, OTHER, Manifest, Row, is_embedded
 from b2array.frame.snapshot import Snapshot
-from b2array.group.directory import NewFrame, copy_of
 from b2array.group.fork import Changes
 from b2array.group.kept import Moment, moment
 from b2array.group.listed import ListedGroup, name_of
+from b2array.group.local import NewFrame, copy_of
 from b2array.group.members import Members, check_new
 from b2array.group.snapshot_changes import SnapshotChanges
 from b2array.store.base import Head, create_under_own_name

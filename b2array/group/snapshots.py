@@ -21,9 +21,9 @@ from b2array.frame.listing import MemberState, group_ledger
 from b2array.frame.manifest import ATTRS, Manifest, is_attrs, is_embedded, retired_path
 from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load_published
 from b2array.group.changing import AnyTransaction
-from b2array.group.directory import Directory, copy_of
 from b2array.group.kept import Moment, is_same_file, moment
 from b2array.group.listed import AnyGroup, ListedGroup, name_of
+from b2array.group.local import LocalGroup, copy_of
 from b2array.group.rows import RowTransaction
 from b2array.group.transaction import Transaction
 
@@ -132,7 +132,7 @@ def _own_of_member(
     identity, users = manifest.identity.encode(), dict[bytes, list[str]]()
     states: list[FrameState] = []
     with suppress(OSError, B2ArrayError):  # a damaged member does not hide the snapshots
-        held = group.state_of(path, manifest) if isinstance(group, Directory) else load_published(group.store_of(path))
+        held = group.state_of(path, manifest) if isinstance(group, LocalGroup) else load_published(group.store_of(path))
         for then in moments:
             for state in then.states.values():
                 if state.path == path and not then.is_retired(path):

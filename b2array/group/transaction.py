@@ -47,7 +47,6 @@ from b2array.frame.manifest import (
 )
 from b2array.frame.snapshot import Snapshot, ledger_in, reload
 from b2array.frame.source import FRAME_NAME
-from b2array.group.directory import Directory, NewFrame, copy_of
 from b2array.group.fork import Changes
 from b2array.group.kept import (
     Moment,
@@ -58,6 +57,7 @@ from b2array.group.kept import (
     retire,
     states_needed,
 )
+from b2array.group.local import LocalGroup, NewFrame, copy_of
 from b2array.group.members import Members, check_new
 from b2array.group.snapshot_changes import SnapshotChanges
 from b2array.store.atomic import require_free
@@ -77,9 +77,9 @@ class Transaction(Changes):
     readers do not open them together with members of an earlier state.
     """
 
-    _view: Directory
+    _view: LocalGroup
 
-    def __init__(self, directory: Directory, replacing: str | None = None, *, marked: bool = True) -> None:
+    def __init__(self, directory: LocalGroup, replacing: str | None = None, *, marked: bool = True) -> None:
         if marked:
             directory.refresh()
         directory.recover()

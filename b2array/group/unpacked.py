@@ -39,7 +39,7 @@ from b2array.frame.places import ZIP
 from b2array.frame.source import FRAME_NAME
 from b2array.group import whole
 from b2array.group.archive import NOTE, Archive, is_content
-from b2array.group.directory import Directory, copy_of
+from b2array.group.local import LocalGroup, copy_of
 from b2array.group.members import Members
 from b2array.store import disk
 from b2array.store.atomic import AtomicFile, place_beside, require_free
@@ -55,7 +55,7 @@ _SUFFIX = ".b2z"
 _NOTE_NBYTES = 2**12
 
 
-class Unpacked(Directory):
+class Unpacked(LocalGroup):
     """The members of an archive in the directory of its writer.
 
     `unpacked` makes one that owns the directory. Copies of it, also in other processes, use the directory and own

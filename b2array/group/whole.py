@@ -20,9 +20,9 @@ from b2array.frame.source import FRAME_NAME
 from b2array.group import embedded
 from b2array.group.archive import Archive, changed_as_a_whole
 from b2array.group.changing import committing
-from b2array.group.directory import Directory, record_of
 from b2array.group.fork import Changes
 from b2array.group.listed import AnyGroup, ListedGroup, group_at
+from b2array.group.local import LocalGroup, record_of
 from b2array.store.atomic import require_free
 from b2array.store.base import MISSING, Head, Store, says_more
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
@@ -218,7 +218,7 @@ def clear(group: AnyGroup) -> None:
     with committing(group) as changes:
         changes.remove(dict(group.members()))
         changes.drop_snapshots(group_ledger(group.url, group.manifest).names)
-    if isinstance(group, Directory):
+    if isinstance(group, LocalGroup):
         complete(group)
     elif group.catalog.read()[1] is None:
         _list_nothing(group)

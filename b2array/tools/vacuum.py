@@ -32,9 +32,9 @@ from b2array.frame.manifest import MANIFEST, RETIRED
 from b2array.frame.places import group_of
 from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load, load_published
 from b2array.group import unpacked
-from b2array.group.directory import Directory
 from b2array.group.kept import remove_frame, unneeded
 from b2array.group.listed import AnyGroup, ListedGroup
+from b2array.group.local import LocalGroup
 from b2array.store.base import MISSING, Listed, Store, attempts, too_many_conflicts
 from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
@@ -279,7 +279,7 @@ def _files_in_log(
     needed = set()
     urls = {url} | ({os.path.realpath(store.url)} if isinstance(store, LocalStore) else set())
     for place in filter(None, {group_of(each, storage_options) for each in urls if store.can.local}):
-        group = Directory(place.group, storage_options or {})
+        group = LocalGroup(place.group, storage_options or {})
         manifest, _ = group.read()
         for path, entry in manifest.log.items():
             if path.rpartition(".")[0] == place.name:
@@ -295,7 +295,7 @@ def _files_in_log(
 
 def _outside_locked(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
     """Do what `_outside` does, while no writer is between a look at its files and the commit that needs them."""
-    if dry_run or not isinstance(group, Directory):
+    if dry_run or not isinstance(group, LocalGroup):
         return _outside(group, seconds, dry_run)
     with group.store.lock(MANIFEST):
         group.refresh()
@@ -315,7 +315,7 @@ def _load_listed_member(store: Store) -> Snapshot | None:
 
 def _outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
     """Remove what nothing needs outside of the members of a group; return None if there is nothing."""
-    if isinstance(group, Directory):
+    if isinstance(group, LocalGroup):
         return _outside_local(group, seconds, dry_run)
     for _ in attempts(group.store):
         group.refresh()
@@ -332,7 +332,7 @@ def _outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
     raise too_many_conflicts(group.store)
 
 
-def _outside_local(group: Directory, seconds: float, dry_run: bool) -> Cleanup | None:
+def _outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cleanup | None:
     """Remove what killed writers left in a group outside of its members; return None if there is nothing.
 
     That is files, directories and objects where new data waited for a commit, chunks of deleted members, and what no
@@ -362,7 +362,7 @@ def _outside_local(group: Directory, seconds: float, dry_run: bool) -> Cleanup |
 
 
 def _waiting(
-    group: Directory,
+    group: LocalGroup,
     needed: set[str],
     members: set[str],
 ) -> tuple[dict[str, str], set[str]]:
@@ -381,7 +381,7 @@ def _waiting(
     return left, arrays
 
 
-def _whole(group: Directory, path: str) -> Listed:
+def _whole(group: LocalGroup, path: str) -> Listed:
     """Return the size of a file or of all files in a directory, and when the youngest of them was written."""
     files: Mapping[str, Listed] = {}
     # Another process may have removed it: it then has no files.

@@ -36,8 +36,8 @@ from b2array.frame import manifest
 from b2array.frame.catalog import Catalog
 from b2array.frame.manifest import Entry, Manifest, Row, check_name
 from b2array.group import embedded
-from b2array.group.directory import Directory
 from b2array.group.listed import group_at
+from b2array.group.local import LocalGroup
 from b2array.group.members import check_new
 from b2array.store.open import open_store
 
@@ -546,7 +546,7 @@ def test_a_commit_that_is_interrupted_shows_all_or_nothing(
 
 
 @pytest.mark.filterwarnings("ignore:External leaf")  # python-blosc2 looks at what a killed writer has left
-@pytest.mark.parametrize("at", ["Directory.write", "apply.apply_log", "apply.apply_entry"])
+@pytest.mark.parametrize("at", ["LocalGroup.write", "apply.apply_log", "apply.apply_entry"])
 def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
     url = str(tmp_path / "group.b2d")
     group = open_group(url, "w")
@@ -556,14 +556,14 @@ def test_a_killed_writer_leaves_all_or_nothing(tmp_path: Path, at: str) -> None:
 import os
 from b2array import open_group
 from b2array.commit import apply
-from b2array.group.directory import Directory
+from b2array.group.local import LocalGroup
 group = open_group({url!r}, "r+")
 calls = 0
 original = {at}
 def killed(*args, **options):
     global calls
     calls += armed
-    if calls > {int(at != "Directory.write")}:
+    if calls > {int(at != "LocalGroup.write")}:
         os._exit(9)
     return original(*args, **options)
 armed = 0
@@ -576,7 +576,7 @@ with group.transaction() as changes:
 """
     done = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
     assert done.returncode == 9
-    committed = at != "Directory.write"
+    committed = at != "LocalGroup.write"
     for mode in ("r", "r+"):
         found = open_group(url, mode)
         assert [found[name][...].sum() for name in ("level", "time")] == [5 * committed] * 2
@@ -737,14 +737,14 @@ def test_a_transaction_can_delete_and_make_the_same_member(growing: Group, url: 
 def test_an_answer_to_a_commit_that_is_lost_is_no_failure(
     growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Directory.write
+    original = LocalGroup.write
 
-    def lose(self: Directory, *args: Any) -> None:
+    def lose(self: LocalGroup, *args: Any) -> None:
         original(self, *args)
         raise TimeoutError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Directory, "write", lose)
+        patched.setattr(LocalGroup, "write", lose)
         with growing.transaction() as changes:
             _append(changes, 1)
     assert _grown(open_group(url)) == (4, 4)
@@ -754,8 +754,8 @@ def test_an_answer_to_a_commit_that_is_lost_is_no_failure(
 def test_a_commit_whose_outcome_is_not_known_removes_nothing(
     growing: Group, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = Catalog if "://" in url else Directory
-    writer, writes = (many, "replace_manifest") if "://" in url else (Directory, "write")
+    home = Catalog if "://" in url else LocalGroup
+    writer, writes = (many, "replace_manifest") if "://" in url else (LocalGroup, "write")
     original = getattr(writer, writes)
 
     def cut_off(*_: Any) -> None:
@@ -1522,7 +1522,7 @@ def test_a_failure_after_the_commit_leaves_what_was_committed(
     with growing.transaction() as changes:
         _append(changes, 2)
         changes.create("new", data=[1])
-        monkeypatch.setattr(Directory, "current", fail)
+        monkeypatch.setattr(LocalGroup, "current", fail)
     monkeypatch.undo()
     found = open_group(url)
     assert _grown(found) == (5, 5)

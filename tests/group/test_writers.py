@@ -25,7 +25,7 @@ from b2array.commit import apply
 from b2array.commit.one import frame_lock
 from b2array.errors import ConflictError
 from b2array.frame.manifest import Manifest
-from b2array.group.directory import Directory
+from b2array.group.local import LocalGroup
 from b2array.store import disk, links
 from b2array.store.local import LocalStore
 
@@ -129,7 +129,7 @@ def test_a_writer_that_is_killed_while_it_makes_a_member_hides_no_other_one(tmp_
     open_group(url, "w")
 
     def made_and_killed() -> None:
-        Directory.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        LocalGroup.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
         with open_group(url, "r+").transaction() as changes:
             changes.create("a", data=np.zeros(5))
 
@@ -219,12 +219,12 @@ def test_an_array_that_is_made_by_its_own_url_takes_no_place_from_a_commit_that_
 def test_a_manifest_with_the_times_of_an_earlier_one_is_read_again(pair: str, tmp_path: Path) -> None:
     manifest, kept = Path(pair, ".b2group"), tmp_path / "kept"
 
-    def write_and_die(directory: Directory, *args: Any, write: Any = Directory.write) -> None:
+    def write_and_die(directory: LocalGroup, *args: Any, write: Any = LocalGroup.write) -> None:
         write(directory, *args)
         os._exit(0)
 
     def task() -> None:
-        Directory.write = write_and_die
+        LocalGroup.write = write_and_die
         with open_group(pair, "r+").transaction() as changes:
             fill(8)(changes)
 

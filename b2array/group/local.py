@@ -56,7 +56,7 @@ from b2array.store.base import (
 )
 from b2array.store.open import join_url, open_store
 
-__all__ = ["Directory", "NewFrame", "copy_of", "record_of"]
+__all__ = ["LocalGroup", "NewFrame", "copy_of", "record_of"]
 
 
 class NewFrame(Protocol):
@@ -106,7 +106,7 @@ def record_of(held: Snapshot) -> Record | None:
     return summary.pack(held.state, held.header)
 
 
-class Directory:
+class LocalGroup:
     """The members of a local group as they were when somebody first asked for them, and the manifest.
 
     `known` are a manifest and the paths of the members by their names.
@@ -123,7 +123,7 @@ class Directory:
         # The embedded members, with the version of their frame.
         self._inner: tuple[Version | None, dict[str, str]] = None, {}
         # Groups inside this one that have a manifest, by their names.
-        self._mounts: dict[str, Directory] = {}
+        self._mounts: dict[str, LocalGroup] = {}
         # The version of the manifest whose log this handle has seen carried out.
         self._settled: Version | None = None
         self.store = open_store(url, storage_options=self.storage_options)
@@ -154,7 +154,7 @@ class Directory:
 
     # Groups inside of this one.
 
-    def mount_of(self, path: str) -> tuple[Directory, str] | None:
+    def mount_of(self, path: str) -> tuple[LocalGroup, str] | None:
         """Return the group inside this one that a member belongs to, and its path there; None for this group's.
 
         A manifest owns everything below it, up to the next manifest.
@@ -453,7 +453,7 @@ def _outermost(names: Collection[str]) -> list[str]:
 
 def _read_again(address: str, options: Mapping[str, Any], path: str, *, carries_out: bool = False) -> Snapshot:
     """Return the state of a member that is committed now; pickles of arrays may take this call along."""
-    group = Directory(address, options)
+    group = LocalGroup(address, options)
     if carries_out:  # nobody may write to a frame that still waits in another place
         group.apply_entry(path)
     return group.state_of(path)
