@@ -555,7 +555,10 @@ class Transaction(Changes):
         self._roster.warn_of_forgotten(self.url)
 
     def _commit(self) -> None:
-        self._retire(self._view.manifest)  # copies take long, so they are made before there are locks
+        # Copies take long, so they are made before there are locks. What other writers do meanwhile may be in the way:
+        # under the locks, what is missing is copied once more, and an error then counts.
+        with suppress(OSError, B2ArrayError):
+            self._retire(self._view.manifest)
         before, after = commit_entries(
             self._view,
             self._change,
