@@ -45,7 +45,7 @@ _MOST_DESCRIBED = 1000
 """In a larger local group only `Group.consolidate` writes summaries."""
 
 
-Edit = Callable[[Manifest, Manifest, Mapping[str, Frame], Callable[[str], None]], Manifest]
+Edit = Callable[[Manifest, Manifest, Mapping[str, Frame], Callable[[str, str], None]], Manifest]
 """How a commit changes the manifest besides its log: see `commit_entries`."""
 
 
@@ -292,9 +292,11 @@ def _commit(
 ) -> bool:
     """Stage everything, and take the step that commits it; return False if another writer was faster."""
 
-    def lock(path: str) -> None:
+    def lock(path: str, name: str) -> None:
         if path not in attempt.locked:
-            _lock(group, change, path, locks)
+            with _tell_if_gone(group.store_of(path)):
+                locks.append(group.store_of(path).lock(name))
+            locks[-1].__enter__()
 
     try:
         _check_copied(group, change)

@@ -435,7 +435,7 @@ class Transaction(Changes):
         remove_frame(self._view.store_of(retired_path(token)))
 
     def _kept(
-        self, before: Manifest, after: Manifest, frames: Mapping[str, Frame], lock: Callable[[str], None]
+        self, before: Manifest, after: Manifest, frames: Mapping[str, Frame], lock: Callable[[str, str], None]
     ) -> bytes:
         """Write the lists of members of new snapshots; return the ledger of the group after the transaction."""
         states: dict[str, MemberState] = {}
@@ -455,7 +455,7 @@ class Transaction(Changes):
         ledger = group_ledger(self.url, before)
         return self._snapshots.apply(ledger, lambda _: states, self._put_list).pack() or b""
 
-    def _states_now(self, before: Manifest, after: Manifest, lock: Callable[[str], None]) -> dict[str, Snapshot]:
+    def _states_now(self, before: Manifest, after: Manifest, lock: Callable[[str, str], None]) -> dict[str, Snapshot]:
         """Return the states at one moment of the members that do not change. The caller has the manifest's lock.
 
         They are compared until nobody has changed one since all were read. The last time, other writers wait; so they
@@ -468,8 +468,12 @@ class Transaction(Changes):
         for _ in range(config.retries if before.kept else 0):
             if not [path for path in paths if self._read_again(path, before, states)]:
                 return states
+        for path in paths:
+            if path not in states:
+                self._read_again(path, before, states)
+        # A lock needs a descriptor, and no file is opened in between: there may be no other descriptor left.
         for path in sorted(paths):
-            lock(path)
+            lock(path, states[path].name)
         for path in paths:
             self._read_again(path, before, states)
         return states
@@ -575,7 +579,7 @@ class Transaction(Changes):
         self._check_moment(before)
 
     def _edit(
-        self, before: Manifest, after: Manifest, frames: Mapping[str, Frame], lock: Callable[[str], None]
+        self, before: Manifest, after: Manifest, frames: Mapping[str, Frame], lock: Callable[[str, str], None]
     ) -> Manifest:
         """Return the manifest with the snapshots that the commit leaves, and what they need."""
         self._delete_lists()  # of the attempt before
