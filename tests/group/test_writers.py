@@ -299,6 +299,32 @@ def test_an_outer_group_shows_all_or_nothing_of_a_commit_of_the_group_inside_it(
     assert [open_group(outer)[f"inner/{name}"][:4].tolist() for name in "xz"] == [[1, 7, 0, 9], [1, 7, 0, 0]]
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+@pytest.mark.parametrize("other", ["drops the snapshot", "makes the member again"])
+def test_a_member_goes_although_what_a_snapshot_needed_of_it_was_changed_meanwhile(
+    tmp_path: Path, layout: Any, other: str
+) -> None:
+    url = str(tmp_path / "g")
+    group = open_group(url, "w")
+    for name in "ab":
+        # So many chunks that the list of the snapshot is an object of its own.
+        group.create(name, data=np.arange(4000.0), chunks=(2,), blocks=(2,), layout=layout)
+    group.snapshot("before")
+    with suppress(ConflictError), open_group(url, "r+").transaction() as changes:
+        del changes["a"]
+        if other == "drops the snapshot":
+            open_group(url, "r+").drop_snapshot("before")
+        else:
+            with open_group(url, "r+").transaction() as others:
+                del others["a"]
+                others.create("a", data=np.ones(3), layout=layout)
+    now = open_group(url)
+    assert "a" not in now or now["a"][:].tolist() == [1, 1, 1]
+    if other != "drops the snapshot":
+        assert open_group(url, at="before")["a"][5] == 5
+    assert b2array.verify(url, deep=True).ok
+
+
 def test_a_snapshot_that_is_made_while_a_transaction_deletes_a_member_keeps_the_member(tmp_path: Path) -> None:
     url = str(tmp_path / "g")
     open_group(url, "w").update({"a": np.arange(10), "b": np.arange(5)})
