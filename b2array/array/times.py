@@ -15,8 +15,14 @@ At = str | date | None
 """A snapshot's name, or a moment: the latest snapshot until then."""
 
 
-def name_of(at: At, open_now: Callable[[], Any]) -> str | None:
+def name_of(
+    at: At,
+    open_now: Callable[[], Any],
+    around: Callable[[], Sequence[SnapshotInfo]] = tuple,
+) -> str | None:
     """Return the name of the snapshot that `at` stands for.
+
+    `open_now` opens what has the snapshots; `around` gives the snapshots of the group around it.
 
     A moment without a time zone is in UTC, and a date alone is its end. A text is a name, if a snapshot has that name;
     else it is a moment, if it has the form of one in ISO 8601. KeyError: there was no snapshot yet.
@@ -29,7 +35,7 @@ def name_of(at: At, open_now: Callable[[], Any]) -> str | None:
         if isinstance(at, str):  # a snapshot may have what is missing now
             return at
         raise
-    snapshots = opened.snapshots
+    snapshots = sorted([*opened.snapshots, *around()], key=lambda each: each.time)
     if isinstance(at, str) and any(each.name == at for each in snapshots):
         return at
     return _latest(snapshots, _moment(at), opened.url)

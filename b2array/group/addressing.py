@@ -15,6 +15,7 @@ from b2array.array.array import NDArray
 from b2array.array.drafts import ArrayOptions, MemberKeywords, Shape, Url, takes
 from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
+from b2array.array.snapshots import SnapshotInfo
 from b2array.array.tensors import face
 from b2array.array.times import At, name_of
 from b2array.commit.cursor import Following
@@ -148,7 +149,11 @@ def open(
     (3,)
     """
     check_mode(mode, at, follow=follow)
-    name = name_of(at, lambda: open(url, offset=offset, storage_options=storage_options, fs=fs))
+    name = name_of(
+        at,
+        lambda: open(url, offset=offset, storage_options=storage_options, fs=fs),
+        lambda: () if offset else _snapshots_around(url, storage_options, fs),
+    )
     if options and shape is None:
         raise TypeError(f"open() takes {', '.join(sorted(options))} for new arrays only, which have a shape")
     if offset and mode != "r":
@@ -320,6 +325,17 @@ def _of_group(url: Url, held: Snapshot, storage_options: Storage, at: str) -> An
         with suppress(KeyError):
             return open_group(place.group, at=at, storage_options=storage_options)[place.name]
     return None
+
+
+def _snapshots_around(
+    url: Url | BinaryFile, storage_options: Storage, fs: AbstractFileSystem | None
+) -> Sequence[SnapshotInfo]:
+    """Return the snapshots of the group that a URL leads into; none for the group itself."""
+    if is_open_file(url):
+        return ()
+    address, options = address_of(cast(Url, url), storage_options, fs)
+    place = group_of(address, options)
+    return open_group(place.group, storage_options=options).snapshots if place is not None and place.name else ()
 
 
 def _part_at(place: Place, storage_options: Storage, at: str) -> Any:

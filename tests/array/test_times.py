@@ -59,9 +59,11 @@ def test_a_moment_before_all_snapshots_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_arrays_groups_and_members_open_at_a_moment(tmp_path, inside: bool) -> None:
-    group = b2array.open_group(tmp_path / "g.b2d", "w")
-    array = group.create("x", (3,), "i4") if inside else b2array.zeros(3, "i4", url=tmp_path / "x.b2nd")
+@pytest.mark.parametrize("place", ["local", "memory"])
+def test_arrays_groups_and_members_open_at_a_moment(tmp_path, inside: bool, place: str) -> None:
+    root = str(tmp_path) if place == "local" else f"memory://{tmp_path.name}"
+    group = b2array.open_group(f"{root}/g.b2d", "w")
+    array = group.create("x", (3,), "i4") if inside else b2array.zeros(3, "i4", url=f"{root}/x.b2nd")
     owner = group if inside else array
     owner.snapshot("first")
     time.sleep(0.01)
@@ -70,14 +72,14 @@ def test_arrays_groups_and_members_open_at_a_moment(tmp_path, inside: bool) -> N
     array[:] = 1
     owner.snapshot("second")
     array[:] = 2
-    url = tmp_path / ("g.b2d/x" if inside else "x.b2nd")
+    url = f"{root}/g.b2d/x" if inside else f"{root}/x.b2nd"
     for opened in (b2array.open(url, at=between), b2array.open_array(url, at=between.isoformat())):
         assert opened[:].tolist() == [0, 0, 0]
     assert b2array.open(url, at=datetime.now(UTC))[:].tolist() == [1, 1, 1]
     assert b2array.open(url, at="second")[:].tolist() == [1, 1, 1]
     if inside:
-        assert b2array.open_group(tmp_path / "g.b2d", at=between)["x"][:].tolist() == [0, 0, 0]
-        assert np.array_equal(b2array.open(tmp_path / "g.b2d", at=between)["x"], [0, 0, 0])
+        assert b2array.open_group(f"{root}/g.b2d", at=between)["x"][:].tolist() == [0, 0, 0]
+        assert np.array_equal(b2array.open(f"{root}/g.b2d", at=between)["x"], [0, 0, 0])
     with pytest.raises(KeyError, match="no snapshot from before"):
         b2array.open(url, at="2020-01-01")
     with pytest.raises(ValueError, match="goes with mode 'r' alone"):
