@@ -38,6 +38,7 @@ from b2array.frame.manifest import MANIFEST, Entry, Manifest, is_embedded, stage
 from b2array.frame.snapshot import Snapshot
 from b2array.store.base import MISSING, Store, Version, attempts, create_under_own_name, too_many_conflicts
 from b2array.store.forces import together
+from b2array.store.locks import locks_below
 
 __all__ = ["GroupChange", "GroupOnDisk", "MemberChange", "commit_entries"]
 
@@ -216,7 +217,10 @@ def commit_entries(
     ------
     ConflictError
         Another writer has changed what these changes build on.
+    RuntimeError
+        The thread holds the lock of a member.
     """
+    _require_no_locks(group)
     written = change.written()
     _complete_new(group, written)
     for _ in attempts(group.store):
@@ -232,6 +236,15 @@ def commit_entries(
             finally:
                 unlock()
     raise too_many_conflicts(group.store)
+
+
+def _require_no_locks(group: GroupOnDisk) -> None:
+    """Raise RuntimeError if this thread holds the lock of a member: a commit that waits for it holds the manifest's."""
+    if held := locks_below(group.store.url):
+        raise RuntimeError(
+            f"{group.store.url}: expected a thread that holds no lock in the group, found one that holds {held[0]};"
+            " commits of the group and this lock would wait for each other, so change the group outside of lock()"
+        )
 
 
 def _complete_new(group: GroupOnDisk, written: Mapping[str, MemberChange]) -> None:

@@ -26,7 +26,7 @@ from b2array.store.disk import READ
 from b2array.store.endings import LOCK
 from b2array.store.links import OpenDirectory, open_itself
 
-__all__ = ["free_lock", "holds_lock", "holds_locks", "lock_file", "remove_lock"]
+__all__ = ["free_lock", "holds_lock", "holds_locks", "lock_file", "locks_below", "remove_lock"]
 
 if sys.platform == "win32":
     import msvcrt
@@ -75,6 +75,7 @@ class _LockFile(FileIO):
 
     key: tuple[int, int, int, bool]
     """Device and number of the file, the thread that locks it, and whether that shares the lock."""
+    path: str
 
 
 _held: WeakValueDictionary[tuple[int, int, int, bool], _LockFile] = WeakValueDictionary()
@@ -109,6 +110,13 @@ def holds_locks() -> bool:
     return any(file.key[2] == me and not file.closed for file in tuple(_held.values()))
 
 
+def locks_below(directory: str) -> list[str]:
+    """Return the paths of the lock files below a directory whose locks this thread holds."""
+    me, front = threading.get_ident(), os.path.realpath(directory) + os.sep
+    files = [file for file in tuple(_held.values()) if file.key[2] == me and not file.closed]
+    return sorted(file.path for file in files if os.path.realpath(file.path).startswith(front))
+
+
 def holds_lock(path: str) -> bool:
     """Whether this thread holds the lock of this file for writing."""
     try:
@@ -133,6 +141,7 @@ def _open_lock(path: str, *, shared: bool) -> _LockFile:
     status = os.fstat(file.fileno())
     if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
         file.key = (status.st_dev, status.st_ino, threading.get_ident(), shared)
+        file.path = path
         if not shared:
             _let_others_write(path, file.fileno(), status)
         return file

@@ -243,6 +243,24 @@ def test_a_manifest_with_the_times_of_an_earlier_one_is_read_again(pair: str, tm
     assert values(pair) == values(pair, "r+") == {"x": 8, "y": 8}
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_change_of_a_group_inside_the_lock_of_a_member_is_an_error(tmp_path: Path, layout: Any) -> None:
+    group = open_group(tmp_path / "g.b2d", "w")
+    group.create("x", data=[1, 2], layout=layout)
+    alone = b2array.asarray([1], url=tmp_path / "alone.b2nd")
+    link = tmp_path / "link.b2d"
+    link.symlink_to(tmp_path / "g.b2d")
+    for url in (tmp_path / "g.b2d", link):
+        x = open_group(url, "r+")["x"]
+        with x.lock():
+            with pytest.raises(RuntimeError, match=r"found one that holds .*x\.b2nd.*outside of lock"):
+                group["y"] = [3]
+            x[0] = 5  # one array is one step
+    with alone.lock():
+        group["y"] = [3]
+    assert (group["x"][0], [*group]) == (5, ["x", "y"])
+
+
 @pytest.fixture
 def nested(tmp_path: Path) -> tuple[str, str]:
     """A group, and another one inside it that has a manifest: it was made before its outer group."""
