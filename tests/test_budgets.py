@@ -19,7 +19,7 @@ import pytest
 
 import b2array
 
-DELAYS = (0.05, 0.2, 0.8)
+DELAYS = (0.02, 0.1, 0.5)
 """Seconds that each answer takes, so that requests of one wave overlap; a busy machine needs the longer ones."""
 NATIVE = ("s3", "gcs", "azure")
 
