@@ -260,7 +260,8 @@ def survived(story: Story, states: list[Contents], *, must_fail: bool) -> None:
             assert found == after or (failure is not None and found == before), step
         if failure is not None:
             return
-    assert not must_fail
+    # Another run may make fewer calls, or others in between: then another call has failed, or none.
+    assert not (must_fail and FAULTS.fired and FAULTS.names[FAULTS.at] == "fsync")
 
 
 # ---- full disks ----
