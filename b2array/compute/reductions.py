@@ -208,7 +208,7 @@ def _result_dtype(
     # Without an axis, NumPy has roots of objects and counts records, but makes no arrays of these results.
     kept = keepdims or name not in ("std", "count_nonzero")
     with np.errstate(all="ignore"):
-        kind = np.asarray(function(one, axis=axis, keepdims=kept, **options)).dtype
+        kind: np.dtype[Any] = np.asarray(function(one, axis=axis, keepdims=kept, **options)).dtype
     adds = name in ("sum", "prod", "mean") and dtype.kind in "biufc"
     if adds and np.dtype(arguments.get("dtype")) == object:
         return np.dtype(object)  # NumPy's result may be a number of Python, which has no limits
