@@ -11,7 +11,7 @@ manifest's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from io import FileIO
@@ -26,7 +26,7 @@ from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
 from b2array.store.locks import holds_locks
 
-__all__ = ["makers_lock", "writers_lock"]
+__all__ = ["groups_above", "makers_lock", "writers_lock"]
 
 _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
@@ -92,22 +92,29 @@ def _release(lock: AbstractContextManager[object] | None) -> None:
         lock.close()
 
 
+def groups_above(place: str, mark: str = MANIFEST) -> Iterator[tuple[str, str]]:
+    """Yield the local groups that a path leads through, the innermost first, with the path of the frame in each.
+
+    `mark` is the file by which a group is known.
+    """
+    if place.endswith(TEMPORARY):  # neither a log nor a snapshot names the places next to members
+        return
+    inner, group = place, os.path.dirname(place)
+    while group != inner:
+        if os.path.exists(os.path.join(group, mark)):
+            yield group, place.removeprefix(group).lstrip(os.sep).replace(os.sep, "/")
+        inner, group = group, os.path.dirname(group)
+
+
 def _group_around(store: Store, mark: str) -> tuple[str, str] | None:
-    """Return the innermost group that a local frame is in, by a file that marks it, and the path of the frame there.
+    """Return the group that a local frame is in, and its path there.
 
     A manifest owns everything below it, up to the next manifest.
     """
     if not isinstance(store, LocalStore):
         return None
     place = os.path.realpath(store.url) if os.path.islink(store.url) else store.url
-    if place.endswith(TEMPORARY):  # no log names the places next to members
-        return None
-    group = os.path.dirname(place)
-    while not os.path.exists(os.path.join(group, mark)):
-        group, inner = os.path.dirname(group), group
-        if group == inner:
-            return None
-    return group, os.path.relpath(place, group).replace(os.sep, "/")
+    return next(groups_above(place, mark), None)
 
 
 def _waiting(store: Store) -> tuple[str, str, Entry] | None:

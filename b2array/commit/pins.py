@@ -12,12 +12,12 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from b2array.commit.locks import groups_above
 from b2array.errors import ConflictError, UnsupportedError
 from b2array.format import index
 from b2array.format.kept import Kept, name_for_group
@@ -27,7 +27,6 @@ from b2array.frame.listing import MemberState, group_ledger, load_members
 from b2array.frame.manifest import MANIFEST, Manifest
 from b2array.frame.snapshot import Snapshot, ledger_in
 from b2array.store.base import Store
-from b2array.store.endings import TEMPORARY
 from b2array.store.local import LocalStore
 from b2array.store.locks import holds_locks
 
@@ -70,7 +69,7 @@ def pins_of(store: Store) -> list[Pin]:
     return pins
 
 
-def _groups(store: Store) -> list[tuple[Path, str]]:
+def _groups(store: Store) -> list[tuple[str, str]]:
     """Return the local groups around a frame, the innermost first, with the paths that it has in them.
 
     A snapshot of an outer group may be older than the manifest of an inner one. The path that the user gave may lead
@@ -79,14 +78,10 @@ def _groups(store: Store) -> list[tuple[Path, str]]:
     if not isinstance(store, LocalStore):
         return []
     places = {store.url: None, os.path.realpath(store.url): None}
-    groups: dict[tuple[str, str], tuple[Path, str]] = {}
-    for place in map(Path, places):
-        if place.name.endswith(TEMPORARY):  # no snapshot names the places next to members
-            continue
-        for group in place.parents:
-            if (group / MANIFEST).exists():
-                path = place.relative_to(group).as_posix()
-                groups.setdefault((os.path.realpath(group), path), (group, path))
+    groups: dict[tuple[str, str], tuple[str, str]] = {}
+    for place in places:
+        for group, path in groups_above(place):
+            groups.setdefault((os.path.realpath(group), path), (group, path))
     return [*groups.values()]
 
 
@@ -165,7 +160,7 @@ def may_destroy(store: Store) -> Iterator[bool]:
         yield all(_take(group, locks) for group, _ in _groups(store))
 
 
-def _take(group: Path, locks: ExitStack) -> bool:
+def _take(group: str, locks: ExitStack) -> bool:
     around = LocalStore(group)
     if around.holds_lock():
         return True

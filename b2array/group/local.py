@@ -28,7 +28,6 @@ from b2array.commit.prepare import copied
 from b2array.errors import ConflictError
 from b2array.format import summary
 from b2array.format.header import FrameType
-from b2array.format.summary import Record
 from b2array.frame import snapshot
 from b2array.frame.catalog import Catalog, read_manifest
 from b2array.frame.log import Action, action_of, look, read_member
@@ -56,7 +55,7 @@ from b2array.store.base import (
 )
 from b2array.store.open import join_url, open_store
 
-__all__ = ["LocalGroup", "NewFrame", "copy_of", "record_of"]
+__all__ = ["LocalGroup", "NewFrame", "copy_of"]
 
 
 class NewFrame(Protocol):
@@ -99,11 +98,6 @@ def _is_alike(store: Store, place: AnyPlace, storage_options: Mapping[str, Any])
         return False
     other = place.store if isinstance(place, FreePlace) else open_store(place, storage_options=storage_options)
     return store.can.local == other.can.local
-
-
-def record_of(held: Snapshot) -> Record | None:
-    """Return the summary of a member for the manifest."""
-    return summary.pack(held.state, held.header)
 
 
 class LocalGroup:

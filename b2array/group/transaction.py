@@ -66,10 +66,6 @@ from b2array.store.base import MISSING, attempts, create_under_own_name
 __all__ = ["Transaction"]
 
 
-_MOST_DESCRIBED = 1000
-"""In a larger local group only `Group.consolidate` writes summaries."""
-
-
 class Transaction(Changes):
     """Changes to members of a group that wait for `commit`. They do not show what others commit meanwhile.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from b2array.commit.manifests import replace_manifest
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
-from b2array.format import foreign
+from b2array.format import foreign, summary
 from b2array.frame.listing import group_ledger
 from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
 from b2array.frame.places import ZIP, group_of
@@ -22,7 +22,7 @@ from b2array.group.archive import Archive, changed_as_a_whole
 from b2array.group.changing import committing
 from b2array.group.fork import Changes
 from b2array.group.listed import AnyGroup, ListedGroup, group_at
-from b2array.group.local import LocalGroup, record_of
+from b2array.group.local import LocalGroup
 from b2array.store.atomic import require_free
 from b2array.store.base import MISSING, Head, Store, says_more
 from b2array.store.endings import JOURNAL, LOCK, UNFINISHED
@@ -200,7 +200,11 @@ def consolidate(group: AnyGroup | Changes) -> None:
     group.recover()
     group.refresh()
     members = group.members()
-    records = {path: record_of(group.current(path)) for path in {*members.values()} if not is_embedded(path)}
+    records = {}
+    for path in {*members.values()}:
+        if not is_embedded(path):
+            held = group.current(path)
+            records[path] = summary.pack(held.state, held.header)
     group.update(lambda found: found.with_summaries(records, members=members))
     group.refresh()
 
