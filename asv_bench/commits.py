@@ -156,7 +156,7 @@ class Bench:
         return [self.filled(f"{url}/m{n}.b2nd") for n in range(self.writers)]
 
     def by_transactions(self) -> list[Change]:
-        """Each writer changes four members of its own in a transaction of one group."""
+        """In one group, each writer changes four members that no other writer changes, in one transaction."""
         url = self.group("four", 4 * self.writers)
 
         def writer(first: int) -> Change:
@@ -172,7 +172,7 @@ class Bench:
         return [writer(4 * n) for n in range(self.writers)]
 
     def of_a_group_each(self) -> list[Change]:
-        """Each writer changes a member of a group of its own."""
+        """Each writer has a group to itself, and changes a member of it."""
         return [self.filled(f"{self.group(f'each{n}', 1)}/m0.b2nd") for n in range(self.writers)]
 
     def of_arrays(self) -> list[Change]:

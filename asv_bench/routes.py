@@ -4,7 +4,7 @@
 
 Each action runs twice before it is followed, so that the parts that are made once are there. A pair is two modules that
 call each other on one route; `tests/test_route.py` allows none but those that it names, outside of groups. The counts
-show what a change costs where no time can be measured; the same test limits those of writes.
+show what a change costs where no time can be measured; the same test limits the counts of writes.
 """
 
 from __future__ import annotations

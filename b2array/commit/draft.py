@@ -361,7 +361,7 @@ class Draft(Source):
         self.state = self.state.with_annotations(replace(self.state.annotations, **fields))
 
     def set_attr(self, name: str, content: bytes | None) -> None:
-        """Set an attribute (or remove it): in a metalayer of its own if there is room, else in b2array's."""
+        """Set or remove an attribute: in a separate metalayer if there is room, else in b2array's metalayer."""
         self.delta.attrs[name] = content
         self.state = self.state.with_attr(name, content)
 
@@ -388,7 +388,7 @@ class Draft(Source):
         self.delta.reorder(order)
 
     def refuse_in_fork(self, action: str) -> None:
-        """Raise ValueError if this is a fork: its changes have no order among those of other forks."""
+        """Raise ValueError if this is a fork: forks are unordered, so its changes have no place in an order."""
         if self.point is not None:
             raise ValueError(f"a fork cannot {action}")
 
@@ -651,7 +651,7 @@ def warn_of_forgotten(draft: Draft) -> None:
 
 
 def discard(store: Store) -> None:
-    """Remove a frame that is in a place of its own, as far as possible."""
+    """Remove a frame that has a place to itself, as far as possible."""
     with suppress(OSError, B2ArrayError):
         store.delete([*filter(is_part, store.listing()), ""])
 

@@ -127,7 +127,7 @@ def reserve_up_to(draft: Draft, number: int) -> None:
 
 
 def go_back(draft: Draft, state: State) -> None:
-    """Make a draft what a kept state of its base says, but for the names under which states are kept.
+    """Give a draft all that a kept state of its base says, except the names under which states are kept.
 
     A state may have other blocks: a frame gets chunks and blocks with its first items if other software made it.
     """

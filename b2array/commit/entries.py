@@ -7,7 +7,7 @@ out of the log.
 
 A writer that is killed before the commit leaves files that no reader finds, and `b2array.vacuum` removes. One that is
 killed later leaves the log, and the next writer applies it before it does anything else. Other writers wait for the
-locks: a commit takes the manifest's first, and then those of the members that it changes or has read.
+locks: a commit first locks the manifest, and then the members that it changes or has read.
 
 A change of one member alone needs no log: the one step that applies it is the commit.
 """

@@ -4,7 +4,7 @@
 had it by then, and its own writes. `merge` takes these into the transaction. Until then they are where no index refers
 to them, and where the process of the transaction can reach them:
 
-* in a sparse frame, in files of their own. Nobody writes to a file that is there, not even to one with equal bytes;
+* in a sparse frame, in separate files. Nobody writes to a file that exists, even if its bytes are equal;
 * beside a contiguous local file, in a directory with one file for each pickle that comes back;
 * elsewhere in the pickle itself: for arrays in memory, and for contiguous frames in object stores.
 
