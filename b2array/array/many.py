@@ -11,9 +11,10 @@ import numpy as np
 
 from b2array import threads
 from b2array.array.array import View
+from b2array.codec.chunk import Stored
 from b2array.compute.readable import Readable, select_fields
 from b2array.frame.fetch import fetch_from
-from b2array.frame.read import WINDOW_CHUNKS, WINDOW_NBYTES, WINDOWS_UNDER_WAY, ChunkRead, ChunkReader, prepare
+from b2array.frame.read import ChunkRead, ChunkReader, fetch_ahead, prepare
 from b2array.frame.source import ChunkRequest
 from b2array.grid.selection import Selection, fields, select
 from b2array.grid.tiling import parts_of_chunks
@@ -36,11 +37,6 @@ class _Wanted(NamedTuple):
     selection: Selection
     result: Any
     names: Any
-
-
-class _Job(NamedTuple):
-    wanted: _Wanted
-    chunk: ChunkRead
 
 
 def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
@@ -133,54 +129,34 @@ def _plan_remote_read(number: int, array: Readable, key: Any) -> _Wanted | None:
 
 def _read_far(all_wanted: list[_Wanted]) -> set[int]:
     """Read selections; return the numbers of the selections that failed."""
+    numbers = {id(wanted.reader): wanted.number for wanted in all_wanted}
     failed: set[int] = set()
 
-    def finish(answer: tuple[_Job, Any]) -> None:
+    def finish(answer: tuple[ChunkRead, Stored | Exception | None]) -> None:
         job, stored = answer
-        wanted, chunk = job
         if isinstance(stored, Exception):
-            failed.add(wanted.number)
+            failed.add(numbers[id(job.reader)])
             return
         try:
-            wanted.reader.finish(chunk, stored)
+            job.reader.finish(job, stored)
         except Exception:  # noqa: BLE001 - reading it alone raises the error, or finds a newer state
-            failed.add(wanted.number)
+            failed.add(numbers[id(job.reader)])
 
-    fetched = (
-        pair for window in threads.ahead(_fetch, _windows(_jobs(all_wanted)), WINDOWS_UNDER_WAY) for pair in window
-    )
-    for _ in threads.spread(finish, fetched):
+    for _ in threads.spread(finish, fetch_ahead(_plan_chunks(all_wanted), _fetch_window)):
         pass
     return failed
 
 
-def _jobs(all_wanted: list[_Wanted]) -> Iterator[_Job]:
+def _plan_chunks(all_wanted: list[_Wanted]) -> Iterator[ChunkRead]:
     for wanted in all_wanted:
-        if wanted.reader.box.size:
-            chunks = parts_of_chunks(wanted.reader.layout, wanted.selection.positions, wanted.selection.axes)
-            for chunk in starmap(wanted.reader.plan, chunks):
-                yield _Job(wanted, chunk)
+        reader, selection = wanted.reader, wanted.selection
+        if reader.box.size:
+            chunks = parts_of_chunks(reader.layout, selection.positions, selection.axes)
+            yield from starmap(reader.plan, chunks)
 
 
-def _windows(jobs: Iterable[_Job]) -> Iterator[list[_Job]]:
-    """Put jobs together in windows, as for one read. One wave of requests fetches a window."""
-    window: list[_Job] = []
-    nbytes = 0
-    for job in jobs:
-        window.append(job)
-        nbytes += job.wanted.reader.nbytes_to_come(job.chunk.number, len(job.chunk.wanted))
-        if nbytes >= WINDOW_NBYTES or len(window) >= WINDOW_CHUNKS:
-            yield window
-            window, nbytes = [], 0
-    if window:
-        yield window
-
-
-def _fetch(window: list[_Job]) -> list[tuple[_Job, Any]]:
-    requests = [
-        (job.wanted.reader.source, ChunkRequest(job.chunk.number, job.chunk.wanted))
-        for job in window
-        if job.chunk.wanted
-    ]
+def _fetch_window(jobs: list[ChunkRead]) -> list[tuple[ChunkRead, Stored | Exception | None]]:
+    """Fetch chunks of several reads. A chunk that fails gives its error, because the other reads go on."""
+    requests = [(job.reader.source, ChunkRequest(job.number, job.wanted)) for job in jobs if job.wanted]
     stored = iter(fetch_from(requests))
-    return [(job, next(stored) if job.chunk.wanted else None) for job in window]
+    return [(job, next(stored) if job.wanted else None) for job in jobs]

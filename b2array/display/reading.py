@@ -16,7 +16,7 @@ from b2array.display.drawing import Box, draw, merge
 from b2array.display.tables import Info, beside, put_title, size, table
 from b2array.errors import B2ArrayError
 from b2array.frame.fetch import Ask, fetch, steps_of
-from b2array.frame.read import ChunkRead, ChunkReader, prepare
+from b2array.frame.read import ChunkRead, ChunkReader, prepare, windows
 from b2array.frame.snapshot import Snapshot
 from b2array.frame.source import ChunkRequest, Source
 from b2array.grid.advice import advice
@@ -172,7 +172,7 @@ def _windows(reader: ChunkReader, positions: Any, axes: Any) -> Iterator[list[Ch
     jobs = starmap(reader.plan, parts_of_chunks(reader.layout, positions, axes))
     if reader.source.is_local:
         return ([job] for job in jobs)
-    return reader.windows(jobs)
+    return windows(jobs)
 
 
 def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[int, int]]:

@@ -9,11 +9,11 @@ factors, as `b2array.grid.partition` cuts them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, filterfalse, islice, starmap
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +40,11 @@ __all__ = [
     "WINDOW_NBYTES",
     "ChunkRead",
     "ChunkReader",
+    "fetch_ahead",
     "prepare",
     "read",
     "read_item",
+    "windows",
 ]
 
 Array = npt.NDArray[Any]
@@ -84,7 +86,7 @@ def read(
     if len(first) == 1:
         reader.run(first[0], in_threads=True)
     elif not source.is_local:
-        for _ in threads.spread(lambda pair: reader.finish(*pair), reader.fetched(jobs)):
+        for _ in threads.spread(lambda pair: reader.finish(*pair), fetch_ahead(jobs, _fetch_window)):
             pass
     elif max((len(job.wanted) for job in first), default=0) * layout.block_nbytes >= _LEAST_SHARED:
         threads.each(reader.run, jobs)
@@ -102,6 +104,37 @@ def prepare(
     by_slices = axes is None and np.ndarray not in map(type, positions)
     context = _context(source.frame.codec, source.frame.codec_meta, layout.blocks)
     return ChunkReader(source, layout, context, key, box, [0], axes, by_slices)
+
+
+Answer = TypeVar("Answer")
+
+
+def fetch_ahead(jobs: Iterable[ChunkRead], fetch_window: Callable[[list[ChunkRead]], list[Answer]]) -> Iterator[Answer]:
+    """Fetch chunks of one read, or of several, in bounded windows, a few of them at the same time."""
+    for window in threads.ahead(fetch_window, windows(jobs), WINDOWS_UNDER_WAY):
+        yield from window
+        del window  # its memory is free while the next one is awaited
+
+
+def windows(jobs: Iterable[ChunkRead]) -> Iterator[list[ChunkRead]]:
+    """Collect plans in windows. One wave of requests fetches a window."""
+    window: list[ChunkRead] = []
+    nbytes = 0
+    for job in jobs:
+        window.append(job)
+        nbytes += job.reader.nbytes_to_come(job.number, len(job.wanted))
+        if nbytes >= WINDOW_NBYTES or len(window) >= WINDOW_CHUNKS:
+            yield window
+            window, nbytes = [], 0
+    if window:
+        yield window
+
+
+def _fetch_window(jobs: list[ChunkRead]) -> list[tuple[ChunkRead, Stored | None]]:
+    """Fetch chunks of one read. The first chunk that fails raises its error."""
+    requests = [ChunkRequest(job.number, job.wanted) for job in jobs if job.wanted]
+    stored = iter(fetch(jobs[0].reader.source, requests))
+    return [(job, next(stored) if job.wanted else None) for job in jobs]
 
 
 def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
@@ -155,6 +188,7 @@ def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
 class ChunkRead(NamedTuple):
     """The plan to read one chunk: its cached blocks, the blocks to fetch, and whether the cache keeps these."""
 
+    reader: ChunkReader
     number: int
     part: Part
     tiling: Tiling
@@ -197,29 +231,6 @@ class ChunkReader(NamedTuple):
                 self.finish(job._replace(found=found.entries(job.tiling.numbers)), None)
         return found is not None
 
-    def fetched(self, jobs: Iterable[ChunkRead]) -> Iterator[tuple[ChunkRead, Stored | None]]:
-        """Fetch chunks in bounded windows, each in one batch of requests, and a few of them at the same time."""
-        for window in threads.ahead(self._fetch_window, self.windows(jobs), WINDOWS_UNDER_WAY):
-            yield from window
-            del window  # its memory is free while the next one is awaited
-
-    def _fetch_window(self, jobs: list[ChunkRead]) -> list[tuple[ChunkRead, Stored | None]]:
-        stored = iter(fetch(self.source, [ChunkRequest(job.number, job.wanted) for job in jobs if job.wanted]))
-        return [(job, next(stored) if job.wanted else None) for job in jobs]
-
-    def windows(self, jobs: Iterable[ChunkRead]) -> Iterator[list[ChunkRead]]:
-        """Put plans together in windows. One batch of requests fetches a window."""
-        window: list[ChunkRead] = []
-        nbytes = 0
-        for job in jobs:
-            window.append(job)
-            nbytes += self.nbytes_to_come(job.number, len(job.wanted))
-            if nbytes >= WINDOW_NBYTES or len(window) >= WINDOW_CHUNKS:
-                yield window
-                window, nbytes = [], 0
-        if window:
-            yield window
-
     def nbytes_to_come(self, n: int, nblocks: int) -> int:
         """Estimate how many bytes have to be fetched for blocks of a chunk."""
         sizes = self.source.known_sizes(n)
@@ -248,7 +259,7 @@ class ChunkReader(NamedTuple):
             keep = self.met[0] <= config.cache_bytes // _MOST_KEPT
         if wanted and not self.source.is_local and len(wanted) == self._ninhabited(part.coords):
             wanted = range(layout.nblocks)  # all but padding is wanted: one range is easier to ask for
-        return ChunkRead(number, part, tiling, found, wanted, keep)
+        return ChunkRead(self, number, part, tiling, found, wanted, keep)
 
     def _ninhabited(self, coords: Sequence[int]) -> int:
         """Count the blocks of a chunk that are not all padding."""

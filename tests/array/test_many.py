@@ -151,10 +151,10 @@ def test_a_state_that_was_replaced_is_a_conflict(served, http, tmp_path):
 
 
 def test_large_selections_are_read_in_bounded_windows(served, http, monkeypatch):
-    from b2array.array import many
+    from b2array.frame import read
 
     a, b = served("a", DATA), served("b", DATA + 1)
-    monkeypatch.setattr(many, "WINDOW_NBYTES", 2**16)
+    monkeypatch.setattr(read, "WINDOW_NBYTES", 2**16)
     found = b2array.read_many([(a, ...), (b, ...)])
     assert same(found[0], DATA)
     assert same(found[1], DATA + 1)
