@@ -135,7 +135,7 @@ class Reads:
 
                 def apart() -> None:
                     measure("copy", read.copy)
-                    touch(spare.room_for(1, read.nbytes)[1])
+                    touch(spare.reserve(1, read.nbytes)[1])
 
                 return apart
 

@@ -13,7 +13,7 @@ import pytest
 
 import b2array
 from b2array.errors import FormatError, UnsupportedError
-from b2array.frame.log import look
+from b2array.frame.log import inspect_place
 from b2array.frame.manifest import MANIFEST, Entry, Manifest
 from b2array.store.endings import LOCK
 from b2array.store.local import LocalStore
@@ -53,7 +53,7 @@ def group_with(tmp_path: Path, link: str, target: Path, manifest: Manifest | Non
 
 def removed(path: str, target: Path) -> Manifest:
     """Return a manifest that says that the frame behind a path was deleted."""
-    before = look(LocalStore(target)).lasting
+    before = inspect_place(LocalStore(target)).lasting
     return Manifest(identity="00" * 8, number=1, log={path: Entry("delete", before, "", "0" * 16)})
 
 

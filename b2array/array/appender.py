@@ -26,7 +26,7 @@ def append(handle: Handle, values: Any, axis: int) -> None:
     streamed = copying.is_sliceable(values)
     # Shape and type can be checked without the items.
     model = np.broadcast_to(np.empty((), values.dtype), values.shape) if streamed else values
-    array, axis = resize.joint(model, before.shape, before.dtype, axis)
+    array, axis = resize.make_joint(model, before.shape, before.dtype, axis)
 
     if not array.shape[axis]:
         return
@@ -105,7 +105,7 @@ class Appender:
         layout, axis = self._layout, self._axis
         if np.ndim(values) == layout.ndim - 1:
             values = np.expand_dims(np.asarray(values), axis)
-        steps, _ = resize.joint(values, layout.shape, layout.dtype, axis)
+        steps, _ = resize.make_joint(values, layout.shape, layout.dtype, axis)
         done, count = 0, steps.shape[axis]
         while done < count:
             taken = min(count - done, self._room())

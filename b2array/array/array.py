@@ -539,7 +539,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         """
         self._handle.require_writable()
         with self._handle.mutex.held:  # no other thread must change the shape meanwhile
-            array, axis = resize.joint(values, self.shape, self.dtype, axis)
+            array, axis = resize.make_joint(values, self.shape, self.dtype, axis)
             where, length = operator.index(index), self.shape[axis]
             if not -length <= where <= length:
                 raise IndexError(f"index {where} is out of bounds for axis {axis} with size {length}")
@@ -581,7 +581,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         self._handle.require_writable()
         axis = np.lib.array_utils.normalize_axis_index(axis, self.ndim)
         with self._handle.mutex.held:  # no other thread must change the shape meanwhile
-            gone = resize.positions(key, self.shape, axis)
+            gone = resize.select_positions(key, self.shape, axis)
             if not isinstance(gone, slice) or gone.stop > gone.start:
                 for attempt in self._handle.attempts():
                     with attempt as draft:

@@ -36,7 +36,7 @@ from b2array.codec.filters import CELL_FILTERS
 from b2array.codec.interop import readable
 from b2array.codec.rounding import check_dtype
 from b2array.commit import prepare, resize
-from b2array.commit.changes import Keep, changeable
+from b2array.commit.changes import Keep, copy_for_changes
 from b2array.commit.copied_states import KeptState, states_to_copy
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
@@ -175,7 +175,7 @@ def _recode(
         before: State | None = None
         for entry, revision in earlier:
             _follow(draft, before, revision, own_names, bar, exact=exact)
-            draft.delta.keep(Keep(entry, changeable(draft.state)))
+            draft.delta.keep(Keep(entry, copy_for_changes(draft.state)))
             before = revision.state
         _follow(draft, before, source, own_names, bar, exact=exact)
         for entry, rebuilt in states:
@@ -335,7 +335,7 @@ def _rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator[npt.NDAr
     pending: list[npt.NDArray[Any]] = []
     count = 0
     for block in blocks:
-        values, _ = resize.joint(block, layout.shape, layout.dtype, axis)
+        values, _ = resize.make_joint(block, layout.shape, layout.dtype, axis)
         done = 0
         while done < values.shape[axis]:
             taken = min(length - count, values.shape[axis] - done)

@@ -27,7 +27,7 @@ from b2array.format.foreign import check_ending
 from b2array.format.header import FIRST_BYTES, FrameType
 from b2array.format.index import special_offset
 from b2array.format.state import check_count, cparams_to_note, parse
-from b2array.frame.snapshot import frame_in
+from b2array.frame.snapshot import find_frame
 from b2array.frame.source import EMBEDDED, FRAME_NAME
 from b2array.grid import chunking
 from b2array.grid.assignment import broadcast, check_plain
@@ -420,7 +420,7 @@ def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:
     existing = require_free(store, kinds, "a frame", overwrite=overwrite, name=name, never=(EMBEDDED,))
     if existing in (None, name):
         return
-    if frame_in(store) is None:
+    if find_frame(store) is None:
         old, new = ("sparse", "contiguous") if existing else ("contiguous", "sparse")
         raise FileExistsError(f"{store.url} is a {old} frame that cannot be read, which a {new} one cannot replace")
     if existing and store.beside(directory=False) is not None:

@@ -30,7 +30,7 @@ from b2array.commit import edits
 from b2array.commit.draft import Draft
 from b2array.commit.write import rewrite
 from b2array.errors import ConflictError
-from b2array.frame.fetch import each_chunk
+from b2array.frame.fetch import read_chunks
 from b2array.frame.source import Location, Source
 from b2array.grid.assignment import check_plain
 from b2array.grid.layout import Layout
@@ -347,7 +347,7 @@ def _copy_chunks(
                 stored.append((number, place))
             elif location != Special.ZEROS:
                 edits.set_special(draft, np.array([place]), location)
-        for (_, place), each in zip(stored, each_chunk(source, [number for number, _ in stored]), strict=True):
+        for (_, place), each in zip(stored, read_chunks(source, [number for number, _ in stored]), strict=True):
             draft.put(place, bytes(each.region))
         bar.advance(len(pairs))
         return True

@@ -14,7 +14,7 @@ from b2array.array.array import View
 from b2array.codec.chunk import Stored
 from b2array.compute.readable import Readable, select_fields
 from b2array.frame.fetch import fetch_from
-from b2array.frame.read import ChunkRead, ChunkReader, fetch_ahead, prepare
+from b2array.frame.read import ChunkRead, ChunkReader, fetch_ahead, make_reader
 from b2array.frame.source import ChunkRequest
 from b2array.grid.selection import Selection, fields, select
 from b2array.grid.tiling import parts_of_chunks
@@ -123,7 +123,7 @@ def _plan_remote_read(number: int, array: Readable, key: Any) -> _Wanted | None:
     rest, names = (key, None) if layout.dtype.names is None else fields(key, layout.dtype)
     selection = select(rest, layout.shape)
     result: Any = np.empty(selection.shape, layout.dtype)
-    reader = prepare(source, layout, selection.positions, selection.axes, selection.view(result))
+    reader = make_reader(source, layout, selection.positions, selection.axes, selection.view(result))
     return _Wanted(number, reader, selection, result, names)
 
 

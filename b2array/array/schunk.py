@@ -37,7 +37,7 @@ from b2array.format.frame import Frame
 from b2array.format.header import FrameType
 from b2array.format.state import cparams_to_note, parse
 from b2array.frame import kept
-from b2array.frame.fetch import each_chunk, fetch
+from b2array.frame.fetch import fetch, read_chunks
 from b2array.frame.manifest import OTHER
 from b2array.frame.snapshot import load
 from b2array.frame.source import ChunkRequest, Source
@@ -314,7 +314,7 @@ def schunk_at(
     Raises what `b2array.open_schunk` raises.
     """
     revision = load(open_store(url, storage_options=storage_options, fs=fs), start=offset, bare=at is not None)
-    return SChunk(Handle(revision if at is None else kept.opened(revision, at), mode))
+    return SChunk(Handle(revision if at is None else kept.load_intact_state(revision, at), mode))
 
 
 @spell_out()
@@ -439,7 +439,7 @@ def _items(source: Source, items: slice) -> bytes:
         edges = np.minimum(np.arange(described.nchunks + 1) * described.chunksize, described.nbytes)
     first, last = int(np.searchsorted(edges, low, side="right")) - 1, int(np.searchsorted(edges, high))
     pieces = []
-    for n, stored in zip(range(first, last), each_chunk(source, range(first, last)), strict=True):
+    for n, stored in zip(range(first, last), read_chunks(source, range(first, last)), strict=True):
         data = _data(source, n, stored)
         pieces.append(data[max(low - int(edges[n]), 0) : high - int(edges[n])].tobytes())
     return b"".join(pieces)

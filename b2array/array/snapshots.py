@@ -23,8 +23,8 @@ from b2array.format.checksums import record_nbytes
 from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import State
 from b2array.frame import kept
-from b2array.frame.fetch import each_chunk
-from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, unknown_name
+from b2array.frame.fetch import read_chunks
+from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_states, unknown_name
 from b2array.grid.layout import Layout
 
 __all__ = [
@@ -160,7 +160,7 @@ def give_checksums(draft: Draft) -> None:
     state = draft.state
     bare = np.flatnonzero((state.frame.offsets >= 0) & (state.records == 0)).tolist()
     source = draft.reader()
-    for n, stored in zip(bare, each_chunk(source, bare), strict=True):
+    for n, stored in zip(bare, read_chunks(source, bare), strict=True):
         draft.set_chunk(n, draft.store_stored(n, bytes(stored.region)))
 
 
@@ -182,7 +182,7 @@ def restore(handle: Handle, name: str) -> None:
             draft.refuse_in_fork(_OF_TRANSACTION)
             if draft.base is None:
                 raise unknown_name(draft.url, name, ())
-            edits.go_back(draft, kept.opened(draft.base, name, deep=True).state)
+            edits.go_back(draft, kept.load_intact_state(draft.base, name, deep=True).state)
 
 
 def go_back(handle: Handle, earlier: Snapshot) -> None:
@@ -214,11 +214,11 @@ def _readable(revision: Snapshot, entries: Sequence[Kept]) -> tuple[dict[Kept, S
     """Return the kept states, and the errors of unreadable ones."""
     # All at once is faster; if one is damaged, they are read one by one below.
     with suppress(FormatError, SnapshotLostError, UnsupportedError):
-        return {entry: each.state for entry, each in zip(entries, kept_states(revision, entries), strict=True)}, {}
+        return {entry: each.state for entry, each in zip(entries, load_kept_states(revision, entries), strict=True)}, {}
     states, errors = {}, {}
     for entry in entries:
         try:
-            (rebuilt,) = kept_states(revision, [entry])
+            (rebuilt,) = load_kept_states(revision, [entry])
         except (FormatError, SnapshotLostError, UnsupportedError) as error:
             errors[entry] = str(error)
         else:
@@ -259,8 +259,8 @@ def differences(handle: Handle, at: str, then: str | None) -> list[Box]:
     def task(_: object) -> list[Box]:
         revision = handle.snapshot
         # Other software puts other items where a chunk was: then the place of the chunk says nothing.
-        now = revision if then is None else kept.opened(revision, then, deep=True)
-        return differing(kept.opened(revision, at, deep=True).state, now.state)
+        now = revision if then is None else kept.load_intact_state(revision, then, deep=True)
+        return differing(kept.load_intact_state(revision, at, deep=True).state, now.state)
 
     return handle.reading(task)
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from b2array.commit.leftovers import discard
 from b2array.errors import B2ArrayError, ConflictError
-from b2array.frame.log import Found, StoreOf, action_of, look
+from b2array.frame.log import Occupant, StoreOf, action_of, inspect_place
 from b2array.frame.manifest import Entry, is_embedded, staged_path
 from b2array.frame.source import FRAME_NAME
 from b2array.store.base import MISSING, Store, attempts, too_many_conflicts
@@ -73,14 +73,14 @@ def apply_entry(store_of: StoreOf, path: str, entry: Entry, *, locked: bool = Fa
             break
         waits = not locked and there.name is not None
         with store.lock(there.name or "") if waits else nullcontext():
-            if waits and look(store).state != there.state:
+            if waits and inspect_place(store).state != there.state:
                 continue
             try:
                 _take_step(store_of, path, entry, there)
             except (ConflictError, FileExistsError):  # another process was faster
                 continue
             except MISSING:
-                if look(store).state == there.state:  # what was staged is gone
+                if inspect_place(store).state == there.state:  # what was staged is gone
                     raise
         break
     else:
@@ -98,7 +98,7 @@ def _outgoing(store_of: StoreOf, path: str, entry: Entry) -> Store:
     return store_of(staged_path(path, entry.token[::-1], sparse=False))
 
 
-def _take_step(store_of: StoreOf, path: str, entry: Entry, there: Found) -> None:
+def _take_step(store_of: StoreOf, path: str, entry: Entry, there: Occupant) -> None:
     """Give a member its new state, in one step where the system can."""
     store = store_of(path)
     if entry.kind == "patch":
@@ -115,7 +115,7 @@ def _take_step(store_of: StoreOf, path: str, entry: Entry, there: Found) -> None
             store.drop_lock()
     elif not _is_there(store):
         store.take(aside, may_wait=True)
-    elif there.name == "" and look(aside).name == "":  # a file for a file
+    elif there.name == "" and inspect_place(aside).name == "":  # a file for a file
         store.adopt(aside.url, "", exclusive=False)
         store.force()
     elif not store.swap(aside):

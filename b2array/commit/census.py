@@ -15,13 +15,13 @@ from b2array.errors import FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.attributes import decode_attr
 from b2array.format.state import State
-from b2array.frame.log import look
+from b2array.frame.log import inspect_place
 from b2array.frame.manifest import EMBEDDED, Manifest, Row, is_embedded, is_member_name, members_among
 from b2array.frame.snapshot import load_published
 from b2array.frame.source import FRAME_NAME
 from b2array.store.base import Store
 
-__all__ = ["EMBEDDED_MAP", "EMBEDDED_NOTES", "completed", "embedded_extents", "rows_among"]
+__all__ = ["EMBEDDED_MAP", "EMBEDDED_NOTES", "complete_manifest", "embedded_extents", "rows_among"]
 
 EMBEDDED_NOTES = "estore_metadata"
 """The attribute in which python-blosc2 describes the members in an embedding frame."""
@@ -29,7 +29,7 @@ EMBEDDED_MAP = "embed_map"
 """The part of it that says where each member is."""
 
 
-def completed(group: Store, manifest: Manifest) -> Manifest:
+def complete_manifest(group: Store, manifest: Manifest) -> Manifest:
     """Return a manifest with rows: the same one, or one for the files of the group.
 
     Raises
@@ -72,7 +72,7 @@ def _require_complete(group: Store, manifest: Manifest) -> None:
     for path, entry in manifest.log.items():
         if is_embedded(path) or entry.before == entry.after:
             continue
-        found = look(group.below(path))
+        found = inspect_place(group.below(path))
         if entry.before in (found.state, found.lasting) and found.state != entry.after:
             raise UnsupportedError(
                 f"{group.url} was copied while a commit was under way, which changes {path}: open the original for"

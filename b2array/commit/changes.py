@@ -1,11 +1,11 @@
-"""`ChangeSet`: a change to a frame, as a value. What follows from it is computed here without any I/O.
+"""`ChangeSet`: a change to a frame, as a value. This module computes with changes, and does no I/O.
 
-A change knows the chunks that it puts, the old chunks that it has read, and its changes of geometry and metadata.
-`applied` makes the next state. `rebased` puts the change on top of later commits of other writers, or names the
-conflict.
+A change lists the chunks that it puts, the old chunks that it has read, and its changes of geometry and metadata.
+`apply_change` makes the next state. `rebase_change` puts the change on top of later commits of other writers, or names
+the conflict. `join_changes` makes one change of the changes of several forks.
 
 The code of a chunk says where the chunk is until the commit. From 0 on it is the number of a file. A negative code
-stands for a row of `ChangeSet.extents`: row 0 for -1, and so on. Below `LOWEST_CODE` are the special values of an
+stands for a row of `ChangeSet.extents`: row 0 for -1, and so on. Codes below `LOWEST_CODE` are the special values of an
 index.
 """
 
@@ -39,10 +39,10 @@ __all__ = [
     "ChangeSet",
     "Keep",
     "New",
-    "applied",
-    "changeable",
-    "rebased",
-    "reindexed",
+    "apply_change",
+    "copy_for_changes",
+    "rebase_change",
+    "reindex_state",
 ]
 
 Int64Array = npt.NDArray[np.int64]
@@ -160,7 +160,7 @@ class ChangeSet:
         The states that it keeps under names.
     drops : tuple of str
         The names of the kept states that it lets go.
-    made : array of int64, shape (n, 2)
+    files : array of int64, shape (n, 2)
         The files that a fork has made, also for chunks that it has replaced since: numbers, and digests of stamps.
     of_fork : OfFork, optional
         What else is known of the change of a fork.
@@ -185,7 +185,7 @@ class ChangeSet:
     filters: tuple[int, FilterSlots] | None = None
     keeps: tuple[Keep, ...] = ()
     drops: tuple[str, ...] = ()
-    made: Int64Array = field(default_factory=lambda: NO_FILES)
+    files: Int64Array = field(default_factory=lambda: NO_FILES)
     of_fork: OfFork | None = None
 
     @property
@@ -212,13 +212,13 @@ class ChangeSet:
         return not touched and self.before == self.after
 
 
-def changeable(state: State) -> State:
+def copy_for_changes(state: State) -> State:
     """Return a state whose index and tables can be changed in place."""
     described = replace(state.frame, offsets=np.array(state.frame.offsets, np.int64))
     return replace(state, frame=described).with_tables(copy_table(state.sizes), copy_table(state.records))
 
 
-def reindexed(state: State, order: Int64Array, geometry: Frame) -> State:
+def reindex_state(state: State, order: Int64Array, geometry: Frame) -> State:
     """Return a state whose chunks have another order, count or size; `ChangeSet` describes the parameters."""
     # Position -1 finds the entry that is added at the end: zeros.
     offsets = np.append(state.frame.offsets, index.special_offset(Special.ZEROS))[order]
@@ -244,14 +244,14 @@ def _with_width(sizes: Sizes, width: int) -> Sizes:
     return np.pad(sizes, ((0, 0), (0, missing))) if missing else np.ascontiguousarray(sizes[:, :width])
 
 
-def applied(change: ChangeSet, state: State) -> State:
+def apply_change(change: ChangeSet, state: State) -> State:
     """Return the state that a change makes of another one; its index has codes for the chunks that the change puts."""
     annotations = notes.merge(change.before, change.after, state.annotations)
     if change.order is not None and change.geometry is not None:
-        state = reindexed(state, change.order, change.geometry)
+        state = reindex_state(state, change.order, change.geometry)
     state = state.with_annotations(annotations)
     if change.numbers.size:
-        state = changeable(state)
+        state = copy_for_changes(state)
         state.frame.offsets[change.numbers] = change.codes
         state.sizes[change.numbers] = change.sizes
         state.records[change.numbers] = change.records
@@ -260,7 +260,7 @@ def applied(change: ChangeSet, state: State) -> State:
     return state
 
 
-def rebased(change: ChangeSet, base: Snapshot, current: Snapshot) -> ChangeSet:
+def rebase_change(change: ChangeSet, base: Snapshot, current: Snapshot) -> ChangeSet:
     """Put a change of one state on top of a later one, which other writers have made.
 
     ConflictError: they have changed what the change has read, or changes too.
@@ -274,22 +274,22 @@ def rebased(change: ChangeSet, base: Snapshot, current: Snapshot) -> ChangeSet:
     conflicts = [name for name in change.attrs if base.state.attr(name) != current.state.attr(name)]
     if conflicts:
         raise ConflictError(f"{current.url}: attributes {conflicts} were changed by another writer as well")
-    _check_kept(change, base, current)
+    _check_snapshots(change, base, current)
     return replace(change, base=current.generation, next=max(change.next, current.state.annotations.next or 0))
 
 
-def _check_kept(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
+def _check_snapshots(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
     if change.keeps and change._leaves_state:
         # Who keeps a state without changing it means the state that he has seen.
         raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the snapshot")
     before, now = ledger_of(base.state), ledger_of(current.state)
     names = {keep.entry.name for keep in change.keeps}.union(change.drops)
-    conflicts = sorted(name for name in names if _same(before.find(name)) != _same(now.find(name)))
+    conflicts = sorted(name for name in names if _identify(before.find(name)) != _identify(now.find(name)))
     if conflicts:
         raise ConflictError(f"{current.url}: the snapshots {conflicts} were made or dropped by another writer as well")
 
 
-def _same(entry: Kept | None) -> object:
+def _identify(entry: Kept | None) -> object:
     """Tell a kept state from others, wherever it is by now."""
     return None if entry is None else (entry.time, entry.generation)
 
@@ -298,7 +298,7 @@ def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
     # Other software rewrites chunks in their places, and a file that is written again moves its chunks.
     was, now = base.version, current.version
     moved = not current.sparse and (was and was.tag) != (now and now.tag)
-    comparable = current.alike(base) and current.frame.is_ours
+    comparable = current.has_same_chunks(base) and current.frame.is_ours
     theirs = find_changed_chunks(base.state, current.state, moved=moved) if comparable else None
     if change.is_structural or change.compacts or theirs is None:
         raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the change")
@@ -311,26 +311,26 @@ def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
 # Changes of forks.
 
 
-def merged(changes: Sequence[ChangeSet], url: str = "") -> ChangeSet:
+def join_changes(changes: Sequence[ChangeSet], url: str = "") -> ChangeSet:
     """Join the changes of forks of one transaction.
 
     ConflictError: two of them have put different bytes into one chunk, or different values into one attribute.
     """
     joined = list(changes)
     while len(joined) > 1:  # in pairs, so that each row is copied a few times only
-        pairs = [_joined(a, b, url) for a, b in zip(joined[::2], joined[1::2], strict=False)]
+        pairs = [_join_two(a, b, url) for a, b in zip(joined[::2], joined[1::2], strict=False)]
         joined = pairs + joined[len(joined) & ~1 :]
     return joined[0]
 
 
-def _joined(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
+def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     ours, theirs = a.of_fork, b.of_fork
     if ours is None or theirs is None or _forked_state(a, ours) != _forked_state(b, theirs):
         raise ConflictError(f"{url}: expected forks of one state of a transaction, found forks of different ones")
     _, of_a, of_b = np.intersect1d(a.numbers, b.numbers, assume_unique=True, return_indices=True)
     differ = ~_are_equal(a, of_a, b, of_b)
     if differ.any():
-        raise clash(url, a.numbers[of_a[differ]].tolist())
+        raise fork_conflict(url, a.numbers[of_a[differ]].tolist())
     names = [name for name in a.attrs.keys() & b.attrs.keys() if a.attrs[name] != b.attrs[name]]
     if names:
         raise ConflictError(f"{url}: two forks have set the attributes {sorted(names)} to different values")
@@ -375,7 +375,7 @@ def _joined(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
         after=notes.merge(b.before, b.after, a.after),
         next=max(a.next, b.next),
         filters=min(filter(None, (a.filters, b.filters)), default=None),
-        made=np.concatenate([a.made, b.made]),
+        files=np.concatenate([a.files, b.files]),
         of_fork=replace(
             ours,
             forks=ours.forks | theirs.forks,
@@ -405,6 +405,6 @@ def is_spooled(codes: Int64Array) -> npt.NDArray[np.bool_]:
     return (codes < 0) & (codes >= LOWEST_CODE)
 
 
-def clash(url: str, numbers: list[int]) -> ConflictError:
+def fork_conflict(url: str, numbers: list[int]) -> ConflictError:
     """Make the error for chunks into which two forks have put different bytes."""
     return ConflictError(f"{url}: chunks {numbers} were written by two forks, or by a fork and after it was made")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from b2array.commit.draft import Draft
 from b2array.format.kept import Kept
-from b2array.frame.kept import opened
+from b2array.frame.kept import load_intact_state
 from b2array.frame.snapshot import Snapshot, ledger_in
 from b2array.frame.source import Source
 
@@ -29,14 +29,14 @@ def states_to_copy(source: Source) -> list[KeptState]:
     A source that is a transaction has them as it leaves them. States of a group's snapshots belong to the group.
     """
     if not isinstance(source, Draft):
-        return _stored(source, ()) if isinstance(source, Snapshot) else []
-    stored = [] if source.base is None else _stored(source.base, source.delta.drops)
+        return _load_states(source, ()) if isinstance(source, Snapshot) else []
+    stored = [] if source.base is None else _load_states(source.base, source.delta.drops)
     waiting = [keep for keep in source.delta.keeps if not keep.entry.group]
     return stored + [
         KeptState(keep.entry, None if keep.state is None else source.reader(keep.state)) for keep in waiting
     ]
 
 
-def _stored(held: Snapshot, drops: tuple[str, ...]) -> list[KeptState]:
+def _load_states(held: Snapshot, drops: tuple[str, ...]) -> list[KeptState]:
     entries = ledger_in(held).without(drops).entries
-    return [KeptState(entry, opened(held, entry.name)) for entry in entries if not entry.group]
+    return [KeptState(entry, load_intact_state(held, entry.name)) for entry in entries if not entry.group]

@@ -19,11 +19,11 @@ from b2array import threads
 from b2array.codec import chunk
 from b2array.codec.chunk import ChunkHead
 from b2array.codec.header import ChunkHeader, Special
-from b2array.commit.changes import ChangeSet, Keep, New, applied, changeable, rebased, reindexed
+from b2array.commit.changes import ChangeSet, Keep, New, apply_change, copy_for_changes, rebase_change, reindex_state
 from b2array.commit.fork_point import ForkPoint, Forks
 from b2array.commit.open_chunk import OpenChunk, Undo, WriteBuffer
-from b2array.commit.pins import may_destroy, pinned_places, pins_of
-from b2array.commit.staging import Made, Staging
+from b2array.commit.pins import pinned_places, pins_of, try_manifests_lock
+from b2array.commit.staging import CreatedFiles, Staging
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import frame, index
 from b2array.format.annotations import Annotations
@@ -32,7 +32,7 @@ from b2array.format.header import FrameType
 from b2array.format.kept import KEPT
 from b2array.format.state import State, future_part
 from b2array.frame.fetch import chunk_number
-from b2array.frame.snapshot import Snapshot, frame_in, kept_states, ledger_in, load
+from b2array.frame.snapshot import Snapshot, find_frame, ledger_in, load, load_kept_states
 from b2array.frame.source import FRAME_NAME, SPOOL, FilterSlots, Location, Source, Staged
 from b2array.progress import Progress
 from b2array.store.base import MISSING, Store, Version, join_views_at
@@ -327,7 +327,7 @@ class Draft(Source):
     def changeable_state(self) -> State:
         """Return the state, with an index and tables that may be changed in place."""
         if not self.delta.owns_tables:
-            self.state, self.delta.owns_tables = changeable(self.state), True
+            self.state, self.delta.owns_tables = copy_for_changes(self.state), True
         return self.state
 
     def mark_lost(self, n: int) -> None:
@@ -347,7 +347,7 @@ class Draft(Source):
 
             def store(numbered: tuple[int, OpenChunk]) -> bytes | Staged:
                 n, chunk = numbered
-                buf = chunk.encoded()
+                buf = chunk.encode()
                 return self.store_chunk(n, buf) if self.sparse else buf
 
             with closing(threads.spread(store, chosen)) as made:
@@ -384,7 +384,7 @@ class Draft(Source):
             open_chunks = self.buffer.chunks
             moved = np.flatnonzero(np.isin(order, list(open_chunks))).tolist()
             self.buffer.replace({n: open_chunks[int(order[n])] for n in moved})
-        self.state = reindexed(self.state, order, geometry)
+        self.state = reindex_state(self.state, order, geometry)
         self.delta.reorder(order)
 
     def refuse_in_fork(self, action: str) -> None:
@@ -432,7 +432,7 @@ class Draft(Source):
             reads = reads.copy()
             reads[list(self.buffer.chunks)] = True
         geometry = None if delta.order is None else replace(state.frame, offsets=index.NO_OFFSETS, vlmetalayers=())
-        segments, extents = self.staging.own()
+        segments, extents = self.staging.own_segments()
         return ChangeSet(
             base="" if self.base is None else self.base.generation,
             new=None if self.point else self.new,
@@ -466,8 +466,8 @@ class Draft(Source):
         if self.base is None or current.generation == self.base.generation:
             return
         change = self.freeze()
-        change = replace(change, base=current.generation) if is_equal else rebased(change, self.base, current)
-        self.base, self.state = current, applied(change, current.state)
+        change = replace(change, base=current.generation) if is_equal else rebase_change(change, self.base, current)
+        self.base, self.state = current, apply_change(change, current.state)
         delta, nchunks = self.delta, self.state.frame.nchunks
         delta.owns_tables, delta.before = bool(change.numbers.size), current.state.annotations
         if delta.touched.size != nchunks:  # a change of metadata alone goes onto any number of chunks
@@ -485,14 +485,14 @@ class Draft(Source):
         with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
             kept = [keep.state.frame.offsets for keep in self.delta.keeps if keep.state is not None]
             offsets = np.concatenate([committed.offsets, *kept]) if kept else committed.offsets
-            self.store.withdraw(self.staging.made.unused(offsets))
+            self.store.withdraw(self.staging.files.find_unused(offsets))
 
     def abort(self) -> None:
         """Forget the changes, and remove the files that were made for them, as long as no index refers to them."""
         self.staging.close()
-        if not self.staging.ours:
+        if not self.staging.is_ours:
             return
-        made = self.staging.made
+        made = self.staging.files
         try:
             if self.destination.aside:
                 discard(self.store)
@@ -507,7 +507,7 @@ class Draft(Source):
 
 def _destination(place: Store, *, is_sparse: bool, overwrite: bool) -> tuple[Destination, Store]:
     """Return where a new frame goes, and the store to make it in: the same, unless a frame of the other layout goes."""
-    old = frame_in(place) if overwrite else None
+    old = find_frame(place) if overwrite else None
     # Where a group lists revisions, both layouts can be there at the same time.
     needs_room = overwrite and (old is None or old.member is None)
     beside = place.beside(directory=is_sparse) if needs_room else None
@@ -612,11 +612,11 @@ def _is_vacant(store: Store) -> bool:
     return False
 
 
-def withdraw(store: Store, made: Made) -> None:
+def withdraw(store: Store, made: CreatedFiles) -> None:
     """Remove the files that a transaction has made and that no commit needs, as far as possible."""
     if made.is_needed or not store.can.lock or not made.rows().size:
         return
-    with suppress(OSError, B2ArrayError), may_destroy(store) as is_alone:  # what stays behind disturbs no reader
+    with suppress(OSError, B2ArrayError), try_manifests_lock(store) as is_alone:  # what stays behind disturbs no reader
         if not is_alone:
             return
         try:
@@ -625,10 +625,10 @@ def withdraw(store: Store, made: Made) -> None:
             needed = index.NO_OFFSETS
         else:
             # An interrupted commit may have happened all the same, and others may have gone on from it.
-            states = kept_states(current, ledger_in(current).entries)
+            states = load_kept_states(current, ledger_in(current).entries)
             pinned = pinned_places(current, pins_of(store))
             needed = np.concatenate([pinned, *(state.frame.offsets for state in (current, *states))])
-        store.withdraw(made.unused(needed))
+        store.withdraw(made.find_unused(needed))
 
 
 def _set(state: State, n: int, staged: Staged) -> None:

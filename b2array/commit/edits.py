@@ -21,7 +21,7 @@ from b2array.errors import FormatError
 from b2array.format import index
 from b2array.format.header import FrameType
 from b2array.format.state import State
-from b2array.frame.fetch import each_chunk
+from b2array.frame.fetch import read_chunks
 from b2array.frame.source import Location, Source
 from b2array.progress import Progress
 from b2array.store.spans import Span
@@ -168,7 +168,7 @@ def _reindex(draft: Draft, order: npt.NDArray[np.int64], nbytes: int, chunksize:
     if chunksize == 0 and not draft.frame.variable_chunks:
         special = np.flatnonzero(draft.frame.offsets < 0).tolist()
         numbers = [n for n in special if not isinstance(draft.locate(n), Location)]
-        for n, stored in zip(numbers, each_chunk(draft, numbers), strict=True):
+        for n, stored in zip(numbers, read_chunks(draft, numbers), strict=True):
             draft.set_chunk(n, draft.store_stored(n, bytes(stored.region), stored.head))
     draft.reindex(order, nbytes=nbytes, chunksize=chunksize, **fields)
 

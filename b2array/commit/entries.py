@@ -33,7 +33,7 @@ from b2array.errors import B2ArrayError, ConflictError
 from b2array.format import summary
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
-from b2array.frame.log import look
+from b2array.frame.log import inspect_place
 from b2array.frame.manifest import MANIFEST, Entry, Manifest, is_embedded, staged_path
 from b2array.frame.snapshot import Snapshot
 from b2array.store.base import MISSING, Store, Version, attempts, create_under_own_name, too_many_conflicts
@@ -289,7 +289,7 @@ def _lock(group: GroupOnDisk, change: GroupChange, path: str, locks: list[Abstra
 
 def _lock_of(group: GroupOnDisk, path: str, member: MemberChange | None) -> AbstractContextManager[object]:
     store = group.store_of(path)
-    name = look(store).name if member is None or member.draft is None else member.draft.name
+    name = inspect_place(store).name if member is None or member.draft is None else member.draft.name
     with _tell_if_gone(store):
         return store.lock(name or "")
     raise AssertionError  # for the type checker
@@ -342,7 +342,7 @@ def _check_copied(group: GroupOnDisk, change: GroupChange) -> None:
     """Raise ConflictError if another writer has changed a member since it was copied to its new name."""
     for path, state in change.moved.items():
         store = group.store_of(path)
-        if look(store).state != state:
+        if inspect_place(store).state != state:
             raise ConflictError(f"{store.url} was changed by another writer before it was moved; move it again")
 
 
@@ -350,7 +350,7 @@ def _check_read(group: GroupOnDisk, change: GroupChange, written: Mapping[str, M
     """Raise ConflictError if another writer has changed or deleted a member that was only read."""
     for path in change.only_read(written):
         store = group.store_of(path)
-        state = group.state_of_embedded(path) if is_embedded(path) else look(store).state
+        state = group.state_of_embedded(path) if is_embedded(path) else inspect_place(store).state
         if state != change.read[path]:
             raise ConflictError(f"{store.url} was changed by another writer since the transaction has read it")
 
@@ -373,13 +373,13 @@ def _stage(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, path: str
         aside.force()
 
     if draft.base is None:
-        before = look(group.store_of(path)).lasting
+        before = inspect_place(group.store_of(path)).lasting
         frame, header = stage(draft, put, note)
     else:
         with _tell_if_gone(draft.store):
             frame, header = stage(draft, put, note)
         # If other software wrote the frame, its state is also the time of its file.
-        before = draft.base.generation if draft.base.frame.is_ours else look(group.store_of(path)).state
+        before = draft.base.generation if draft.base.frame.is_ours else inspect_place(group.store_of(path)).state
     after = frame.fingerprint.hex()
     attempt.frames[path] = frame
     if header:
@@ -396,10 +396,10 @@ def _entry_of_new(group: GroupOnDisk, path: str, member: MemberChange, note: Gro
                 noting.annotate(group_commit=note)
         _force_new(group, path, member)
     state = member.handle.snapshot.generation
-    if look(group.store_of(staged_path(path, member.token, sparse=False))).state != state:
+    if inspect_place(group.store_of(staged_path(path, member.token, sparse=False))).state != state:
         url = group.store_of(path).url
         raise ConflictError(f"{url}: somebody removed its new frame before the commit that needs it")
-    return Entry("frame", look(group.store_of(path)).lasting, state, member.token)
+    return Entry("frame", inspect_place(group.store_of(path)).lasting, state, member.token)
 
 
 def _force_new(group: GroupOnDisk, path: str, member: MemberChange) -> None:
@@ -415,7 +415,7 @@ def _stage_deletions(group: GroupOnDisk, change: GroupChange, attempt: _Attempt)
     for path in group.paths_of(change.removed.keys(), attempt.before):
         if path not in attempt.log:
             inner = is_embedded(path)
-            before = group.state_of_embedded(path) if inner else look(group.store_of(path)).lasting
+            before = group.state_of_embedded(path) if inner else inspect_place(group.store_of(path)).lasting
             attempt.log[path] = Entry("delete", before, "", os.urandom(8).hex())
 
 

@@ -35,18 +35,18 @@ from b2array.commit.changes import (
     NO_FILES,
     ChangeSet,
     OfFork,
-    applied,
-    clash,
+    apply_change,
+    fork_conflict,
     is_spooled,
-    merged,
-    rebased,
+    join_changes,
+    rebase_change,
 )
 from b2array.commit.cursor import Ended
 from b2array.commit.draft import Delta, Draft, told_if_replaced, withdraw
-from b2array.commit.fork_point import UNDER_WAY, ForkPoint, Forks, portable
+from b2array.commit.fork_point import UNDER_WAY, ForkPoint, Forks, make_portable
 from b2array.commit.handle import Handle
 from b2array.commit.one import commit
-from b2array.commit.pending import Journal, beside
+from b2array.commit.pending import Journal, directory_beside
 from b2array.commit.staging import Staging, digest_of
 from b2array.commit.write import write
 from b2array.errors import B2ArrayError, ConflictError, FormatError
@@ -64,19 +64,19 @@ from b2array.store.spool import Spool
 
 __all__ = [
     "Fork",
-    "begin",
+    "accept_forks",
+    "begin_fork",
     "change_of",
     "check_related",
     "discard",
     "finish",
     "fork",
     "fork_point",
-    "lead_to",
     "merge",
     "merge_changes",
-    "mergeable",
-    "take",
-    "tidy",
+    "prepare_merge",
+    "remove_journal",
+    "take_over",
     "write_part",
 ]
 
@@ -87,14 +87,14 @@ _IN_MEMORY = 2**20
 Part = tuple[slice, ...]
 
 
-def _forks_of(draft: Draft) -> Forks:
+def _register_forks(draft: Draft) -> Forks:
     """Return what was forked from a draft; from now on the process knows the files of the draft by its identity."""
     if draft.forks is None:
         transaction = os.urandom(16)
         point = draft.point
         first, place = _shared_place(draft, transaction) if point is None else (point.first, point.place)
         draft.forks = Forks(transaction, first, place)
-        UNDER_WAY[transaction] = draft.staging.made
+        UNDER_WAY[transaction] = draft.staging.files
     return draft.forks
 
 
@@ -104,7 +104,7 @@ def _shared_place(draft: Draft, transaction: bytes) -> tuple[int, str]:
         return 0, ""
     if draft.sparse:
         return draft.staging.next, ""
-    return 0, beside(draft.store.url, transaction[:8].hex()) if isinstance(draft.store, LocalStore) else ""
+    return 0, directory_beside(draft.store.url, transaction[:8].hex()) if isinstance(draft.store, LocalStore) else ""
 
 
 def fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
@@ -117,7 +117,7 @@ def fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
     if draft.destination.aside:
         raise FileExistsError(f"{draft.url} has the other layout, which tasks cannot replace; remove it first")
     is_first = draft.point is None and draft.forks is None  # the point of a fork has a journal already
-    forks = _forks_of(draft)
+    forks = _register_forks(draft)
     if draft.base is not None:
         forks.bases[draft.base.generation] = draft.base
     point = ForkPoint(
@@ -129,19 +129,19 @@ def fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
         _whole_change(draft),
         first=forks.first,
         place=forks.place,
-        made=draft.staging.made,
+        files=draft.staging.files,
         makes_directory=draft.destination.makes_directory,
     )
     if forks.last is not None:
         number = forks.last.number
-        point = replace(point, number=number if _is_same(forks.last.change, point.change) else number + 1)
+        point = replace(point, number=number if _is_unchanged(forks.last.change, point.change) else number + 1)
     forks.last = point
     if is_first:
         with told_if_replaced(draft):
             _write_journal(point)
         if not lasts:
-            forks.at_end.callback(tidy, point)
-            forks.at_end.callback(_kept_young(point))
+            forks.at_end.callback(remove_journal, point)
+            forks.at_end.callback(_keep_young(point))
     return point
 
 
@@ -152,7 +152,7 @@ def _whole_change(draft: Draft) -> ChangeSet:
         return change
     before, state = draft.point.change, draft.state
     numbers = np.union1d(before.numbers, change.numbers)
-    segments, extents = draft.staging.all()
+    segments, extents = draft.staging.all_segments()
     return replace(
         before,
         numbers=numbers,
@@ -166,7 +166,7 @@ def _whole_change(draft: Draft) -> ChangeSet:
     )
 
 
-def _is_same(one: ChangeSet, other: ChangeSet) -> bool:
+def _is_unchanged(one: ChangeSet, other: ChangeSet) -> bool:
     """Whether a transaction has changed nothing between two points. Chunks that differ never have the same code."""
     described = one.base, one.attrs, one.after
     return (
@@ -189,12 +189,12 @@ def _write_journal(point: ForkPoint) -> None:
 
 def discard(point: ForkPoint) -> None:
     """Remove what this process has made in forks and no commit refers to, as far as possible."""
-    point.made.end()
-    withdraw(point.store, point.made)
-    tidy(point)
+    point.files.end()
+    withdraw(point.store, point.files)
+    remove_journal(point)
 
 
-def tidy(point: ForkPoint) -> None:
+def remove_journal(point: ForkPoint) -> None:
     """Remove the journal, and the directory next to a file, as far as possible."""
     store = point.journal_store
     with suppress(OSError, B2ArrayError):
@@ -214,7 +214,7 @@ def _needs_journal(point: ForkPoint, store: Store) -> bool:
     return FRAME_NAME not in names and any(chunk_number(name) is not None for name in names)
 
 
-def _kept_young(point: ForkPoint) -> Callable[[], object]:
+def _keep_young(point: ForkPoint) -> Callable[[], object]:
     """Write the journal again and again, until the returned function is called."""
     ended = threading.Event()
 
@@ -238,13 +238,13 @@ def _kept_young(point: ForkPoint) -> Callable[[], object]:
 # The drafts of forks, and their changes.
 
 
-def begin(point: ForkPoint, name: bytes, region: Part | None = None) -> Draft:
+def begin_fork(point: ForkPoint, name: bytes, region: Part | None = None) -> Draft:
     """Return the draft of a fork with this name. Forks for parts of a `region` need few file numbers."""
     change = point.change
     new = None if change.new is None else change.new.state
     draft = Draft(point.store, point.base, new, is_same=True, staging=_staging_of(point, region))
     draft.staging.inherit(change.segments, change.extents)
-    draft.state = applied(change, draft.state)
+    draft.state = apply_change(change, draft.state)
     draft.delta = Delta.of(draft.state)
     draft.delta.epoch = point.epoch
     draft.point = replace(point, fork=name)
@@ -255,11 +255,11 @@ def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
     if point.uses_files:
         slots, nslots = None, 0
         if region is not None:
-            slots, nslots = _slots(applied(point.change, point.state).require_layout(), region)
-        return Staging(point.store, None, point.first, transaction=point.made, slots=slots, nslots=nslots)
+            slots, nslots = _slots(apply_change(point.change, point.state).require_layout(), region)
+        return Staging(point.store, None, point.first, transaction=point.files, slots=slots, nslots=nslots)
     path = str(Path(point.place, os.urandom(8).hex() + TEMPORARY)) if point.place else None
     spool = Spool(path, limit=_IN_MEMORY if path else math.inf)
-    return Staging(point.store, spool, 0, transaction=point.made)
+    return Staging(point.store, spool, 0, transaction=point.files)
 
 
 def _slots(layout: Layout, region: Part) -> tuple[Callable[[int], int], int]:
@@ -292,14 +292,14 @@ def change_of(draft: Draft) -> ChangeSet:
         transaction=point.transaction,
         number=point.number,
         epoch=point.epoch,
-        forks=frozenset((point.fork, *(() if draft.forks is None else draft.forks.roster.taken))),
+        forks=frozenset((point.fork, *(() if draft.forks is None else draft.forks.roster.merged))),
         seen=point.codes(numbers),
         digests=digests,
         attrs={name: point.attr(name) for name in change.attrs},
     )
     # The rows of its own begin after those of the transaction.
-    codes = np.where(is_spooled(codes), codes + draft.staging.inherited, codes)
-    return replace(change, codes=codes, made=draft.staging.made.rows(), of_fork=of_fork)
+    codes = np.where(is_spooled(codes), codes + draft.staging.inherited_count, codes)
+    return replace(change, codes=codes, files=draft.staging.files.rows(), of_fork=of_fork)
 
 
 def check_related(draft: Draft, changes: Iterable[ChangeSet]) -> None:
@@ -321,7 +321,7 @@ def check_related(draft: Draft, changes: Iterable[ChangeSet]) -> None:
             )
 
 
-def mergeable(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]]:
+def prepare_merge(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]]:
     """Return the merged changes of forks on top of the base of now, and the rows of the chunks to take over.
 
     ConflictError: since the forks were made, the draft has changed the same chunks or attributes in another way, or
@@ -333,12 +333,12 @@ def mergeable(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]]:
     if ours is None or ours.epoch != draft.delta.epoch:
         raise ConflictError(f"{draft.url}: the order of the chunks has changed since the fork")
     if draft.base is not None:
-        change = rebased(change, _base_of(draft, change), draft.base)
+        change = rebase_change(change, _base_of(draft, change), draft.base)
     now = draft.frame.offsets[change.numbers]
     others = np.flatnonzero(now != ours.seen)
-    differ = [row for row in others.tolist() if not _has(draft, change, row)]
+    differ = [row for row in others.tolist() if not _has_chunk(draft, change, row)]
     if differ:
-        raise clash(draft.url, change.numbers[differ].tolist())
+        raise fork_conflict(draft.url, change.numbers[differ].tolist())
     names = [
         name for name, value in change.attrs.items() if draft.state.attr(name) not in (value, ours.attrs.get(name))
     ]
@@ -361,7 +361,7 @@ def _base_of(draft: Draft, change: ChangeSet) -> Snapshot:
     return base
 
 
-def _has(draft: Draft, change: ChangeSet, row: int) -> bool:
+def _has_chunk(draft: Draft, change: ChangeSet, row: int) -> bool:
     """Whether a draft has the chunk of a fork already, because a task ran twice."""
     n, code = int(change.numbers[row]), int(change.codes[row])
     location = draft.locate(n)
@@ -376,11 +376,11 @@ def _has(draft: Draft, change: ChangeSet, row: int) -> bool:
     return digest_of(stored[: ChunkHeader.unpack(stored).cbytes]) == wanted
 
 
-def take(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
+def take_over(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
     """Take over the changes of forks, with these rows of their chunks."""
     staging = draft.staging
-    staging.adopt(change.made)
-    behind = staging.attach(change.segments, change.extents)
+    staging.take_over_files(change.files)
+    behind = staging.take_over_segments(change.segments, change.extents)
     for row in rows:
         n, code = int(change.numbers[row]), int(change.codes[row])
         digest = b"" if change.of_fork is None else change.of_fork.digests[row].tobytes()
@@ -388,8 +388,8 @@ def take(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
         if code < LOWEST_CODE:
             staged = Staged(code)
         elif code >= 0:
-            staging.expect(code)
-        elif staging.spools:
+            staging.expect_file(code)
+        elif staging.has_spool:
             staged = staged._replace(code=code - behind)
         else:
             start, stop = staging.extent(code - behind) or (0, 0)
@@ -405,7 +405,7 @@ def take(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
     if draft.point is not None:  # a fork that comes out of a pickle takes its own changes
         taken -= {draft.point.fork}
     if taken:
-        _forks_of(draft).roster.taken |= taken
+        _register_forks(draft).roster.merged |= taken
 
 
 # Handles.
@@ -417,9 +417,9 @@ class Fork(Handle):
     __slots__ = ("_name", "_point")
 
     def __init__(self, point: ForkPoint, name: bytes, change: ChangeSet | None = None) -> None:
-        draft = begin(point, name)
+        draft = begin_fork(point, name)
         if change is not None:
-            take(draft, change, range(change.numbers.size))
+            take_over(draft, change, range(change.numbers.size))
         self._point, self._name = point, name
         super().__init__(point.base or Snapshot(point.store, draft.state, 0, None, ""), "r+", draft)
 
@@ -429,7 +429,7 @@ class Fork(Handle):
         _ = self.snapshot
         return super().draft
 
-    def frozen(self) -> ChangeSet:
+    def freeze(self) -> ChangeSet:
         """Return what was written through the fork."""
         draft = self.draft
         if draft is None:
@@ -443,7 +443,7 @@ class Fork(Handle):
         self.cursor, self._draft = Ended(merged), None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        change = portable(self.frozen())
+        change = make_portable(self.freeze())
         return type(self), (self._point, self._name, None if change.is_empty and not change.reads.size else change)
 
 
@@ -454,7 +454,7 @@ def fork(handle: Handle) -> Fork:
         raise ValueError("fork() needs a transaction: with a.transaction() as changes: fork = changes.fork()")
     with handle.mutex.held:
         point, name = fork_point(draft), os.urandom(16)
-        _forks_of(draft).roster.made.add(name)
+        _register_forks(draft).roster.created.add(name)
     return Fork(point, name)
 
 
@@ -472,10 +472,10 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
         return
     if handle in ours:
         raise ValueError("a fork cannot be merged into itself: it has its changes already")
-    changes = [each.frozen() for each in ours]
+    changes = [each.freeze() for each in ours]
     with handle.mutex.held:
         check_related(draft, changes)
-        take(draft, *mergeable(draft, merged(changes, handle.url)))
+        take_over(draft, *prepare_merge(draft, join_changes(changes, handle.url)))
         for each in ours:
             each.end()
 
@@ -488,18 +488,18 @@ def write_part(point: ForkPoint, part: Part, values: npt.NDArray[Any], region: P
 
     All tasks together write to the `region`; None if that is not known.
     """
-    draft = begin(point, os.urandom(16), region)
+    draft = begin_fork(point, os.urandom(16), region)
     try:
         if values.size:
             write(draft, draft.state.require_layout(), part, None, values)
     except BaseException:
         draft.abort()
         raise
-    if point.made.ended:  # another task has failed, and this one ran on
+    if point.files.is_ended:  # another task has failed, and this one ran on
         draft.abort()
-        tidy(point)
+        remove_journal(point)
         raise ConflictError(f"{draft.url}: expected a write under way, found that it has failed")
-    return portable(change_of(draft))
+    return make_portable(change_of(draft))
 
 
 def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = False) -> None:
@@ -509,14 +509,14 @@ def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = F
     """
     if not changes:
         return
-    change = merged(changes, draft.url)
+    change = join_changes(changes, draft.url)
     if again:
-        change = replace(change, made=NO_FILES)
-    draft.staging.adopt(change.made)  # if they do not fit, the draft removes them
-    take(draft, *mergeable(draft, change))
+        change = replace(change, files=NO_FILES)
+    draft.staging.take_over_files(change.files)  # if they do not fit, the draft removes them
+    take_over(draft, *prepare_merge(draft, change))
 
 
-def lead_to(point: ForkPoint, draft: Draft) -> None:
+def accept_forks(point: ForkPoint, draft: Draft) -> None:
     """Let a draft take the changes of forks, in the place of the transaction, which had put no chunks of its own."""
     draft.forks = Forks(point.transaction, point.first, point.place)
     draft.delta.epoch = point.epoch
@@ -532,9 +532,9 @@ def _resume(point: ForkPoint) -> Draft:
     else:
         new = point.change.new
         overwrite, replaces = (False, None) if new is None else (new.overwrite, new.replaces)
-        first = applied(point.change, point.state)
+        first = apply_change(point.change, point.state)
         draft = Draft(point.store, None, first, overwrite=overwrite, replaces=replaces)
-    lead_to(point, draft)
+    accept_forks(point, draft)
     return draft
 
 
@@ -552,7 +552,7 @@ def finish(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = Fals
     """
     if point.store.in_process and point.base is not None and point.process != os.getpid():
         raise ValueError(f"{point.store.url}: an array in the memory of one process cannot be changed by another one")
-    if (done := _finished(point)) is not None:
+    if (done := _find_commit(point)) is not None:
         return done
     draft = _resume(point)
     try:
@@ -562,16 +562,16 @@ def finish(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = Fals
     except BaseException as error:
         draft.abort()
         is_refused = isinstance(error, ConflictError | FileExistsError | FileNotFoundError)
-        if is_refused and (done := _finished(point)) is not None:  # another process was faster to commit the same
+        if is_refused and (done := _find_commit(point)) is not None:  # another process was faster to commit the same
             return done
-        if not again and not draft.staging.made.is_needed:
+        if not again and not draft.staging.files.is_needed:
             discard(point)
         raise
-    tidy(point)
+    remove_journal(point)
     return snapshot
 
 
-def _finished(point: ForkPoint) -> Snapshot | None:
+def _find_commit(point: ForkPoint) -> Snapshot | None:
     """Return the state that these forks have led to if it was committed, although an answer was lost; else None."""
     try:
         current = load(point.store)

@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from b2array.commit.changes import ChangeSet, applied
-from b2array.commit.staging import Made
+from b2array.commit.changes import ChangeSet, apply_change
+from b2array.commit.staging import CreatedFiles
 from b2array.errors import warn
 from b2array.format.header import FrameType
 from b2array.format.state import State
@@ -23,9 +23,9 @@ from b2array.store.base import Store
 from b2array.store.endings import JOURNAL
 from b2array.store.local import LocalStore
 
-__all__ = ["UNDER_WAY", "ForkPoint", "Forks", "Roster", "portable"]
+__all__ = ["UNDER_WAY", "ForkPoint", "Forks", "Roster", "make_portable"]
 
-UNDER_WAY: WeakValueDictionary[bytes, Made] = WeakValueDictionary()
+UNDER_WAY: WeakValueDictionary[bytes, CreatedFiles] = WeakValueDictionary()
 """What the transactions of this process have made, by the identities under which they were forked."""
 
 
@@ -53,7 +53,7 @@ class ForkPoint:
         Forks put chunks into files from this number on, or into this directory.
     process, since : int, float
         The process of the transaction, and the time.
-    made : Made
+    files : Made
         In the process of the transaction, what the transaction and its forks have made.
     makes_directory : bool
         In the process of the transaction: whether the directory of a new frame goes with the files.
@@ -70,7 +70,7 @@ class ForkPoint:
     place: str = ""
     process: int = field(default_factory=os.getpid)
     since: float = field(default_factory=time.time)
-    made: Made = field(default_factory=Made)
+    files: CreatedFiles = field(default_factory=CreatedFiles)
     makes_directory: bool = False
 
     @property
@@ -91,7 +91,7 @@ class ForkPoint:
         """Return the codes that chunks had in the transaction."""
         change = self.change
         if change.order is not None:
-            return applied(change, self.state).frame.offsets[numbers]
+            return apply_change(change, self.state).frame.offsets[numbers]
         codes = self.state.frame.offsets[numbers]
         _, rows, changed = np.intersect1d(numbers, change.numbers, assume_unique=True, return_indices=True)
         codes[rows] = change.codes[changed]
@@ -121,7 +121,7 @@ class ForkPoint:
             self.transaction,
             self.number,
             self.epoch,
-            portable(self.change),
+            make_portable(self.change),
             self.fork,
             self.first,
             self.place,
@@ -133,10 +133,10 @@ class ForkPoint:
 def _point(store: Store, base: Snapshot | None, transaction: bytes, *rest: Any) -> ForkPoint:
     # Base and forks share one store, and its open files.
     point = ForkPoint(store if base is None else base.store, base, transaction, *rest)
-    return replace(point, made=UNDER_WAY.get(transaction) or point.made)
+    return replace(point, files=UNDER_WAY.get(transaction) or point.files)
 
 
-def portable(change: ChangeSet) -> ChangeSet:
+def make_portable(change: ChangeSet) -> ChangeSet:
     """Return a change that can be pickled."""
     return replace(change, segments=tuple(segment.portable() for segment in change.segments))
 
@@ -145,14 +145,14 @@ def portable(change: ChangeSet) -> ChangeSet:
 class Roster:
     """The names of the forks that were made here, and of those whose changes are here."""
 
-    made: set[bytes] = field(default_factory=set)
-    taken: set[bytes] = field(default_factory=set)
+    created: set[bytes] = field(default_factory=set)
+    merged: set[bytes] = field(default_factory=set)
 
     def warn_of_forgotten(self, url: str) -> None:
         """Warn of forks that were never merged."""
-        forgotten = len(self.made - self.taken)
+        forgotten = len(self.created - self.merged)
         if forgotten:
-            warn(f"{url}: {forgotten} of {len(self.made)} forks were never merged; the commit has no change of them")
+            warn(f"{url}: {forgotten} of {len(self.created)} forks were never merged; the commit has no change of them")
 
 
 @dataclass(slots=True)

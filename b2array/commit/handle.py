@@ -232,7 +232,7 @@ class Handle:
                 else:
                     self._show(self._reloaded())
                     moved = self.snapshot.generation != known.generation
-                    again = moved and (anywhere or self.snapshot.alike(known))
+                    again = moved and (anywhere or self.snapshot.has_same_chunks(known))
             if not again:
                 raise
 
@@ -245,7 +245,7 @@ class Handle:
                 if not self.locked:
                     locks.enter_context(self._lock())
                 self._show(self._reloaded())
-                if not anywhere and not self.snapshot.alike(known):
+                if not anywhere and not self.snapshot.has_same_chunks(known):
                     raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
             yield locks.enter_context(self._changing(locked=self._draft is None))
 

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from b2array import threads
-from b2array.commit.census import completed
+from b2array.commit.census import complete_manifest
 from b2array.commit.draft import Draft, rise_above
 from b2array.commit.manifests import replace_manifest
 from b2array.commit.plan import CommitStep, Plan, plan
@@ -48,7 +48,7 @@ from b2array.store.base import (
     too_many_conflicts,
 )
 
-__all__ = ["Committed", "commit_member", "commit_rows", "each", "write_revision"]
+__all__ = ["Committed", "commit_member", "commit_rows", "map_concurrently", "write_revision"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -146,14 +146,14 @@ def commit_rows(
     """
     paths, prepared = paths or {}, dict[str, _Prepared]()
     group, after = catalog.group, None
-    each(lambda draft: draft.flush(), drafts.values())
+    map_concurrently(lambda draft: draft.flush(), drafts.values())
     for attempt in attempts(group):
         with group.lock(MANIFEST):
             seen = catalog.read() if attempt or group.can.lock else start or catalog.last_seen()
             manifest, version = seen
             if manifest.rows is None or not manifest.identity:
                 # A member's note of the group means nothing before there is a manifest that lists the member.
-                manifest = _with_identity(completed(group, manifest), identity)
+                manifest = _with_identity(complete_manifest(group, manifest), identity)
                 try:
                     replace_manifest(catalog, manifest, version)
                 except ConflictError:
@@ -163,9 +163,9 @@ def commit_rows(
                 newest = manifest  # the answer was lost, and another writer has committed on top of this
                 break
             require(manifest)
-            _adopt_read(unadopted, manifest)
+            _adopt_members(unadopted, manifest)
             _prepare(catalog, drafts, paths, manifest, prepared)
-            after = newest = edit(_after(manifest, prepared, removed))
+            after = newest = edit(_next_manifest(manifest, prepared, removed))
             try:
                 replace_manifest(catalog, after, version)
             except ConflictError:
@@ -181,20 +181,20 @@ def commit_rows(
     return Committed(after, _publish(catalog, prepared, seen[0], newest, removed))
 
 
-def each(function: Callable[[T], R], items: Collection[T]) -> list[R]:
+def map_concurrently(function: Callable[[T], R], items: Collection[T]) -> list[R]:
     """Call a function for each item, for several at a time: most of the time they wait for requests."""
     return list(threads.ahead(function, list(items), max(1, min(len(items), _AT_ONCE))))
 
 
-def _adopt_read(unadopted: Mapping[str, Snapshot], manifest: Manifest) -> None:
+def _adopt_members(unadopted: Mapping[str, Snapshot], manifest: Manifest) -> None:
     """Let members note the group that a transaction has only read or moved; ConflictError if one has changed since."""
     for name, held in unadopted.items():
         row = (manifest.rows or {}).get(name)
-        if row is not None and not row.revision and not _notes(held, manifest, row):
-            _adopted(held, GroupCommit(manifest.identity, 0, row.path))
+        if row is not None and not row.revision and not _is_adopted(held, manifest, row):
+            _adopt(held, GroupCommit(manifest.identity, 0, row.path))
 
 
-def _notes(held: Snapshot, manifest: Manifest, row: Row) -> bool:
+def _is_adopted(held: Snapshot, manifest: Manifest, row: Row) -> bool:
     return held.state.annotations.is_member(manifest.identity, row.path)
 
 
@@ -203,7 +203,7 @@ def _with_identity(manifest: Manifest, identity: str) -> Manifest:
     return replace(manifest, identity=manifest.identity or identity or os.urandom(8).hex())
 
 
-def _after(manifest: Manifest, prepared: Mapping[str, _Prepared], removed: Collection[str]) -> Manifest:
+def _next_manifest(manifest: Manifest, prepared: Mapping[str, _Prepared], removed: Collection[str]) -> Manifest:
     """Return the manifest that the commit writes."""
     rows = dict(manifest.rows or {})
     gone = dict(manifest.gone)
@@ -242,7 +242,7 @@ def _happened(
         if now == version and not may_still_happen(catalog.group, error):
             return False
     for draft in drafts:
-        draft.staging.made.is_needed = True
+        draft.staging.files.is_needed = True
     return False
 
 
@@ -275,12 +275,12 @@ def _prepare(
         path = paths[name] if row is None or is_new else row.path
         if is_new:
             rise_above(draft, manifest.gone.get(path, 0))
-        return _revision(catalog, draft, path, manifest, publishes=is_new and row is None)
+        return _prepare_revision(catalog, draft, path, manifest, publishes=is_new and row is None)
 
     waiting = [name for name in drafts if not is_ready(name)]
     for name in drafts.keys() - {*waiting}:
         require_files(prepared[name].plan, drafts[name])
-    prepared.update(zip(waiting, each(one, waiting), strict=True))
+    prepared.update(zip(waiting, map_concurrently(one, waiting), strict=True))
 
 
 def _rebase(member: Member, draft: Draft, manifest: Manifest) -> None:
@@ -300,7 +300,7 @@ def _rebase(member: Member, draft: Draft, manifest: Manifest) -> None:
         if current.state.annotations.is_member(note.identity, note.path):
             return
         try:
-            draft.rebase(_adopted(current, note), is_equal=True)
+            draft.rebase(_adopt(current, note), is_equal=True)
         except ConflictError:  # another writer was faster
             current = load_member(member, manifest)
             draft.rebase(current)
@@ -309,7 +309,7 @@ def _rebase(member: Member, draft: Draft, manifest: Manifest) -> None:
     raise too_many_conflicts(current.store)
 
 
-def _adopted(current: Snapshot, note: GroupCommit) -> Snapshot:
+def _adopt(current: Snapshot, note: GroupCommit) -> Snapshot:
     """Replace the published index of a frame by an equal one that notes its group.
 
     A writer that opened the frame before it was a member then fails to replace the index, and learns of the group. All
@@ -343,7 +343,7 @@ def _chunks_of(held: Snapshot) -> list[memoryview]:
     return [memoryview(content)[len(held.header) : held.frame.frame_len]]
 
 
-def _revision(catalog: Catalog, draft: Draft, path: str, manifest: Manifest, *, publishes: bool) -> _Prepared:
+def _prepare_revision(catalog: Catalog, draft: Draft, path: str, manifest: Manifest, *, publishes: bool) -> _Prepared:
     """Write the index of the next revision of a member, where no reader looks yet."""
     number = manifest.number + 1
     draft.annotate(group_commit=GroupCommit(manifest.identity, number, path))
@@ -359,11 +359,11 @@ def _revision(catalog: Catalog, draft: Draft, path: str, manifest: Manifest, *, 
     published = None
     if publishes:
         published = _publish_new(catalog, path, row, next_plan, source, manifest)
-    place = _place_of(catalog, row)
+    place = _store_of(catalog, row)
     stored = None
     with suppress(FileExistsError):  # nobody else has this name: the answer to our request was lost
         stored = place.create(index_name(revision) if row.sparse else "", pieces(next_plan, source)).version
-    base = "" if draft.base is None else (manifest.rows or {})[_name_of(path)].revision
+    base = "" if draft.base is None else (manifest.rows or {})[_member_name(path)].revision
     return _Prepared(draft, source, next_plan, row, manifest.identity, base, stored, published)
 
 
@@ -400,17 +400,17 @@ def write_revision(catalog: Catalog, draft: Draft, path: str, state: State, note
     next_plan = plan(alone, None, observe(alone, None, draft))
     revision = next_plan.require_state().frame.fingerprint.hex()
     row = Row(path, revision, draft.sparse, note.number, draft.staging.next if draft.sparse else 0)
-    create_under_own_name(_place_of(catalog, row), index_name(revision) if row.sparse else "", pieces(next_plan, draft))
+    create_under_own_name(_store_of(catalog, row), index_name(revision) if row.sparse else "", pieces(next_plan, draft))
     return row
 
 
-def _name_of(path: str) -> str:
+def _member_name(path: str) -> str:
     return path.rpartition(".")[0]
 
 
 def _next_number(draft: Draft, path: str, manifest: Manifest) -> int:
     """Return the first number that was never given to the file of a chunk at a path."""
-    row = (manifest.rows or {}).get(_name_of(path))
+    row = (manifest.rows or {}).get(_member_name(path))
     numbers = [manifest.gone.get(path, 0)]
     if row is not None and row.path == path:
         numbers.append(row.next)
@@ -419,7 +419,7 @@ def _next_number(draft: Draft, path: str, manifest: Manifest) -> int:
     return max(numbers)
 
 
-def _place_of(catalog: Catalog, row: Row) -> Store:
+def _store_of(catalog: Catalog, row: Row) -> Store:
     """Return the store of a revision: the prefix of a sparse member, or an object with a contiguous one."""
     if row.sparse:
         return catalog.group.below(row.path)
@@ -481,9 +481,9 @@ def _publish(
         row_now = rows_now.get(name)
         if version is None and row_now is not None and row_now.revision == new.row.revision:
             with suppress(OSError, B2ArrayError):  # readers by the group find the revision all the same
-                version = _published(catalog, new)
+                version = _replace_published(catalog, new)
         state = new.plan.require_state()
-        place = _place_of(catalog, new.row)
+        place = _store_of(catalog, new.row)
         return Snapshot(
             place,
             state,
@@ -496,14 +496,14 @@ def _publish(
             published=version,
         )
 
-    snapshots = dict(zip(prepared, each(one, list(prepared)), strict=True))
+    snapshots = dict(zip(prepared, map_concurrently(one, list(prepared)), strict=True))
     for new in prepared.values():
         if new.source is not new.draft:
             new.source.abort()
     return snapshots
 
 
-def _published(catalog: Catalog, new: _Prepared) -> Version | None:
+def _replace_published(catalog: Catalog, new: _Prepared) -> Version | None:
     """Replace the published index of a member by the index of a new revision, unless it is as new."""
     store, name = catalog.group.below(new.row.path), FRAME_NAME if new.row.sparse else ""
     content = b"".join(pieces(new.plan, new.source))

@@ -20,7 +20,14 @@ from b2array.buffers import Buffer
 from b2array.commit.draft import Draft, discard
 from b2array.commit.locks import makers_lock, writers_lock
 from b2array.commit.many import commit_member
-from b2array.commit.pins import identities_of, manifests_lock, may_destroy, pinned_states, pins_of, unpinned
+from b2array.commit.pins import (
+    identities_of,
+    manifests_lock,
+    pinned_states,
+    pins_of,
+    try_manifests_lock,
+    unneeded_names,
+)
 from b2array.commit.plan import CommitStep, Plan
 from b2array.commit.prepare import make_objects, pieces, planned, require_files, whole
 from b2array.errors import (
@@ -36,7 +43,7 @@ from b2array.format import index
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
 from b2array.format.kept import Kept
-from b2array.frame.snapshot import Snapshot, frame_in, load_published, reload
+from b2array.frame.snapshot import Snapshot, find_frame, load_published, reload
 from b2array.store.base import MISSING, Version, attempts, durability, may_still_happen, pause, too_many_conflicts
 from b2array.store.locks import holds_locks
 from b2array.store.spans import Span
@@ -124,7 +131,7 @@ def _overwrite(draft: Draft) -> Snapshot:
         try:
             made = publish(planned(draft, None), draft, None)
         except (ConflictError, FileExistsError):  # another writer was faster
-            draft.destination = draft.destination._replace(old=frame_in(place))
+            draft.destination = draft.destination._replace(old=find_frame(place))
         else:
             _remove_old(draft, made)
             return made
@@ -197,7 +204,7 @@ class _Kept(NamedTuple):
 
     plan: Plan
     pinned: Sequence[tuple[Kept, Snapshot]] = ()
-    unpinned: tuple[str, ...] = ()
+    unneeded_names: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -209,14 +216,14 @@ def _keeping_pins(made: Plan, draft: Draft, current: Snapshot) -> Iterator[_Kept
     if not (made.destroys and draft.store.can.local):
         yield _Kept(made)
         return
-    with may_destroy(draft.store) as is_alone:
+    with try_manifests_lock(draft.store) as is_alone:
         pins, unreadable = [], None
         try:
             pins = pins_of(draft.store) if is_alone else []
         except (FormatError, LimitError, UnsupportedError) as error:
             unreadable = error
         if is_alone and not (pins or unreadable):
-            yield _Kept(made, (), unpinned(current, (), identities_of(draft.store)))
+            yield _Kept(made, (), unneeded_names(current, (), identities_of(draft.store)))
             return
         other = planned(draft, current, pinned=True)
         if not other.destroys:
@@ -228,7 +235,7 @@ def _keeping_pins(made: Plan, draft: Draft, current: Snapshot) -> Iterator[_Kept
         elif not is_alone:
             yield None
         else:
-            stale = unpinned(current, pins, identities_of(draft.store))
+            stale = unneeded_names(current, pins, identities_of(draft.store))
             yield _Kept(other, pinned_states(current, pins), stale)
 
 
@@ -321,7 +328,7 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
             else _write(made, draft, current)
         )
     except BaseException as error:
-        draft.staging.made.is_needed |= may_still_happen(draft.store, error)
+        draft.staging.files.is_needed |= may_still_happen(draft.store, error)
         if not isinstance(error, Exception):
             raise
         exclusive = isinstance(error, FileExistsError) and draft.store.can.lock
@@ -390,7 +397,7 @@ def _compact(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
     try:
         return publish(planned(copy, None), copy, None)
     finally:
-        draft.staging.made.is_needed |= copy.staging.made.is_needed
+        draft.staging.files.is_needed |= copy.staging.files.is_needed
         copy.abort()
 
 

@@ -1,7 +1,7 @@
 """Chunks that are being changed: decoded blocks, on top of the old chunk unless all of it is replaced.
 
 A write puts its values into open chunks. Where it can, it decodes only the blocks that it changes in part, and
-`encoded` copies the streams of blocks that it does not touch. Inside ``with a.transaction()``, chunks that are written
+`encode` copies the streams of blocks that it does not touch. Inside ``with a.transaction()``, chunks that are written
 in part, or are the only one of their write, stay open in a `WriteBuffer` until the commit, or until it is full.
 """
 
@@ -104,10 +104,10 @@ class OpenChunk:
         missing = [n for n in numbers if n not in self._blocks]
         if not missing:
             return self._blocks
-        tile = Tile(self._decoded(missing))
+        tile = Tile(self._decode(missing))
         return {**self._blocks, **{n: CacheEntry(tile, row) for row, n in enumerate(missing)}}
 
-    def _decoded(self, numbers: list[int]) -> Bytes:
+    def _decode(self, numbers: list[int]) -> Bytes:
         data = np.empty((len(numbers), self.form.layout.block_nbytes), np.uint8)
         if self._stored is None or not numbers:
             return data
@@ -124,7 +124,7 @@ class OpenChunk:
         if not missing:
             return
         needed = missing if filled is None else [i for i in missing if not filled[i]]
-        data = self._decoded([numbers[i] for i in needed])
+        data = self._decode([numbers[i] for i in needed])
         if len(needed) < len(missing):
             rows = np.isin(missing, needed)
             decoded, data = data, self.form.blank(len(missing))
@@ -171,12 +171,12 @@ class OpenChunk:
                 return None
         return tile.data[first : first + len(numbers)]
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """Encode the chunk with everything that was put into it."""
         layout, cparams, typesize = self.form.layout, self.form.cparams, self.form.typesize
         numbers = sorted(self._blocks)
         if len(numbers) < layout.nblocks and self._stored is not None:
-            data, bits = self._rounded(numbers)
+            data, bits = self._round(numbers)
             buf = splice(
                 self._stored,
                 numbers,
@@ -190,7 +190,7 @@ class OpenChunk:
                 return buf
             numbers = list(range(layout.nblocks))
             self._load(numbers)
-        data, bits = self._rounded(numbers)
+        data, bits = self._round(numbers)
         return encode.encode(
             data,
             typesize=typesize,
@@ -200,16 +200,16 @@ class OpenChunk:
             kept_bits=bits,
         )
 
-    def _rounded(self, numbers: list[int]) -> tuple[Bytes, int]:
+    def _round(self, numbers: list[int]) -> tuple[Bytes, int]:
         """Return blocks, rounded if the user allows errors, and how many bits of the mantissa are in use then."""
-        form, data = self.form, self._joined(numbers)
+        form, data = self.form, self._join(numbers)
         if not form.cparams.is_lossy:
             return data, 0
         items = rounding.round_items(data.view(form.layout.dtype), form.cparams, form.fill)
         bits = rounding.count_kept_bits(items) if form.typesize == form.layout.itemsize else 0
         return items.view(np.uint8), bits
 
-    def _joined(self, numbers: list[int]) -> Bytes:
+    def _join(self, numbers: list[int]) -> Bytes:
         joined = self._neighbours(numbers)
         if joined is None:
             joined = np.stack([tile.data[row] for tile, row, _ in (self._blocks[n] for n in numbers)])

@@ -31,14 +31,14 @@ from b2array.store.local import LocalStore
 
 __all__ = [
     "Journal",
-    "beside",
-    "leftovers",
+    "directory_beside",
+    "find_leftovers",
+    "find_orphans",
+    "newest_time",
     "of_one_age",
-    "orphans",
     "read_journal",
     "remove",
     "unneeded_chunks",
-    "youngest",
 ]
 
 Int64Array = npt.NDArray[np.int64]
@@ -94,7 +94,7 @@ def read_journal(store: Store, name: str) -> Journal | None:
         raise FormatError(f"{store.url}: {name}: {error}") from None
 
 
-def beside(url: str, digest: str) -> str:
+def directory_beside(url: str, digest: str) -> str:
     """Return the directory next to a file where the chunks of a write into it wait."""
     return f"{url}.{digest}{JOURNAL}{os.sep}"
 
@@ -111,7 +111,7 @@ def unneeded_chunks(files: Iterable[str], numbers: Int64Array) -> list[str]:
     return [names[row] for row in unneeded.tolist()]
 
 
-def orphans(store: Store, files: Mapping[str, Listed], numbers: Int64Array | None) -> dict[str, Listed]:
+def find_orphans(store: Store, files: Mapping[str, Listed], numbers: Int64Array | None) -> dict[str, Listed]:
     """Find chunks that no index names in a directory or prefix, and the journals of uncommitted writes.
 
     `numbers` are the files that the index names; None if there is no index, because a new array was never committed.
@@ -133,7 +133,7 @@ def orphans(store: Store, files: Mapping[str, Listed], numbers: Int64Array | Non
     found |= {name: files[name] for name in writes}
     for name, journal in known.items():
         own = [other for other in found if other == name or _number(other) >= journal.first]
-        age = youngest(found[other] for other in own)
+        age = newest_time(found[other] for other in own)
         found |= {other: Listed(found[other].size, age) for other in own}
     return found
 
@@ -143,7 +143,7 @@ def _number(name: str) -> int:
     return -1 if number is None else number
 
 
-def youngest(files: Iterable[Listed]) -> float | None:
+def newest_time(files: Iterable[Listed]) -> float | None:
     """Return when the youngest of some files was written; None if that is not known of all."""
     times = [each.modified for each in files]
     known = [time for time in times if time is not None]
@@ -152,11 +152,11 @@ def youngest(files: Iterable[Listed]) -> float | None:
 
 def of_one_age(files: Mapping[str, Listed]) -> dict[str, Listed]:
     """Return files as if each was as young as the youngest of them."""
-    age = youngest(files.values())
+    age = newest_time(files.values())
     return {name: Listed(each.size, age) for name, each in files.items()}
 
 
-def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
+def find_leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
     """Find what writers did not finish, in a directory, and next to a file or directory.
 
     What is next to it has its own name, without a path. A directory, whose name ends with a slash, is as young as the
@@ -166,7 +166,7 @@ def leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
     beside = {}
     for name, path in _beside(store).items():
         with suppress(FileNotFoundError):
-            whole = _whole(path)
+            whole = _measure(path)
             if whole is not None:
                 beside[name] = whole
     if any(name.rstrip("/").endswith(JOURNAL) for name in beside):
@@ -188,7 +188,7 @@ def _siblings(path: Path, suffix: str) -> Iterator[Path]:
         yield from (each for each in path.parent.iterdir() if pattern.fullmatch(each.name) and not is_link(str(each)))
 
 
-def _whole(path: Path) -> Listed | None:
+def _measure(path: Path) -> Listed | None:
     """Return the size of a file, or of the files of frames in a directory, and when the youngest was written."""
     inside = [*path.iterdir()] if path.is_dir() else [path]
     ours = [each for each in inside if each == path or belongs(each.name)]
@@ -199,7 +199,7 @@ def _whole(path: Path) -> Listed | None:
 
 
 def remove(store: Store, names: Collection[str]) -> None:
-    """Remove orphans and leftovers, by the names that `orphans` and `leftovers` give them.
+    """Remove orphans and leftovers, by the names that `find_orphans` and `find_leftovers` give them.
 
     Files of other kinds stay.
     """

@@ -1,9 +1,9 @@
-"""What snapshots of local groups need of a frame, and the locks without which nobody destroys any of it.
+"""States of a frame that snapshots of local groups need, and the locks that a writer takes before it destroys any.
 
-A snapshot of a local group names states of its members, and writes to none of them. So a writer that writes a file
-anew, and whoever deletes chunks, looks at the manifests of the groups around the frame: `pins_of`. Meanwhile it holds
-the locks of these manifests, as a snapshot does: `may_destroy` takes them if they are free, because the caller has the
-lock of the member already, and `manifests_lock` waits for them.
+A snapshot of a local group names states of its members, and does not write to the members. So before a writer replaces
+a file or deletes chunks, it reads the manifests of the groups around the frame: `pins_of`. Meanwhile it holds the locks
+of these manifests, as a writer that makes a snapshot does. `manifests_lock` waits for the locks. `try_manifests_lock`
+takes them only if they are free, because its caller already holds the lock of the member.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = [
     "Pin",
     "identities_of",
     "manifests_lock",
-    "may_destroy",
     "pinned_places",
     "pinned_states",
     "pins_in",
     "pins_of",
-    "unpinned",
+    "try_manifests_lock",
+    "unneeded_names",
 ]
 
 
@@ -124,7 +124,7 @@ def pinned_states(revision: Snapshot, pins: Sequence[Pin], *, is_same: bool = Fa
     return [*states.values()]
 
 
-def unpinned(revision: Snapshot, pins: Sequence[Pin], groups: Collection[bytes]) -> tuple[str, ...]:
+def unneeded_names(revision: Snapshot, pins: Sequence[Pin], groups: Collection[bytes]) -> tuple[str, ...]:
     """Return the names of states that the frame keeps for some groups, and that no snapshot of them needs any more."""
     needed = {(name_for_group(pin.state.generation), pin.group) for pin in pins}
     return tuple(
@@ -150,17 +150,17 @@ def identities_of(store: Store) -> set[bytes]:
 
 
 @contextmanager
-def may_destroy(store: Store) -> Iterator[bool]:
+def try_manifests_lock(store: Store) -> Iterator[bool]:
     """Take the locks of the manifests around a frame if they are free; yield whether this thread has all of them.
 
     The caller has the lock of the frame. A writer that waits for that one may have the lock of a
     manifest, so this never waits.
     """
     with ExitStack() as locks:
-        yield all(_take(group, locks) for group, _ in _groups(store))
+        yield all(_try_lock(group, locks) for group, _ in _groups(store))
 
 
-def _take(group: str, locks: ExitStack) -> bool:
+def _try_lock(group: str, locks: ExitStack) -> bool:
     around = LocalStore(group)
     if around.holds_lock():
         return True
@@ -187,6 +187,6 @@ def manifests_lock(store: Store) -> Iterator[None]:
             around = LocalStore(group)
             if may_wait and not around.holds_lock():
                 locks.enter_context(around.lock(MANIFEST))
-            elif not _take(group, locks):
+            elif not _try_lock(group, locks):
                 raise ConflictError(f"{around.url}: another writer is at work")
         yield

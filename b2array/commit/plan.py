@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 from b2array.codec.cparams import AUTO
 from b2array.codec.header import FilterId
-from b2array.commit.changes import ChangeSet, Keep, applied, is_spooled
+from b2array.commit.changes import ChangeSet, Keep, apply_change, is_spooled
 from b2array.errors import LimitError
 from b2array.format import fingerprint, frame, index
 from b2array.format.annotations import LAYER, pack_fitting_sizes, pack_records
@@ -203,7 +203,7 @@ def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
 
 def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: CommitStep) -> Plan:
     """Make the next state, and the plan that leads there by a step."""
-    state = applied(change, _start(change, current))
+    state = apply_change(change, _start(change, current))
     if change.changes_values:
         state = with_stale_indexes(state)
     is_sparse = state.frame.frame_type == FrameType.SPARSE
@@ -440,12 +440,12 @@ def _counts(change: ChangeSet, current: Snapshot | None) -> tuple[int, _Count, _
     Where b2array wrote the base, the sum in its header is right, so only added and removed chunks are counted.
     """
     if current is None or not current.frame.is_ours:
-        state = applied(change, _start(change, current))
+        state = apply_change(change, _start(change, current))
         return 0, _count(_NO_FILES, _NO_FILES), _count(state.frame.offsets, state.sizes[:, 0])
     old, old_nbytes = current.frame.offsets, current.state.sizes[:, 0]
     before = current.frame.cbytes - index.sparse_cbytes(0, old)
     if change.is_structural:
-        state = applied(change, current.state)
+        state = apply_change(change, current.state)
         new, new_nbytes = state.frame.offsets, state.sizes[:, 0]
     else:
         old, old_nbytes = old[change.numbers], old_nbytes[change.numbers]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader, Special
-from b2array.commit.changes import LOWEST_CODE, ChangeSet, Keep, changeable, is_spooled
+from b2array.commit.changes import LOWEST_CODE, ChangeSet, Keep, copy_for_changes, is_spooled
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft, removed
 from b2array.commit.plan import Facts, Plan, plan, unnoted
@@ -26,9 +26,9 @@ from b2array.format.foreign_indexes import with_stale_indexes
 from b2array.format.header import FrameType
 from b2array.format.kept import Kept, ledger_of
 from b2array.format.state import State
-from b2array.frame.fetch import each_chunk
+from b2array.frame.fetch import read_chunks
 from b2array.frame.kept import require_intact
-from b2array.frame.snapshot import Snapshot, kept_states
+from b2array.frame.snapshot import Snapshot, load_kept_states
 from b2array.frame.source import Location, Source
 from b2array.progress import Progress
 from b2array.store.base import Store, Version, create_under_own_name
@@ -68,7 +68,7 @@ def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...] |
         return ()
     stay = ledger_of(current.state).without(change.drops).entries
     try:
-        return tuple(each.state for each in kept_states(current, stay))
+        return tuple(each.state for each in load_kept_states(current, stay))
     except (FormatError, SnapshotLostError):
         return None
 
@@ -87,7 +87,7 @@ def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
 
 def require_files(made: Plan, draft: Draft) -> None:
     """Raise ConflictError if `vacuum` has removed files that the new state refers to."""
-    gone = [] if made.state is None else draft.staging.missing(made.state.frame.offsets)
+    gone = [] if made.state is None else draft.staging.find_missing(made.state.frame.offsets)
     if gone:
         raise removed(draft.url, gone)
 
@@ -111,10 +111,10 @@ def whole(
 ) -> Draft:
     """Copy all chunks for a new file in the place of the old one; it is the same frame.
 
-    It keeps what the old one does, but for states that are `unpinned`, and the states that are `pinned`.
+    It keeps what the old one does, but for states that are `unneeded_names`, and the states that are `pinned`.
     """
     stay = ledger_of(current.state).without((*draft.delta.drops, *unpinned)).entries
-    kept = [*zip(stay, kept_states(current, stay), strict=True), *pinned]
+    kept = [*zip(stay, load_kept_states(current, stay), strict=True), *pinned]
     whole = copied(
         draft.reader(),
         draft.store,
@@ -151,7 +151,7 @@ def copied(
     old = source.state
     if isinstance(source, Draft):
         source.flush()  # an open chunk would keep the code of its earlier content until then
-        old = changeable(source.state)  # the source goes on changing its own tables
+        old = copy_for_changes(source.state)  # the source goes on changing its own tables
     # A sparse frame begins anew, behind the names that are taken.
     used = old.annotations.next if is_same and old.frame.frame_type == frame_type != FrameType.SPARSE else None
     annotations = (
@@ -175,7 +175,7 @@ def copied(
         stored = [n for n in present if n not in lost and isinstance(source.locate(n), Location)]
         shown = progress or Progress(None)
         shown.advance(old.frame.nchunks - len(stored))
-        for n, each in zip(stored, each_chunk(source, stored), strict=True):
+        for n, each in zip(stored, read_chunks(source, stored), strict=True):
             new.put(n, bytes(each.region))
             shown.advance()
         for n in lost:
@@ -211,7 +211,7 @@ def _copy_kept(new: Draft, old: State, kept: Sequence[KeptState]) -> None:
                 raise prefix_error(f"{held.url}: the snapshot {entry.name!r} is damaged; drop it", error) from error
         keys = {n: (int(offsets[n]), int(records[n])) for n in wanted}
         missing = [n for n in wanted if keys[n] not in copies]
-        for n, each in zip(missing, each_chunk(held, missing), strict=True):
+        for n, each in zip(missing, read_chunks(held, missing), strict=True):
             staged = new.store_stored(n, bytes(each.region))
             copies[keys[n]] = staged.code, staged.record
         for n in wanted:

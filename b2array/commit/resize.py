@@ -33,10 +33,10 @@ __all__ = [
     "delete",
     "fill_chunks",
     "insert",
-    "joint",
-    "positions",
+    "make_joint",
     "read_box",
     "resize",
+    "select_positions",
 ]
 
 Array = npt.NDArray[Any]
@@ -57,7 +57,7 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
     _reindex(draft, state, rows)
     item = _fill_item(draft, new)
     kept = tuple(slice(0, min(n, m), 1) for n, m in zip(old.shape, new.shape, strict=True))
-    torn = _torn(draft, old, new, item)
+    torn = _mixed_chunks(draft, old, new, item)
 
     def filled(box: Box) -> Array:
         values = np.full(_lengths(box), np.frombuffer(item, new.dtype)[0], new.dtype)
@@ -69,7 +69,7 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
     rewrite(draft, new, torn, filled)
 
 
-def _torn(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
+def _mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
     """List the chunks in which old items and new ones meet, unless they repeat the fill value anyway."""
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
     kept = [slice(0, min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
@@ -91,7 +91,7 @@ def append(draft: Draft, values: Array, axis: int) -> None:
     """Put values of the array's type after the last items along an axis."""
     old = draft.state.require_layout()
     length = old.shape[axis]
-    shape = _with(old.shape, axis, length + values.shape[axis])
+    shape = _with_extent(old.shape, axis, length + values.shape[axis])
     state = reshape(draft.state, shape)
     new = state.require_layout()
     _reindex(draft, state, [np.arange(n) for n in old.grid_shape], fill=False)
@@ -102,7 +102,7 @@ def append(draft: Draft, values: Array, axis: int) -> None:
 class _Piece(NamedTuple):
     """Positions along an axis: of the array as it was, or (`given`) of the values that come in."""
 
-    positions: Positions
+    select_positions: Positions
     given: bool = False
 
     @property
@@ -140,7 +140,7 @@ def _splice(draft: Draft, pieces: Iterable[_Piece], axis: int, values: Array | N
     parts = [piece for piece in pieces if piece.length]
     edges = [0, *accumulate(piece.length for piece in parts)]
     rows = [np.arange(n) for n in old.grid_shape]
-    shape = _with(old.shape, axis, edges[-1])
+    shape = _with_extent(old.shape, axis, edges[-1])
     state = reshape(draft.state, shape)
     new = state.require_layout()
     rows[axis] = np.full(new.grid_shape[axis], -1)
@@ -160,7 +160,7 @@ def _splice(draft: Draft, pieces: Iterable[_Piece], axis: int, values: Array | N
             if low >= high:
                 continue
             target = result[(*(slice(None),) * axis, slice(low - wanted.start, high - wanted.start))]
-            inside = _sub(piece.positions, low - start, high - start)
+            inside = _slice_positions(piece.positions, low - start, high - start)
             if piece.given and values is not None:
                 target[...] = values[(*box[:axis], inside, *box[axis + 1 :], ...)]
             else:
@@ -180,7 +180,7 @@ def _find_rows(rows: npt.NDArray[np.int64], positions: Positions, start: int, st
     last = len(rows) if stop == end else stop // step
     for row in range(first, last):
         low, high = row * step, min(row * step + step, end)
-        inside = _sub(positions, low - start, high - start)
+        inside = _slice_positions(positions, low - start, high - start)
         if isinstance(inside, slice):
             origin, together = inside.start, True
         else:
@@ -189,7 +189,7 @@ def _find_rows(rows: npt.NDArray[np.int64], positions: Positions, start: int, st
             rows[row] = origin // step
 
 
-def _sub(positions: Positions, low: int, high: int) -> Positions:
+def _slice_positions(positions: Positions, low: int, high: int) -> Positions:
     if isinstance(positions, slice):
         return slice(positions.start + low, positions.start + high, 1)
     return positions[low:high]
@@ -252,7 +252,7 @@ class Joint(NamedTuple):
     axis: int
 
 
-def joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) -> Joint:
+def make_joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) -> Joint:
     """Check that values can be put after or between the items of an array, as `numpy.concatenate` does.
 
     Their type must be one that NumPy casts as "same_kind".
@@ -261,7 +261,7 @@ def joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) 
     array = assignment.of_same_kind(values, dtype)
     if array.ndim != len(shape):
         raise ValueError(f"the values must have {len(shape)} dimensions, as the array has, not {array.ndim}")
-    if _with(array.shape, axis, 0) != _with(shape, axis, 0):
+    if _with_extent(array.shape, axis, 0) != _with_extent(shape, axis, 0):
         raise ValueError(
             f"the values must have the array's extents along all axes but {axis}: "
             f"found shape {array.shape} for an array of shape {shape}"
@@ -271,11 +271,11 @@ def joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) 
 
 def check_joint(url: str, before: Layout, now: Layout, axis: int) -> None:
     """Raise ConflictError if another writer has changed the array so that the values do not fit it any more."""
-    if now.dtype != before.dtype or _with(now.shape, axis, 0) != _with(before.shape, axis, 0):
+    if now.dtype != before.dtype or _with_extent(now.shape, axis, 0) != _with_extent(before.shape, axis, 0):
         raise ConflictError(f"{url} has become an array of shape {now.shape} and type {now.dtype}")
 
 
-def positions(key: Any, shape: tuple[int, ...], axis: int) -> slice | npt.NDArray[np.int64]:
+def select_positions(key: Any, shape: tuple[int, ...], axis: int) -> slice | npt.NDArray[np.int64]:
     """Return the positions that an integer, slice, index array or mask selects along an axis, as `delete` takes them.
 
     Examples
@@ -292,7 +292,7 @@ def positions(key: Any, shape: tuple[int, ...], axis: int) -> slice | npt.NDArra
     return found if found.step == 1 else np.arange(found.start, found.stop, found.step)
 
 
-def _with(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
+def _with_extent(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
     return (*extents[:axis], extent, *extents[axis + 1 :])
 
 

@@ -37,7 +37,7 @@ from b2array.frame.source import Staged
 from b2array.store.base import Mutex, Store
 from b2array.store.spool import Segment, Spool
 
-__all__ = ["CHECKED_AFTER", "Made", "Staging", "digest_of"]
+__all__ = ["CHECKED_AFTER", "CreatedFiles", "Staging", "digest_of"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -52,13 +52,13 @@ _WINDOW = 256
 _MUTEX_OF = "new chunks that wait for a commit"
 
 
-class Made:
+class CreatedFiles:
     """The files that a transaction and its forks have made, as far as this process knows.
 
     Only these may the transaction remove. Those that a fork makes belong to the transaction as well, its `outer`.
     """
 
-    def __init__(self, outer: Made | None = None) -> None:
+    def __init__(self, outer: CreatedFiles | None = None) -> None:
         # For each file: its number, and a digest of its stamp. A stamp takes twenty times that memory.
         self._rows = array("q")
         self._outer = outer
@@ -69,12 +69,12 @@ class Made:
         """Whether a commit may need them that has failed, as far as anybody knows."""
 
     @property
-    def ours(self) -> bool:
+    def is_ours(self) -> bool:
         """Whether this is the process that these files are made in, and not one forked from it."""
         return self._owner == os.getpid()
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """Whether the transaction has ended, and notes no more files."""
         return self._ended
 
@@ -97,12 +97,12 @@ class Made:
         with self._mutex.held_once(_MUTEX_OF):
             self._ended = True
 
-    def unused(self, offsets: Int64Array) -> dict[str, int]:
+    def find_unused(self, offsets: Int64Array) -> dict[str, int]:
         """Return the files that an index does not refer to: their names, and the digests of their stamps.
 
         A forked process must not remove the files that the other one needs.
         """
-        if not (self._rows and self.ours):  # to look for nothing in a long index takes time
+        if not (self._rows and self.is_ours):  # to look for nothing in a long index takes time
             return {}
         made = self.rows()
         unused = made[~_are_among(made[:, 0], offsets)]
@@ -126,12 +126,12 @@ class Staging:
         spool: Spool | None,
         first: int,
         *,
-        transaction: Made | None = None,
+        transaction: CreatedFiles | None = None,
         slots: Callable[[int], int] | None = None,
         nslots: int = 0,
     ) -> None:
         self.next = first
-        self.made = Made(transaction)
+        self.files = CreatedFiles(transaction)
         self._store = store
         self._spool = spool
         self._is_shared = transaction is not None
@@ -153,7 +153,7 @@ class Staging:
         self._mutex = Mutex()
 
     @property
-    def ours(self) -> bool:
+    def is_ours(self) -> bool:
         """Whether this is the process that the staging area was made in, and not one forked from it."""
         return self._owner == os.getpid()
 
@@ -166,7 +166,7 @@ class Staging:
         """Raise ConflictError if the transaction has ended, or belongs to another process."""
         if self._closed:
             raise ConflictError("expected a transaction under way, found that it has ended")
-        if not self.ours:
+        if not self.is_ours:
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
     # Taking chunks.
@@ -203,15 +203,15 @@ class Staging:
             self.next += count
             return first
 
-    def adopt(self, rows: Int64Array) -> None:
-        """Take over the files that a fork has made, given as `Made.rows` returns them."""
+    def take_over_files(self, rows: Int64Array) -> None:
+        """Take over the files that a fork has made, as rows of `CreatedFiles.rows`."""
         if not rows.size:
             return
-        self.made.add(rows.reshape(-1).tolist())
+        self.files.add(rows.reshape(-1).tolist())
         if not self._is_shared:
             self.reserve_up_to(int(rows[:, 0].max()))
 
-    def expect(self, number: int) -> None:
+    def expect_file(self, number: int) -> None:
         """Note that the index is to refer to a file that a fork has made."""
         with self._mutex.held_once(_MUTEX_OF):
             self._numbers.append(number)
@@ -244,7 +244,7 @@ class Staging:
                 digest = self._store.create(name, (buf, record)).digest
             except FileExistsError:
                 continue
-            self.made.add((number, digest))
+            self.files.add((number, digest))
             with self._mutex.held_once(_MUTEX_OF):
                 self._numbers.append(number)
             return number, record
@@ -288,7 +288,7 @@ class Staging:
         self._extents = array("q", extents.reshape(-1).tolist())
         self._inherited = len(extents)
 
-    def attach(self, segments: Sequence[Segment], extents: Int64Array) -> int:
+    def take_over_segments(self, segments: Sequence[Segment], extents: Int64Array) -> int:
         """Take over the segments of a fork; return the number that its codes are lower by than its rows here."""
         with self._mutex.held_once(_MUTEX_OF):
             rows, base = len(self._extents) // 3, len(self._segments) * SEGMENT
@@ -296,19 +296,19 @@ class Staging:
             self._extents.extend((extents + base).reshape(-1).tolist())
         return rows
 
-    def own(self) -> tuple[list[Segment], Int64Array]:
+    def own_segments(self) -> tuple[list[Segment], Int64Array]:
         """Return the segments and extents that were not inherited, with addresses counted from 0."""
         with self._mutex.held_once(_MUTEX_OF):
             extents = np.array(self._extents[3 * self._inherited :], np.int64).reshape(-1, 3)
             return self._segments[self._own :], extents - self._own * SEGMENT
 
-    def all(self) -> tuple[list[Segment], Int64Array]:
+    def all_segments(self) -> tuple[list[Segment], Int64Array]:
         """Return all segments and extents."""
         with self._mutex.held_once(_MUTEX_OF):
             return list(self._segments), np.array(self._extents, np.int64).reshape(-1, 3)
 
     @property
-    def inherited(self) -> int:
+    def inherited_count(self) -> int:
         """How many spooled chunks are those of the transaction that was forked."""
         return self._inherited
 
@@ -367,7 +367,7 @@ class Staging:
         # The monotonic clock stands still while a computer sleeps, and the other one may be set back.
         return max(time.monotonic() - monotonic, time.time() - wall) >= CHECKED_AFTER
 
-    def missing(self, offsets: Int64Array) -> list[str]:
+    def find_missing(self, offsets: Int64Array) -> list[str]:
         """Return the names of the files made here that an index refers to and that are gone.
 
         Only a commit that took long looks for them: `vacuum` leaves younger files alone.
@@ -380,16 +380,16 @@ class Staging:
         return [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
 
     @property
-    def spools(self) -> bool:
+    def has_spool(self) -> bool:
         """Whether chunks wait in a spool, and not in files of their own."""
         return self._spool is not None
 
     def close(self) -> None:
         """Take no more chunks, and let go of the spool."""
         self._closed = True
-        self.made.end()
+        self.files.end()
         # A forked process must not remove the files that the other one needs.
-        own = self._segments[self._own :] if self.ours else [self._spool] if self._spool is not None else []
+        own = self._segments[self._own :] if self.is_ours else [self._spool] if self._spool is not None else []
         for segment in own:
             segment.close()
 

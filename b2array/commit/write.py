@@ -147,7 +147,7 @@ class _Writer:
             raise prefix_error(f"chunk {number} of {draft.url}", error) from error
         if stays_open:
             return number, chunk
-        buf = chunk.encoded()
+        buf = chunk.encode()
         return number, draft.store_chunk(number, buf) if draft.sparse else buf
 
     def _stored(self, number: int, *, private: bool) -> Stored:

@@ -16,7 +16,7 @@ from b2array.display.drawing import Box, draw, merge
 from b2array.display.tables import Info, beside, put_title, size, table
 from b2array.errors import B2ArrayError
 from b2array.frame.fetch import Ask, fetch, steps_of
-from b2array.frame.read import ChunkRead, ChunkReader, prepare, windows
+from b2array.frame.read import ChunkRead, ChunkReader, make_reader, windows
 from b2array.frame.snapshot import Snapshot
 from b2array.frame.source import ChunkRequest, Source
 from b2array.grid.advice import advice
@@ -109,7 +109,7 @@ def explain(
     """Return what would be done now to read a selection. This reads only heads of chunks, if it needs them."""
     box = np.broadcast_to(np.empty((), layout.dtype), selection.box)
     positions, axes = selection.positions, selection.axes
-    reader = prepare(source, layout, positions, axes, box)
+    reader = make_reader(source, layout, positions, axes, box)
     chunks = blocks = cached = requests = nbytes = 0
     touched: list[Box] = []
     around: list[Box] = []

@@ -107,7 +107,7 @@ class Cache:
                         self._slabs.move_to_end(slab)
         return found
 
-    def room_for(self, nblocks: int, nbytes: int) -> tuple[Slab, Bytes] | None:
+    def reserve(self, nblocks: int, nbytes: int) -> tuple[Slab, Bytes] | None:
         """Return a slab and memory in it for a tile; None if that would take too much of the cache."""
         needed = cost(nblocks, nbytes)
         if needed > config.cache_bytes // 2:
@@ -149,7 +149,7 @@ class Cache:
                     self._filling.remove(slab)
 
     def add(self, key: Key, numbers: Sequence[int], tile: Tile, slab: Slab) -> None:
-        """Keep the blocks `numbers` of a chunk, which are the rows of a tile in memory from `room_for`."""
+        """Keep the blocks `numbers` of a chunk, which are the rows of a tile in memory from `reserve`."""
         slab.added.append((key, numbers))
         of_chunk = self._chunks.setdefault(key, {})
         for row, n in enumerate(numbers):

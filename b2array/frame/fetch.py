@@ -30,7 +30,7 @@ from b2array.store.base import MISSING, join_views, stale_reader, too_short, whe
 from b2array.store.endings import TEMPORARY
 from b2array.store.spans import Span, plan_packed_read, plan_scatter_read
 
-__all__ = ["Ask", "chunk_number", "each_chunk", "fetch", "fetch_from", "steps_of"]
+__all__ = ["Ask", "chunk_number", "fetch", "fetch_from", "read_chunks", "steps_of"]
 
 _CHUNK_NAME = re.compile("([0-9A-F]{8})[.]chunk")
 _FREE = 4096
@@ -97,7 +97,7 @@ def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
         raise
 
 
-def each_chunk(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
+def read_chunks(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
     """Read whole chunks, many at a time, but never more than a bounded number of bytes."""
     step = min(max(1, _WINDOW_NBYTES // max(1, source.frame.chunksize)), _WINDOW_CHUNKS)
     windows = ([ChunkRequest(n, None) for n in numbers[first : first + step]] for first in range(0, len(numbers), step))
@@ -139,7 +139,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
     except ChunkMissingError:  # says where already
         raise
     except (FormatError, UnsupportedError) as error:
-        raise _located(source, request.chunk, error) from error
+        raise _add_location(source, request.chunk, error) from error
 
 
 def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
@@ -149,13 +149,13 @@ def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Sto
 
     def go_on(i: int, steps: Steps, outcome: memoryview | FormatError | None) -> None:
         try:
-            step = _advanced(steps, outcome)
+            step = _advance(steps, outcome)
             if isinstance(step, Ask):
                 waiting.append((i, steps, step))
             else:
                 found[i] = step
         except (FormatError, UnsupportedError) as error:
-            raise _located(source, requests[i].chunk, error) from error
+            raise _add_location(source, requests[i].chunk, error) from error
 
     for i, request in enumerate(requests):
         go_on(i, steps_of(source, request), None)
@@ -167,7 +167,7 @@ def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Sto
             _refuse_missing(source, [(requests[i].chunk, ask) for i, _, ask in asked], error)
             raise
         for i, steps, ask in asked:
-            go_on(i, steps, _joined(source, ask, [next(views) for _ in ask.spans]))
+            go_on(i, steps, _join_views(source, ask, [next(views) for _ in ask.spans]))
     return [stored for stored in found if stored is not None]
 
 
@@ -178,7 +178,7 @@ def fetch_from(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored |
 
     def go_on(i: int, source: Source, steps: Steps, outcome: memoryview | FormatError | None) -> None:
         try:
-            step = _advanced(steps, outcome)
+            step = _advance(steps, outcome)
         except (FormatError, UnsupportedError) as error:
             found[i] = error
             return
@@ -221,10 +221,10 @@ def _read_wave(group: list[_Waiting]) -> Sequence[memoryview | Exception]:
     except Exception as error:  # noqa: BLE001 - it is of the chunks of this frame only
         # The steps of a chunk would take a FormatError for the end of its object.
         return [B2ArrayError(str(error)) if isinstance(error, FormatError) else error] * len(group)
-    return [_joined(source, each.ask, [next(views) for _ in each.ask.spans]) for each in group]
+    return [_join_views(source, each.ask, [next(views) for _ in each.ask.spans]) for each in group]
 
 
-def _advanced(steps: Steps, outcome: memoryview | FormatError | None) -> Ask | Stored:
+def _advance(steps: Steps, outcome: memoryview | FormatError | None) -> Ask | Stored:
     """Send a chunk's steps the bytes, or the error, that they wait for; return their next request, or the chunk."""
     try:
         if isinstance(outcome, FormatError):
@@ -235,7 +235,7 @@ def _advanced(steps: Steps, outcome: memoryview | FormatError | None) -> Ask | S
         return stored
 
 
-def _joined(source: Source, ask: Ask, views: list[memoryview]) -> memoryview | FormatError:
+def _join_views(source: Source, ask: Ask, views: list[memoryview]) -> memoryview | FormatError:
     for (name, start, stop), view in zip(ask.spans, views, strict=True):
         if len(view) < stop - start and not ask.clip:
             return too_short(where(source.url, name), start, stop, len(view))
@@ -253,7 +253,7 @@ def _refuse_missing(source: Source, asked: list[tuple[int, Ask]], error: OSError
         raise ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, found none") from error
 
 
-def _located(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
+def _add_location(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
     location, found_in = source.locate(n), f"chunk {n} of {source.url}"
     in_file = isinstance(location, Location) and chunk_number(location.name) is not None
     return prefix_error(f"{found_in}, {location.name}" if in_file else found_in, error)

@@ -1,6 +1,6 @@
 """Earlier states of a frame: those that it keeps itself, and those that its group has packed.
 
-`opened` and `state_in` make sure that other software has not written over the chunks of one.
+`load_intact_state` and `find_intact_state` make sure that other software has not written over the chunks of one.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import numpy.typing as npt
 from b2array.errors import FormatError, prefix_errors
 from b2array.format.kept import DIGEST_NBYTES, Kept, name_for_group, unpack_state
 from b2array.format.state import State
-from b2array.frame.fetch import each_chunk, fetch
+from b2array.frame.fetch import fetch, read_chunks
 from b2array.frame.listing import MemberState
-from b2array.frame.snapshot import Snapshot, kept_state, ledger_in, lost_snapshot
+from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_state, lost_snapshot
 from b2array.frame.source import ChunkRequest, Source
 
-__all__ = ["find_state", "is_suspect", "opened", "require_intact", "state_in"]
+__all__ = ["find_intact_state", "find_state", "is_suspect", "load_intact_state", "require_intact"]
 
 _AT_ONCE = 256
 
 
-def opened(held: Snapshot, name: str, *, deep: bool = False) -> Snapshot:
+def load_intact_state(held: Snapshot, name: str, *, deep: bool = False) -> Snapshot:
     """Return a state that the frame of a snapshot keeps under a name.
 
     If other software has changed the frame since, the beginning of each chunk is compared with its checksums, and all
     of a chunk whose beginning tells nothing. The rest is compared when it is read. With `deep` all of each chunk is
     compared now: for callers that trust the places of the chunks, and do not read them.
 
-    Raises what `kept_state` raises; SnapshotLostError if other software has overwritten a chunk.
+    Raises what `load_kept_state` raises; SnapshotLostError if other software has overwritten a chunk.
     """
-    state = kept_state(held, name)
+    state = load_kept_state(held, name)
     if state.at is not None and state.at.suspect:
         require_intact(state, deep=deep)
     return state
@@ -44,13 +44,13 @@ def find_state(
 ) -> Snapshot | None:
     """Return a state that a snapshot of a local group names, given the member's frame; None if that is another frame.
 
-    Nothing but its index is read. A caller that knows that this is the same frame says so. Raises what `kept_state`
-    raises.
+    Only the index of the state is read. `is_same` says that the caller knows the frame to be the same one. Raises what
+    `load_kept_state` raises.
     """
     name = name_for_group(state.generation)
     entry = ledger_in(revision).find(name)
     if entry is not None and entry.group == group:
-        return kept_state(revision, name)
+        return load_kept_state(revision, name)
     if not state.packed or state.sparse != revision.sparse:
         return None
     packed = Kept(
@@ -71,7 +71,7 @@ def find_state(
         revision.store,
         unpacked,
         revision.start,
-        revision.expected or revision.version,
+        revision.expected_version or revision.version,
         state.generation.hex(),
         revision.unique,
         at=packed,
@@ -86,13 +86,13 @@ def is_suspect(revision: Snapshot, earlier: State) -> bool:
     return not revision.frame.is_ours or now.takeovers != then.takeovers or then.identity is None
 
 
-def state_in(
+def find_intact_state(
     revision: Snapshot, state: MemberState, group: bytes, title: str, *, deep: bool = False
 ) -> Snapshot | None:
     """Do the same as `find_state`, and make sure that the chunks are there if other software has changed the frame.
 
     With `deep`, all of each chunk is compared then; and if nobody else has changed the frame, the beginning of each
-    chunk that the frame has not got in the same place now. Raises what `opened` raises.
+    chunk that the frame has not got in the same place now. Raises what `load_intact_state` raises.
     """
     earlier = find_state(revision, state, group, title)
     if earlier is None or earlier.at is None:
@@ -117,7 +117,7 @@ def require_intact(held: Source, *, deep: bool, besides: State | None = None) ->
         wanted &= ~_is_shared(held.state, besides)
     stored = [n for n in np.flatnonzero(wanted).tolist() if n not in held.state.annotations.lost]
     if deep:
-        deque(each_chunk(held, stored), 0)
+        deque(read_chunks(held, stored), 0)
         return
     for first in range(0, len(stored), _AT_ONCE):
         numbers = stored[first : first + _AT_ONCE]

@@ -27,7 +27,7 @@ from b2array.frame.source import FRAME_NAME
 from b2array.store.base import MISSING, Head, Store, Version, stale_reader
 from b2array.store.spans import Span
 
-__all__ = ["TABLE", "Action", "Found", "Standing", "StoreOf", "action_of", "look", "read_member"]
+__all__ = ["TABLE", "Action", "Occupant", "Standing", "StoreOf", "action_of", "inspect_place", "read_member"]
 
 StoreOf = Callable[[str], Store]
 """Gives the store of a path in the group."""
@@ -40,7 +40,7 @@ _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Occupant:
     """What is in the place of a member: a frame, a damaged frame, or nothing.
 
     Parameters
@@ -69,23 +69,23 @@ class Found:
         return self.state.startswith(_DAMAGED)
 
 
-def look(store: Store) -> Found:
+def inspect_place(store: Store) -> Occupant:
     """Look at what the store of a member holds itself, whatever the log says."""
     try:
         frame = snapshot.load_published(store)
     except MISSING:
-        return Found(None)
+        return Occupant(None)
     except _UNREADABLE:
         names = [FRAME_NAME] if store.is_prefix else ["", FRAME_NAME]
         for name, head in zip(names, store.head(names, 1), strict=True):
             if isinstance(head, Head):
                 version = (head.stamp or store.stamp(name)).version
                 state = f"{_DAMAGED}{version or ''}"
-                return Found(None, state, state, name, version)
+                return Occupant(None, state, state, name, version)
         raise
     identity = frame.state.annotations.identity
     lasting = f"id {identity.hex()}" if identity else frame.generation
-    return Found(frame, frame.generation, lasting, frame.name, frame.version)
+    return Occupant(frame, frame.generation, lasting, frame.name, frame.version)
 
 
 class Standing(Enum):
@@ -103,7 +103,7 @@ class Standing(Enum):
     """A frame that cannot be read, and that the entry does not name."""
 
 
-def _standing(entry: Entry, there: Found) -> Standing:
+def _standing(entry: Entry, there: Occupant) -> Standing:
     if there.name is None:
         return Standing.NOTHING
     if entry.after and there.state == entry.after:
@@ -136,7 +136,7 @@ class Action(Enum):
         return self in (Action.WRITE, Action.PUT, Action.TAKE_OUT)
 
 
-def _row(patch: Action, index: Action, frame: Action, delete: Action) -> Mapping[Kind, Action]:
+def _actions(patch: Action, index: Action, frame: Action, delete: Action) -> Mapping[Kind, Action]:
     return MappingProxyType({"patch": patch, "index": index, "frame": frame, "delete": delete})
 
 
@@ -145,36 +145,36 @@ _STAGED, _UNSTAGED = True, False
 TABLE: Final[Mapping[tuple[Standing, bool], Mapping[Kind, Action]]] = MappingProxyType(
     {
         #                                    patch         index         frame         delete
-        (Standing.BEFORE, _STAGED): _row(Action.WRITE, Action.PUT, Action.PUT, Action.TAKE_OUT),
-        (Standing.BEFORE, _UNSTAGED): _row(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.TAKE_OUT),
-        (Standing.AFTER, _STAGED): _row(Action.DONE, Action.DONE, Action.DONE, Action.DONE),
-        (Standing.AFTER, _UNSTAGED): _row(Action.DONE, Action.DONE, Action.DONE, Action.DONE),
+        (Standing.BEFORE, _STAGED): _actions(Action.WRITE, Action.PUT, Action.PUT, Action.TAKE_OUT),
+        (Standing.BEFORE, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.TAKE_OUT),
+        (Standing.AFTER, _STAGED): _actions(Action.DONE, Action.DONE, Action.DONE, Action.DONE),
+        (Standing.AFTER, _UNSTAGED): _actions(Action.DONE, Action.DONE, Action.DONE, Action.DONE),
         # A writer that cannot swap two names in one step takes the old frame out before it puts the new one.
-        (Standing.NOTHING, _STAGED): _row(Action.LEAVE, Action.PUT, Action.PUT, Action.DONE),
+        (Standing.NOTHING, _STAGED): _actions(Action.LEAVE, Action.PUT, Action.PUT, Action.DONE),
         # A later commit of one step has deleted the member, and leaves the log of a killed writer as it is.
-        (Standing.NOTHING, _UNSTAGED): _row(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.DONE),
-        (Standing.OTHER, _STAGED): _row(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
-        (Standing.OTHER, _UNSTAGED): _row(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
+        (Standing.NOTHING, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.DONE),
+        (Standing.OTHER, _STAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
+        (Standing.OTHER, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
         # The power failed while the header was written: after it lies the tail that belongs to it.
-        (Standing.DAMAGED, _STAGED): _row(Action.WRITE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
-        (Standing.DAMAGED, _UNSTAGED): _row(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
+        (Standing.DAMAGED, _STAGED): _actions(Action.WRITE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
+        (Standing.DAMAGED, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
     }
 )
 """The action of an entry, by the frame in the member's place, by whether the staged file still exists, and by kind."""
 
 
-def action_of(entry: Entry, store_of: StoreOf, path: str) -> tuple[Found, Action]:
+def action_of(entry: Entry, store_of: StoreOf, path: str) -> tuple[Occupant, Action]:
     """Look at the place of a member, and say what its entry still has to do there."""
-    there = look(store_of(path))
+    there = inspect_place(store_of(path))
     action = _decide(entry, store_of, path, there)
     if action is Action.LEAVE:
         # The staged file may have taken its place between the two looks.
-        there = look(store_of(path))
+        there = inspect_place(store_of(path))
         action = _decide(entry, store_of, path, there)
     return there, action
 
 
-def _decide(entry: Entry, store_of: StoreOf, path: str, there: Found) -> Action:
+def _decide(entry: Entry, store_of: StoreOf, path: str, there: Occupant) -> Action:
     standing = _standing(entry, there)
     row = TABLE[standing, _STAGED]
     if row == TABLE[standing, _UNSTAGED]:
@@ -196,7 +196,7 @@ def _is_staged(entry: Entry, store_of: StoreOf, path: str) -> bool:
     aside = store_of(entry.aside(path))
     if entry.kind == "index":
         return isinstance(aside.head([""], 1)[0], Head)
-    return look(aside).state == entry.after
+    return inspect_place(aside).state == entry.after
 
 
 # Readers.
@@ -221,23 +221,23 @@ def read_member(
             raise FileNotFoundError(f"{store.url} was deleted")
         if action.is_pending:
             try:
-                return replace(_to_come(store_of, path, entry, there), again=again)
+                return replace(_load_staged(store_of, path, entry, there), again=again)
             except (*MISSING, FormatError):
                 # Another process has just applied the entry.
-                if look(store).state == there.state:
+                if inspect_place(store).state == there.state:
                     raise stale_reader(store.url) from None
         elif there.frame is not None:
             return there.frame
     return snapshot.load(store)
 
 
-def _to_come(store_of: StoreOf, path: str, entry: Entry, there: Found) -> Snapshot:
+def _load_staged(store_of: StoreOf, path: str, entry: Entry, there: Occupant) -> Snapshot:
     """Return the state that an entry has for a member."""
     if entry.kind == "patch":
-        return snapshot.restore(store_of(path), entry.header, there.version)
+        return snapshot.load_from_header(store_of(path), entry.header, there.version)
     staged = store_of(entry.aside(path))
     if entry.kind == "index":
-        return snapshot.restore(store_of(path), b"".join(staged.pieces()), there.version)
+        return snapshot.load_from_header(store_of(path), b"".join(staged.pieces()), there.version)
     frame = snapshot.load(staged)
     if frame.generation != entry.after:
         # Applying the entry swaps the frames, so the old one may be here.

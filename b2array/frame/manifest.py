@@ -83,12 +83,12 @@ def check_name(name: str) -> str:
     """
     if not isinstance(name, str):
         raise TypeError(f"names of members are str, not {type(name).__name__}")
-    if reason := _refused(name.removeprefix("/")):
+    if reason := _reason_to_refuse(name.removeprefix("/")):
         raise ValueError(f"{name!r} cannot name a member: {reason}")
     return name.removeprefix("/")
 
 
-def _refused(name: str) -> str:
+def _reason_to_refuse(name: str) -> str:
     """Return why a name is refused; empty for a valid name."""
     if not name:
         return "it is empty"
@@ -112,7 +112,7 @@ def is_file_of_group(part: str) -> bool:
 def is_member_name(name: str) -> bool:
     """Whether a name can be that of a member, or of a group's attributes."""
     group = name.removesuffix(ATTRS)
-    return not _refused(name) if group == name else not _refused(group.removesuffix("/") or "any")
+    return not _reason_to_refuse(name) if group == name else not _reason_to_refuse(group.removesuffix("/") or "any")
 
 
 def check_path(path: str) -> None:
@@ -257,7 +257,7 @@ class Row:
         """Read the row of a member with this name."""
         parts: list[Any] = content if isinstance(content, list) and len(content) == 5 else [None] * 5
         path, revision, sparse, number, following = parts
-        is_place = isinstance(name, str) and isinstance(path, str) and _belong(name, path)
+        is_place = isinstance(name, str) and isinstance(path, str) and _is_path_of(name, path)
         is_count = all(type(count) is int and count >= 0 for count in (number, following))
         is_state = type(revision) is bytes and len(revision) in (0, _REVISION_NBYTES) and type(sparse) is bool
         if not (is_place and is_state and is_count):
@@ -396,36 +396,36 @@ class Manifest:
             raise FormatError("expected rows in the manifest, found no such entry")
         rows = content.pop("rows")
         if rows is not None:
-            rows = {name: Row.unpack(name, row) for name, row in _checked("rows", rows, dict).items()}
-        log = _checked("log", content.pop("log", None), dict)
+            rows = {name: Row.unpack(name, row) for name, row in _check_type("rows", rows, dict).items()}
+        log = _check_type("log", content.pop("log", None), dict)
         return cls(
             rows,
-            _checked("ident", content.pop("ident", None), str),
-            _checked("number", content.pop("number", None), int),
+            _check_type("ident", content.pop("ident", None), str),
+            _check_type("number", content.pop("number", None), int),
             {path: Entry.unpack(path, entry) for path, entry in log.items()},
-            _checked("summaries", content.pop("summaries", b""), bytes),
-            _checked("recent", content.pop("recent", b""), bytes),
-            _checked("kept", content.pop("kept", b""), bytes),
-            _retired(_checked("retired", content.pop("retired", {}), dict)),
-            _gone(_checked("gone", content.pop("gone", {}), dict)),
+            _check_type("summaries", content.pop("summaries", b""), bytes),
+            _check_type("recent", content.pop("recent", b""), bytes),
+            _check_type("kept", content.pop("kept", b""), bytes),
+            _unpack_retired(_check_type("retired", content.pop("retired", {}), dict)),
+            _check_gone(_check_type("gone", content.pop("gone", {}), dict)),
             tuple(content.items()),
         )
 
 
-def _checked(key: str, value: Any, kind: type) -> Any:
+def _check_type(key: str, value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise FormatError(f"expected {key!r} of type {kind.__name__} in the manifest, found {type(value).__name__}")
     return value
 
 
-def _gone(content: Mapping[Any, Any]) -> Mapping[str, int]:
+def _check_gone(content: Mapping[Any, Any]) -> Mapping[str, int]:
     for path, number in content.items():
         if not _is_path(path) or type(number) is not int or number < 0:
             raise FormatError(f"expected a path and a number in the manifest, found {path!r} and {number!r}")
     return content
 
 
-def _retired(content: Mapping[Any, Any]) -> Retired:
+def _unpack_retired(content: Mapping[Any, Any]) -> Retired:
     for token, states in content.items():
         listed = states if isinstance(states, list) else [None]
         if not _is_token(token) or not all(map(_is_state, listed)):
@@ -437,7 +437,7 @@ def _is_state(content: Any) -> bool:
     return isinstance(content, list) and [*map(type, content)] == [str, bytes]
 
 
-def _belong(name: str, path: str) -> bool:
+def _is_path_of(name: str, path: str) -> bool:
     if any(map(is_file_of_group, name.split("/"))):
         return False
     return members_among([path]) == {name: path} or (path == f"{EMBEDDED}/{name}" and is_embedded(path))

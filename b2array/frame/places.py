@@ -12,7 +12,7 @@ from b2array.store.base import Head, Store
 from b2array.store.local import LocalStore
 from b2array.store.open import cut, open_store
 
-__all__ = ["ARCHIVE", "GROUP", "ZIP", "Place", "Storage", "cut_path", "group_of", "plain", "target_of"]
+__all__ = ["ARCHIVE", "GROUP", "ZIP", "Place", "Storage", "cut_path", "group_of", "strip_suffix", "target_of"]
 
 Storage = Mapping[str, Any] | None
 
@@ -57,7 +57,7 @@ def group_of(
     outer, mark, fragment = os.fsdecode(url).rpartition("#")
     is_path = os.path.lexists(f"{outer}#{fragment.partition('/')[0]}")
     if mark and not is_path and (place := group_of(outer, storage_options, magics)) is not None:
-        return Place(place.group, plain(f"{place.name}/{fragment}".strip("/")))
+        return Place(place.group, strip_suffix(f"{place.name}/{fragment}".strip("/")))
     front, parts, back = cut_path(url, storage_options)
     if not parts:
         return None
@@ -66,8 +66,8 @@ def group_of(
         asked = [(count, sign) for count in range(len(parts), 0, -1) for sign in ("", MANIFEST, EMBEDDED)]
     else:
         asked = _likely(parts, is_missing=is_missing)
-    n = _innermost(store, parts, asked, magics)
-    return None if n is None else Place(f"{front}{'/'.join(parts[:n])}{back}", plain("/".join(parts[n:])))
+    n = _find_innermost(store, parts, asked, magics)
+    return None if n is None else Place(f"{front}{'/'.join(parts[:n])}{back}", strip_suffix("/".join(parts[n:])))
 
 
 def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> Place | None:
@@ -91,7 +91,7 @@ def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> P
     outer, mark, fragment = os.fsdecode(url).rpartition("#")
     if mark:
         place = target_of(outer, storage_options)
-        return None if place is None else Place(place.group, plain(f"{place.name}/{fragment}".strip("/")))
+        return None if place is None else Place(place.group, strip_suffix(f"{place.name}/{fragment}".strip("/")))
     front, parts, back = cut_path(url, storage_options)
     asked = []
     for count in range(len(parts), 0, -1):
@@ -101,11 +101,11 @@ def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> P
             asked.append((count, ""))
     if not asked:
         return None
-    n = _innermost(open_store(f"{front}{parts[0]}/{back}", storage_options=storage_options), parts, asked, ZIP)
-    return None if n is None else Place(f"{front}{'/'.join(parts[:n])}{back}", plain("/".join(parts[n:])))
+    n = _find_innermost(open_store(f"{front}{parts[0]}/{back}", storage_options=storage_options), parts, asked, ZIP)
+    return None if n is None else Place(f"{front}{'/'.join(parts[:n])}{back}", strip_suffix("/".join(parts[n:])))
 
 
-def _innermost(
+def _find_innermost(
     store: Store, parts: Sequence[str], asked: Sequence[tuple[int, str]], magics: tuple[bytes, ...]
 ) -> int | None:
     """Return how many parts of a path lead to the first group among the places that are asked for."""
@@ -147,7 +147,7 @@ def _likely(parts: Sequence[str], *, is_missing: bool) -> list[tuple[int, str]]:
     return asked
 
 
-def plain(name: str) -> str:
+def strip_suffix(name: str) -> str:
     """Return the name of a member without the ending of its file."""
     ending = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
     return name.removesuffix(ending)

@@ -41,7 +41,7 @@ __all__ = [
     "ChunkRead",
     "ChunkReader",
     "fetch_ahead",
-    "prepare",
+    "make_reader",
     "read",
     "read_item",
     "windows",
@@ -76,7 +76,7 @@ def read(
     """
     if not box.size:
         return
-    reader = prepare(source, layout, positions, axes, box, nbytes)
+    reader = make_reader(source, layout, positions, axes, box, nbytes)
     chunks = parts_of_chunks(layout, positions, axes)
     if source.buffer is not None:
         chunks = filterfalse(reader.copy_open, chunks)
@@ -95,7 +95,7 @@ def read(
             reader.run(job)
 
 
-def prepare(
+def make_reader(
     source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
 ) -> ChunkReader:
     """Return the reader that plans and carries out `read`."""
@@ -122,7 +122,7 @@ def windows(jobs: Iterable[ChunkRead]) -> Iterator[list[ChunkRead]]:
     nbytes = 0
     for job in jobs:
         window.append(job)
-        nbytes += job.reader.nbytes_to_come(job.number, len(job.wanted))
+        nbytes += job.reader.estimate_nbytes(job.number, len(job.wanted))
         if nbytes >= WINDOW_NBYTES or len(window) >= WINDOW_CHUNKS:
             yield window
             window, nbytes = [], 0
@@ -155,15 +155,15 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
     found = {} if key is None else cache.blocks.get_many((key, number), (block,))
     if not found:
         (stored,) = fetch(source, (ChunkRequest(number, (block,)),))
-        reader = prepare(source, layout, (), None, _NO_BOX)
+        reader = make_reader(source, layout, (), None, _NO_BOX)
         try:
             if reader.is_regular(stored.head.header):
                 reference = decode.accept(stored, (block,), context=reader.context)
-                tile = reader.decoded(number, (block,), stored, reference, narrow=True, keep=key is not None)
+                tile = reader.decode_blocks(number, (block,), stored, reference, narrow=True, keep=key is not None)
                 return tile.item(0, position, layout.dtype)
             if stored.head.header.special and layout.itemsize == source.frame.typesize:
                 return _value(stored, layout.dtype)[()]
-            found = reader.decoded_whole(number, keep=key is not None)
+            found = reader.decode_whole(number, keep=key is not None)
         except (FormatError, UnsupportedError) as error:
             raise prefix_error(f"chunk {number} of {source.url}", error) from error
     tile, row, _ = found[block]
@@ -231,7 +231,7 @@ class ChunkReader(NamedTuple):
                 self.finish(job._replace(found=found.entries(job.tiling.numbers)), None)
         return found is not None
 
-    def nbytes_to_come(self, n: int, nblocks: int) -> int:
+    def estimate_nbytes(self, n: int, nblocks: int) -> int:
         """Estimate how many bytes have to be fetched for blocks of a chunk."""
         sizes = self.source.known_sizes(n)
         if sizes is not None:
@@ -257,11 +257,11 @@ class ChunkReader(NamedTuple):
                 wanted = [n for n in tiling.numbers if n not in found]
             self.met[0] += cache.cost(len(tiling.numbers), len(tiling.numbers) * layout.block_nbytes)
             keep = self.met[0] <= config.cache_bytes // _MOST_KEPT
-        if wanted and not self.source.is_local and len(wanted) == self._ninhabited(part.coords):
+        if wanted and not self.source.is_local and len(wanted) == self._count_inhabited(part.coords):
             wanted = range(layout.nblocks)  # all but padding is wanted: one range is easier to ask for
         return ChunkRead(self, number, part, tiling, found, wanted, keep)
 
-    def _ninhabited(self, coords: Sequence[int]) -> int:
+    def _count_inhabited(self, coords: Sequence[int]) -> int:
         """Count the blocks of a chunk that are not all padding."""
         layout = self.layout
         extents = zip(coords, layout.shape, layout.chunks, layout.blocks, strict=True)
@@ -285,7 +285,7 @@ class ChunkReader(NamedTuple):
                     put(self.box, job.part.outside, np.broadcast_to(_value(stored, self.layout.dtype), lengths))
                     return
                 else:
-                    job, stored = job._replace(found=self.decoded_whole(job.number, keep=job.keep)), None
+                    job, stored = job._replace(found=self.decode_whole(job.number, keep=job.keep)), None
             for step in steps:
                 self._copy_step(job, step, stored, reference)
         except (FormatError, UnsupportedError) as error:
@@ -298,12 +298,12 @@ class ChunkReader(NamedTuple):
             raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
         return header.block_nbytes == layout.block_nbytes and not header.special and not header.vl_blocks
 
-    def decoded(
+    def decode_blocks(
         self, number: int, blocks: Numbers, stored: Stored, reference: Bytes | None, *, narrow: bool, keep: bool
     ) -> Tile:
         """Decode blocks together; the cache may keep them."""
         nbytes = len(blocks) * self.layout.block_nbytes
-        room = cache.blocks.room_for(len(blocks), nbytes) if keep else None
+        room = cache.blocks.reserve(len(blocks), nbytes) if keep else None
         tile = decode.decode_tile(
             stored,
             blocks,
@@ -317,10 +317,10 @@ class ChunkReader(NamedTuple):
             cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
         return tile
 
-    def decoded_whole(self, number: int, *, keep: bool) -> dict[int, CacheEntry]:
+    def decode_whole(self, number: int, *, keep: bool) -> dict[int, CacheEntry]:
         """Decode a chunk whose blocks differ from the array's, and cut it into the array's."""
         (whole,) = fetch(self.source, (ChunkRequest(number, None),))
-        room = cache.blocks.room_for(self.layout.nblocks, self.layout.chunk_nbytes) if keep else None
+        room = cache.blocks.reserve(self.layout.nblocks, self.layout.chunk_nbytes) if keep else None
         data = decode.decode(whole.region, out=None if room is None else room[1], context=self.context)
         tile, blocks = Tile(data.reshape(self.layout.nblocks, -1)), range(self.layout.nblocks)
         if room is not None:
@@ -355,7 +355,7 @@ class ChunkReader(NamedTuple):
         if stored is not None:
             missing = [n for n in numbers if n not in found] if found else numbers
             if missing:
-                tile = self.decoded(job.number, missing, stored, reference, narrow=narrow, keep=job.keep)
+                tile = self.decode_blocks(job.number, missing, stored, reference, narrow=narrow, keep=job.keep)
                 if missing is numbers:
                     return tile.pick(slice(None), layout.blocks, layout.dtype, within)
                 found = {**found, **{n: CacheEntry(tile, row) for row, n in enumerate(missing)}}

@@ -55,19 +55,19 @@ from b2array.store.spans import Span
 __all__ = [
     "Member",
     "Snapshot",
-    "damage_of_listed",
-    "frame_in",
-    "kept_state",
-    "kept_states",
+    "find_damage",
+    "find_frame",
+    "head_if_unchanged",
     "ledger_in",
     "load",
+    "load_from_header",
+    "load_kept_state",
+    "load_kept_states",
     "load_member",
     "load_published",
     "load_revision",
     "lost_snapshot",
     "reload",
-    "restore",
-    "unchanged",
     "unknown_name",
 ]
 
@@ -155,7 +155,7 @@ class Snapshot(Source):
         return self.at is not None and bool(self.at.packed)
 
     @property
-    def expected(self) -> Version | None:
+    def expected_version(self) -> Version | None:
         """The version of the file that reading requires."""
         return self._expected
 
@@ -208,11 +208,11 @@ class Snapshot(Source):
         if not self.header:
             return False
         try:
-            return unchanged(self.store, self.frame, self.header, self.start) is None
+            return head_if_unchanged(self.store, self.frame, self.header, self.start) is None
         except (OSError, B2ArrayError):
             return True
 
-    def alike(self, other: Snapshot) -> bool:
+    def has_same_chunks(self, other: Snapshot) -> bool:
         """Whether a chunk's number means the same in another state: metalayers and sizes are equal."""
         a, b = self.frame, other.frame
         return (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
@@ -266,7 +266,7 @@ class Snapshot(Source):
 
     def __reduce__(self) -> tuple[Any, ...]:
         thin, index = self.state.without_index(_PICKLED_NBYTES)
-        return _unpickled, (
+        return _unpickle, (
             self.store,
             thin,
             index,
@@ -289,7 +289,7 @@ class Snapshot(Source):
             raise stale_reader(self.url)
 
 
-def _unpickled(
+def _unpickle(
     store: Store,
     thin: Frame,
     index: bytes,
@@ -319,7 +319,7 @@ def load(store: Store, *, start: int = 0, bare: bool = False) -> Snapshot:
     FileNotFoundError
         There is no frame, or the group does not list it any more.
     """
-    return _listed(load_published(store, start=start, bare=bare), bare=bare)
+    return _follow_group(load_published(store, start=start, bare=bare), bare=bare)
 
 
 def load_published(store: Store, *, start: int = 0, bare: bool = False, sparse: bool | None = None) -> Snapshot:
@@ -339,7 +339,7 @@ def load_published(store: Store, *, start: int = 0, bare: bool = False, sparse: 
 # Members of groups in object stores.
 
 
-def _listed(held: Snapshot, *, bare: bool) -> Snapshot:
+def _follow_group(held: Snapshot, *, bare: bool) -> Snapshot:
     """Return the state that the group of a frame lists; the same state for a frame that is in no such group."""
     noted = held.state.annotations.group_commit
     if noted is None or held.start or held.store.can.local:
@@ -415,7 +415,7 @@ def _published_copy(member: Member, row: Row) -> Snapshot | None:
     return replace(published, member=member, published=published.version)
 
 
-def damage_of_listed(held: Snapshot) -> tuple[str, str] | None:
+def find_damage(held: Snapshot) -> tuple[str, str] | None:
     """Return the object with the index that a group lists, and what is wrong with it, if a published copy stands in."""
     if held.member is None or held.index or not held.generation:
         return None
@@ -476,7 +476,7 @@ def _load(store: Store, start: int, *, bare: bool, in_one_wave: bool = True, spa
         return _load(store, start, bare=bare, in_one_wave=False)
 
 
-def frame_in(store: Store) -> Snapshot | None:
+def find_frame(store: Store) -> Snapshot | None:
     """Return the frame that a new one is to replace, if there is one that can be read."""
     for read in (load, load_published):  # a group may list another revision, or not list it any more
         with suppress(FileNotFoundError, FormatError, UnsupportedError):
@@ -492,38 +492,38 @@ def reload(held: Snapshot, *, even_new: bool = False, carries_out: bool = False)
     writer `carries_out` what a group has committed before: nobody may write to a frame that waits in another place.
     """
     if held.member is not None:
-        return _reloaded_member(held, held.member, even_new=even_new)
+        return _reload_member(held, held.member, even_new=even_new)
     if held.at is not None and held.at.group:
         if held.again is not None:
             return held.again()  # the group knows where the state is now
         if held.at.packed:
             return held
     if held.header and held.frame.is_ours and held.again is None:
-        head = unchanged(held.store, held.frame, held.header, held.start, held.index)
+        head = head_if_unchanged(held.store, held.frame, held.header, held.start, held.index)
         if head is not None:
             return replace(held, version=head.version, unique=head.unique)
     if held.again is None:
         current = load(held.store, start=held.start, bare=held.at is not None)
     else:
         current = held.again(carries_out=carries_out)
-    return _same_frame(held, current, even_new=even_new)
+    return _require_same_frame(held, current, even_new=even_new)
 
 
-def _reloaded_member(held: Snapshot, member: Member, *, even_new: bool) -> Snapshot:
+def _reload_member(held: Snapshot, member: Member, *, even_new: bool) -> Snapshot:
     manifest, _ = member.catalog.read()
     if manifest.rows is None:  # no commit of the group has written its manifest yet
         current = load_published(held.store)
-        return _same_frame(held, replace(current, member=member, published=current.version), even_new=even_new)
+        return _require_same_frame(held, replace(current, member=member, published=current.version), even_new=even_new)
     row = manifest.rows.get(member.name)
     if held.at is None and row is not None and row.revision == held.generation:
         return held
-    return _same_frame(held, load_member(member, manifest), even_new=even_new)
+    return _require_same_frame(held, load_member(member, manifest), even_new=even_new)
 
 
-def _same_frame(held: Snapshot, current: Snapshot, *, even_new: bool) -> Snapshot:
+def _require_same_frame(held: Snapshot, current: Snapshot, *, even_new: bool) -> Snapshot:
     """Return the current state, or the state of a snapshot; ConflictError if another frame took the place."""
     if held.at is not None:
-        return kept_state(current, held.at.name, held.at.generation)
+        return load_kept_state(current, held.at.name, held.at.generation)
     if current.state.annotations.identity != held.state.annotations.identity and not even_new:
         raise ConflictError(
             f"{held.url} was deleted and made again since it was opened; open it again, or call refresh()"
@@ -536,7 +536,7 @@ def ledger_in(held: Snapshot) -> Ledger:
     return prefix_errors(held.url, lambda: ledger_of(held.state))
 
 
-def kept_state(held: Snapshot, name: str, generation: bytes | None = None) -> Snapshot:
+def load_kept_state(held: Snapshot, name: str, generation: bytes | None = None) -> Snapshot:
     """Return a state that the frame of a snapshot keeps under a name.
 
     KeyError if no snapshot has this name. ConflictError if the state of this `generation` is gone. FormatError if its
@@ -548,7 +548,7 @@ def kept_state(held: Snapshot, name: str, generation: bytes | None = None) -> Sn
         raise ConflictError(f"{held.url}: the snapshot {name!r} was dropped since it was opened")
     if entry is None:
         raise unknown_name(held.url, name, ledger.names)
-    return kept_states(held, [entry])[0]
+    return load_kept_states(held, [entry])[0]
 
 
 def unknown_name(url: str, name: str, names: Iterable[str]) -> KeyError:
@@ -563,7 +563,7 @@ def lost_snapshot(url: str, title: str) -> SnapshotLostError:
     )
 
 
-def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
+def load_kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
     """Return states that the frame of a snapshot keeps, with one wave of requests.
 
     States of a frame that other software has changed since are `suspect`. FormatError if one is damaged. ConflictError
@@ -585,7 +585,7 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
         known.update(zip(spans, held.read([*spans.values()]) if spans else (), strict=True))
     except (FileNotFoundError, FormatError) as error:
         if len(entries) > 1:  # to name the one that is lost
-            return [found for entry in entries for found in kept_states(held, [entry])]
+            return [found for entry in entries for found in load_kept_states(held, [entry])]
         (entry,) = entries
         stale = held.staleness()
         if stale is not None:  # the frame was deleted, or the state was dropped, since the frame was read
@@ -622,7 +622,7 @@ def kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
     return found
 
 
-def unchanged(store: Store, described: Frame, header: bytes, start: int = 0, index: str = "") -> Head | None:
+def head_if_unchanged(store: Store, described: Frame, header: bytes, start: int = 0, index: str = "") -> Head | None:
     """Return the beginning of a frame by b2array if the store still holds this state of it, else None."""
     stop, name = described.frame_len, index or (FRAME_NAME if described.frame_type == FrameType.SPARSE else "")
     wanted = stop if stop <= _FIRST_READ else len(header)
@@ -635,7 +635,7 @@ def unchanged(store: Store, described: Frame, header: bytes, start: int = 0, ind
     return head if tail == described.fingerprint else None
 
 
-def restore(store: Store, data: Buffer, version: Version | None, unique: str = "") -> Snapshot:
+def load_from_header(store: Store, data: Buffer, version: Version | None, unique: str = "") -> Snapshot:
     """Read a frame. `data` has at least its header, and the store the rest. Raises what `load` raises."""
     try:
         sparse = unpack_header(data).frame_type == FrameType.SPARSE

@@ -23,7 +23,7 @@ from b2array.commit.handle import Handle, Mode
 from b2array.errors import FormatError, ReadOnlyError, UnsupportedError
 from b2array.frame import kept, snapshot
 from b2array.frame.manifest import ARRAY, SUFFIXES
-from b2array.frame.places import GROUP, ZIP, Place, Storage, cut_path, group_of, plain
+from b2array.frame.places import GROUP, ZIP, Place, Storage, cut_path, group_of, strip_suffix
 from b2array.frame.snapshot import Snapshot, ledger_in
 from b2array.group import embedded
 from b2array.group.archive import changed_as_a_whole
@@ -213,7 +213,7 @@ def _in_file(
 
 
 def _shown(held: Snapshot, mode: Mode, *, follow: bool, at: str | None) -> NDArray | SChunk | Items:
-    held = held if at is None else kept.opened(held, at)
+    held = held if at is None else kept.load_intact_state(held, at)
     handle = Handle(Following(held) if follow else held, mode)
     return NDArray(handle) if held.state.layout is not None else face(handle)
 
@@ -350,7 +350,7 @@ def _part_at(place: Place, storage_options: Storage, at: str) -> Any:
             return then[place.name]
     found = _member(open_group(place.group, storage_options=storage_options), place.name)
     if not isinstance(found, Group):
-        return face(Handle(kept.opened(found._handle.snapshot, at), "r"))
+        return face(Handle(kept.load_intact_state(found._handle.snapshot, at), "r"))
     raise missing or FileNotFoundError(f"{place.group} had no group {place.name!r} at the snapshot {at!r}")
 
 
@@ -375,7 +375,7 @@ def listed_member(url: Url, mode: Mode, storage_options: Storage, *, follow: boo
         return None
     home = group_at(f"{front}{'/'.join(names[: ends[-1]])}{back}", storage_options or {})
     inner = "/".join(names[ends[-1] :])
-    name = plain(inner)
+    name = strip_suffix(inner)
     # Servers that can only be read are asked for all places at once, below.
     if not isinstance(home, ListedGroup) or not home.store.can.write:
         return None

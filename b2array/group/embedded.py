@@ -82,7 +82,7 @@ def holds_members(frame: Frame) -> bool:
 
 def is_store(url: str, storage_options: Mapping[str, Any]) -> bool:
     """Whether a file is an embedding store of python-blosc2."""
-    held = snapshot.frame_in(open_store(url, storage_options=storage_options))
+    held = snapshot.find_frame(open_store(url, storage_options=storage_options))
     return held is not None and holds_members(held.frame)
 
 

@@ -19,13 +19,13 @@ from typing import Any, NoReturn
 
 from b2array.array.described import Attributes
 from b2array.codec.header import Special
-from b2array.commit.changes import ChangeSet, merged
+from b2array.commit.changes import ChangeSet, join_changes
 from b2array.commit.draft import Draft
-from b2array.commit.fork import Fork, check_related, fork_point, mergeable, take
+from b2array.commit.fork import Fork, check_related, fork_point, prepare_merge, take_over
 from b2array.commit.fork_point import ForkPoint, Roster
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ConflictError
-from b2array.frame.fetch import each_chunk
+from b2array.frame.fetch import read_chunks
 from b2array.frame.manifest import is_attrs, is_embedded
 from b2array.frame.source import Source
 from b2array.group.listed import AnyGroup
@@ -120,7 +120,7 @@ class Changes(ABC):
         news = self._new_members(made)
         with ExitStack() as held:
             for draft, change, rows in self._mergeable(ours, held):
-                take(draft, change, rows)
+                take_over(draft, change, rows)
         for name, of_forks in news.items():
             self._take_new(name, of_forks)
         there = {*self.members().values()}
@@ -148,7 +148,7 @@ class Changes(ABC):
             held.enter_context(self._peek(path, "r+").mutex.held)
             draft = self._draft(path)
             check_related(draft, changes)
-            found.append((draft, *mergeable(draft, merged(changes, f"{self.url}/{path}"))))
+            found.append((draft, *prepare_merge(draft, join_changes(changes, f"{self.url}/{path}"))))
         return found
 
     def _draft(self, path: str) -> Draft:
@@ -228,7 +228,7 @@ def _said(source: Source) -> tuple[Any, ...]:
 def _chunks(source: Source) -> Iterator[bytes | Special]:
     for n in range(source.frame.nchunks):
         place = source.locate(n)
-        yield place if isinstance(place, Special) else bytes(next(each_chunk(source, [n])).region)
+        yield place if isinstance(place, Special) else bytes(next(read_chunks(source, [n])).region)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -305,7 +305,7 @@ class GroupFork(Changes):
 
     def written(self) -> dict[str, ChangeSet]:
         """Return what was written or read through the fork, by the paths of members that were there before."""
-        changes = {path: each.frozen() for path, each in self._opened.items() if path not in self._new}
+        changes = {path: each.freeze() for path, each in self._opened.items() if path not in self._new}
         return {path: change for path, change in changes.items() if not change.is_empty or change.reads.size}
 
     def made(self) -> dict[str, tuple[str, Fork]]:

@@ -266,7 +266,7 @@ class Moment:
             held = self.group.state_of(path, self._manifest)
         except MISSING:
             return None
-        return kept.state_in(held, state, self.identity.encode(), repr(self.name), deep=deep)
+        return kept.find_intact_state(held, state, self.identity.encode(), repr(self.name), deep=deep)
 
 
 def _retired_state(held: Snapshot, name: str, state: MemberState) -> Snapshot | None:
@@ -274,7 +274,7 @@ def _retired_state(held: Snapshot, name: str, state: MemberState) -> Snapshot | 
     entry = ledger_in(held).find(name)
     if entry is None or entry.generation != state.generation:
         return None
-    return kept.opened(held, name)
+    return kept.load_intact_state(held, name)
 
 
 def _held_again(group: AnyGroup, entry: Kept, path: str, *, carries_out: bool = False) -> Snapshot:  # noqa: ARG001

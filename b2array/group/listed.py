@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Self, TypeAlias
 
 from b2array.array.schunk import SChunk
-from b2array.commit.census import completed, rows_among
+from b2array.commit.census import complete_manifest, rows_among
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.manifests import replace_manifest
 from b2array.errors import ConflictError, FormatError, UnsupportedError
@@ -141,7 +141,7 @@ class ListedGroup:
 
     def show(self, manifest: Manifest, version: Version | None) -> None:
         """Show the members of a manifest until the next `refresh`, or the next commit through one of them."""
-        manifest = completed(self.store, manifest)
+        manifest = complete_manifest(self.store, manifest)
         self._known = manifest, version, Members(manifest.members or {})
 
     def refresh(self) -> None:
@@ -171,7 +171,7 @@ class ListedGroup:
         for _ in attempts(self.store):
             with self.store.lock(MANIFEST), suppress(ConflictError):
                 manifest, version = self.catalog.read()
-                manifest = change(completed(self.store, manifest))
+                manifest = change(complete_manifest(self.store, manifest))
                 replace_manifest(self.catalog, manifest, version)
                 return manifest
         raise too_many_conflicts(self.store)
@@ -215,7 +215,7 @@ class ListedGroup:
         except MISSING:
             # The caller may have taken the path from an earlier list.
             is_listed = path in (manifest.members or {}).values()
-            if not is_listed or completed(self.store, self.stored()) != manifest:
+            if not is_listed or complete_manifest(self.store, self.stored()) != manifest:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
 
@@ -231,7 +231,7 @@ class ListedGroup:
             return None
         with suppress(*MISSING, ConflictError):  # files of a local disk that were copied here keep it themselves
             held = load_published(self.store_of(path))
-            return kept.state_in(held, state, manifest.identity.encode(), repr(name))
+            return kept.find_intact_state(held, state, manifest.identity.encode(), repr(name))
         return None
 
     def _embedding(self) -> SChunk:

@@ -30,7 +30,7 @@ from b2array.format import summary
 from b2array.format.header import FrameType
 from b2array.frame import snapshot
 from b2array.frame.catalog import Catalog, read_manifest
-from b2array.frame.log import Action, action_of, look, read_member
+from b2array.frame.log import Action, action_of, inspect_place, read_member
 from b2array.frame.manifest import (
     EMBEDDED,
     MANIFEST,
@@ -273,7 +273,7 @@ class LocalGroup:
             for path in (f"{name}{suffix}" for suffix in SUFFIXES):
                 entry = manifest.log.get(path)
                 if entry is None:
-                    there, is_going = look(self.store_of(path)), False
+                    there, is_going = inspect_place(self.store_of(path)), False
                 else:
                     there, action = action_of(entry, self.store_of, path)
                     is_going = action is Action.TAKE_OUT

@@ -25,7 +25,7 @@ from b2array.commit.edits import go_back
 from b2array.commit.fork import fork_point
 from b2array.commit.fork_point import ForkPoint
 from b2array.commit.handle import Handle, Mode
-from b2array.commit.many import commit_rows, each, write_revision
+from b2array.commit.many import commit_rows, map_concurrently, write_revision
 from b2array.commit.prepare import copied
 from b2array.errors import ConflictError
 from b2array.format.annotations import GroupCommit
@@ -105,7 +105,7 @@ class RowTransaction(Changes):
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
     def _prepared(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
-        return each(lambda path: fork_point(self._draft(path)), paths)
+        return map_concurrently(lambda path: fork_point(self._draft(path)), paths)
 
     # Changes.
 
@@ -264,7 +264,9 @@ class RowTransaction(Changes):
             for name, state in then.states.items()
             if self.members().get(name) != state.path or not _is_state(rows.get(name), state)
         ]
-        earlier = dict(zip(differing, each(lambda name: then.held(then.states[name].path), differing), strict=True))
+        earlier = dict(
+            zip(differing, map_concurrently(lambda name: then.held(then.states[name].path), differing), strict=True)
+        )
         for name, held in earlier.items():
             self._go_back(name, then.states[name], held)
 
@@ -376,7 +378,7 @@ class RowTransaction(Changes):
             snapshot = committed.snapshots[names[path]]
             self._handles[path].leave(snapshot)
             draft.delta.keeps = (*draft.delta.keeps, *self._earlier.get(path, ()))  # their chunks stay, too
-        each(lambda path: drafts[path].settle(committed.snapshots[names[path]].frame), drafts)
+        map_concurrently(lambda path: drafts[path].settle(committed.snapshots[names[path]].frame), drafts)
         seen = self._view.catalog.last_seen()
         self._view.show(*seen)
         self._group.show(*seen)

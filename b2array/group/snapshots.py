@@ -16,10 +16,10 @@ from b2array.errors import B2ArrayError
 from b2array.format.kept import Kept
 from b2array.format.state import State as FrameState
 from b2array.frame import snapshot
-from b2array.frame.kept import find_state, state_in
+from b2array.frame.kept import find_intact_state, find_state
 from b2array.frame.listing import MemberState, group_ledger
 from b2array.frame.manifest import ATTRS, Manifest, is_attrs, is_embedded, retired_path
-from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load_published
+from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_states, load_published
 from b2array.group.changing import AnyTransaction
 from b2array.group.kept import Moment, is_same_file, moment
 from b2array.group.listed import AnyGroup, ListedGroup, name_of
@@ -69,7 +69,7 @@ def _restore_local(changes: Transaction, name: str) -> None:
     for member, path in then.members().items():
         if changes.members().get(member) == path and not is_embedded(path) and not then.is_retired(path):
             now = changes.open(path, "r+").snapshot
-            state = state_in(now, then.states[member], changes.identity.encode(), repr(name), deep=True)
+            state = find_intact_state(now, then.states[member], changes.identity.encode(), repr(name), deep=True)
             # A file without chunks has no room for the chunks of other snapshots. If all are the group's, they are
             # retired.
             becomes_empty = state is not None and not state.sparse and not state.frame.nchunks
@@ -140,7 +140,7 @@ def _own_of_member(
                     if len(users[state.generation]) == 1:
                         earlier = find_state(held, state, identity)
                         states.append(held.state if earlier is None else earlier.state)
-        others = [each.state for each in kept_states(held, ledger_in(held).entries) if not _is_of(each, identity)]
+        others = [each.state for each in load_kept_states(held, ledger_in(held).entries) if not _is_of(each, identity)]
         own = own_nbytes([*states, *others, *([held.state] if is_member else [])])
         return {names[0]: nbytes for names, nbytes in zip(users.values(), own, strict=False) if len(names) == 1}
     return {}

@@ -16,7 +16,7 @@ from b2array.errors import ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.state import State
 from b2array.format.summary import Summary
-from b2array.frame.snapshot import Snapshot, restore, unchanged
+from b2array.frame.snapshot import Snapshot, head_if_unchanged, load_from_header
 from b2array.store.base import Store
 
 __all__ = ["promise", "promise_revision"]
@@ -32,13 +32,13 @@ def promise(store: Store, record: Any) -> Handle | None:
         return None
     # On this computer a look at the member costs little, and what it was then can be read later.
     described = said.state.frame
-    head = unchanged(store, described, said.header)
+    head = head_if_unchanged(store, described, said.header)
     if head is None:
         return None
     data, version = head.data, head.version
     if len(data) < described.frame_len:
         data = memoryview(said.header)
-    return Handle(Promised(store, said, lambda: restore(store, data, version, head.unique)), "r")
+    return Handle(Promised(store, said, lambda: load_from_header(store, data, version, head.unique)), "r")
 
 
 def promise_revision(store: Store, record: Any, revision: str, read: Callable[[], Snapshot]) -> Handle | None:

@@ -35,7 +35,7 @@ from b2array.format.kept import Kept, Ledger, object_name, pack_state
 from b2array.format.state import parse
 from b2array.frame.kept import find_state
 from b2array.frame.listing import MemberState, group_ledger
-from b2array.frame.log import look
+from b2array.frame.log import inspect_place
 from b2array.frame.manifest import (
     ARRAY,
     OTHER,
@@ -215,7 +215,7 @@ class Transaction(Changes):
                 if is_abandoned(store):
                     return
                 # The view shows no member there, so that this one is later.
-                if self._change.marked and look(store).frame is not None:
+                if self._change.marked and inspect_place(store).frame is not None:
                     raise ConflictError(f"another writer was faster: {error}") from None
                 if next(tries, None) is None:
                     raise
@@ -396,7 +396,7 @@ class Transaction(Changes):
             return {}
         found = {}
         for path in self._view.paths_of(self._change.removed.keys(), manifest):
-            held = None if is_embedded(path) else look(self._view.store_of(path)).frame
+            held = None if is_embedded(path) else inspect_place(self._view.store_of(path)).frame
             pins = [] if held is None else pins_in(self._view.store, manifest, path, names)
             if held is None or not pins:
                 continue

@@ -32,7 +32,7 @@ from b2array.format.header import FIXED_LEN, FrameType, Header
 from b2array.format.header import HEADER_FIELDS as FRAME_FIELDS
 from b2array.format.kept import ledger_of
 from b2array.frame.fetch import fetch
-from b2array.frame.snapshot import Snapshot, kept_states
+from b2array.frame.snapshot import Snapshot, load_kept_states
 from b2array.frame.source import ChunkRequest, Location
 from b2array.store.base import Listed, Store
 from b2array.store.spans import Span
@@ -189,7 +189,7 @@ def _snapshots_nbytes(revision: Snapshot) -> int:
     entries = ledger_of(revision.state).entries
     nbytes = sum(entry.nbytes for entry in entries if not entry.packed)
     seen = revision.frame.offsets
-    states = kept_states(revision, entries)
+    states = load_kept_states(revision, entries)
     with suppress(B2ArrayError):  # a damaged list of the group's snapshots hides nothing else
         states += [state for _, state in pinned_states(revision, pins_of(revision.store))]
     for each in states:

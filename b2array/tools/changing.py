@@ -11,7 +11,7 @@ from b2array.array.schunk import SChunk
 from b2array.commit.draft import discard
 from b2array.errors import UnsupportedError
 from b2array.frame.places import group_of
-from b2array.frame.snapshot import frame_in, load
+from b2array.frame.snapshot import find_frame, load
 from b2array.group import addressing
 from b2array.group.group import Group, open_group
 from b2array.store.open import open_store
@@ -30,7 +30,7 @@ def remove(url: str, storage_options: Mapping[str, Any], *, recursive: bool) -> 
         store = open_store(url, storage_options=storage_options)
         load(store)  # raises the error for a missing object, or one that is not a frame
         discard(store)
-        if frame_in(store) is not None:
+        if find_frame(store) is not None:
             raise OSError(f"{store.url} could not be removed")
         return f"removed {store.url}"
     if not place.name:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from b2array.commit import edits
-from b2array.commit.changes import changeable
+from b2array.commit.changes import copy_for_changes
 from b2array.commit.copied_states import KeptState
 from b2array.commit.draft import Draft
 from b2array.commit.locks import writers_lock
@@ -28,7 +28,7 @@ from b2array.format.state import count_sized_blocks, parse
 from b2array.frame.fetch import chunk_number
 from b2array.frame.manifest import Row
 from b2array.frame.places import group_of
-from b2array.frame.snapshot import Member, Snapshot, damage_of_listed, kept_states, load, load_revision
+from b2array.frame.snapshot import Member, Snapshot, find_damage, load, load_kept_states, load_revision
 from b2array.frame.source import FRAME_NAME
 from b2array.group.listed import ListedGroup
 from b2array.store.base import Store
@@ -190,7 +190,7 @@ def _repair(
                 "which the chunks are stored"
             )
         lost = {problem.chunk for problem in findings.problems if problem.chunk is not None} | saved.missing
-        if (damage := damage_of_listed(revision)) is not None:
+        if (damage := find_damage(revision)) is not None:
             actions = (*actions, damage[1])
         lost_before = set(revision.state.annotations.lost)
         if lost - lost_before:
@@ -268,9 +268,9 @@ def _readable(revision: Snapshot, entry: Kept) -> Iterator[Snapshot]:
     """Yield a kept state if all of it can be read."""
     # A damaged snapshot is dropped: nothing of it can be saved.
     with suppress(FormatError, SnapshotLostError, UnsupportedError):
-        (state,) = kept_states(revision, [entry])
+        (state,) = load_kept_states(revision, [entry])
         if _is_intact(state):
-            yield kept_states(revision, [entry])[0]
+            yield load_kept_states(revision, [entry])[0]
 
 
 def _is_intact(state: Snapshot) -> bool:
@@ -304,7 +304,7 @@ def _write(
         noted = [state.state.annotations for _, state in pinned]
         takeovers = 1 + max(each.takeovers for each in (annotations, *noted))
         annotations = replace(annotations, identity=noted[0].identity, takeovers=takeovers)
-    state = changeable(revision.state).with_annotations(annotations)
+    state = copy_for_changes(revision.state).with_annotations(annotations)
     for n in findings.checked:
         state.sizes[n] = sizes_row(findings.heads[n], count_sized_blocks(revision.frame))
         state.records[n] = findings.records[n]

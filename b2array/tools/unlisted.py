@@ -22,7 +22,7 @@ from b2array.format.kept import KEPT, object_name
 from b2array.frame.fetch import chunk_number
 from b2array.frame.listing import group_ledger
 from b2array.frame.manifest import DATA, MANIFEST, SUFFIXES, Row, index_name, is_index_name
-from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load_published, load_revision
+from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_states, load_published, load_revision
 from b2array.frame.source import FRAME_NAME
 from b2array.group.kept import moment, unneeded
 from b2array.group.listed import ListedGroup, name_of
@@ -120,7 +120,7 @@ def _in_prefix(
     unneeded_objects |= {name: each for name, each in files.items() if name.endswith(KEPT) and name not in objects}
     if not wanted and FRAME_NAME in files:
         unneeded_objects[FRAME_NAME] = files[FRAME_NAME]
-    return unneeded_objects | pending.orphans(store, files, needed)
+    return unneeded_objects | pending.find_orphans(store, files, needed)
 
 
 def _find_replaced(
@@ -183,7 +183,7 @@ def _find_needed(states: Iterable[Snapshot]) -> tuple[Int64Array, set[str]]:
     for state in states:
         entries = ledger_in(state).entries
         objects |= {object_name(entry.place) for entry in entries}
-        numbers += [each.state.frame.offsets for each in (state, *kept_states(state, entries))]
+        numbers += [each.state.frame.offsets for each in (state, *load_kept_states(state, entries))]
     return np.concatenate(numbers), objects
 
 

@@ -20,7 +20,7 @@ from b2array.commit.draft import Draft
 from b2array.commit.edits import reserve_up_to
 from b2array.commit.leftovers import belongs, discard
 from b2array.commit.one import commit
-from b2array.commit.pins import identities_of, manifests_lock, pinned_places, pins_of, unpinned
+from b2array.commit.pins import identities_of, manifests_lock, pinned_places, pins_of, unneeded_names
 from b2array.display.tables import count_text, size
 from b2array.errors import ConflictError, ReadOnlyError, UnsupportedError
 from b2array.exchange.formats import Storage
@@ -30,7 +30,7 @@ from b2array.frame.fetch import chunk_number
 from b2array.frame.log import read_member
 from b2array.frame.manifest import MANIFEST, RETIRED
 from b2array.frame.places import group_of
-from b2array.frame.snapshot import Snapshot, kept_states, ledger_in, load, load_published
+from b2array.frame.snapshot import Snapshot, ledger_in, load, load_kept_states, load_published
 from b2array.group import unpacked
 from b2array.group.kept import remove_frame, unneeded
 from b2array.group.listed import AnyGroup, ListedGroup
@@ -174,7 +174,7 @@ def _drop_unpinned(store: Store) -> None:
         revision = load_published(store)
     except FileNotFoundError:
         return
-    names = unpinned(revision, pins_of(store), identities_of(store)) if revision.sparse else ()
+    names = unneeded_names(revision, pins_of(store), identities_of(store)) if revision.sparse else ()
     if names:
         draft = Draft(store, revision, locked=True)
         for name in names:
@@ -205,7 +205,7 @@ def _of_archive(url: str, seconds: float, dry_run: bool, storage_options: Storag
     """Remove what writers of an archive have left next to it, unless one is at work."""
     store = open_store(url, storage_options=storage_options)
     with unpacked.abandoned(url, storage_options or {}) as left:
-        leftovers = pending.leftovers(store, {})
+        leftovers = pending.find_leftovers(store, {})
         if left is not None:
             inside = [each.lstat() for each in (Path(left), *Path(left).rglob("*"))]
             size, youngest = sum(each.st_size for each in inside), max(each.st_mtime for each in inside)
@@ -252,7 +252,7 @@ def _removable(store: Store, seconds: float) -> _There:
         # Load the frame after the listing: files that were committed in between must stay.
         revision = load_published(store)
     except FileNotFoundError:
-        unneeded = {**pending.orphans(store, files, None), **pending.leftovers(store, files)}
+        unneeded = {**pending.find_orphans(store, files, None), **pending.find_leftovers(store, files)}
         unfinished = any(name.rstrip("/").endswith(JOURNAL) for name in unneeded)
         if not unneeded or (exists and not unfinished):
             raise
@@ -262,11 +262,11 @@ def _removable(store: Store, seconds: float) -> _There:
     if revision.name:  # otherwise the objects below a file's name belong to a directory that it has replaced
         entries = ledger_in(revision).entries
         needed = {object_name(entry.place) for entry in entries}
-        numbers += [state.frame.offsets for state in (revision, *kept_states(revision, entries))]
+        numbers += [state.frame.offsets for state in (revision, *load_kept_states(revision, entries))]
         numbers.append(pinned_places(revision, pins_of(store)))
     kept = {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
-    orphans = pending.orphans(store, files, np.concatenate(numbers))
-    return _There(revision, pending.leftovers(store, files) | kept | orphans)
+    orphans = pending.find_orphans(store, files, np.concatenate(numbers))
+    return _There(revision, pending.find_leftovers(store, files) | kept | orphans)
 
 
 def _files_in_log(
@@ -389,7 +389,7 @@ def _whole(group: LocalGroup, path: str) -> Listed:
         files = group.store_of(path).listing()
     if not files:  # an empty directory is as young as the manifest, at most
         return group.store.listing().get(MANIFEST, Listed(0, inf))._replace(size=0)
-    return Listed(sum(each.size for each in files.values()), pending.youngest(files.values()))
+    return Listed(sum(each.size for each in files.values()), pending.newest_time(files.values()))
 
 
 def in_seconds(age: str | float) -> float:

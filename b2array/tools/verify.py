@@ -43,7 +43,7 @@ from b2array.frame.kept import find_state
 from b2array.frame.listing import MemberState, group_ledger
 from b2array.frame.log import read_member
 from b2array.frame.manifest import Manifest, is_embedded, retired_path
-from b2array.frame.snapshot import Snapshot, damage_of_listed, kept_state, kept_states, load
+from b2array.frame.snapshot import Snapshot, find_damage, load, load_kept_state, load_kept_states
 from b2array.frame.source import FRAME_NAME, ChunkRequest, Location
 from b2array.grid.partition import boxes
 from b2array.group import addressing
@@ -413,7 +413,7 @@ def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) 
 def _load_stored(seen: Snapshot) -> Snapshot:
     """Return the current state in the place of another one, or the snapshot that the state is."""
     revision = load(seen.store, start=seen.start)
-    return revision if seen.at is None else kept_state(revision, seen.at.name, seen.at.generation)
+    return revision if seen.at is None else load_kept_state(revision, seen.at.name, seen.at.generation)
 
 
 def verify_frame(
@@ -448,12 +448,12 @@ def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progres
         dead = (total_nbytes(revision, None) or 0) - frame_nbytes(described) - findings.live - kept.live
     unfinished = (name for name in files or () if name.endswith(JOURNAL))
     problems = [*_unreadable(revision), *findings.problems, *kept.problems]
-    if (damage := damage_of_listed(revision)) is not None:
+    if (damage := find_damage(revision)) is not None:
         problems.insert(0, Problem("frame", None, *damage))
     return replace(
         _about(report, revision, findings, problems),
         orphans=orphans,
-        leftovers=tuple(sorted([*pending.leftovers(store, files or {}), *unfinished])),
+        leftovers=tuple(sorted([*pending.find_leftovers(store, files or {}), *unfinished])),
         dead_nbytes=max(0, dead),
         snapshots=kept.count,
     )
@@ -518,7 +518,7 @@ def _inspect_kept(
         findings.objects.add(name)
         findings.live += 0 if revision.sparse or entry.packed else entry.nbytes
         try:
-            state = kept_states(revision, [entry])[0] if pinned is None else pinned
+            state = load_kept_states(revision, [entry])[0] if pinned is None else pinned
         except (FormatError, SnapshotLostError, UnsupportedError) as error:
             findings.problems.append(Problem("snapshot", None, name, str(error)))
             continue

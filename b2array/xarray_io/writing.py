@@ -18,7 +18,7 @@ from b2array.array.array import NDArray
 from b2array.array.dask import Write
 from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
-from b2array.commit.fork import fork_point, lead_to, merge_changes, tidy
+from b2array.commit.fork import accept_forks, fork_point, merge_changes, remove_journal
 from b2array.commit.fork_point import ForkPoint
 from b2array.errors import ConflictError, warn
 from b2array.group import group, whole
@@ -392,10 +392,10 @@ def _commit(
             draft = changes[name]._handle.draft
             if draft is None:
                 raise ConflictError(f"{url}: expected a transaction under way, found that it has ended")
-            lead_to(point, draft)
+            accept_forks(point, draft)
             merge_changes(draft, of_array, again=True)  # a cluster may repeat this task
     for point in points:
-        tidy(point)
+        remove_journal(point)
 
 
 def _align(parts: Iterable[WritePart]) -> list[WritePart]:

@@ -322,7 +322,7 @@ def test_a_killed_writer_leaves_a_place_that_is_found_and_removed(tmp_path, layo
             b2array.asarray(VALUES, url=tmp_path / "a", layout=layout, chunks=(2, 10), overwrite=True)
     (left,) = [path.name for path in tmp_path.iterdir() if path.name.endswith(".b2tmp")]
     store = open_store(tmp_path / "a")
-    found = pending.leftovers(store, store.listing())
+    found = pending.find_leftovers(store, store.listing())
     assert [name.rpartition("/")[0] or name for name in found] == [left]
     pending.remove(store, found)
     assert not (tmp_path / left).exists()

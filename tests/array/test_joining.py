@@ -17,8 +17,8 @@ RNG = np.random.default_rng(0)
 def counts(monkeypatch):
     """Count the chunks that are encoded from now on."""
     encoded = []
-    original = OpenChunk.encoded
-    monkeypatch.setattr(OpenChunk, "encoded", lambda self: encoded.append(1) or original(self))
+    original = OpenChunk.encode
+    monkeypatch.setattr(OpenChunk, "encode", lambda self: encoded.append(1) or original(self))
     return encoded
 
 

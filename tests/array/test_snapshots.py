@@ -29,8 +29,8 @@ from b2array.errors import (
     SnapshotLostError,
 )
 from b2array.format.kept import KEPT, Kept, Ledger, object_name
-from b2array.frame.kept import opened
-from b2array.frame.snapshot import kept_state, ledger_in
+from b2array.frame.kept import load_intact_state
+from b2array.frame.snapshot import ledger_in, load_kept_state
 
 LAYOUTS = ["contiguous", "sparse"]
 X = np.random.default_rng(1).integers(0, 9999, (40, 50))
@@ -540,7 +540,7 @@ def test_a_list_that_cannot_be_read_is_told_with_the_url(a):
     state = a._handle.snapshot.state
     wrong = state.with_annotations(replace(state.annotations, kept=b"\x90"))
     held = replace(a._handle.snapshot, state=wrong)
-    for look in (lambda: kept_state(held, "one"), lambda: opened(held, "one"), lambda: ledger_in(held)):
+    for look in (lambda: load_kept_state(held, "one"), lambda: load_intact_state(held, "one"), lambda: ledger_in(held)):
         with pytest.raises(FormatError, match=r"a\.b2nd: expected a ledger"):
             look()
 

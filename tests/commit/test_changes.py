@@ -1,4 +1,4 @@
-"""Changes are values: the laws of `applied`, `rebased` and `merged`."""
+"""Changes are values: the laws of `apply_change`, `rebase_change` and `join_changes`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 import b2array
 from b2array.codec import encode
 from b2array.codec.header import Special
-from b2array.commit.changes import LOWEST_CODE, SEGMENT, ChangeSet, applied, merged, rebased
+from b2array.commit.changes import LOWEST_CODE, SEGMENT, ChangeSet, apply_change, join_changes, rebase_change
 from b2array.commit.draft import Draft
 from b2array.commit.edits import compact
 from b2array.commit.fork import Fork, fork, merge_changes
-from b2array.commit.fork_point import portable
+from b2array.commit.fork_point import make_portable
 from b2array.commit.handle import Handle
 from b2array.commit.one import commit
 from b2array.errors import ChunkLostError, ConflictError
@@ -142,11 +142,11 @@ def test_the_change_of_a_draft_makes_its_state_of_the_base(layout: str, history:
     for step in history:
         step(draft)
     change = draft.freeze()
-    assert described(applied(change, base.state)) == described(draft.state)
+    assert described(apply_change(change, base.state)) == described(draft.state)
     assert described(base.state) == before
-    assert rebased(change, base, base) is change
-    received = pickle.loads(pickle.dumps(portable(change)))
-    assert described(applied(received, base.state)) == described(draft.state)
+    assert rebase_change(change, base, base) is change
+    received = pickle.loads(pickle.dumps(make_portable(change)))
+    assert described(apply_change(received, base.state)) == described(draft.state)
     if change.is_empty:
         assert described(draft.state) == before
     draft.abort()
@@ -165,9 +165,9 @@ def test_lost_chunks_keep_their_mark_when_the_order_changes() -> None:
     draft = Draft(base.store, base)
     draft.mark_lost(1)
     draft.reindex([3, 1, -1, 0], nbytes=4 * 8 * WIDTH)
-    assert applied(draft.freeze(), base.state).annotations.lost == (1,)
+    assert apply_change(draft.freeze(), base.state).annotations.lost == (1,)
     draft.reindex([1, 0, 2], nbytes=3 * 8 * WIDTH)
-    assert applied(draft.freeze(), base.state).annotations.lost == (0,)
+    assert apply_change(draft.freeze(), base.state).annotations.lost == (0,)
     draft.abort()
 
 
@@ -192,7 +192,7 @@ def test_a_frame_of_the_other_layout_is_a_conflict() -> None:
     draft = Draft(base.store, base)
     draft.set_attr("z", b"\x01")
     with pytest.raises(ConflictError, match="other layout"):
-        rebased(draft.freeze(), base, base_of("contiguous"))
+        rebase_change(draft.freeze(), base, base_of("contiguous"))
     draft.abort()
 
 
@@ -204,7 +204,7 @@ def test_a_change_that_compacts_goes_on_top_of_no_other_commit(layout: str) -> N
     other.set_attr("z", b"\x01")
     commit(other)
     with pytest.raises(ConflictError, match="repeat the change"):
-        rebased(draft.freeze(), base, reload(base))
+        rebase_change(draft.freeze(), base, reload(base))
 
 
 def test_chunks_that_only_have_other_places_in_a_file_that_was_written_again_are_no_conflict() -> None:
@@ -220,10 +220,10 @@ def test_chunks_that_only_have_other_places_in_a_file_that_was_written_again_are
     commit(other)
     current = reload(base)
     assert current.frame.offsets[0] != base.frame.offsets[0]
-    assert rebased(draft.freeze(), base, current).base == current.generation
+    assert rebase_change(draft.freeze(), base, current).base == current.generation
     draft.locate(3)
     with pytest.raises(ConflictError, match=r"chunks \[3\]"):
-        rebased(draft.freeze(), base, current)
+        rebase_change(draft.freeze(), base, current)
 
 
 SETS = st.sets(st.integers(0, NCHUNKS - 1))
@@ -265,14 +265,14 @@ def test_a_change_goes_on_top_of_others_unless_they_meet(
         meets = bool(theirs & (puts | reads)) or (resized == "ours" and is_changed)
     if meets or names & their_names:
         with pytest.raises(ConflictError):
-            rebased(change, base, current)
+            rebase_change(change, base, current)
         draft.abort()
         return
-    on_top = rebased(change, base, current)
+    on_top = rebase_change(change, base, current)
     assert on_top.base == current.generation
     assert on_top.next >= max(change.next, current.state.annotations.next or 0)
-    assert rebased(on_top, current, current) is on_top
-    both = applied(on_top, current.state)
+    assert rebase_change(on_top, current, current) is on_top
+    both = apply_change(on_top, current.state)
     if resized != "ours":
         untouched = sorted({*range(NCHUNKS)} - puts)
         assert (both.frame.offsets[untouched] == current.frame.offsets[untouched]).all()
@@ -338,9 +338,9 @@ def test_merging_is_associative_commutes_and_happens_once(
     handle = b2array.NDArray(Handle(base_of(layout), "r+"))._handle
     handle.enter(draft := handle.begin())
     draft.put(0, packed(50))  # before the forks
-    changes = [written(handle, each).frozen() for each in writes]
+    changes = [written(handle, each).freeze() for each in writes]
     if is_sent:
-        changes = [pickle.loads(pickle.dumps(portable(change))) for change in changes]
+        changes = [pickle.loads(pickle.dumps(make_portable(change))) for change in changes]
     values: dict[int, set[int]] = {}
     for each in writes:
         for n, value in each.items():
@@ -348,18 +348,18 @@ def test_merging_is_associative_commutes_and_happens_once(
     conflicts = sorted(n for n, found in values.items() if len(found) > 1)
     if conflicts:
         with pytest.raises(ConflictError, match="chunks"):
-            merged(changes)
+            join_changes(changes)
         draft.abort()
         return
-    whole = resolved(merged(changes))
+    whole = resolved(join_changes(changes))
     assert whole.keys() == values.keys()
     a, b, *rest = changes
-    assert resolved(merged([merged([a, b]), *rest])) == whole
-    assert resolved(merged([a, merged([b, *rest])])) == whole
-    assert resolved(merged(changes[::-1])) == whole
-    assert resolved(merged([*changes, *changes])) == whole
-    assert resolved(merged([a, a])) == resolved(a)
-    assert merged([a]) is a
+    assert resolved(join_changes([join_changes([a, b]), *rest])) == whole
+    assert resolved(join_changes([a, join_changes([b, *rest])])) == whole
+    assert resolved(join_changes(changes[::-1])) == whole
+    assert resolved(join_changes([*changes, *changes])) == whole
+    assert resolved(join_changes([a, a])) == resolved(a)
+    assert join_changes([a]) is a
     merge_changes(draft, changes)
     commit(draft)
     handle.leave(None)
@@ -381,8 +381,8 @@ def test_a_merged_change_has_what_either_change_says(layout: str) -> None:
         each.draft.locate(read)
     assert two.draft is not None
     two.draft.annotate(dims=("t",))
-    a, b = one.frozen(), two.frozen()
-    for both in (merged([a, b]), merged([b, a])):
+    a, b = one.freeze(), two.frozen()
+    for both in (join_changes([a, b]), join_changes([b, a])):
         assert both.reads.tolist() == [0, 4]
         assert dict(both.attrs) == {"x": b"\x05", "z": b"\x05"}
         assert both.after.dims == ("t",)
@@ -393,7 +393,7 @@ def test_a_merged_change_has_what_either_change_says(layout: str) -> None:
         assert both.of_fork.forks == {*a.of_fork.forks, *b.of_fork.forks}
         assert dict(both.of_fork.attrs) == {"x": base_of(layout).state.attr("x"), "z": None}
     later = dataclasses.replace(b, next=a.next + 7)
-    assert merged([a, later]).next == merged([later, a]).next == a.next + 7
+    assert join_changes([a, later]).next == join_changes([later, a]).next == a.next + 7
     draft.abort()
 
 
@@ -408,10 +408,10 @@ def test_changes_with_different_values_of_one_name_cannot_be_merged(kept: str) -
             each.draft.annotate(dims=(f"axis {n}",))
         else:
             each.draft.set_attr("x", bytes([n]))
-    changes = [each.frozen() for each in forks]
+    changes = [each.freeze() for each in forks]
     with pytest.raises(ConflictError, match="dims" if kept == "dims" else "'x'"):
-        merged(changes)
-    assert merged([changes[0], changes[0]]).attrs == changes[0].attrs
+        join_changes(changes)
+    assert join_changes([changes[0], changes[0]]).attrs == changes[0].attrs
     draft.abort()
 
 
@@ -421,17 +421,17 @@ def test_changes_of_different_transactions_or_of_none_cannot_be_merged() -> None
     for _ in range(2):
         handle = Handle(base_of("contiguous"), "r+")
         handle.enter(handle.begin())
-        changes.append(written(handle, {0: 2}).frozen())
+        changes.append(written(handle, {0: 2}).freeze())
     with pytest.raises(ConflictError, match="different ones"):
-        merged(changes)
+        join_changes(changes)
     one = changes[0]
     for other in (
         dataclasses.replace(one, base="another"),
         dataclasses.replace(one, of_fork=dataclasses.replace(one.of_fork, epoch=1)),
     ):
         with pytest.raises(ConflictError, match="different ones"):
-            merged([one, other])
+            join_changes([one, other])
     base = base_of("contiguous")
     plain = Draft(base.store, base).freeze()
     with pytest.raises(ConflictError, match="different ones"):
-        merged([plain, plain])
+        join_changes([plain, plain])

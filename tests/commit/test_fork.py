@@ -787,7 +787,7 @@ def test_a_task_that_runs_twice_takes_another_file_and_one_of_the_two_stays(tmp_
     with a.transaction() as changes:
         fork = sent(changes.fork())
         one, two = sent(fill(sent(fork), 1, 1)), sent(fill(sent(fork), 1, 1))
-        assert one._handle.frozen().codes.tolist() != two._handle.frozen().codes.tolist()
+        assert one._handle.freeze().codes.tolist() != two._handle.freeze().codes.tolist()
         changes.merge(one, two)
     assert rows(again(a)) == [0, 1, 0, 0, 0, 0, 0, 0]
     assert len([name for name in files_at(tmp_path) if name not in before]) == 1

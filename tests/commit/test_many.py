@@ -20,7 +20,7 @@ import b2array
 from b2array import open_group
 from b2array.errors import ConflictError, FormatError
 from b2array.frame.catalog import read_manifest
-from b2array.frame.log import look
+from b2array.frame.log import inspect_place
 from b2array.frame.manifest import MANIFEST, Manifest
 from b2array.store import base
 from b2array.store.open import open_store
@@ -64,7 +64,7 @@ def manifest(url: str) -> Manifest:
 
 
 def noted(url: str, name: str) -> Any:
-    frame = look(open_store(f"{url}/{name}.b2nd")).frame
+    frame = inspect_place(open_store(f"{url}/{name}.b2nd")).frame
     assert frame is not None
     return frame.state.annotations.group_commit
 

@@ -397,7 +397,7 @@ def test_a_snapshot_that_is_dropped_during_its_restore_is_a_conflict(group: Grou
 @pytest.fixture(autouse=True)
 def _no_lock_is_left(group: Group) -> Iterator[None]:
     yield
-    with pins.may_destroy(LocalStore(f"{group.url}/file.b2nd")) as is_alone:
+    with pins.try_manifests_lock(LocalStore(f"{group.url}/file.b2nd")) as is_alone:
         assert is_alone
 
 

@@ -621,7 +621,7 @@ def test_lists_are_appended_as_numpy_makes_arrays_of_them(dtype, values):
 def test_positions_are_those_of_the_shape_that_is_changed(edit, monkeypatch):
     a = b2array.asarray(np.arange(10), chunks=(4,))
     other = threading.Thread(target=lambda: a.delete(slice(0, 6)))
-    find, joint = resize.positions, resize.joint
+    find, joint = resize.select_positions, resize.make_joint
 
     def late(function, *args):
         if other.ident is None:
@@ -629,8 +629,8 @@ def test_positions_are_those_of_the_shape_that_is_changed(edit, monkeypatch):
             other.join(0.2)
         return function(*args)
 
-    monkeypatch.setattr(resize, "positions", partial(late, find))
-    monkeypatch.setattr(resize, "joint", partial(late, joint))
+    monkeypatch.setattr(resize, "select_positions", partial(late, find))
+    monkeypatch.setattr(resize, "make_joint", partial(late, joint))
     edit(a)
     other.join()
     assert a[...].tolist() in ([], [6, 7, 8, -1, 9])

@@ -64,7 +64,7 @@ def test_other_codes_have_no_extent(code):
 def test_ranges_of_the_spool_are_the_chunks_with_their_records(limit):
     shelf = spooled(limit=limit)
     codes = [shelf.put(0, packed(n), 5).code for n in range(4)]
-    _, extents = shelf.own()
+    _, extents = shelf.own_segments()
     for n, code in enumerate(codes):
         found = b"".join(map(bytes, shelf.pieces(extents[[-1 - code], ::2])))
         assert found == packed(n) + checksums.pack_record(packed(n))
@@ -78,7 +78,7 @@ def test_a_file_that_only_lacks_its_ends_can_be_completed(tmp_path):
     path = shelf.finish(b"8 bytes.", b"tail", durable=False)
     raw = (tmp_path / "spool").read_bytes()
     assert path == str(tmp_path / "spool")
-    _, extents = shelf.own()
+    _, extents = shelf.own_segments()
     assert raw[:8] + raw[8 + extents[-1, 2] :] == b"8 bytes.tail"
     for n, code in enumerate(codes):
         assert raw[8 + extents[-1 - code, 0] :].startswith(packed(n))
@@ -107,19 +107,19 @@ def test_unused_files_are_those_made_here():
     _, shelf = in_files({"00000001.chunk": b"theirs"})
     for n in range(3):
         shelf.put(0, packed(n), 5)
-    assert [*shelf.made.unused(np.array([2, -1, 9]))] == ["00000000.chunk", "00000003.chunk"]
+    assert [*shelf.files.find_unused(np.array([2, -1, 9]))] == ["00000000.chunk", "00000003.chunk"]
 
 
 def test_a_shelf_looks_for_its_files_after_an_hour_of_either_clock(monkeypatch):
     store, shelf = in_files()
     code = shelf.put(0, packed(0), 5).code
     store.delete([index.chunk_name(code)])
-    assert shelf.missing(np.array([code])) == []
+    assert shelf.find_missing(np.array([code])) == []
     for clock in ("time", "monotonic"):  # a computer that sleeps stops the second one
         with monkeypatch.context() as patched:
             now = getattr(time, clock)()
             patched.setattr(time, clock, lambda now=now: now + 3601)
-            assert shelf.missing(np.array([code])) == [index.chunk_name(code)]
+            assert shelf.find_missing(np.array([code])) == [index.chunk_name(code)]
 
 
 def test_numbers_stay_low_where_many_files_are_left():

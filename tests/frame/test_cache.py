@@ -373,15 +373,15 @@ def test_a_call_that_comes_in_between_the_lines_of_another_one_gets_memory_of_it
     def interrupt(frame, event, _):
         # As other threads and signal handlers may, at any line.
         if event == "line":
-            lent.append(kept.room_for(1, 32)[1])
+            lent.append(kept.reserve(1, 32)[1])
         return interrupt
 
     before = sys.gettrace()
     with config.using(cache_bytes=2**20):
         for nbytes in (16, 64, 16):
-            sys.settrace(lambda frame, *_: interrupt if frame.f_code is cache.Cache.room_for.__code__ else None)
+            sys.settrace(lambda frame, *_: interrupt if frame.f_code is cache.Cache.reserve.__code__ else None)
             try:
-                _, memory = kept.room_for(1, nbytes)
+                _, memory = kept.reserve(1, nbytes)
             finally:
                 sys.settrace(before)
             assert memory.nbytes == nbytes

@@ -15,7 +15,7 @@ import pytest
 
 import b2array
 from b2array.commit.apply import apply_entry
-from b2array.frame.log import TABLE, Action, Found, Standing, action_of, look, read_member
+from b2array.frame.log import TABLE, Action, Occupant, Standing, action_of, inspect_place, read_member
 from b2array.frame.manifest import Entry, Kind, Manifest, staged_path
 from b2array.store.local import LocalStore
 
@@ -46,10 +46,10 @@ class Group:
         for path in (root, self.old, self.new):
             path.mkdir()
         self._make_old(by_stock=by_stock)
-        before = look(LocalStore(str(self.place)))
+        before = inspect_place(LocalStore(str(self.place)))
         self._copy(self.place, self.old / "m.b2nd")
         self._make_new()
-        after = look(LocalStore(str(self.place)))
+        after = inspect_place(LocalStore(str(self.place)))
         self._copy(self.place, self.new / "m.b2nd")
         header = b"" if after.frame is None else after.frame.header
         self.entry = Entry(
@@ -114,7 +114,7 @@ class Group:
             self._copy(new / "chunks.b2frame" if self.kind == "index" else new, self.aside)
         self._damage(standing)
         if standing is Standing.BEFORE:  # the state of a frame of other software includes the time of its file
-            self.entry = replace(self.entry, before=self._named(look(LocalStore(str(self.place)))))
+            self.entry = replace(self.entry, before=self._named(inspect_place(LocalStore(str(self.place)))))
 
     def _damage(self, standing: Standing) -> None:
         header = self.place / "chunks.b2frame" if self.kind == "index" else self.place
@@ -124,7 +124,7 @@ class Group:
             with header.open("r+b") as file:
                 file.write(b"\xff" * 60)
 
-    def _named(self, found: Found) -> str:
+    def _named(self, found: Occupant) -> str:
         return found.state if self.kind in ("patch", "index") else found.lasting
 
     def _extend(self) -> None:
@@ -187,7 +187,7 @@ def test_an_entry_does_what_the_table_says(
         apply_entry(group.store_of, "m.b2nd", group.entry)
         if action in (Action.WRITE, Action.PUT):
             np.testing.assert_array_equal(group.value(), group.values_after)
-            assert look(LocalStore(str(group.place))).state == group.entry.after
+            assert inspect_place(LocalStore(str(group.place))).state == group.entry.after
         elif action is Action.TAKE_OUT:
             assert group.files() == {}
         else:
@@ -217,7 +217,7 @@ def test_what_somebody_writes_to_a_member_beats_a_change_of_it(prepared: Callabl
 @pytest.mark.parametrize("kind", ["frame", "delete"])
 def test_a_damaged_frame_goes_if_the_entry_names_its_version(prepared: Callable[..., Group], kind: Kind) -> None:
     group = prepared(kind, Standing.DAMAGED, staged=kind == "frame")
-    found = look(LocalStore(str(group.place)))
+    found = inspect_place(LocalStore(str(group.place)))
     assert found.is_damaged
     entry = Entry(kind, found.state, group.entry.after, TOKEN)
     apply_entry(group.store_of, "m.b2nd", entry)

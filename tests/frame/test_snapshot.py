@@ -21,7 +21,7 @@ from b2array.config import HEADER_LEN
 from b2array.errors import ChunkMissingError, ConflictError, FormatError, UnsupportedError
 from b2array.format.header import FrameType
 from b2array.frame.fetch import fetch
-from b2array.frame.snapshot import kept_states, ledger_in, load
+from b2array.frame.snapshot import ledger_in, load, load_kept_states
 from b2array.frame.source import ChunkRequest, Location
 from b2array.store.local import LocalStore
 from b2array.store.memory import MemoryStore
@@ -122,7 +122,7 @@ def test_a_kept_state_that_cannot_be_read_is_lost_only_if_the_frame_is_the_same(
         if change == "replace":
             b2array.zeros(3, url=url, layout=layout)
     with pytest.raises(FormatError if change == "damage" else ConflictError):
-        kept_states(held, entries)
+        load_kept_states(held, entries)
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "403"), TimeoutError("too late"), OSError("broken")])

@@ -24,7 +24,7 @@ from b2array.array.snapshots import Keep
 from b2array.errors import ConflictError
 from b2array.format.kept import KEPT, Kept, Ledger
 from b2array.frame.manifest import RETIRED
-from b2array.frame.snapshot import kept_state
+from b2array.frame.snapshot import load_kept_state
 from b2array.store.open import open_store
 
 Run = Callable[..., tuple[int, str, str]]
@@ -478,7 +478,7 @@ def test_verify_at_a_snapshot_looks_at_its_chunks_alone(run: Run) -> None:
     a.snapshot("one")
     a[0, 0] = 7
     held = b2array.open("a.b2nd")._handle.snapshot
-    numbers = [int(state.frame.offsets[0]) for state in (kept_state(held, "one"), held)]
+    numbers = [int(state.frame.offsets[0]) for state in (load_kept_state(held, "one"), held)]
     files = [Path("a.b2nd", f"{number:08X}.chunk") for number in numbers]
     whole = files[1].read_bytes()
     flip(files[1], len(whole) // 2)

@@ -211,7 +211,7 @@ def test_a_writer_of_objects_that_slept_looks_again_for_its_chunks(bucket, s3_op
     url, place = f"s3://{bucket}/a.b2nd", {"storage_options": s3_options}
     a = b2array.asarray(np.zeros((4, 100)) + 1, url=url, chunks=(1, 100), layout="sparse", **place)
     monkeypatch.setattr(staging, "CHECKED_AFTER", 0.0)
-    looked, slept = staging.Staging.missing, []
+    looked, slept = staging.Staging.find_missing, []
 
     def missing(self, offsets):
         gone = looked(self, offsets)
@@ -219,7 +219,7 @@ def test_a_writer_of_objects_that_slept_looks_again_for_its_chunks(bucket, s3_op
             slept.append(b2array.vacuum(url, grace=0, **place).removed)
         return gone
 
-    monkeypatch.setattr(staging.Staging, "missing", missing)
+    monkeypatch.setattr(staging.Staging, "find_missing", missing)
     with pytest.raises(ConflictError, match="somebody removed"), a.transaction():
         a[0] = 5
     assert slept
@@ -230,7 +230,7 @@ def test_a_writer_of_a_new_member_that_slept_looks_again_for_its_chunks(bucket, 
     group = b2array.open_group(f"s3://{bucket}/g.b2d", "w", storage_options=s3_options)
     group["other"] = [1]
     monkeypatch.setattr(staging, "CHECKED_AFTER", 0.0)
-    looked, slept = staging.Staging.missing, []
+    looked, slept = staging.Staging.find_missing, []
 
     def missing(self, offsets):
         gone = looked(self, offsets)
@@ -238,7 +238,7 @@ def test_a_writer_of_a_new_member_that_slept_looks_again_for_its_chunks(bucket, 
             slept.append(b2array.vacuum(group.url, grace=0, storage_options=s3_options))
         return gone
 
-    monkeypatch.setattr(staging.Staging, "missing", missing)
+    monkeypatch.setattr(staging.Staging, "find_missing", missing)
     with pytest.raises(ConflictError, match="somebody removed"), group.transaction() as changes:
         changes.create("new", data=np.ones((4, 100)), chunks=(1, 100), layout="sparse")
     assert slept
