@@ -75,7 +75,7 @@ def _commit_draft(count: int, url: Path, options: dict[str, object]) -> float:
     """Put chunks as tasks do, and time the commit alone."""
     values = np.arange(16 * count).reshape(count, 16)
     a = b2array.zeros(16 * count, "i8", url=url, **options)
-    origin = forks.fork_point(a._handle.new_draft(), lasts=True)
+    origin = forks.make_fork_point(a._handle.new_draft(), lasts=True)
     step = 1000
     changes = [
         forks.write_part(

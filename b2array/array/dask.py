@@ -23,7 +23,7 @@ from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.commit.changes import ChangeSet
 from b2array.commit.draft import Draft
-from b2array.commit.fork import discard, finish, fork_point, merge_changes, write_part
+from b2array.commit.fork import discard, finish, make_fork_point, merge_changes, write_part
 from b2array.commit.fork_point import ForkPoint
 from b2array.commit.handle import Handle
 from b2array.compute.readable import Readable
@@ -161,7 +161,7 @@ def _write_all(x: da.Array, draft: Draft, *, lasts: bool = False) -> Write:
     layout = draft.state.require_layout()
     if layout.shape != x.shape:
         raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")
-    return Write(x, fork_point(draft, lasts=lasts), layout, tuple(slice(0, n) for n in x.shape))
+    return Write(x, make_fork_point(draft, lasts=lasts), layout, tuple(slice(0, n) for n in x.shape))
 
 
 def store(
@@ -189,7 +189,7 @@ def store(
             raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
         join([(a, x, inside)], progress, scheduler)
         return None
-    write = Write(x, fork_point(a._handle.new_draft(), lasts=True), a._layout, inside)
+    write = Write(x, make_fork_point(a._handle.new_draft(), lasts=True), a._layout, inside)
     if return_stored and not compute:
         return write.reading(type(a))
     done = write.run(type(a), compute, progress, scheduler)
@@ -201,7 +201,7 @@ def store(
 
 def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, scheduler: Any) -> None:
     """Write arrays into regions of others, as part of the transactions that these are in."""
-    writes = [Write(x, fork_point(_draft(a)), a._layout, region) for a, x, region in parts]
+    writes = [Write(x, make_fork_point(_draft(a)), a._layout, region) for a, x, region in parts]
     for (a, *_), changes in zip(parts, compute_changes(writes, progress, scheduler), strict=True):
         with a._handle.mutex.held:
             merge_changes(_draft(a), changes)

@@ -20,9 +20,9 @@ writer comes. `b2array.frame.log` decides by one table what that step is.
 An object store cannot rename objects. There `many.commit_rows` writes a revision of each changed member, and then the
 manifest once: its rows name the revisions that count. A change of a member by its own URL takes the same route.
 
-For a parallel write, `fork.fork` makes handles for workers. `fork.fork_point` describes the changes of the transaction
-so far, as a value, a `ForkPoint`. `fork.begin_fork` makes the draft of a fork, which starts from that point, and a
-worker returns its changes as a `ChangeSet`. `changes.join_changes` joins the changes of several forks,
+For a parallel write, `fork.fork` makes handles for workers. `fork.make_fork_point` describes the changes of the
+transaction so far, as a value, a `ForkPoint`. `fork.begin_fork` makes the draft of a fork, which starts from that
+point, and a worker returns its changes as a `ChangeSet`. `changes.join_changes` joins the changes of several forks,
 `fork.prepare_merge` compares them with the transaction, and `fork.take_over` adds them to it. Then the transaction
 commits like any other.
 

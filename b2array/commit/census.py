@@ -1,7 +1,7 @@
 """Lists the members of a group in an object store by its files, where no manifest lists them.
 
-That is so for a directory that was copied there. Nothing says then which revision of a member counts: the published
-index does.
+A directory that was copied there has no such manifest. Then no row says which revision of a member counts, and the
+published index does.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ __all__ = ["EMBEDDED_MAP", "EMBEDDED_NOTES", "complete_manifest", "embedded_exte
 EMBEDDED_NOTES = "estore_metadata"
 """The attribute in which python-blosc2 describes the members in an embedding frame."""
 EMBEDDED_MAP = "embed_map"
-"""The part of it that says where each member is."""
+"""The key in this attribute under which python-blosc2 notes where each member is."""
 
 
 def complete_manifest(group: Store, manifest: Manifest) -> Manifest:
-    """Return a manifest with rows: the same one, or one for the files of the group.
+    """Return the manifest with rows; without rows in it, there is one for each member among the files of the group.
 
     Raises
     ------
     UnsupportedError
-        The store cannot be listed; or a commit was under way when local files were copied there.
+        The store cannot be listed, or the files were copied from a local disk during a commit.
     FormatError
         The embedding frame is damaged.
     """
     if manifest.rows is not None:
         return manifest
     files: Collection[str] = ()
-    with suppress(UnsupportedError):  # many HTTP servers do not list files
+    # Many HTTP servers do not list files. The manifest may have summaries that name the members.
+    with suppress(UnsupportedError):
         files = group.walk()
-    if not files and not group.can.write:  # a group that is there has files: nothing lists them
+    # An existing group has files. So an empty list on a read-only server means that the server hides them.
+    if not files and not group.can.write:
         if not manifest.summaries:
             raise UnsupportedError(
                 f"{group.url} cannot be listed, and no manifest names its members: Group.consolidate writes one where"
@@ -54,26 +56,32 @@ def complete_manifest(group: Store, manifest: Manifest) -> Manifest:
     _require_complete(group, manifest)
     rows = {}
     if EMBEDDED in files:
-        held = load_published(group.below(EMBEDDED), sparse=False)
-        rows = {name: Row(f"{EMBEDDED}/{name}", sparse=False) for name in embedded_extents(held.state, held.url)}
+        frame = load_published(group.below(EMBEDDED), sparse=False)
+        names = embedded_extents(frame.state, frame.url)
+        rows = {name: Row(f"{EMBEDDED}/{name}", sparse=False) for name in names}
+    # python-blosc2 prefers the file of a member to its copy in the embedding frame.
     rows |= rows_among(files)
     return replace(manifest, rows=dict(sorted(rows.items())), log={})
 
 
 def rows_among(files: Collection[str]) -> dict[str, Row]:
     """Return a row for each member whose frame is among some files."""
-    there, rows = {*files}, {}
+    existing = {*files}
+    rows = {}
     for name, path in members_among(files).items():
-        rows[name] = Row(path, sparse=path not in there and f"{path}/{FRAME_NAME}" in there)
+        sparse = path not in existing and f"{path}/{FRAME_NAME}" in existing
+        rows[name] = Row(path, sparse=sparse)
     return rows
 
 
 def _require_complete(group: Store, manifest: Manifest) -> None:
+    """Raise UnsupportedError if the log of a local group has an entry that was not applied before the copy."""
     for path, entry in manifest.log.items():
         if is_embedded(path) or entry.before == entry.after:
             continue
-        found = inspect_place(group.below(path))
-        if entry.before in (found.state, found.lasting) and found.state != entry.after:
+        occupant = inspect_place(group.below(path))
+        is_before = entry.before in (occupant.state, occupant.lasting)
+        if is_before and occupant.state != entry.after:
             raise UnsupportedError(
                 f"{group.url} was copied while a commit was under way, which changes {path}: open the original for"
                 " writing, which completes the commit, and copy it again"
@@ -81,9 +89,9 @@ def _require_complete(group: Store, manifest: Manifest) -> None:
 
 
 def embedded_extents(state: State, url: str) -> dict[str, range | None]:
-    """Return which bytes of an embedding frame hold each member; None if there is only a reference to a server.
+    """Return the byte range of each member in an embedding frame; None for a reference to a server.
 
-    FormatError says that a member does not lie within the data.
+    FormatError: a range exceeds the data of the frame.
     """
     packed = state.attr(EMBEDDED_NOTES)
     notes = {} if packed is None else decode_attr(packed)
@@ -95,16 +103,24 @@ def embedded_extents(state: State, url: str) -> dict[str, range | None]:
 
 
 def _name(url: str, key: Any) -> str:
-    name = key[1:] if isinstance(key, str) and key.startswith("/") else ""
+    name = ""
+    # python-blosc2 writes each name with a slash in front.
+    if isinstance(key, str) and key.startswith("/"):
+        name = key[1:]
     if not is_member_name(name):
         raise FormatError(f"{url}: expected names of embedded members, found {key!r}")
     return name
 
 
 def _extent(url: str, nbytes: int, key: str, entry: Any) -> range | None:
-    if isinstance(entry, Mapping) and "urlbase" in entry:
-        return None
-    start, count = (entry.get("offset"), entry.get("length")) if isinstance(entry, Mapping) else (None, None)
-    if type(start) is not int or type(count) is not int or not 0 <= start <= start + count <= nbytes:
+    start: Any = None
+    count: Any = None
+    if isinstance(entry, Mapping):
+        if "urlbase" in entry:
+            return None
+        start = entry.get("offset")
+        count = entry.get("length")
+    is_range = type(start) is int and type(count) is int
+    if not is_range or not 0 <= start <= start + count <= nbytes:
         raise FormatError(f"{url}: expected {key!r} within {nbytes} bytes of data, found {entry!r}")
     return range(start, start + count)

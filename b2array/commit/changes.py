@@ -50,9 +50,9 @@ Int64Array = npt.NDArray[np.int64]
 LOWEST_CODE = -(2**32)
 """Smaller entries of an index stand for special values."""
 SEGMENT = 2**48
-"""The addresses of segment k of the spooled chunks begin at k times this."""
+"""Size of the address range of one segment of spooled chunks: segment k begins at address k times this."""
 DIGEST_NBYTES = 16
-"""How long digests of chunks are."""
+"""Length of the digest of a chunk."""
 
 NO_FILES = np.zeros((0, 2), np.int64)
 _NO_NUMBERS = np.zeros(0, np.int64)
@@ -60,9 +60,18 @@ _NO_NUMBERS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class New:
-    """A new frame: its first state, whether it may replace another frame, and the version of that one.
+    """A new frame: its first state, and which frame it may replace.
 
-    Without a version, it may replace any. With `is_same`, it is the same frame in another file.
+    Parameters
+    ----------
+    state : State
+        The first state.
+    overwrite : bool
+        Whether the new frame may replace an existing one.
+    replaces : Version, optional
+        The version of the only frame that it may replace; without a version, it may replace any frame.
+    is_same : bool
+        Whether this is an existing frame that moves to another file.
     """
 
     state: State
@@ -71,20 +80,33 @@ class New:
     is_same: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        rest = self.state.annotations, self.overwrite, self.replaces, self.is_same
-        return _new, (*self.state.without_index(0), *rest)
+        thin, packed_index = self.state.without_index(0)
+        return _new, (
+            thin,
+            packed_index,
+            self.state.annotations,
+            self.overwrite,
+            self.replaces,
+            self.is_same,
+        )
 
 
-def _new(thin: Frame, index: bytes, annotations: Annotations, *rest: Any) -> New:
-    return New(with_index(thin, index, annotations), *rest)
+def _new(thin: Frame, packed_index: bytes, annotations: Annotations, *rest: Any) -> New:
+    return New(with_index(thin, packed_index, annotations), *rest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Keep:
-    """A state that a commit keeps under a name: the one that it makes; in a copy of a frame also an earlier `state`.
+    """A state that a commit keeps under a name.
 
-    The index of an earlier state has codes for the chunks that were copied. `entry` is what the ledger will say; the
-    plan adds where the state is.
+    Usually that is the state which the commit itself makes. The commit of a copied frame also keeps earlier states.
+
+    Parameters
+    ----------
+    entry : Kept
+        The entry for the ledger, without the place of the state, which the plan adds.
+    state : State, optional
+        The earlier state. Its index has the codes of the copied chunks.
     """
 
     entry: Kept
@@ -93,14 +115,14 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OfFork:
-    """What the change of a fork is compared with when it is merged.
+    """The part of a fork's change that a merge compares with the transaction.
 
     Parameters
     ----------
     transaction : bytes
         The identity of the transaction that was forked.
     number : int
-        Tells the point at which it was forked from its other ones.
+        Counts the states of the transaction that were forked; siblings have the same number.
     epoch : int
         How often the transaction had changed the order of the chunks by then.
     forks : frozenset of bytes
@@ -129,41 +151,42 @@ class ChangeSet:
     Parameters
     ----------
     base : str
-        The generation of the state that it changes; "" for a new frame.
+        The generation of the state that the change starts from; "" for a new frame.
     new : New, optional
-        What is to be made, if it is a new frame.
+        The new frame, if the change makes one.
     numbers : array of int64
-        The chunks that it puts, in ascending order.
+        The chunks that the change puts, in ascending order.
     codes, sizes, records : arrays
         Where these chunks are, and their rows in the tables of the index.
     extents : array of int64, shape (n, 3)
         For each spooled chunk, where it starts and stops, and where the record behind it stops: addresses in segments.
     segments : tuple of Segment
-        Where the bytes of spooled chunks are.
+        The bytes of spooled chunks.
     reads : array of int64
-        Chunks of the base that it has read.
+        Chunks of the base that the writer has read.
     order : array of int64, optional
-        If the chunks get another order or count: for each new position the old one, or -1 for a chunk of zeros.
+        For a change of the order or count of chunks: the old position for each new one, or -1 for a chunk of zeros.
     geometry : Frame, optional
-        A frame with the new shape and sizes; the index, the variable-length metalayers and all else are not looked at.
+        A frame with the new shape and sizes. Its index, variable-length metalayers and other fields are ignored.
     attrs : mapping of str to (bytes or None)
-        Attributes that it sets, or removes.
+        New values of attributes; None removes an attribute.
     before, after : Annotations
-        The annotations of the base, and those after the change.
+        The annotations of the base, and the annotations after the change.
     next : int
-        The first number of a chunk's file that nobody has used (sparse frames).
+        The first number that no writer has used for a chunk's file (sparse frames).
     compacts : bool
-        Whether the frame is to be written again without dead space.
+        Whether the commit writes the whole frame again, without dead space.
     filters : (int, FilterSlots), optional
-        The first chunk with data, and its filters.
+        The number of the first chunk with data, and its filters.
     keeps : tuple of Keep
-        The states that it keeps under names.
+        The states that the commit keeps under names.
     drops : tuple of str
-        The names of the kept states that it lets go.
+        The names of kept states that the commit drops.
     files : array of int64, shape (n, 2)
-        The files that a fork has made, also for chunks that it has replaced since: numbers, and digests of stamps.
+        The files that a fork has created, including files of chunks that it has replaced since: the number and the
+        digest of the stamp for each.
     of_fork : OfFork, optional
-        What else is known of the change of a fork.
+        More about the change of a fork.
     """
 
     base: str
@@ -190,43 +213,49 @@ class ChangeSet:
 
     @property
     def is_structural(self) -> bool:
-        """Whether chunks change their numbers or sizes, so that it can be made to no other state."""
+        """Whether chunks change their numbers or sizes, so that the change fits no other state than its base."""
         return self.order is not None or self.geometry is not None
 
     @property
     def changes_values(self) -> bool:
-        """Whether it may change the values or the shape of the array, and not its metadata alone."""
+        """Whether the change may affect the values or the shape of the array, and not only its metadata."""
         if self.new is not None:
             return not self.new.is_same
         return bool(self.numbers.size) or self.is_structural
 
     @property
     def is_empty(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether there is nothing to commit."""
         return self._leaves_state and not self.keeps and not self.drops
 
     @property
     def _leaves_state(self) -> bool:
-        """Whether the state stays as it is, apart from the names under which states are kept."""
+        """Whether the state stays the same; only the names of kept states may change."""
         touched = self.numbers.size or self.attrs or self.is_structural or self.compacts
         return not touched and self.before == self.after
 
 
 def copy_for_changes(state: State) -> State:
-    """Return a state whose index and tables can be changed in place."""
-    described = replace(state.frame, offsets=np.array(state.frame.offsets, np.int64))
-    return replace(state, frame=described).with_tables(copy_table(state.sizes), copy_table(state.records))
+    """Return a copy of a state, with an index and tables that a caller may change in place."""
+    offsets = np.array(state.frame.offsets, np.int64)
+    sizes = copy_table(state.sizes)
+    records = copy_table(state.records)
+    copied = replace(state, frame=replace(state.frame, offsets=offsets))
+    return copied.with_tables(sizes, records)
 
 
 def reindex_state(state: State, order: Int64Array, geometry: Frame) -> State:
     """Return a state whose chunks have another order, count or size; `ChangeSet` describes the parameters."""
-    # Position -1 finds the entry that is added at the end: zeros.
-    offsets = np.append(state.frame.offsets, index.special_offset(Special.ZEROS))[order]
-    sizes = np.append(state.sizes, np.zeros((1, state.sizes.shape[1]), np.uint32), axis=0)[order]
+    # An order of -1 picks the last row: so each table gets one more row, for a chunk of zeros.
+    zeros = index.special_offset(Special.ZEROS)
+    offsets = np.append(state.frame.offsets, zeros)[order]
+    no_sizes = np.zeros((1, state.sizes.shape[1]), np.uint32)
+    sizes = np.append(state.sizes, no_sizes, axis=0)[order]
     records = np.append(state.records, np.uint32(0))[order]
     annotations = state.annotations
     if annotations.lost:
-        annotations = replace(annotations, lost=tuple(np.flatnonzero(np.isin(order, annotations.lost)).tolist()))
+        lost = np.flatnonzero(np.isin(order, annotations.lost))
+        annotations = replace(annotations, lost=tuple(lost.tolist()))
     new = state.with_annotations(annotations).with_frame(
         offsets=offsets,
         metalayers=geometry.metalayers,
@@ -235,17 +264,20 @@ def reindex_state(state: State, order: Int64Array, geometry: Frame) -> State:
         blocksize=geometry.blocksize,
         vl_blocks=geometry.vl_blocks,
     )
-    return new.with_tables(_with_width(sizes, 1 + count_sized_blocks(new.frame)), records)
+    width = 1 + count_sized_blocks(new.frame)
+    return new.with_tables(_with_width(sizes, width), records)
 
 
 def _with_width(sizes: Sizes, width: int) -> Sizes:
-    """Return a table of sizes with this many columns; blocks of unknown size have zeros."""
-    missing = max(0, width - sizes.shape[1])
-    return np.pad(sizes, ((0, 0), (0, missing))) if missing else np.ascontiguousarray(sizes[:, :width])
+    """Return a table of sizes with `width` columns; zeros stand for unknown sizes of blocks."""
+    missing = width - sizes.shape[1]
+    if missing <= 0:
+        return np.ascontiguousarray(sizes[:, :width])
+    return np.pad(sizes, ((0, 0), (0, missing)))
 
 
 def apply_change(change: ChangeSet, state: State) -> State:
-    """Return the state that a change makes of another one; its index has codes for the chunks that the change puts."""
+    """Return the state that results from a change; its index has codes for the chunks that the change puts."""
     annotations = notes.merge(change.before, change.after, state.annotations)
     if change.order is not None and change.geometry is not None:
         state = reindex_state(state, change.order, change.geometry)
@@ -261,45 +293,58 @@ def apply_change(change: ChangeSet, state: State) -> State:
 
 
 def rebase_change(change: ChangeSet, base: Snapshot, current: Snapshot) -> ChangeSet:
-    """Put a change of one state on top of a later one, which other writers have made.
+    """Put a change of the `base` state on top of the `current` one, which other writers have committed since.
 
-    ConflictError: they have changed what the change has read, or changes too.
+    ConflictError: another writer has changed something that this change has read, or that it changes as well.
     """
     if current.generation == change.base:
         return change
     if current.sparse != base.sparse:
         raise ConflictError(f"{current.url}: another writer replaced the frame by one of the other layout")
-    if change.numbers.size or change.reads.size or change.is_structural or change.compacts:
+    touches_chunks = change.numbers.size or change.reads.size
+    if touches_chunks or change.is_structural or change.compacts:
         _check_chunks(change, base, current)
     conflicts = [name for name in change.attrs if base.state.attr(name) != current.state.attr(name)]
     if conflicts:
         raise ConflictError(f"{current.url}: attributes {conflicts} were changed by another writer as well")
     _check_snapshots(change, base, current)
-    return replace(change, base=current.generation, next=max(change.next, current.state.annotations.next or 0))
+    return replace(
+        change,
+        base=current.generation,
+        next=max(change.next, current.state.annotations.next or 0),
+    )
 
 
 def _check_snapshots(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
+    """Raise ConflictError if another writer has changed a snapshot that the change makes or drops."""
     if change.keeps and change._leaves_state:
-        # Who keeps a state without changing it means the state that he has seen.
+        # A snapshot without changes must be of the state that its caller saw.
         raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the snapshot")
-    before, now = ledger_of(base.state), ledger_of(current.state)
+    before = ledger_of(base.state)
+    now = ledger_of(current.state)
     names = {keep.entry.name for keep in change.keeps}.union(change.drops)
-    conflicts = sorted(name for name in names if _identify(before.find(name)) != _identify(now.find(name)))
+    conflicts = [name for name in names if _identify(before.find(name)) != _identify(now.find(name))]
     if conflicts:
-        raise ConflictError(f"{current.url}: the snapshots {conflicts} were made or dropped by another writer as well")
+        raise ConflictError(
+            f"{current.url}: the snapshots {sorted(conflicts)} were made or dropped by another writer as well"
+        )
 
 
 def _identify(entry: Kept | None) -> object:
-    """Tell a kept state from others, wherever it is by now."""
+    """Return a value that tells a kept state from others, and stays the same when the state moves in its file."""
     return None if entry is None else (entry.time, entry.generation)
 
 
 def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
-    # Other software rewrites chunks in their places, and a file that is written again moves its chunks.
-    was, now = base.version, current.version
-    moved = not current.sparse and (was and was.tag) != (now and now.tag)
-    comparable = current.has_same_chunks(base) and current.frame.is_ours
-    theirs = find_changed_chunks(base.state, current.state, moved=moved) if comparable else None
+    """Raise ConflictError if other writers have changed chunks that the change reads or puts."""
+    # Other software overwrites chunks in place, and a writer that replaces the whole file moves its chunks. The tag of
+    # a version identifies the file.
+    old_tag = base.version and base.version.tag
+    new_tag = current.version and current.version.tag
+    moved = not current.sparse and old_tag != new_tag
+    theirs = None
+    if current.has_same_chunks(base) and current.frame.is_ours:
+        theirs = find_changed_chunks(base.state, current.state, moved=moved)
     if change.is_structural or change.compacts or theirs is None:
         raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the change")
     ours = np.union1d(change.numbers, change.reads)
@@ -314,12 +359,16 @@ def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
 def join_changes(changes: Sequence[ChangeSet], url: str = "") -> ChangeSet:
     """Join the changes of forks of one transaction.
 
-    ConflictError: two of them have put different bytes into one chunk, or different values into one attribute.
+    ConflictError: two forks have put different bytes into one chunk, or different values into one attribute.
     """
     joined = list(changes)
-    while len(joined) > 1:  # in pairs, so that each row is copied a few times only
-        pairs = [_join_two(a, b, url) for a, b in zip(joined[::2], joined[1::2], strict=False)]
-        joined = pairs + joined[len(joined) & ~1 :]
+    # Joining pairs of pairs copies each row only a few times.
+    while len(joined) > 1:
+        firsts = joined[::2]
+        seconds = joined[1::2]
+        pairs = [_join_two(a, b, url) for a, b in zip(firsts, seconds, strict=False)]
+        is_odd = len(firsts) > len(seconds)
+        joined = [*pairs, firsts[-1]] if is_odd else pairs
     return joined[0]
 
 
@@ -331,45 +380,33 @@ def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     differ = ~_are_equal(a, of_a, b, of_b)
     if differ.any():
         raise fork_conflict(url, a.numbers[of_a[differ]].tolist())
-    names = [name for name in a.attrs.keys() & b.attrs.keys() if a.attrs[name] != b.attrs[name]]
+    common = a.attrs.keys() & b.attrs.keys()
+    names = sorted(name for name in common if a.attrs[name] != b.attrs[name])
     if names:
-        raise ConflictError(f"{url}: two forks have set the attributes {sorted(names)} to different values")
-    # Each is compared with the state that its fork began with: the transaction may have changed in between.
+        raise ConflictError(f"{url}: two forks have set the attributes {names} to different values")
+    # Compare b with its own base: the transaction may have changed between the two forks.
     contradictory = notes.contradictions(a.before, a.after, notes.merge(b.before, b.after, a.before))
     if contradictory:
         raise ConflictError(f"{url}: two forks have set {contradictory} to different values")
+    segments, extents = _join_segments(a, b)
+    # The codes of b count its own extents, which now follow the extents of a.
     more = np.setdiff1d(np.arange(b.numbers.size), of_b)
-    # Where a fork serves many workers, each of their copies brings the segments that it had before.
-    places = {id(segment): k for k, segment in enumerate(a.segments)} | {
-        segment: k for k, segment in enumerate(a.segments) if isinstance(segment, SpoolPart)
-    }
-    segments, moves = list(a.segments), []
-    for segment in b.segments:
-        found = places.get(segment) if isinstance(segment, SpoolPart) else places.get(id(segment))
-        if found is None:
-            found = len(segments)
-            segments.append(segment)
-        moves.append(found)
-    moved = np.array(moves, np.int64)
-    rows = b.extents
-    if rows.size:
-        old = rows[:, :1] // SEGMENT
-        rows = rows + (moved[old] - old) * SEGMENT
     codes = b.codes[more]
     codes = np.where(is_spooled(codes), codes - len(a.extents), codes)
-    order = np.argsort(np.concatenate([a.numbers, b.numbers[more]]), kind="stable")
+    numbers = np.concatenate([a.numbers, b.numbers[more]])
+    order = np.argsort(numbers, kind="stable")
 
-    def both(first: Any, second: Any) -> Any:
+    def merge_rows(first: Any, second: Any) -> Any:
         return np.concatenate([first, second])[order]
 
     return replace(
         a,
-        numbers=both(a.numbers, b.numbers[more]),
-        codes=both(a.codes, codes),
-        sizes=both(a.sizes, b.sizes[more]),
-        records=both(a.records, b.records[more]),
-        extents=np.concatenate([a.extents, rows]),
-        segments=tuple(segments),
+        numbers=numbers[order],
+        codes=merge_rows(a.codes, codes),
+        sizes=merge_rows(a.sizes, b.sizes[more]),
+        records=merge_rows(a.records, b.records[more]),
+        extents=extents,
+        segments=segments,
         reads=np.union1d(a.reads, b.reads),
         attrs={**a.attrs, **b.attrs},
         after=notes.merge(b.before, b.after, a.after),
@@ -379,11 +416,36 @@ def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
         of_fork=replace(
             ours,
             forks=ours.forks | theirs.forks,
-            seen=both(ours.seen, theirs.seen[more]),
-            digests=both(ours.digests, theirs.digests[more]),
+            seen=merge_rows(ours.seen, theirs.seen[more]),
+            digests=merge_rows(ours.digests, theirs.digests[more]),
             attrs={**theirs.attrs, **ours.attrs},
         ),
     )
+
+
+def _join_segments(a: ChangeSet, b: ChangeSet) -> tuple[tuple[Segment, ...], Int64Array]:
+    """Return the segments of two changes, each segment once, and all extents with addresses in these segments."""
+    segments = list(a.segments)
+    places = {_key(segment): k for k, segment in enumerate(segments)}
+    moves = []
+    for segment in b.segments:
+        # One fork can serve many workers. Each of them then returns the segments that the fork had before.
+        place = places.get(_key(segment))
+        if place is None:
+            place = len(segments)
+            segments.append(segment)
+        moves.append(place)
+    extents = b.extents
+    if extents.size:
+        old = extents[:, :1] // SEGMENT
+        new = np.array(moves, np.int64)[old]
+        extents = extents + (new - old) * SEGMENT
+    return tuple(segments), np.concatenate([a.extents, extents])
+
+
+def _key(segment: Segment) -> object:
+    """Return a key that recognizes a segment: a part of a spool by its value, any other segment by its identity."""
+    return segment if isinstance(segment, SpoolPart) else id(segment)
 
 
 def _forked_state(change: ChangeSet, of_fork: OfFork) -> tuple[object, ...]:
@@ -391,20 +453,23 @@ def _forked_state(change: ChangeSet, of_fork: OfFork) -> tuple[object, ...]:
 
 
 def _are_equal(a: ChangeSet, of_a: Int64Array, b: ChangeSet, of_b: Int64Array) -> npt.NDArray[np.bool_]:
-    """Whether two forks have put the same bytes into chunks, given by their rows."""
+    """Return for each pair of rows whether two forks have put the same bytes into the chunk."""
     if a.of_fork is None or b.of_fork is None:
         return np.zeros(len(of_a), bool)
-    same = (a.of_fork.digests[of_a] == b.of_fork.digests[of_b]).all(axis=1)
-    special = (a.codes[of_a] < LOWEST_CODE) | (b.codes[of_b] < LOWEST_CODE)
-    found: npt.NDArray[np.bool_] = np.where(special, a.codes[of_a] == b.codes[of_b], same)
-    return found
+    same_digest = (a.of_fork.digests[of_a] == b.of_fork.digests[of_b]).all(axis=1)
+    # A special value has no digest: its code alone tells.
+    codes_of_a = a.codes[of_a]
+    codes_of_b = b.codes[of_b]
+    special = (codes_of_a < LOWEST_CODE) | (codes_of_b < LOWEST_CODE)
+    equal: npt.NDArray[np.bool_] = np.where(special, codes_of_a == codes_of_b, same_digest)
+    return equal
 
 
 def is_spooled(codes: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which codes stand for chunks in a spool."""
+    """Return for each code whether it stands for a chunk in a spool."""
     return (codes < 0) & (codes >= LOWEST_CODE)
 
 
 def fork_conflict(url: str, numbers: list[int]) -> ConflictError:
-    """Make the error for chunks into which two forks have put different bytes."""
+    """Return the error for chunks into which two forks have put different bytes."""
     return ConflictError(f"{url}: chunks {numbers} were written by two forks, or by a fork and after it was made")

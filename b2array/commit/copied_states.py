@@ -1,4 +1,4 @@
-"""Which kept states a copy of a frame gets: `states_to_copy`."""
+"""Chooses the kept states that a copy of a frame gets: `states_to_copy`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["KeptState", "states_to_copy"]
 
 
 class KeptState(NamedTuple):
-    """A state that a copy of a frame keeps: what its ledger will say, and where the chunks are.
+    """A state that a copy of a frame keeps: the entry for its ledger, and the source of its chunks.
 
     Without a source, it is the state that the commit of the copy makes.
     """
@@ -24,19 +24,25 @@ class KeptState(NamedTuple):
 
 
 def states_to_copy(source: Source) -> list[KeptState]:
-    """Return the states that a copy of a frame keeps: those that the frame keeps for itself.
+    """Return the states that the frame of a source keeps, except the states that belong to snapshots of a group.
 
-    A source that is a transaction has them as it leaves them. States of a group's snapshots belong to the group.
+    A transaction as source lists them as its commit would leave them: without the dropped states, with the new ones.
     """
+    if isinstance(source, Snapshot):
+        return _load_states(source, ())
     if not isinstance(source, Draft):
-        return _load_states(source, ()) if isinstance(source, Snapshot) else []
-    stored = [] if source.base is None else _load_states(source.base, source.delta.drops)
-    waiting = [keep for keep in source.delta.keeps if not keep.entry.group]
-    return stored + [
-        KeptState(keep.entry, None if keep.state is None else source.reader(keep.state)) for keep in waiting
-    ]
+        return []
+    states = []
+    if source.base is not None:
+        states = _load_states(source.base, source.delta.drops)
+    for keep in source.delta.keeps:
+        if keep.entry.group:
+            continue
+        reader = None if keep.state is None else source.reader(keep.state)
+        states.append(KeptState(keep.entry, reader))
+    return states
 
 
-def _load_states(held: Snapshot, drops: tuple[str, ...]) -> list[KeptState]:
-    entries = ledger_in(held).without(drops).entries
-    return [KeptState(entry, load_intact_state(held, entry.name)) for entry in entries if not entry.group]
+def _load_states(revision: Snapshot, drops: tuple[str, ...]) -> list[KeptState]:
+    entries = ledger_in(revision).without(drops).entries
+    return [KeptState(entry, load_intact_state(revision, entry.name)) for entry in entries if not entry.group]

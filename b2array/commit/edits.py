@@ -1,7 +1,7 @@
-"""Changes to the sequence of chunks: insert, update, delete, reorder, compact, go back.
+"""Changes to the sequence of chunks: insert, update, delete, reorder, compact, restore.
 
 Each function changes a draft. If the chunks of a frame have different sizes, the index cannot say that a chunk is
-all zeros. So the change that first makes sizes differ stores the chunks of zeros, too.
+all zeros. So the first change that makes sizes differ also stores the chunks of zeros.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def check_chunk(buf: Buffer) -> ChunkHeader:
-    """Return the header of a chunk that can be put into a frame: one that is neither lazy nor without data."""
+    """Return the header of a chunk; raises ValueError if a frame cannot store it, because it is lazy or empty."""
     buf = memoryview(buf).cast("B")
     header = ChunkHeader.unpack(buf)
     header.require_known_version()
@@ -58,30 +58,31 @@ def check_chunk(buf: Buffer) -> ChunkHeader:
 
 
 def insert(draft: Draft, n: int, buf: bytes, added: ChunkHeader) -> None:
-    """Insert a chunk before chunk `n`; raises ValueError if it has blocks of another kind than the others."""
+    """Insert a chunk before chunk `n`; raises ValueError if its kind of blocks differs from the others'."""
     now = draft.frame
     if now.nchunks:
         _check_kind(draft, added)
     chunksize = added.nbytes if now.chunksize < 0 else now.chunksize
-    fixed = chunksize > 0 and _fits(n, now.nchunks, now.nbytes % chunksize > 0, added.nbytes, chunksize)
+    fixed = False
+    if chunksize > 0:
+        is_last = n == now.nchunks
+        # The format allows one short chunk, at the end: another one must not follow it, nor come before others.
+        last_is_whole = now.nbytes % chunksize == 0
+        fixed = added.nbytes <= chunksize and last_is_whole if is_last else added.nbytes == chunksize
     order = np.insert(np.arange(now.nchunks), n, -1)
-    _reindex(draft, order, now.nbytes + added.nbytes, chunksize if fixed else 0, vl_blocks=added.vl_blocks)
+    nbytes = now.nbytes + added.nbytes
+    _reindex(draft, order, nbytes, chunksize if fixed else 0, vl_blocks=added.vl_blocks)
     draft.put(n, buf)
 
 
-def _fits(n: int, nchunks: int, short: bool, nbytes: int, chunksize: int) -> bool:
-    """Whether all chunks except the last still have the same size when one of `nbytes` becomes chunk `n`."""
-    last = n == nchunks
-    return nbytes <= chunksize and not short if last else nbytes == chunksize
-
-
 def update(draft: Draft, n: int, buf: bytes, new: ChunkHeader) -> None:
-    """Let a chunk take the place of chunk `n`; raises ValueError if it has blocks of another kind than the others."""
+    """Replace chunk `n`; raises ValueError if the new chunk's kind of blocks differs from the others'."""
     _check_kind(draft, new)
     now = draft.frame
     (old_nbytes,) = chunk_sizes(draft, [n])
     if new.nbytes != old_nbytes:
-        fixed = n == now.nchunks - 1 and new.nbytes <= now.chunksize
+        is_last = n == now.nchunks - 1
+        fixed = is_last and new.nbytes <= now.chunksize
         nbytes = now.nbytes - old_nbytes + new.nbytes
         _reindex(draft, np.arange(now.nchunks), nbytes, now.chunksize if fixed else 0)
     draft.put(n, buf)
@@ -90,46 +91,51 @@ def update(draft: Draft, n: int, buf: bytes, new: ChunkHeader) -> None:
 def delete(draft: Draft, n: int) -> None:
     """Remove chunk `n`."""
     (nbytes,) = chunk_sizes(draft, [n])
-    draft.reindex(np.delete(np.arange(draft.frame.nchunks), n), nbytes=draft.frame.nbytes - nbytes)
+    order = np.delete(np.arange(draft.frame.nchunks), n)
+    draft.reindex(order, nbytes=draft.frame.nbytes - nbytes)
 
 
 def reorder(draft: Draft, order: Sequence[int]) -> None:
-    """Let new chunk i be what chunk ``order[i]`` was; raises ValueError if not every chunk is named once."""
+    """Move chunk ``order[i]`` to position i, for each i; raises ValueError unless `order` names every chunk once."""
     now = draft.frame
     wanted = np.asarray(order)
-    if (wanted.size and wanted.dtype.kind not in "iu") or wanted.ndim != 1:
+    is_integer = not wanted.size or wanted.dtype.kind in "iu"
+    if not is_integer or wanted.ndim != 1:
         raise TypeError("the order must be a sequence of integers")
     wanted = wanted.astype(np.int64)
     if not np.array_equal(np.sort(wanted), np.arange(now.nchunks)):
         raise ValueError(f"the order must name each of {now.nchunks} chunks once")
-    short = now.chunksize > 0 and now.nbytes % now.chunksize > 0
-    torn = short and wanted[-1] != now.nchunks - 1
-    _reindex(draft, wanted, now.nbytes, 0 if torn else now.chunksize)
+    # Only the last chunk may be short in a frame whose chunks have one size.
+    has_short = now.chunksize > 0 and now.nbytes % now.chunksize > 0
+    moves_short = has_short and wanted[-1] != now.nchunks - 1
+    _reindex(draft, wanted, now.nbytes, 0 if moves_short else now.chunksize)
 
 
 def set_special(draft: Draft, numbers: npt.NDArray[np.int64], special: Special) -> None:
-    """Let chunks consist of zeros or NaN."""
-    draft.changeable_state().frame.offsets[numbers] = index.special_offset(special)
+    """Fill chunks with zeros or NaN, by entries in the index alone."""
+    state = draft.changeable_state()
+    state.frame.offsets[numbers] = index.special_offset(special)
     draft.delta.touched[numbers] = True
 
 
 def compact(draft: Draft, progress: Progress | None = None) -> None:
-    """Let the commit write the whole frame again, without dead space; `progress` counts the chunks."""
+    """Make the commit rewrite the whole frame without dead space; `progress` counts the chunks."""
     draft.refuse_in_fork("write the frame again: the transaction can")
     draft.delta.compacts = progress or Progress(None)
 
 
 def reserve_up_to(draft: Draft, number: int) -> None:
-    """Let the commit say that no new file may have this number or a lower one, not even of a draft under way."""
+    """Make the commit reserve all numbers of chunk files up to `number`, so that no draft under way uses one."""
+    # A structural change, even to the same order, fits no other state: the commit fails if another writer was faster.
     draft.restructure(np.arange(draft.frame.nchunks), draft.frame)
     draft.staging.reserve_up_to(number)
     draft.annotate(floor=draft.staging.next)
 
 
 def go_back(draft: Draft, state: State) -> None:
-    """Give a draft all that a kept state of its base says, except the names under which states are kept.
+    """Restore a kept state of the draft's base: everything but the names under which states are kept.
 
-    A state may have other blocks: a frame gets chunks and blocks with its first items if other software made it.
+    The kept state may have other blocks, because a frame by other software gets chunks and blocks with its first items.
     """
     if draft.buffer is not None:
         draft.buffer.replace({})
@@ -139,22 +145,28 @@ def go_back(draft: Draft, state: State) -> None:
     new.frame.offsets[:] = state.frame.offsets
     new.sizes[:] = state.sizes
     new.records[:] = state.records
-    _take_sizes(new, now)
+    _copy_sizes(new, now)
     draft.delta.touched[:] = True
-    for name in {*draft.state.attr_names} | {*state.attr_names}:
+    names = {*draft.state.attr_names} | {*state.attr_names}
+    for name in names:
         draft.set_attr(name, state.attr(name))
     then = state.annotations
     draft.annotate(fill=then.fill, dims=then.dims, dtype=then.dtype, lost=then.lost)
 
 
-def _take_sizes(state: State, other: State) -> None:
-    """Note the sizes of blocks, which a kept state does not have, for the chunks that another state has as well."""
-    offsets, others = state.frame.offsets, other.frame.offsets
-    if state.sizes.shape[1:] != other.sizes.shape[1:] or not others.size:
+def _copy_sizes(state: State, other: State) -> None:
+    """Copy the sizes of blocks, which a kept state lacks, for the chunks that another state shares with it."""
+    offsets = state.frame.offsets
+    others = other.frame.offsets
+    same_width = state.sizes.shape[1:] == other.sizes.shape[1:]
+    if not same_width or not others.size:
         return
     order = np.argsort(others, kind="stable")
-    rows = order[np.searchsorted(others[order], offsets).clip(max=others.size - 1)]
-    same = (offsets >= 0) & (others[rows] == offsets) & (other.records[rows] == state.records)
+    places = np.searchsorted(others[order], offsets)
+    rows = order[places.clip(max=others.size - 1)]
+    # A place alone does not identify a chunk: other software may have written another one there.
+    same_place = (offsets >= 0) & (others[rows] == offsets)
+    same = same_place & (other.records[rows] == state.records)
     state.sizes[same] = other.sizes[rows[same]]
 
 
@@ -165,27 +177,36 @@ def _check_kind(draft: Draft, header: ChunkHeader) -> None:
 
 
 def _reindex(draft: Draft, order: npt.NDArray[np.int64], nbytes: int, chunksize: int, **fields: Any) -> None:
+    """Reindex a draft; if the sizes of its chunks begin to differ, store the chunks of special values first."""
     if chunksize == 0 and not draft.frame.variable_chunks:
         special = np.flatnonzero(draft.frame.offsets < 0).tolist()
+        # New chunks have negative codes as well, but they have a location.
         numbers = [n for n in special if not isinstance(draft.locate(n), Location)]
         for n, stored in zip(numbers, read_chunks(draft, numbers), strict=True):
-            draft.set_chunk(n, draft.store_stored(n, bytes(stored.region), stored.head))
+            staged = draft.store_stored(n, bytes(stored.region), stored.head)
+            draft.set_chunk(n, staged)
     draft.reindex(order, nbytes=nbytes, chunksize=chunksize, **fields)
 
 
 def chunk_sizes(source: Source, numbers: Sequence[int]) -> list[int]:
-    """Return uncompressed sizes of chunks in bytes, which are read from the chunks only where the frame has none."""
-    if not source.frame.variable_chunks:
-        return [source.frame.chunk_nbytes(n) or 0 for n in numbers]
-    locations = [location for n in numbers if isinstance(location := source.locate(n), Location)]
+    """Return the uncompressed sizes of chunks in bytes.
+
+    If the frame has chunks of different sizes, its index does not list them, and they are read from the chunks.
+    """
+    frame = source.frame
+    if not frame.variable_chunks:
+        return [frame.chunk_nbytes(n) or 0 for n in numbers]
+    places = [source.locate(n) for n in numbers]
+    locations = [place for place in places if isinstance(place, Location)]
     if len(locations) < len(numbers):
         raise FormatError(f"{source.url}: expected stored chunks where chunks have sizes of their own, found others")
-    if source.frame.frame_type == FrameType.SPARSE:
-        views = []
-        for head in source.store.head([location.name for location in locations], HEADER_LEN):
-            if isinstance(head, Exception):
-                raise head
-            views.append(head.data)
-    else:
-        views = source.read([Span(name, start, min(start + HEADER_LEN, stop)) for name, start, stop in locations])
-    return [ChunkHeader.unpack(view).nbytes for view in views]
+    if frame.frame_type != FrameType.SPARSE:
+        spans = [Span(name, start, min(start + HEADER_LEN, stop)) for name, start, stop in locations]
+        return [ChunkHeader.unpack(view).nbytes for view in source.read(spans)]
+    names = [location.name for location in locations]
+    sizes = []
+    for head in source.store.head(names, HEADER_LEN):
+        if isinstance(head, Exception):
+            raise head
+        sizes.append(ChunkHeader.unpack(head.data).nbytes)
+    return sizes

@@ -1,16 +1,16 @@
 """Forks: handles for workers, whose writes become part of one commit.
 
-`fork` makes a handle that can be pickled, and reads and writes like the array. It shows the array as the transaction
-had it by then, and its own writes. `merge` takes these into the transaction. Until then they are where no index refers
-to them, and where the process of the transaction can reach them:
+`fork` makes a handle that can be pickled, and reads and writes like the array. The fork shows the array as the
+transaction had it at that time, together with the writes of the fork. `merge` adds these writes to the transaction.
+Until the merge, no index refers to the chunks of a fork, but the process of the transaction can reach them:
 
-* in a sparse frame, in separate files. Nobody writes to a file that exists, even if its bytes are equal;
-* beside a contiguous local file, in a directory with one file for each pickle that comes back;
-* elsewhere in the pickle itself: for arrays in memory, and for contiguous frames in object stores.
+* in a sparse frame, they are separate files. No fork writes to an existing file, even if its bytes are equal;
+* for a contiguous local file, they are in a directory next to it, with one file for each pickle that a worker returns;
+* for arrays in memory and for contiguous frames in object stores, the pickle itself contains them.
 
-A journal next to the chunks tells `vacuum` that somebody still needs them. The process of the transaction keeps it
-young. Only what this process has made, or what came back to it, is removed if the transaction fails: `vacuum` removes
-the rest.
+A journal next to the chunks tells `vacuum` that a writer still needs them. The process of the transaction rewrites the
+journal from time to time, so that it stays young. If the transaction fails, its process removes the files that it
+created itself, and the files of merged forks; `vacuum` removes the rest.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ __all__ = [
     "discard",
     "finish",
     "fork",
-    "fork_point",
+    "make_fork_point",
     "merge",
     "merge_changes",
     "prepare_merge",
@@ -81,42 +81,51 @@ __all__ = [
 ]
 
 _YOUNG_SECONDS = 600.0
-"""How often the process of a transaction makes the journal young again."""
+"""After how many seconds the process of a transaction rewrites the journal, so that it stays young."""
 _IN_MEMORY = 2**20
+"""Up to how many bytes of new chunks a fork of a local file keeps in memory, before it writes them to its file."""
 
 Part = tuple[slice, ...]
 
 
 def _register_forks(draft: Draft) -> Forks:
-    """Return what was forked from a draft; from now on the process knows the files of the draft by its identity."""
+    """Return the register of a draft's forks; the first call makes it, and gives the draft an identity."""
     if draft.forks is None:
         transaction = os.urandom(16)
         point = draft.point
-        first, place = _shared_place(draft, transaction) if point is None else (point.first, point.place)
+        if point is None:
+            first, place = _shared_place(draft, transaction)
+        else:
+            first, place = point.first, point.place
         draft.forks = Forks(transaction, first, place)
+        # A fork point that is unpickled in this process finds the files of its transaction here.
         UNDER_WAY[transaction] = draft.staging.files
     return draft.forks
 
 
 def _shared_place(draft: Draft, transaction: bytes) -> tuple[int, str]:
-    """Find a place for the chunks of forks: the number of the first file, or a directory."""
+    """Choose where forks put their chunks: return the number of their first file, or a directory."""
     if draft.store.in_process:
         return 0, ""
     if draft.sparse:
         return draft.staging.next, ""
-    return 0, directory_beside(draft.store.url, transaction[:8].hex()) if isinstance(draft.store, LocalStore) else ""
+    if isinstance(draft.store, LocalStore):
+        return 0, directory_beside(draft.store.url, transaction[:8].hex())
+    return 0, ""
 
 
-def fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
-    """Return a transaction as its forks are to see it, and prepare it for them.
+def make_fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
+    """Prepare a transaction for forks, and return the point from which they start.
 
-    With `lasts`, the chunks of forks stay when this draft ends, because `finish` will commit them, perhaps elsewhere.
+    The first call writes the journal. With `lasts`, the chunks of forks stay when this draft ends, because `finish`
+    will commit them, perhaps in another process.
     """
     draft.staging.require_open()
     draft.flush()
     if draft.destination.aside:
         raise FileExistsError(f"{draft.url} has the other layout, which tasks cannot replace; remove it first")
-    is_first = draft.point is None and draft.forks is None  # the point of a fork has a journal already
+    # The forks of a fork use the journal that its transaction has written.
+    is_first = draft.point is None and draft.forks is None
     forks = _register_forks(draft)
     if draft.base is not None:
         forks.bases[draft.base.generation] = draft.base
@@ -134,7 +143,10 @@ def fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
     )
     if forks.last is not None:
         number = forks.last.number
-        point = replace(point, number=number if _is_unchanged(forks.last.change, point.change) else number + 1)
+        # Forks of the same state are siblings, and may be merged into each other.
+        if not _is_unchanged(forks.last.change, point.change):
+            number += 1
+        point = replace(point, number=number)
     forks.last = point
     if is_first:
         with told_if_replaced(draft):
@@ -146,7 +158,7 @@ def fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
 
 
 def _whole_change(draft: Draft) -> ChangeSet:
-    """Return all changes since the base. The changes of a fork include the changes of its transaction."""
+    """Return all changes since the base. For a fork, they include the changes of its transaction."""
     change = draft.freeze()
     if draft.point is None:
         return change
@@ -167,10 +179,12 @@ def _whole_change(draft: Draft) -> ChangeSet:
 
 
 def _is_unchanged(one: ChangeSet, other: ChangeSet) -> bool:
-    """Whether a transaction has changed nothing between two points. Chunks that differ never have the same code."""
-    described = one.base, one.attrs, one.after
+    """Whether a transaction has changed nothing between two points."""
+    # Chunks that differ never have the same code, so that nobody needs to compare their bytes.
     return (
-        described == (other.base, other.attrs, other.after)
+        one.base == other.base
+        and one.attrs == other.attrs
+        and one.after == other.after
         and np.array_equal(one.numbers, other.numbers)
         and np.array_equal(one.codes, other.codes)
         and one.order is other.order
@@ -188,38 +202,44 @@ def _write_journal(point: ForkPoint) -> None:
 
 
 def discard(point: ForkPoint) -> None:
-    """Remove what this process has made in forks and no commit refers to, as far as possible."""
+    """Remove the files that forks in this process have created and that no commit refers to, as far as possible."""
+    # Tasks that still run in other threads then notice that the write has failed.
     point.files.end()
     withdraw(point.store, point.files)
     remove_journal(point)
 
 
 def remove_journal(point: ForkPoint) -> None:
-    """Remove the journal, and the directory next to a file, as far as possible."""
+    """Remove the journal, and the directory of chunks next to a contiguous file, as far as possible."""
     store = point.journal_store
+    if store is None:
+        return
+    # If the store fails here, the transaction has ended all the same, and `vacuum` removes the journal later.
     with suppress(OSError, B2ArrayError):
-        if store is not None and point.place:
+        if point.place:
             store.delete([*store.listing(), ""])
-        elif store is not None and not _needs_journal(point, store):
+        elif not _needs_journal(point, store):
             store.delete([point.journal_name])
             if point.makes_directory:
                 store.drop_directory()
 
 
 def _needs_journal(point: ForkPoint, store: Store) -> bool:
-    """Whether only the journal tells that chunks belong to a new array that was never committed."""
+    """Whether chunks of a new array remain that was never committed: only the journal then tells `vacuum` of them."""
     if point.base is not None:
         return False
     names = store.listing()
-    return FRAME_NAME not in names and any(chunk_number(name) is not None for name in names)
+    has_chunks = any(chunk_number(name) is not None for name in names)
+    return has_chunks and FRAME_NAME not in names
 
 
 def _keep_young(point: ForkPoint) -> Callable[[], object]:
-    """Write the journal again and again, until the returned function is called."""
+    """Start a thread that rewrites the journal from time to time; return the function that ends it."""
     ended = threading.Event()
 
     def keep() -> None:
         while not ended.wait(_YOUNG_SECONDS):
+            # One failure does not matter: `vacuum` waits for much longer, and the next round tries again.
             with suppress(OSError, B2ArrayError):
                 _write_journal(point)
 
@@ -230,7 +250,8 @@ def _keep_young(point: ForkPoint) -> Callable[[], object]:
     def end() -> None:
         ended.set()
         if thread.ident is not None:
-            thread.join()  # otherwise it might write the journal again after its removal
+            # Otherwise the thread might write the journal again after its removal.
+            thread.join()
 
     return end
 
@@ -239,10 +260,21 @@ def _keep_young(point: ForkPoint) -> Callable[[], object]:
 
 
 def begin_fork(point: ForkPoint, name: bytes, region: Part | None = None) -> Draft:
-    """Return the draft of a fork with this name. Forks for parts of a `region` need few file numbers."""
+    """Begin a fork, and return its draft.
+
+    Parameters
+    ----------
+    point : ForkPoint
+        The transaction that is forked.
+    name : bytes
+        Identifies the fork.
+    region : tuple of slice, optional
+        The box that all forks together will write. With a region, the forks need fewer file numbers.
+    """
     change = point.change
     new = None if change.new is None else change.new.state
-    draft = Draft(point.store, point.base, new, is_same=True, staging=_staging_of(point, region))
+    staging = _staging_of(point, region)
+    draft = Draft(point.store, point.base, new, is_same=True, staging=staging)
     draft.staging.inherit(change.segments, change.extents)
     draft.state = apply_change(change, draft.state)
     draft.delta = Delta.of(draft.state)
@@ -255,7 +287,8 @@ def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
     if point.uses_files:
         slots, nslots = None, 0
         if region is not None:
-            slots, nslots = _slots(apply_change(point.change, point.state).require_layout(), region)
+            state = apply_change(point.change, point.state)
+            slots, nslots = _slots(state.require_layout(), region)
         return Staging(point.store, None, point.first, transaction=point.files, slots=slots, nslots=nslots)
     path = str(Path(point.place, os.urandom(8).hex() + TEMPORARY)) if point.place else None
     spool = Spool(path, limit=_IN_MEMORY if path else math.inf)
@@ -263,7 +296,7 @@ def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
 
 
 def _slots(layout: Layout, region: Part) -> tuple[Callable[[int], int], int]:
-    """Return a function that numbers the chunks that a region touches, from 0, and their count."""
+    """Return a function that numbers the chunks in a region from 0 on, and the number of these chunks."""
     starts = [part.start // size for part, size in zip(region, layout.chunks, strict=True)]
     stops = [-(-part.stop // size) for part, size in zip(region, layout.chunks, strict=True)]
     lengths = [max(0, stop - start) for start, stop in zip(starts, stops, strict=True)]
@@ -278,7 +311,7 @@ def _slots(layout: Layout, region: Part) -> tuple[Callable[[int], int], int]:
 
 
 def change_of(draft: Draft) -> ChangeSet:
-    """Return what a fork has changed, and what that is compared with when it is merged."""
+    """Return the change of a fork, with the values that a merge will compare with the transaction."""
     point = draft.point
     if point is None:
         raise ValueError(f"{draft.url}: expected the draft of a fork")
@@ -297,15 +330,15 @@ def change_of(draft: Draft) -> ChangeSet:
         digests=digests,
         attrs={name: point.attr(name) for name in change.attrs},
     )
-    # The rows of its own begin after those of the transaction.
+    # The codes count the extents of the transaction as well, but the change has only the extents of the fork.
     codes = np.where(is_spooled(codes), codes + draft.staging.inherited_count, codes)
     return replace(change, codes=codes, files=draft.staging.files.rows(), of_fork=of_fork)
 
 
 def check_related(draft: Draft, changes: Iterable[ChangeSet]) -> None:
-    """Raise ConflictError if changes come neither from forks of a draft nor from its siblings.
+    """Raise ConflictError unless changes come from forks of a draft, or from its siblings.
 
-    Siblings were forked at the same point. At another one the transaction had other chunks.
+    Siblings were forked at the same point of a transaction. At another point the transaction had other chunks.
     """
     transaction = None if draft.forks is None else draft.forks.transaction
     point = draft.point
@@ -322,10 +355,12 @@ def check_related(draft: Draft, changes: Iterable[ChangeSet]) -> None:
 
 
 def prepare_merge(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]]:
-    """Return the merged changes of forks on top of the base of now, and the rows of the chunks to take over.
+    """Rebase the joined changes of forks on the draft's present base; return them, and the rows of chunks to take over.
 
-    ConflictError: since the forks were made, the draft has changed the same chunks or attributes in another way, or
-    the order of the chunks.
+    A chunk that the draft has already, because a task ran twice, is not among these rows.
+
+    ConflictError: since it was forked, the draft has changed the same chunks or attributes in another way, or the order
+    of the chunks.
     """
     draft.staging.require_open()
     draft.flush()
@@ -335,24 +370,25 @@ def prepare_merge(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]
     if draft.base is not None:
         change = rebase_change(change, _base_of(draft, change), draft.base)
     now = draft.frame.offsets[change.numbers]
-    others = np.flatnonzero(now != ours.seen)
-    differ = [row for row in others.tolist() if not _has_chunk(draft, change, row)]
+    changed = np.flatnonzero(now != ours.seen).tolist()
+    differ = [row for row in changed if not _has_chunk(draft, change, row)]
     if differ:
         raise fork_conflict(draft.url, change.numbers[differ].tolist())
-    names = [
-        name for name, value in change.attrs.items() if draft.state.attr(name) not in (value, ours.attrs.get(name))
-    ]
+    names = []
+    for name, value in change.attrs.items():
+        if draft.state.attr(name) not in (value, ours.attrs.get(name)):
+            names.append(name)
     if names:
         raise ConflictError(f"{draft.url}: attributes {names} were changed since the fork as well")
     contradictory = notes.contradictions(change.before, change.after, draft.state.annotations)
     if contradictory:
         raise ConflictError(f"{draft.url}: {contradictory} were changed since the fork as well")
-    same = set(others.tolist())
+    same = set(changed)
     return change, [row for row in range(change.numbers.size) if row not in same]
 
 
 def _base_of(draft: Draft, change: ChangeSet) -> Snapshot:
-    """Return the state that forks were made on: the base of the draft, or an earlier base."""
+    """Return the state that the forks started from: the base of the draft, or an earlier base."""
     base = draft.base
     if base is not None and change.base != base.generation:
         base = None if draft.forks is None else draft.forks.bases.get(change.base)
@@ -362,27 +398,32 @@ def _base_of(draft: Draft, change: ChangeSet) -> Snapshot:
 
 
 def _has_chunk(draft: Draft, change: ChangeSet, row: int) -> bool:
-    """Whether a draft has the chunk of a fork already, because a task ran twice."""
-    n, code = int(change.numbers[row]), int(change.codes[row])
+    """Whether a draft already has the chunk in one row of a fork's change, because a task ran twice."""
+    n = int(change.numbers[row])
+    code = int(change.codes[row])
     location = draft.locate(n)
     if isinstance(location, Special) or code < LOWEST_CODE:
         return location == index.SPECIALS.get(code)
     name, start, stop = location
-    stop = draft.store.stamp(name).size if stop < 0 else stop
+    if stop < 0:
+        stop = draft.store.stamp(name).size
     (stored,) = draft.read([Span(name, start, stop)])
     if change.of_fork is None:
         return False
     wanted: bytes = change.of_fork.digests[row].tobytes()
-    return digest_of(stored[: ChunkHeader.unpack(stored).cbytes]) == wanted
+    # The record of checksums behind the chunk differs: it has the number of the file in it.
+    chunk_bytes = stored[: ChunkHeader.unpack(stored).cbytes]
+    return digest_of(chunk_bytes) == wanted
 
 
 def take_over(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
-    """Take over the changes of forks, with these rows of their chunks."""
+    """Add the changes of forks to a draft; of their chunks, only the ones in these `rows`."""
     staging = draft.staging
     staging.take_over_files(change.files)
-    behind = staging.take_over_segments(change.segments, change.extents)
+    shift = staging.take_over_segments(change.segments, change.extents)
     for row in rows:
-        n, code = int(change.numbers[row]), int(change.codes[row])
+        n = int(change.numbers[row])
+        code = int(change.codes[row])
         digest = b"" if change.of_fork is None else change.of_fork.digests[row].tobytes()
         staged = Staged(code, change.sizes[row], int(change.records[row]), None, digest)
         if code < LOWEST_CODE:
@@ -390,9 +431,10 @@ def take_over(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
         elif code >= 0:
             staging.expect_file(code)
         elif staging.has_spool:
-            staged = staged._replace(code=code - behind)
+            staged = staged._replace(code=code - shift)
         else:
-            start, stop = staging.extent(code - behind) or (0, 0)
+            # The fork spooled its chunks into its pickle, but this frame needs each chunk in its own file.
+            start, stop = staging.extent(code - shift) or (0, 0)
             staged = draft.store_stored(n, bytes(staging.read(start, stop)))
         draft.set_chunk(n, staged)
     for name, content in change.attrs.items():
@@ -400,12 +442,15 @@ def take_over(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
     after = notes.merge(change.before, change.after, draft.state.annotations)
     draft.state = draft.state.with_annotations(after)
     delta = draft.delta
-    delta.read[change.reads[~delta.touched[change.reads]]] = True
-    taken = frozenset() if change.of_fork is None else change.of_fork.forks
-    if draft.point is not None:  # a fork that comes out of a pickle takes its own changes
-        taken -= {draft.point.fork}
-    if taken:
-        _register_forks(draft).roster.merged |= taken
+    # A chunk that the draft itself has written was not read from the base.
+    read = change.reads[~delta.touched[change.reads]]
+    delta.read[read] = True
+    merged = frozenset() if change.of_fork is None else change.of_fork.forks
+    # An unpickled fork takes over its own changes: that is no merge.
+    if draft.point is not None:
+        merged -= {draft.point.fork}
+    if merged:
+        _register_forks(draft).roster.merged |= merged
 
 
 # Handles.
@@ -425,12 +470,13 @@ class Fork(Handle):
 
     @property
     def draft(self) -> Draft | None:
-        """What was written through the fork; ValueError if the fork was merged."""
+        """The changes that were written through the fork; ValueError if the fork was merged."""
+        # The cursor of a merged fork raises the error.
         _ = self.snapshot
         return super().draft
 
     def freeze(self) -> ChangeSet:
-        """Return what was written through the fork."""
+        """Return the changes that were written through the fork, as a value."""
         draft = self.draft
         if draft is None:
             raise ValueError("expected the draft of a fork")
@@ -444,22 +490,24 @@ class Fork(Handle):
 
     def __reduce__(self) -> tuple[Any, ...]:
         change = make_portable(self.freeze())
-        return type(self), (self._point, self._name, None if change.is_empty and not change.reads.size else change)
+        is_untouched = change.is_empty and not change.reads.size
+        return type(self), (self._point, self._name, None if is_untouched else change)
 
 
 def fork(handle: Handle) -> Fork:
-    """Make a fork of the transaction that is under way on a handle."""
+    """Fork the transaction that is under way on a handle, and return the fork."""
     draft = handle.draft
     if draft is None:
         raise ValueError("fork() needs a transaction: with a.transaction() as changes: fork = changes.fork()")
     with handle.mutex.held:
-        point, name = fork_point(draft), os.urandom(16)
+        point = make_fork_point(draft)
+        name = os.urandom(16)
         _register_forks(draft).roster.created.add(name)
     return Fork(point, name)
 
 
 def merge(handle: Handle, forks: Sequence[Handle]) -> None:
-    """Take what was written through forks into the transaction that is under way on a handle."""
+    """Add the changes of forks to the transaction that is under way on a handle, and end the forks."""
     ours: list[Fork] = []
     for each in forks:
         if not isinstance(each, Fork):
@@ -480,13 +528,13 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
             each.end()
 
 
-# Without handles: the change of each task, and one commit of all of them.
+# Forks without handles: each task returns its change, and one commit adds all of them.
 
 
 def write_part(point: ForkPoint, part: Part, values: npt.NDArray[Any], region: Part | None = None) -> ChangeSet:
     """Write values to a box of the array in a fork, and return the change.
 
-    All tasks together write to the `region`; None if that is not known.
+    The `region` is the box that all tasks together write, if the caller knows it.
     """
     draft = begin_fork(point, os.urandom(16), region)
     try:
@@ -495,7 +543,8 @@ def write_part(point: ForkPoint, part: Part, values: npt.NDArray[Any], region: P
     except BaseException:
         draft.abort()
         raise
-    if point.files.is_ended:  # another task has failed, and this one ran on
+    # If another task has failed, its process no longer expects files of this one.
+    if point.files.is_ended:
         draft.abort()
         remove_journal(point)
         raise ConflictError(f"{draft.url}: expected a write under way, found that it has failed")
@@ -503,21 +552,24 @@ def write_part(point: ForkPoint, part: Part, values: npt.NDArray[Any], region: P
 
 
 def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = False) -> None:
-    """Take the changes of forks into a transaction.
+    """Add the changes of forks to a transaction.
 
-    If a scheduler may do so `again`, the transaction never removes their files: the other one may have committed them.
+    `again` says that a scheduler may run this task more than once. Then the transaction never removes the files of the
+    forks, because another run of the task may have committed them.
     """
     if not changes:
         return
     change = join_changes(changes, draft.url)
     if again:
         change = replace(change, files=NO_FILES)
-    draft.staging.take_over_files(change.files)  # if they do not fit, the draft removes them
-    take_over(draft, *prepare_merge(draft, change))
+    # Take over the files before a conflict can end the merge: the draft then removes them.
+    draft.staging.take_over_files(change.files)
+    change, rows = prepare_merge(draft, change)
+    take_over(draft, change, rows)
 
 
 def accept_forks(point: ForkPoint, draft: Draft) -> None:
-    """Let a draft take the changes of forks, in the place of the transaction, which had put no chunks of its own."""
+    """Make a draft accept the forks of a transaction that wrote no chunks itself, and has ended or is elsewhere."""
     draft.forks = Forks(point.transaction, point.first, point.place)
     draft.delta.epoch = point.epoch
     draft.staging.began_before(time.time() - point.since)
@@ -526,22 +578,26 @@ def accept_forks(point: ForkPoint, draft: Draft) -> None:
 
 
 def _resume(point: ForkPoint) -> Draft:
-    """Return a draft that takes the place of the transaction."""
+    """Return a new draft that continues the forked transaction."""
     if point.base is not None:
         draft = Handle(point.base, "r+").new_draft()
     else:
         new = point.change.new
-        overwrite, replaces = (False, None) if new is None else (new.overwrite, new.replaces)
-        first = apply_change(point.change, point.state)
-        draft = Draft(point.store, None, first, overwrite=overwrite, replaces=replaces)
+        draft = Draft(
+            point.store,
+            None,
+            apply_change(point.change, point.state),
+            overwrite=new is not None and new.overwrite,
+            replaces=None if new is None else new.replaces,
+        )
     accept_forks(point, draft)
     return draft
 
 
 def finish(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = False) -> Snapshot:
-    """Commit the changes of forks, and return the new state. If they were committed before, only return it.
+    """Commit the changes of forks, and return the new state. If they were committed before, only return the state.
 
-    A task of dask may be run `again`, at the same time or after its commit. So it removes nothing if it fails.
+    Dask may run a task `again`, concurrently or after its commit. Such a task removes nothing if it fails.
 
     Raises
     ------
@@ -562,7 +618,8 @@ def finish(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = Fals
     except BaseException as error:
         draft.abort()
         is_refused = isinstance(error, ConflictError | FileExistsError | FileNotFoundError)
-        if is_refused and (done := _find_commit(point)) is not None:  # another process was faster to commit the same
+        # Another run of the same task may have been faster.
+        if is_refused and (done := _find_commit(point)) is not None:
             return done
         if not again and not draft.staging.files.is_needed:
             discard(point)
@@ -572,7 +629,7 @@ def finish(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = Fals
 
 
 def _find_commit(point: ForkPoint) -> Snapshot | None:
-    """Return the state that these forks have led to if it was committed, although an answer was lost; else None."""
+    """Return the present state if it is the commit of these forks, whose answer may have been lost; else None."""
     try:
         current = load(point.store)
     except (FileNotFoundError, FormatError):

@@ -1,4 +1,4 @@
-"""`ForkPoint`: a transaction as its forks see it. `Forks`: what a draft knows of the forks that were made of it."""
+"""`ForkPoint`: a transaction as its forks see it. `Forks`: a draft's register of its forks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from b2array.store.local import LocalStore
 __all__ = ["UNDER_WAY", "ForkPoint", "Forks", "Roster", "make_portable"]
 
 UNDER_WAY: WeakValueDictionary[bytes, CreatedFiles] = WeakValueDictionary()
-"""What the transactions of this process have made, by the identities under which they were forked."""
+"""The files that transactions of this process have created, by the identities under which they were forked."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,21 +42,21 @@ class ForkPoint:
     transaction : bytes
         The identity of the transaction.
     number : int
-        Tells this point from earlier and later ones of the transaction.
+        Counts the points of the transaction that have different changes.
     epoch : int
         How often the transaction had changed the order of the chunks.
     change : ChangeSet
-        Everything that the transaction had changed.
+        All changes of the transaction up to this point.
     fork : bytes
-        Names the fork, in the point that a fork has; "" otherwise.
+        The identity of the fork that this copy of the point belongs to; empty outside of forks.
     first, place : int, str
         Forks put chunks into files from this number on, or into this directory.
     process, since : int, float
-        The process of the transaction, and the time.
-    files : Made
-        In the process of the transaction, what the transaction and its forks have made.
+        The process of the transaction, and the time when it was forked.
+    files : CreatedFiles
+        In the process of the transaction, the files that the transaction and its forks have created.
     makes_directory : bool
-        In the process of the transaction: whether the directory of a new frame goes with the files.
+        In the process of the transaction: whether the directory of a new frame is removed with the files.
     """
 
     store: Store
@@ -92,6 +92,7 @@ class ForkPoint:
         change = self.change
         if change.order is not None:
             return apply_change(change, self.state).frame.offsets[numbers]
+        # Without a new order, a few look-ups replace the copy of a long index.
         codes = self.state.frame.offsets[numbers]
         _, rows, changed = np.intersect1d(numbers, change.numbers, assume_unique=True, return_indices=True)
         codes[rows] = change.codes[changed]
@@ -104,10 +105,12 @@ class ForkPoint:
 
     @property
     def journal_store(self) -> Store | None:
-        """Where the journal is; None if pickles take all chunks along."""
+        """The store with the journal; None if the pickles of forks contain all chunks, so that no journal is needed."""
         if self.uses_files:
             return self.store
-        return LocalStore(self.place, within=Path(self.store.url).parent) if self.place else None
+        if not self.place:
+            return None
+        return LocalStore(self.place, within=Path(self.store.url).parent)
 
     @property
     def journal_name(self) -> str:
@@ -131,19 +134,21 @@ class ForkPoint:
 
 
 def _point(store: Store, base: Snapshot | None, transaction: bytes, *rest: Any) -> ForkPoint:
-    # Base and forks share one store, and its open files.
+    # The store of the base may have open files already: share them.
     point = ForkPoint(store if base is None else base.store, base, transaction, *rest)
-    return replace(point, files=UNDER_WAY.get(transaction) or point.files)
+    files = UNDER_WAY.get(transaction)
+    return point if files is None else replace(point, files=files)
 
 
 def make_portable(change: ChangeSet) -> ChangeSet:
-    """Return a change that can be pickled."""
-    return replace(change, segments=tuple(segment.portable() for segment in change.segments))
+    """Return a change that can be pickled: its segments contain their bytes, or name a file."""
+    segments = tuple(segment.portable() for segment in change.segments)
+    return replace(change, segments=segments)
 
 
 @dataclass(slots=True)
 class Roster:
-    """The names of the forks that were made here, and of those whose changes are here."""
+    """The names of the forks of a draft, and of all forks whose changes were merged into it."""
 
     created: set[bytes] = field(default_factory=set)
     merged: set[bytes] = field(default_factory=set)
@@ -152,27 +157,28 @@ class Roster:
         """Warn of forks that were never merged."""
         forgotten = len(self.created - self.merged)
         if forgotten:
-            warn(f"{url}: {forgotten} of {len(self.created)} forks were never merged; the commit has no change of them")
+            count = len(self.created)
+            warn(f"{url}: {forgotten} of {count} forks were never merged; the commit does not contain their changes")
 
 
 @dataclass(slots=True)
 class Forks:
-    """What was forked from a draft, and what came back.
+    """A draft's register of its forks.
 
     Parameters
     ----------
     transaction : bytes
-        The identity that forks know the draft by.
+        The identity of the draft, as its forks know it.
     first, place : int, str
-        Where forks put chunks, as `ForkPoint` has it.
+        Where forks put chunks: the `first` and `place` of each `ForkPoint`.
     last : ForkPoint, optional
         The latest point.
     bases : dict of str to Snapshot
-        The states that forks were made on, by generation.
+        The states that forks started from, by generation.
     roster : Roster
-        Which forks were made and taken. A fork takes its siblings.
+        Which forks were created and merged.
     at_end : ExitStack
-        Calls for the end of the draft.
+        Functions that the end of the draft calls.
     """
 
     transaction: bytes

@@ -1,7 +1,7 @@
-"""Makes a local group of the files of one that was copied from an object store: `localize`.
+"""Turns a group whose files were copied from an object store into a local group: `localize`.
 
 On a local disk the files are the list of members, and the index of a member has its usual name. So each member gets the
-index of the revision that the manifest lists, where another one was published last, and the list goes.
+index of the revision that the manifest lists, where another one was published last, and the manifest drops its rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["localize"]
 
 
 def localize(group: Store, manifest: Manifest, version: Version | None) -> None:
-    """Give the files of a group the form of a local one. The caller holds the lock of the manifest.
+    """Convert the files of a group to the form of a local group. The caller holds the lock of the manifest.
 
     Raises
     ------
@@ -37,6 +37,7 @@ def localize(group: Store, manifest: Manifest, version: Version | None) -> None:
             " makes a local copy with them"
         )
     rows = [row for row in manifest.rows.values() if row.revision and not is_embedded(row.path)]
+    # A kill before the manifest is written leaves the rows, and the next writer starts again from here.
     for row in rows:
         _publish(group, row)
     write_manifest(group, replace(manifest, rows=None, gone={}), version)
@@ -45,7 +46,7 @@ def localize(group: Store, manifest: Manifest, version: Version | None) -> None:
 
 
 def _publish(group: Store, row: Row) -> None:
-    """Give a member the index of the listed revision, under the usual name."""
+    """Copy the listed index of a member to its usual name."""
     store = group.below(row.path)
     try:
         if load_published(store).generation == row.revision:

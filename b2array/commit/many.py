@@ -1,17 +1,16 @@
 """One commit of several members of a group in an object store, or of one of them.
 
-Everything but the last step goes to places that no reader looks at: chunks get numbers that no chunk had before, and
-each changed member gets an index under the name of its revision. Then one conditional write replaces the manifest,
+Before its last step, the writer puts objects only where no reader looks: chunks get numbers that no chunk had before,
+and each changed member gets an index under the name of its revision. Then one conditional write replaces the manifest,
 whose rows name these revisions. That write is the commit: `commit_rows`.
 
-Later steps are not part of the commit. Each member's index is also published under the usual name, for readers that
-know nothing of the group, unless a later one is there already. A writer that is killed before the commit leaves objects
-that no row names, which `b2array.vacuum` removes; one that is killed later leaves a published index that is one commit
-old.
+After the commit, the writer publishes each member's index under the usual name, for readers that do not know the group,
+unless a later index is already there. A writer that is killed before the commit leaves objects that no row names, and
+`b2array.vacuum` removes them. A writer that is killed after the commit leaves a published index that is one commit old.
 
-A writer that comes second reads the manifest again. If the rows of its members are the same, what it has prepared is
-still right, and it only writes the manifest again. If not, it puts its changes on top of the new state, or raises
-ConflictError.
+If another writer was faster, this one reads the manifest again. If the rows of its members are still the same, the
+prepared objects fit, and it only writes the manifest again. Otherwise it puts its changes on top of the new state, or
+raises ConflictError.
 """
 
 from __future__ import annotations
@@ -54,12 +53,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _AT_ONCE = 16
-"""How many members are prepared or published at the same time."""
+"""How many members a commit prepares or publishes at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a commit has made: the manifest, and the new states of the members by their names."""
+    """The result of a commit: the manifest, and the new states of the members by their names."""
 
     manifest: Manifest
     snapshots: Mapping[str, Snapshot]
@@ -69,8 +68,25 @@ class Committed:
 class _Prepared:
     """A revision that waits until the manifest lists it.
 
-    `base` is the revision that it was made from, or "". `source` has the chunks of a contiguous member. A new member is
-    published before the commit, because that excludes other frames in its place; then `published` is the version.
+    Parameters
+    ----------
+    draft : Draft
+        The changes of the member.
+    source : Draft
+        The draft with the chunks that the revision contains: `draft`, or a draft of the whole contiguous frame.
+    plan : Plan
+        The packed state.
+    row : Row
+        The row for the manifest.
+    identity : str
+        The identity of the group.
+    base : str
+        The revision that this one was made from; "" for a new member.
+    stored : Version, optional
+        The version of the object with the index.
+    published : Version, optional
+        For a new member, the version of its published index. The commit publishes a new member before it writes the
+        manifest, so that no other frame can occupy the place.
     """
 
     draft: Draft
@@ -89,16 +105,18 @@ class _Prepared:
 
 
 def commit_member(draft: Draft) -> Snapshot:
-    """Commit the changes of one member through its group, or the frame that replaces it.
+    """Commit one member through its group: its changes, or a new frame in its place.
 
     Raises what `commit_rows` raises.
     """
     base = draft.destination.old if draft.base is None else draft.base
     if base is None or base.member is None:
         raise ValueError(f"{draft.url}: expected a member of a group, found a frame by itself")
-    member, noted = base.member, base.state.annotations.group_commit
+    member = base.member
+    noted = base.state.annotations.group_commit
     paths = {} if noted is None else {member.name: noted.path}
-    return commit_rows(member.catalog, {member.name: draft}, paths=paths).snapshots[member.name]
+    committed = commit_rows(member.catalog, {member.name: draft}, paths=paths)
+    return committed.snapshots[member.name]
 
 
 def commit_rows(
@@ -120,39 +138,46 @@ def commit_rows(
     catalog : Catalog
         The manifest.
     drafts : mapping of str to Draft
-        What changes, by the names of members. A draft without a base makes a member.
+        The changes, by the names of members. A draft without a base makes a member.
     paths : mapping of str to str
         The paths of new members, by their names.
     removed : collection of str
-        Names of members that go. A new member may have the same name.
+        Names of members to delete. A new member may have the same name.
     identity : str
-        The identity that a group gets with its first commit.
+        The identity for a group that has no commit yet.
     unadopted : mapping of str to Snapshot
-        States that were read of members which note no group yet, by the names of members. They must be the states of
-        now, and the members are adopted.
+        By the names of members, the states that the transaction has only read, of members that do not note the group
+        yet. The commit adopts these members, and fails if one of them has changed since.
     require : callable
         Called with the manifest before each attempt; raises ConflictError if the changes do not fit any more.
     edit : callable
-        Changes what else the new manifest says, for example about snapshots.
+        Returns the manifest with further changes, for example of its snapshots.
     start : (Manifest, Version), optional
-        The manifest that the changes were made on top of.
+        The manifest that the transaction started from.
 
     Raises
     ------
     ConflictError
-        Another writer has changed what these changes build on.
+        Another writer has changed a member or a row that these changes start from.
     FileExistsError
         A frame that is not a member of the group occupies the place of a new member.
     """
-    paths, prepared = paths or {}, dict[str, _Prepared]()
-    group, after = catalog.group, None
+    paths = paths or {}
+    prepared: dict[str, _Prepared] = {}
+    group = catalog.group
+    after: Manifest | None = None
     map_concurrently(lambda draft: draft.flush(), drafts.values())
     for attempt in attempts(group):
         with group.lock(MANIFEST):
-            seen = catalog.read() if attempt or group.can.lock else start or catalog.last_seen()
+            # Under a lock, nobody can replace the manifest after it was read. Elsewhere the conditional write finds out
+            # whether the manifest of the start was still the present one, so that most commits spare the request.
+            if attempt or group.can.lock:
+                seen = catalog.read()
+            else:
+                seen = start or catalog.last_seen()
             manifest, version = seen
             if manifest.rows is None or not manifest.identity:
-                # A member's note of the group means nothing before there is a manifest that lists the member.
+                # A member's note of the group counts only if a manifest lists the member.
                 manifest = _with_identity(complete_manifest(group, manifest), identity)
                 try:
                     replace_manifest(catalog, manifest, version)
@@ -160,7 +185,8 @@ def commit_rows(
                     continue
                 manifest, version = catalog.last_seen()
             if after is not None and manifest.follows(after):
-                newest = manifest  # the answer was lost, and another writer has committed on top of this
+                # The store replaced the manifest but its answer was lost, and another writer has committed since.
+                newest = manifest
                 break
             require(manifest)
             _adopt_members(unadopted, manifest)
@@ -171,31 +197,36 @@ def commit_rows(
             except ConflictError:
                 continue
             except BaseException as error:
-                if not _happened(catalog, after, version, error, drafts.values()):
-                    raise
-                if not isinstance(error, Exception):
+                outcome = _outcome(catalog, after, version, error)
+                if outcome is None:
+                    _keep_files(drafts.values())
+                # An interrupt such as Ctrl-C must reach the user even if the commit succeeded.
+                if not outcome or not isinstance(error, Exception):
                     raise
             break
     else:
         raise too_many_conflicts(group)
-    return Committed(after, _publish(catalog, prepared, seen[0], newest, removed))
+    snapshots = _publish(catalog, prepared, seen[0], newest, removed)
+    return Committed(after, snapshots)
 
 
 def map_concurrently(function: Callable[[T], R], items: Collection[T]) -> list[R]:
-    """Call a function for each item, for several at a time: most of the time they wait for requests."""
-    return list(threads.ahead(function, list(items), max(1, min(len(items), _AT_ONCE))))
+    """Call a function for each item, for several at a time, because most of the time they wait for requests."""
+    width = min(len(items), _AT_ONCE)
+    return list(threads.ahead(function, list(items), max(1, width)))
 
 
 def _adopt_members(unadopted: Mapping[str, Snapshot], manifest: Manifest) -> None:
-    """Let members note the group that a transaction has only read or moved; ConflictError if one has changed since."""
-    for name, held in unadopted.items():
-        row = (manifest.rows or {}).get(name)
-        if row is not None and not row.revision and not _is_adopted(held, manifest, row):
-            _adopt(held, GroupCommit(manifest.identity, 0, row.path))
+    """Adopt members that a transaction has only read or moved; ConflictError if one has changed since."""
+    rows = manifest.rows or {}
+    for name, member in unadopted.items():
+        row = rows.get(name)
+        if row is not None and not row.revision and not _is_adopted(member, manifest, row):
+            _adopt(member, GroupCommit(manifest.identity, 0, row.path))
 
 
-def _is_adopted(held: Snapshot, manifest: Manifest, row: Row) -> bool:
-    return held.state.annotations.is_member(manifest.identity, row.path)
+def _is_adopted(member: Snapshot, manifest: Manifest, row: Row) -> bool:
+    return member.state.annotations.is_member(manifest.identity, row.path)
 
 
 def _with_identity(manifest: Manifest, identity: str) -> Manifest:
@@ -207,43 +238,51 @@ def _next_manifest(manifest: Manifest, prepared: Mapping[str, _Prepared], remove
     """Return the manifest that the commit writes."""
     rows = dict(manifest.rows or {})
     gone = dict(manifest.gone)
-    left = []
+    left = set()
     for name in removed:
         row = rows.pop(name, None)
-        if row is not None:
-            left.append(row.path)
-            # A chunk of a later member here must not get the number of one that somebody may still be removing.
-            gone[row.path] = max(row.next, gone.get(row.path, 0))
+        if row is None:
+            continue
+        left.add(row.path)
+        # Another process may still be deleting chunks here, so a later member must not reuse their numbers.
+        gone[row.path] = max(row.next, gone.get(row.path, 0))
+    records = {}
     for name, new in prepared.items():
+        path = new.row.path
         rows[name] = new.row
-        gone.pop(new.row.path, None)
-    records = {new.row.path: summary.pack(new.plan.require_state(), new.plan.header) for new in prepared.values()}
+        gone.pop(path, None)
+        records[path] = summary.pack(new.plan.require_state(), new.plan.header)
     after = replace(
         manifest,
         rows=dict(sorted(rows.items())),
         gone=gone,
         number=manifest.number + 1,
     )
-    described = after.with_summaries(records, set(left) - records.keys(), members=after.members)
+    described = after.with_summaries(records, left - records.keys(), members=after.members)
     return described.with_commit(os.urandom(8).hex())
 
 
-def _happened(
-    catalog: Catalog, after: Manifest, version: Version | None, error: BaseException, drafts: Collection[Draft]
-) -> bool:
-    """Say whether the manifest was replaced despite an error, as when a server's answer is lost.
-
-    If nobody can tell, the drafts note that: what they have put may be needed.
-    """
-    with suppress(OSError, B2ArrayError):  # the store may be out of reach: then the outcome is unknown
+def _outcome(
+    catalog: Catalog,
+    after: Manifest,
+    version: Version | None,
+    error: BaseException,
+) -> bool | None:
+    """Return whether the manifest was replaced despite an error, as when an answer is lost; None if nobody can tell."""
+    # If the store cannot be read either, the outcome is unknown.
+    with suppress(OSError, B2ArrayError):
         manifest, now = catalog.read()
         if manifest == after or manifest.follows(after):
             return True
         if now == version and not may_still_happen(catalog.group, error):
             return False
+    return None
+
+
+def _keep_files(drafts: Collection[Draft]) -> None:
+    """Keep the files of drafts when they end, because the manifest may name them."""
     for draft in drafts:
         draft.staging.files.is_needed = True
-    return False
 
 
 # Revisions.
@@ -260,15 +299,19 @@ def _prepare(
     rows = manifest.rows or {}
 
     def is_ready(name: str) -> bool:
-        draft, ready, row = drafts[name], prepared.get(name), rows.get(name)
+        draft = drafts[name]
+        ready = prepared.get(name)
+        row = rows.get(name)
+        # After a long time, `vacuum` may have removed the prepared index.
         if ready is None or ready.identity != manifest.identity or draft.staging.is_old:
             return False
         if draft.base is None:
-            return ready.row.number > (0 if row is None else row.number)
+            return row is None or ready.row.number > row.number
         return row is not None and row.revision == ready.base
 
-    def one(name: str) -> _Prepared:
-        draft, row = drafts[name], rows.get(name)
+    def prepare_one(name: str) -> _Prepared:
+        draft = drafts[name]
+        row = rows.get(name)
         is_new = draft.base is None
         if not is_new:
             _rebase(Member(catalog, name), draft, manifest)
@@ -280,11 +323,12 @@ def _prepare(
     waiting = [name for name in drafts if not is_ready(name)]
     for name in drafts.keys() - {*waiting}:
         require_files(prepared[name].plan, drafts[name])
-    prepared.update(zip(waiting, map_concurrently(one, waiting), strict=True))
+    revisions = map_concurrently(prepare_one, waiting)
+    prepared.update(zip(waiting, revisions, strict=True))
 
 
 def _rebase(member: Member, draft: Draft, manifest: Manifest) -> None:
-    """Put the changes of a draft on top of the listed state of its member, which notes the group from now on."""
+    """Put the changes of a draft on top of the listed state of its member; adopt the member if it notes no group."""
     if draft.base is None:
         raise ValueError(f"{draft.url}: a new member has no state to go on from")
     try:
@@ -301,7 +345,8 @@ def _rebase(member: Member, draft: Draft, manifest: Manifest) -> None:
             return
         try:
             draft.rebase(_adopt(current, note), is_equal=True)
-        except ConflictError:  # another writer was faster
+        except ConflictError:
+            # Another writer was faster: adopt the state that it has written.
             current = load_member(member, manifest)
             draft.rebase(current)
         else:
@@ -310,67 +355,77 @@ def _rebase(member: Member, draft: Draft, manifest: Manifest) -> None:
 
 
 def _adopt(current: Snapshot, note: GroupCommit) -> Snapshot:
-    """Replace the published index of a frame by an equal one that notes its group.
+    """Replace the published index of a frame by an equal one that notes its group, and return the new state.
 
     A writer that opened the frame before it was a member then fails to replace the index, and learns of the group. All
-    chunks stay in their places, because the caller's draft may know these. ConflictError: another writer was faster.
+    chunks stay in their places, because the caller's draft may refer to them. ConflictError: another writer was faster.
     """
     draft = Draft(current.store, current)
     try:
         draft.annotate(group_commit=note)
         change = draft.freeze()
-        next_plan = plan(change, current, replace(observe(change, current, draft), appendable=True))
+        # The plan of an append leaves the chunks in their places; the object is then written as a whole all the same.
+        facts = replace(observe(change, current, draft), appendable=True)
+        next_plan = plan(change, current, facts)
         next_plan = next_plan.otherwise or next_plan
-        content = b"".join(pieces(next_plan, draft, () if current.sparse else _chunks_of(current)))
-        version = current.store.replace(current.name, content, expected=current.version).version
+        chunks = () if current.sparse else _chunks_of(current)
+        content = b"".join(pieces(next_plan, draft, chunks))
+        written = current.store.replace(current.name, content, expected=current.version)
+        version = written.version
     finally:
         draft.staging.close()
+    state = next_plan.require_state()
     return Snapshot(
         current.store,
-        next_plan.require_state(),
+        state,
         0,
         version,
-        next_plan.require_state().frame.fingerprint.hex(),
+        state.frame.fingerprint.hex(),
         header=next_plan.header,
         member=current.member,
         published=version,
     )
 
 
-def _chunks_of(held: Snapshot) -> list[memoryview]:
-    """Return what lies between header and index of a contiguous frame."""
-    content = b"".join(held.store.pieces(held.name))
-    return [memoryview(content)[len(held.header) : held.frame.frame_len]]
+def _chunks_of(revision: Snapshot) -> list[memoryview]:
+    """Return the bytes of a contiguous frame after its header."""
+    content = b"".join(revision.store.pieces(revision.name))
+    return [memoryview(content)[len(revision.header) : revision.frame.frame_len]]
 
 
 def _prepare_revision(catalog: Catalog, draft: Draft, path: str, manifest: Manifest, *, publishes: bool) -> _Prepared:
     """Write the index of the next revision of a member, where no reader looks yet."""
     number = manifest.number + 1
     draft.annotate(group_commit=GroupCommit(manifest.identity, number, path))
-    source, next_plan = draft, planned(draft, draft.base)
+    source = draft
+    next_plan = planned(draft, draft.base)
+    # A contiguous member is one object, and an object store cannot append: write all chunks to a new object.
     if next_plan.step == CommitStep.COMPACT and draft.base is not None:
         source = whole(draft, draft.base)
         next_plan = planned(source, None)
-    state = next_plan.require_state()
     require_files(next_plan, draft)
     make_objects(next_plan, draft)
-    revision = state.frame.fingerprint.hex()
+    revision = next_plan.require_state().frame.fingerprint.hex()
     row = Row(path, revision, draft.sparse, number, _next_number(draft, path, manifest))
     published = None
     if publishes:
         published = _publish_new(catalog, path, row, next_plan, source, manifest)
     place = _store_of(catalog, row)
+    name = index_name(revision) if row.sparse else ""
     stored = None
-    with suppress(FileExistsError):  # nobody else has this name: the answer to our request was lost
-        stored = place.create(index_name(revision) if row.sparse else "", pieces(next_plan, source)).version
-    base = "" if draft.base is None else (manifest.rows or {})[_member_name(path)].revision
+    # No other writer uses this name: if the object exists, the answer to our first request was lost.
+    with suppress(FileExistsError):
+        stored = place.create(name, pieces(next_plan, source)).version
+    base = ""
+    if draft.base is not None:
+        base = (manifest.rows or {})[_member_name(path)].revision
     return _Prepared(draft, source, next_plan, row, manifest.identity, base, stored, published)
 
 
 def write_revision(catalog: Catalog, draft: Draft, path: str, state: State, note: GroupCommit) -> Row:
-    """Write the index of a state whose chunks a draft of a new frame has put; return a row for it, which is not listed.
+    """Write the index of an earlier state whose chunks were copied by the draft of a new frame; return a row for it.
 
-    A snapshot of a group that is copied names such revisions.
+    The manifest does not list the row. A snapshot in the copy of a group names such revisions.
     """
     change = draft.freeze()
     if change.new is None:
@@ -399,8 +454,10 @@ def write_revision(catalog: Catalog, draft: Draft, path: str, state: State, note
     )
     next_plan = plan(alone, None, observe(alone, None, draft))
     revision = next_plan.require_state().frame.fingerprint.hex()
-    row = Row(path, revision, draft.sparse, note.number, draft.staging.next if draft.sparse else 0)
-    create_under_own_name(_store_of(catalog, row), index_name(revision) if row.sparse else "", pieces(next_plan, draft))
+    following = draft.staging.next if draft.sparse else 0
+    row = Row(path, revision, draft.sparse, note.number, following)
+    name = index_name(revision) if row.sparse else ""
+    create_under_own_name(_store_of(catalog, row), name, pieces(next_plan, draft))
     return row
 
 
@@ -409,7 +466,7 @@ def _member_name(path: str) -> str:
 
 
 def _next_number(draft: Draft, path: str, manifest: Manifest) -> int:
-    """Return the first number that was never given to the file of a chunk at a path."""
+    """Return the first number that no chunk file at a path has ever had."""
     row = (manifest.rows or {}).get(_member_name(path))
     numbers = [manifest.gone.get(path, 0)]
     if row is not None and row.path == path:
@@ -430,26 +487,40 @@ def _store_of(catalog: Catalog, row: Row) -> Store:
 
 
 def _publish_new(
-    catalog: Catalog, path: str, row: Row, made: Plan, source: Draft, manifest: Manifest
+    catalog: Catalog,
+    path: str,
+    row: Row,
+    new_plan: Plan,
+    source: Draft,
+    manifest: Manifest,
 ) -> Version | None:
-    """Publish a new member before the commit: FileExistsError if a frame is there that is no leftover of the group."""
-    store, name = catalog.group.below(path), FRAME_NAME if row.sparse else ""
-    content = b"".join(pieces(made, source))
+    """Publish a new member before the commit; FileExistsError if a frame is there that is not a leftover of the group.
+
+    Returns the version of the published index.
+    """
+    store = catalog.group.below(path)
+    name = FRAME_NAME if row.sparse else ""
+    content = b"".join(pieces(new_plan, source))
     for _ in attempts(store):
+        # An existing frame may be a leftover of the group, which the new one may replace.
         with suppress(FileExistsError):
             return store.create(name, content).version
         try:
             published = load_published(store)
-        except MISSING:  # somebody has deleted it meanwhile
+        except MISSING:
+            # Another writer has just deleted it.
             continue
         except (FormatError, UnsupportedError):
-            raise FileExistsError(f"{store.url} exists, and is no frame of this group") from None
-        noted = published.state.annotations.group_commit
-        if published.generation == row.revision:  # the answer to our request was lost
+            raise FileExistsError(f"{store.url} exists, and is not a frame of this group") from None
+        if published.generation == row.revision:
+            # The answer to our request was lost.
             return published.version
-        if noted is None or (noted.identity, noted.path) != (manifest.identity, path) or published.name != name:
+        noted = published.state.annotations.group_commit
+        is_leftover = noted is not None and noted.identity == manifest.identity and noted.path == path
+        if not is_leftover or published.name != name:
             raise FileExistsError(f"{store.url} exists, and is not a member of the group")
-        with suppress(ConflictError):  # it has gone meanwhile, or another writer makes the member as well
+        # Another writer has just deleted the leftover, or makes the same member.
+        with suppress(ConflictError):
             return store.replace(name, content, expected=published.version).version
     raise too_many_conflicts(store)
 
@@ -461,32 +532,24 @@ def _publish(
     newest: Manifest,
     removed: Collection[str],
 ) -> dict[str, Snapshot]:
-    """Publish what the `newest` manifest lists, and return the new states. What fails is left to the next commit."""
-    rows, rows_now = before.rows or {}, newest.rows or {}
-    places_now = {(row.path, row.sparse) for row in rows_now.values()}
-    replaced = {*removed, *prepared}
-    doomed = [row for name in replaced if (row := rows.get(name)) is not None and not is_embedded(row.path)]
-    stale = [
-        f"{row.path}/{FRAME_NAME}" if row.sparse else row.path
-        for row in doomed
-        if (row.path, row.sparse) not in places_now
-    ]
-    if stale:
-        with suppress(OSError, B2ArrayError):  # an unlisted index that notes the group is no member
-            catalog.group.delete(stale)
+    """Publish the new revisions that the `newest` manifest lists, and return the new states.
 
-    def one(name: str) -> Snapshot:
+    Errors of the store are ignored: the commit has succeeded, and the next one publishes its own revision.
+    """
+    rows_now = newest.rows or {}
+    _remove_published(catalog, before, newest, {*removed, *prepared})
+
+    def publish_one(name: str) -> Snapshot:
         new = prepared[name]
         version = new.published
         row_now = rows_now.get(name)
         if version is None and row_now is not None and row_now.revision == new.row.revision:
-            with suppress(OSError, B2ArrayError):  # readers by the group find the revision all the same
+            # Readers that know the group find the revision all the same.
+            with suppress(OSError, B2ArrayError):
                 version = _replace_published(catalog, new)
-        state = new.plan.require_state()
-        place = _store_of(catalog, new.row)
         return Snapshot(
-            place,
-            state,
+            _store_of(catalog, new.row),
+            new.plan.require_state(),
             0,
             new.stored,
             new.row.revision,
@@ -496,16 +559,34 @@ def _publish(
             published=version,
         )
 
-    snapshots = dict(zip(prepared, map_concurrently(one, list(prepared)), strict=True))
+    published = map_concurrently(publish_one, list(prepared))
     for new in prepared.values():
         if new.source is not new.draft:
             new.source.abort()
-    return snapshots
+    return dict(zip(prepared, published, strict=True))
+
+
+def _remove_published(catalog: Catalog, before: Manifest, newest: Manifest, names: Collection[str]) -> None:
+    """Remove the published indexes of members that were deleted or replaced, where no member is any more."""
+    rows = before.rows or {}
+    places_now = {(row.path, row.sparse) for row in (newest.rows or {}).values()}
+    stale = []
+    for name in names:
+        row = rows.get(name)
+        if row is None or is_embedded(row.path):
+            continue
+        if (row.path, row.sparse) not in places_now:
+            stale.append(f"{row.path}/{FRAME_NAME}" if row.sparse else row.path)
+    if stale:
+        # If this fails, readers still see that the member is gone: the index notes its group, which does not list it.
+        with suppress(OSError, B2ArrayError):
+            catalog.group.delete(stale)
 
 
 def _replace_published(catalog: Catalog, new: _Prepared) -> Version | None:
-    """Replace the published index of a member by the index of a new revision, unless it is as new."""
-    store, name = catalog.group.below(new.row.path), FRAME_NAME if new.row.sparse else ""
+    """Replace the published index of a member by the index of a new revision; ConflictError if it is not older."""
+    store = catalog.group.below(new.row.path)
+    name = FRAME_NAME if new.row.sparse else ""
     content = b"".join(pieces(new.plan, new.source))
     base = new.draft.base
     expected = None if base is None else base.published
@@ -516,18 +597,20 @@ def _replace_published(catalog: Catalog, new: _Prepared) -> Version | None:
             if expected is None:
                 return store.create(name, content).version
             return store.replace(name, content, expected=expected).version
-        except (ConflictError, FileExistsError):  # another commit has been published since
+        except (ConflictError, FileExistsError):
+            # Another writer has published a commit since: look whether that one is older.
             expected = None
     raise too_many_conflicts(store)
 
 
 def _version_of_older(store: Store, new: _Prepared) -> Version | None:
-    """Return the version of what is published, None if nothing is; ConflictError if that is as new."""
+    """Return the version of the published index, or None without one; ConflictError if it is not older."""
     try:
         published = load_published(store, sparse=new.row.sparse)
     except MISSING:
         return None
-    except FormatError:  # a damaged copy tells nobody anything
+    except FormatError:
+        # A damaged index is no use to any reader, so that a writer may replace it.
         return store.stamp(FRAME_NAME if new.row.sparse else "").version
     noted = published.state.annotations.group_commit
     if noted is not None and noted.identity == new.identity and noted.number >= new.row.number:

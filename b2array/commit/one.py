@@ -204,7 +204,7 @@ class _Kept(NamedTuple):
 
     plan: Plan
     pinned: Sequence[tuple[Kept, Snapshot]] = ()
-    unneeded_names: tuple[str, ...] = ()
+    unpinned: tuple[str, ...] = ()
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""Chunks that are being changed: decoded blocks, on top of the old chunk unless all of it is replaced.
+"""Chunks that are being changed: decoded blocks, on top of the old chunk unless a write replaces all of it.
 
-A write puts its values into open chunks. Where it can, it decodes only the blocks that it changes in part, and
-`encode` copies the streams of blocks that it does not touch. Inside ``with a.transaction()``, chunks that are written
-in part, or are the only one of their write, stay open in a `WriteBuffer` until the commit, or until it is full.
+A write puts its values into open chunks. Where possible, it decodes only the blocks that it changes in part, and
+`OpenChunk.encode` copies the streams of all untouched blocks. Inside ``with a.transaction()``, a chunk that is written
+in part, or is the only one of its write, stays open in a `WriteBuffer` until the commit, or until the buffer is full.
 """
 
 from __future__ import annotations
@@ -52,24 +52,38 @@ class Form:
     def of(cls, state: State, layout: Layout) -> Form:
         """Return the form of the chunks of an array."""
         frame = state.frame
-        # An item that is an array adds dimensions to a layout; the frame counts it as one item.
+        # If each item is an array, the layout has further dimensions, but the frame counts one item.
         typesize = layout.itemsize if layout.block_nbytes % frame.typesize else frame.typesize
-        context = Context(frame.codec, frame.codec_meta, layout.blocks)
-        return cls(layout, state.cparams, typesize, context, state.annotations.fill)
+        return cls(
+            layout,
+            state.cparams,
+            typesize,
+            Context(frame.codec, frame.codec_meta, layout.blocks),
+            state.annotations.fill,
+        )
 
     def blank(self, count: int) -> Bytes:
-        """Return memory for blocks that values will fill: zeros, if some bytes get no value."""
+        """Return memory for blocks that values will fill, with zeros in it if some bytes get no value."""
         layout = self.layout
-        padded = layout.extended_chunks != layout.chunks or any(
-            n % c for n, c in zip(layout.shape, layout.chunks, strict=True)
-        )
-        # Values have no bytes for the gaps between fields and after an extended float.
-        gaps = layout.dtype.names is not None or layout.dtype.char in "gG"
-        return (np.zeros if padded or gaps else np.empty)((count, layout.block_nbytes), np.uint8)
+        is_cut = any(n % c for n, c in zip(layout.shape, layout.chunks, strict=True))
+        has_padding = is_cut or layout.extended_chunks != layout.chunks
+        # Values have no bytes for the gaps between fields, nor for the padding of an extended float.
+        has_gaps = layout.dtype.names is not None or layout.dtype.char in "gG"
+        # Arbitrary bytes there would make equal chunks differ, and could leak other data of the process.
+        allocate = np.zeros if has_padding or has_gaps else np.empty
+        return allocate((count, layout.block_nbytes), np.uint8)
 
 
 class OpenChunk:
-    """A chunk that is being changed. `stored` is the old chunk, with all its bytes; None if all of it is replaced."""
+    """A chunk that is being changed.
+
+    Parameters
+    ----------
+    form : Form
+        How the chunks of the array are cut and encoded.
+    stored : Stored, optional
+        The old chunk, with all its bytes; None if a write replaces all of it.
+    """
 
     __slots__ = ("_blocks", "_stored", "form")
 
@@ -79,11 +93,14 @@ class OpenChunk:
         self._blocks: dict[int, CacheEntry] = {}
         if stored is None:
             return
-        header, layout = stored.head.header, form.layout
+        header = stored.head.header
+        layout = form.layout
         header.require_known_version()
         if header.nbytes != layout.chunk_nbytes:
             raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
-        regular = header.block_nbytes == header.last_block_nbytes == layout.block_nbytes and not header.vl_blocks
+        has_layout = header.block_nbytes == header.last_block_nbytes == layout.block_nbytes
+        regular = has_layout and not header.vl_blocks
+        # Delta encodes each block against the first one, so that no block can be replaced by itself.
         if not regular or FilterId.DELTA in header.filters:
             data = decode.decode(stored.region, context=form.context)
             self._add(range(layout.nblocks), data.reshape(layout.nblocks, -1))
@@ -95,41 +112,52 @@ class OpenChunk:
 
     @property
     def nbytes(self) -> int:
-        """How much memory the chunk takes."""
+        """The memory in bytes that the chunk takes."""
         stored = 0 if self._stored is None else len(self._stored.region)
         return stored + len(self._blocks) * self.form.layout.block_nbytes
 
     def entries(self, numbers: Sequence[int]) -> dict[int, CacheEntry]:
-        """Return blocks. Those that no write has touched are decoded, but not kept."""
+        """Return decoded blocks by their numbers, at least the requested ones.
+
+        This does not keep blocks that no write has touched: they would count as changed when the chunk is encoded.
+        """
         missing = [n for n in numbers if n not in self._blocks]
         if not missing:
             return self._blocks
         tile = Tile(self._decode(missing))
-        return {**self._blocks, **{n: CacheEntry(tile, row) for row, n in enumerate(missing)}}
+        decoded = {n: CacheEntry(tile, row) for row, n in enumerate(missing)}
+        return {**self._blocks, **decoded}
 
     def _decode(self, numbers: list[int]) -> Bytes:
-        data = np.empty((len(numbers), self.form.layout.block_nbytes), np.uint8)
+        block_nbytes = self.form.layout.block_nbytes
+        context = self.form.context
+        data = np.empty((len(numbers), block_nbytes), np.uint8)
         if self._stored is None or not numbers:
             return data
-        decode.check_plausible_size(self._stored, numbers, context=self.form.context)
-        step = decode.step_length(self.form.layout.block_nbytes)
+        decode.check_plausible_size(self._stored, numbers, context=context)
+        step = decode.step_length(block_nbytes)
         for first in range(0, len(numbers), step):
             pick = slice(first, first + step)
-            decode.decode_blocks(self._stored, numbers[pick], data[pick].reshape(-1), context=self.form.context)
+            target = data[pick].reshape(-1)
+            decode.decode_blocks(self._stored, numbers[pick], target, context=context)
         return data
 
     def _load(self, numbers: Sequence[int], filled: Sequence[bool] | None = None, undo: Undo | None = None) -> None:
-        """Decode blocks that are not in memory yet; those that values will fill are blank instead."""
+        """Load blocks into memory that are not there yet.
+
+        `filled` says for each block whether values will fill all of it: such a block starts blank, and is not decoded.
+        """
         missing = [i for i, n in enumerate(numbers) if n not in self._blocks]
         if not missing:
             return
         needed = missing if filled is None else [i for i in missing if not filled[i]]
         data = self._decode([numbers[i] for i in needed])
         if len(needed) < len(missing):
-            rows = np.isin(missing, needed)
-            decoded, data = data, self.form.blank(len(missing))
-            data[rows] = decoded
+            decoded = data
+            data = self.form.blank(len(missing))
+            data[np.isin(missing, needed)] = decoded
         if undo is not None:
+            # The copy keeps the old mapping as it was, so that undoing only has to put it back.
             undo.append(partial(setattr, self, "_blocks", self._blocks))
             self._blocks = self._blocks.copy()
         self._add([numbers[i] for i in missing], data)
@@ -137,30 +165,55 @@ class OpenChunk:
     # Changing.
 
     def put(
-        self, part: Part, patch: Patch | None, axes: Axes | None, values: Array, fields: Any, undo: Undo | None
+        self,
+        part: Part,
+        patch: Patch | None,
+        axes: Axes | None,
+        values: Array,
+        fields: Any,
+        undo: Undo | None,
     ) -> None:
-        """Copy values into the blocks of a `part` of the chunk; `patch` is the same part, if slices select it.
+        """Copy values into the blocks of a part of the chunk.
 
-        `undo` gets functions that put the old values back.
+        Parameters
+        ----------
+        part : Part
+            The part, as a product of factors.
+        patch : Patch, optional
+            The same part, if slices select it.
+        axes : Axes, optional
+            The axes that index arrays tie together.
+        values : ndarray
+            All values of the write.
+        fields : str or list of str, optional
+            The fields of each item that get values; None for the whole item.
+        undo : list of callables, optional
+            Gets functions that put the old values back.
         """
+        layout = self.form.layout
         if patch is not None:
+            # A value of a field fills no item, so that the other fields must be decoded.
             self._load(patch.numbers, patch.filled if fields is None else None, undo)
-            joined, layout = self._neighbours(patch.numbers), self.form.layout
+            joined = self._neighbours(patch.numbers)
             if joined is not None:
                 grid = joined.view(layout.dtype).reshape(patch.counts + layout.blocks)
-                grid = grid if fields is None else grid[fields]
+                if fields is not None:
+                    grid = grid[fields]
                 for runs in product(*patch.runs):
                     _put_runs(grid, runs, values, undo)
                 return
-        found = parts_of_blocks(self.form.layout, part, axes)
-        self._load([n for n, _ in found], undo=undo)
-        for n, of_block in found:
+        parts = parts_of_blocks(layout, part, axes)
+        self._load([n for n, _ in parts], undo=undo)
+        for n, of_block in parts:
             tile, row, _ = self._blocks[n]
-            block = tile.data[row].view(self.form.layout.dtype).reshape(self.form.layout.blocks)
-            block = block if fields is None else block[fields]
+            block = tile.data[row].view(layout.dtype).reshape(layout.blocks)
+            if fields is not None:
+                block = block[fields]
+            inside = of_block.inside
             if undo is not None:
-                undo.append(partial(put, block, of_block.inside, take(block, of_block.inside, axes).copy(), axes))
-            put(block, of_block.inside, take(values, of_block.outside), axes)
+                old = take(block, inside, axes).copy()
+                undo.append(partial(put, block, inside, old, axes))
+            put(block, inside, take(values, of_block.outside), axes)
 
     def _neighbours(self, numbers: Sequence[int]) -> Bytes | None:
         """Return blocks as one array, or None if they are not neighbours in memory."""
@@ -172,11 +225,14 @@ class OpenChunk:
         return tile.data[first : first + len(numbers)]
 
     def encode(self) -> bytes:
-        """Encode the chunk with everything that was put into it."""
-        layout, cparams, typesize = self.form.layout, self.form.cparams, self.form.typesize
+        """Return the encoded chunk, with all values that writes have put into it."""
+        layout = self.form.layout
+        cparams = self.form.cparams
+        typesize = self.form.typesize
         numbers = sorted(self._blocks)
         if len(numbers) < layout.nblocks and self._stored is not None:
             data, bits = self._round(numbers)
+            # This fails for a chunk that other parameters encoded, for example with another codec.
             buf = splice(
                 self._stored,
                 numbers,
@@ -201,30 +257,45 @@ class OpenChunk:
         )
 
     def _round(self, numbers: list[int]) -> tuple[Bytes, int]:
-        """Return blocks, rounded if the user allows errors, and how many bits of the mantissa are in use then."""
-        form, data = self.form, self._join(numbers)
+        """Return blocks and a number of bits.
+
+        If the user allows errors, the values are rounded, and the number counts the mantissa bits in use; otherwise it
+        is 0.
+        """
+        form = self.form
+        data = self._join(numbers)
         if not form.cparams.is_lossy:
             return data, 0
         items = rounding.round_items(data.view(form.layout.dtype), form.cparams, form.fill)
-        bits = rounding.count_kept_bits(items) if form.typesize == form.layout.itemsize else 0
+        bits = 0
+        # The filters see bytes of `typesize`: only if that is an item can they use the count.
+        if form.typesize == form.layout.itemsize:
+            bits = rounding.count_kept_bits(items)
         return items.view(np.uint8), bits
 
     def _join(self, numbers: list[int]) -> Bytes:
+        """Return blocks as one array: a view if they are neighbours in memory, a copy otherwise."""
         joined = self._neighbours(numbers)
-        if joined is None:
-            joined = np.stack([tile.data[row] for tile, row, _ in (self._blocks[n] for n in numbers)])
-        return joined
+        if joined is not None:
+            return joined
+        entries = [self._blocks[n] for n in numbers]
+        return np.stack([tile.data[row] for tile, row, _ in entries])
 
 
 def _put_runs(grid: Array, runs: tuple[Run, ...], values: Array, undo: Undo | None) -> None:
-    """Copy values into blocks, given with the dimensions of their grid first and then those of a block."""
+    """Copy values into blocks. `grid` has the dimensions of the grid of blocks first, and then of one block."""
     ndim = len(runs)
-    region = values[cast(Any, (*(run.outside for run in runs), ...))]
-    sizes = [
-        n for run, size in zip(runs, region.shape, strict=True) for n in (len(run.coords), size // len(run.coords))
-    ]
+    outside = [run.outside for run in runs]
+    region = values[cast(Any, (*outside, ...))]
+    # Split each axis into the number of the block and the position in it; then bring the numbers to the front.
+    sizes = []
+    for run, size in zip(runs, region.shape, strict=True):
+        count = len(run.coords)
+        sizes += [count, size // count]
     order = [*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2)]
-    key = (*(slice(run.coords.start, run.coords.stop) for run in runs), *(run.inside for run in runs))
+    blocks = [slice(run.coords.start, run.coords.stop) for run in runs]
+    inside = [run.inside for run in runs]
+    key = (*blocks, *inside)
     if undo is not None:
         undo.append(partial(grid.__setitem__, key, grid[key].copy()))
     grid[key] = region.reshape(sizes).transpose(order)
@@ -236,11 +307,11 @@ class WriteBuffer:
     Attributes
     ----------
     chunks : dict of int to OpenChunk
-        By number; for reading only.
+        The chunks by number; for reading only.
     nbytes : int
-        How much memory they take.
+        The memory in bytes that the chunks take.
     mutex : Mutex
-        Held while chunks are opened, changed, read or encoded.
+        A thread holds it while it opens, changes, reads or encodes a chunk.
     """
 
     def __init__(self) -> None:
@@ -257,23 +328,24 @@ class WriteBuffer:
         self.nbytes += chunk.nbytes
 
     def drop(self, n: int) -> None:
-        """Do not keep a chunk any more."""
+        """Forget a chunk, if it is open."""
         self.chunks.pop(n, None)
         self.nbytes -= self._sizes.pop(n, 0)
 
     def replace(self, chunks: Mapping[int, OpenChunk]) -> None:
-        """Keep these chunks instead of those that are here."""
+        """Forget all chunks, and keep these instead."""
         self.chunks = dict(chunks)
         self._sizes = {n: chunk.nbytes for n, chunk in chunks.items()}
         self.nbytes = sum(self._sizes.values())
 
     def excess(self) -> list[int]:
-        """If all take too much memory, return those to encode, oldest first, until the rest takes half of that."""
+        """Choose chunks to encode if all of them take too much memory, the least recently written ones first."""
         if self.nbytes <= config.write_buffer_bytes:
             return []
         rest = self.nbytes
         chosen = []
         for n, nbytes in self._sizes.items():
+            # Down to half of the limit, so that not every write has to encode a chunk.
             if rest <= config.write_buffer_bytes // 2:
                 break
             chosen.append(n)

@@ -1,8 +1,8 @@
-"""Files that no commit refers to: those of killed writers, of writers at work, and of older states.
+"""Finds files that no commit refers to: files of killed writers, of writers at work, and of older states.
 
-A write by many workers has a journal where its chunks wait: among the chunks of a sparse frame, or in a directory next
-to a file. Its name ends with `JOURNAL`. It says which chunks belong to the write: all of its files count as young as
-the youngest of them.
+A write by many workers keeps a journal next to its chunks: among the chunks of a sparse frame, or in a directory next
+to a contiguous file. The name of the journal ends with `JOURNAL`. It says which chunks belong to the write. `vacuum`
+removes old files, and takes every file of one write to be as young as the youngest of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgpack
 import numpy as np
@@ -51,7 +51,14 @@ _TYPES = {"first": int, "id": bytes, "generation": str}
 class Journal:
     """The record next to the chunks of a write that is not committed.
 
-    Its files have the number `first` or higher ones. `generation` is the state that it builds on; "" for a new array.
+    Parameters
+    ----------
+    first : int
+        The lowest number of the files of the write.
+    id : bytes
+        The identity of the transaction.
+    generation : str
+        The state that the write starts from; "" for a new array.
 
     Examples
     --------
@@ -72,17 +79,18 @@ class Journal:
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
         """Read a journal; raises FormatError if the bytes are not one."""
-        try:
-            found = msgpack.unpackb(buf)
-        except (ValueError, msgpack.UnpackException):
-            found = None
-        if not isinstance(found, dict) or not all(type(found.get(key)) is kind for key, kind in _TYPES.items()):
+        content: Any = None
+        # Bytes that msgpack cannot unpack fail the check below.
+        with suppress(ValueError, msgpack.UnpackException):
+            content = msgpack.unpackb(buf)
+        fields = content if isinstance(content, dict) else {}
+        if not all(type(fields.get(key)) is kind for key, kind in _TYPES.items()):
             raise FormatError("expected the journal of an interrupted write, found other bytes")
-        return cls(**{key: found[key] for key in _TYPES})
+        return cls(**{key: fields[key] for key in _TYPES})
 
 
 def read_journal(store: Store, name: str) -> Journal | None:
-    """Read the journal of a write, or return None if there is none."""
+    """Read the journal of a write; None if it does not exist."""
     (head,) = store.head([name], _JOURNAL_NBYTES)
     if isinstance(head, FileNotFoundError | NotADirectoryError):
         return None
@@ -95,47 +103,60 @@ def read_journal(store: Store, name: str) -> Journal | None:
 
 
 def directory_beside(url: str, digest: str) -> str:
-    """Return the directory next to a file where the chunks of a write into it wait."""
+    """Return the path of the directory next to a file in which new chunks for the file wait."""
     return f"{url}.{digest}{JOURNAL}{os.sep}"
 
 
 def unneeded_chunks(files: Iterable[str], numbers: Int64Array) -> list[str]:
-    """Return the names of the files of chunks, except the ones with these numbers."""
-    names, found = [], array("q")
+    """Return the names of all chunk files but the ones with these numbers."""
+    names = []
+    # There may be millions: a list of int would take four times the memory.
+    existing = array("q")
     for name in files:
         number = chunk_number(name)
         if number is not None:
             names.append(name)
-            found.append(number)
-    unneeded = np.flatnonzero(~np.isin(np.array(found, np.int64), numbers))
-    return [names[row] for row in unneeded.tolist()]
+            existing.append(number)
+    needed = np.isin(np.array(existing, np.int64), numbers)
+    return [names[row] for row in np.flatnonzero(~needed).tolist()]
 
 
 def find_orphans(store: Store, files: Mapping[str, Listed], numbers: Int64Array | None) -> dict[str, Listed]:
-    """Find chunks that no index names in a directory or prefix, and the journals of uncommitted writes.
+    """Find the chunks in a directory or prefix that no index names, and the journals of uncommitted writes.
 
-    `numbers` are the files that the index names; None if there is no index, because a new array was never committed.
-    All files of one write share the timestamp of its newest file. Other writers take numbers between its own, so every
-    file with its first number or a higher one counts as its own.
+    All files of one write get the timestamp of its newest file. Other writers use numbers between the numbers of a
+    write, so every file from the first number of the write on is taken as part of it.
+
+    Parameters
+    ----------
+    store : Store
+        The directory or prefix.
+    files : mapping of str to Listed
+        The files in it, by name.
+    numbers : array of int64, optional
+        The numbers of the files that the index names; None without an index, because a new array was never committed.
     """
     needed = np.zeros(0, np.int64) if numbers is None else numbers
-    found = {name: files[name] for name in unneeded_chunks(files, needed)}
-    writes = [name for name in files if name.endswith(JOURNAL)]
-    known = {}
-    for name in writes:
+    orphans = {name: files[name] for name in unneeded_chunks(files, needed)}
+    names = [name for name in files if name.endswith(JOURNAL)]
+    journals = {}
+    for name in names:
+        # A damaged journal protects no chunks, and is an orphan itself.
         with suppress(FormatError):
-            if (journal := read_journal(store, name)) is not None:
-                known[name] = journal
+            journal = read_journal(store, name)
+            if journal is not None:
+                journals[name] = journal
     if numbers is None:
-        # If an index was lost, its chunks may still be saved: only those that never were in one are orphans.
-        first = min((journal.first for journal in known.values() if not journal.generation), default=None)
-        found = {name: each for name, each in found.items() if first is not None and _number(name) >= first}
-    found |= {name: files[name] for name in writes}
-    for name, journal in known.items():
-        own = [other for other in found if other == name or _number(other) >= journal.first]
-        age = newest_time(found[other] for other in own)
-        found |= {other: Listed(found[other].size, age) for other in own}
-    return found
+        # A lost index may be repaired from its chunks. Only chunks of an array that never had an index are orphans.
+        firsts = [journal.first for journal in journals.values() if not journal.generation]
+        first = min(firsts, default=None)
+        orphans = {name: each for name, each in orphans.items() if first is not None and _number(name) >= first}
+    orphans |= {name: files[name] for name in names}
+    for name, journal in journals.items():
+        own = [other for other in orphans if other == name or _number(other) >= journal.first]
+        age = newest_time(orphans[other] for other in own)
+        orphans |= {other: Listed(orphans[other].size, age) for other in own}
+    return orphans
 
 
 def _number(name: str) -> int:
@@ -144,66 +165,81 @@ def _number(name: str) -> int:
 
 
 def newest_time(files: Iterable[Listed]) -> float | None:
-    """Return when the youngest of some files was written; None if that is not known of all."""
-    times = [each.modified for each in files]
-    known = [time for time in times if time is not None]
-    return max(known, default=None) if len(known) == len(times) else None
+    """Return when the youngest of some files was written; None if the time of one file is unknown."""
+    newest: float | None = None
+    for each in files:
+        if each.modified is None:
+            return None
+        newest = each.modified if newest is None else max(newest, each.modified)
+    return newest
 
 
 def of_one_age(files: Mapping[str, Listed]) -> dict[str, Listed]:
-    """Return files as if each was as young as the youngest of them."""
+    """Return files with the timestamp of the youngest of them."""
     age = newest_time(files.values())
     return {name: Listed(each.size, age) for name, each in files.items()}
 
 
 def find_leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Listed]:
-    """Find what writers did not finish, in a directory, and next to a file or directory.
+    """Find the files of unfinished writes in a directory, and next to a file or directory.
 
-    What is next to it has its own name, without a path. A directory, whose name ends with a slash, is as young as the
-    youngest file in it. A directory with nothing but files of other kinds is not among them.
+    A file or directory next to the frame is listed by its name without a path. The name of a directory ends with a
+    slash, and its timestamp is the one of the youngest file in it. A directory whose files are all of other kinds is
+    not listed.
     """
-    found = {name: each for name, each in files.items() if name.endswith(TEMPORARY)}
+    inside = {name: each for name, each in files.items() if name.endswith(TEMPORARY)}
     beside = {}
-    for name, path in _beside(store).items():
+    for name, path in _find_beside(store).items():
+        # A writer may finish, and remove its files, at any moment.
         with suppress(FileNotFoundError):
-            whole = _measure(path)
-            if whole is not None:
-                beside[name] = whole
+            listed = _measure(path)
+            if listed is not None:
+                beside[name] = listed
     if any(name.rstrip("/").endswith(JOURNAL) for name in beside):
-        # The writer that keeps the journal young may still need the other files, which it wrote long ago.
+        # The writer that rewrites the journal may still need the other files, which it wrote long ago.
         beside = of_one_age(beside)
-    return found | beside
+    return inside | beside
 
 
-def _beside(store: Store) -> dict[str, Path]:
+def _find_beside(store: Store) -> dict[str, Path]:
     if not isinstance(store, LocalStore):
         return {}
-    paths = *_siblings(Path(os.path.realpath(store.url)), TEMPORARY), *_siblings(Path(store.url), JOURNAL)
+    path = Path(store.url)
+    # Writers stage a file next to the target of a link, but a journal next to the link itself.
+    real_path = Path(os.path.realpath(path))
+    paths = [*_siblings(real_path, TEMPORARY), *_siblings(path, JOURNAL)]
     return {each.name + "/" * each.is_dir(): each for each in paths}
 
 
 def _siblings(path: Path, suffix: str) -> Iterator[Path]:
     pattern = re.compile(re.escape(path.name) + r"[.][0-9a-f]{16}" + re.escape(suffix))
+    # Nothing is next to a file whose directory does not exist.
     with suppress(FileNotFoundError):
-        yield from (each for each in path.parent.iterdir() if pattern.fullmatch(each.name) and not is_link(str(each)))
+        for each in path.parent.iterdir():
+            if pattern.fullmatch(each.name) and not is_link(str(each)):
+                yield each
 
 
 def _measure(path: Path) -> Listed | None:
-    """Return the size of a file, or of the files of frames in a directory, and when the youngest was written."""
+    """Return the size and time of a file, or of a directory: all its files of frames, and the youngest of them.
+
+    None for a directory with nothing but files of other kinds.
+    """
     inside = [*path.iterdir()] if path.is_dir() else [path]
     ours = [each for each in inside if each == path or belongs(each.name)]
     if inside and not ours:
         return None
     statuses = [each.lstat() for each in ours]
-    return Listed(sum(each.st_size for each in statuses), max(each.st_mtime for each in (path.stat(), *statuses)))
+    times = [path.stat().st_mtime, *(each.st_mtime for each in statuses)]
+    return Listed(sum(each.st_size for each in statuses), max(times))
 
 
 def remove(store: Store, names: Collection[str]) -> None:
-    """Remove orphans and leftovers, by the names that `find_orphans` and `find_leftovers` give them.
+    """Remove orphans and leftovers by their names, as `find_orphans` and `find_leftovers` return them.
 
     Files of other kinds stay.
     """
-    beside = _beside(store)
+    beside = _find_beside(store)
     if not isinstance(store, LocalStore) or Path(store.url).is_dir():
         store.force()
         store.delete(name for name in names if name not in beside)

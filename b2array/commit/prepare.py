@@ -111,7 +111,7 @@ def whole(
 ) -> Draft:
     """Copy all chunks for a new file in the place of the old one; it is the same frame.
 
-    It keeps what the old one does, but for states that are `unneeded_names`, and the states that are `pinned`.
+    It keeps what the old one does, but for states that are `unpinned`, and the states that are `pinned`.
     """
     stay = ledger_of(current.state).without((*draft.delta.drops, *unpinned)).entries
     kept = [*zip(stay, load_kept_states(current, stay), strict=True), *pinned]

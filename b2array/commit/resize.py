@@ -102,7 +102,7 @@ def append(draft: Draft, values: Array, axis: int) -> None:
 class _Piece(NamedTuple):
     """Positions along an axis: of the array as it was, or (`given`) of the values that come in."""
 
-    select_positions: Positions
+    positions: Positions
     given: bool = False
 
     @property

@@ -1,7 +1,7 @@
-"""Tables of python-blosc2 (`blosc2.CTable`): groups whose arrays are the columns. Only python-blosc2 may change these.
+"""Tables of python-blosc2 (`blosc2.CTable`): groups whose arrays are columns, which only python-blosc2 may change.
 
-A table has indexes and counters besides its columns, which a writer of a single column would leave behind: queries of
-python-blosc2 would then miss rows.
+Besides its columns, a table has indexes and counters. A writer of a single column would not update them, and queries
+of python-blosc2 would then miss rows.
 
 Source: ``ctable_storage.py`` of python-blosc2.
 """
@@ -24,11 +24,13 @@ _DESCRIPTION = ("_meta.b2f", "_meta.b2nd", "_meta.b2frame")
 
 
 def refuse_columns(store: Store) -> None:
-    """Raise ReadOnlyError if the array that a store holds is a column of a table, or belongs to one."""
+    """Raise ReadOnlyError if the array in a store is a column of a table, or another part of a table."""
+    # Python-blosc2 fixes the paths of columns in a table, so that other arrays cost no look at the store.
     parts = _COLUMN.fullmatch(store.url)
     if parts is None:
         return
-    if any(map(_describes_a_table, _descriptions(store, parts["table"], parts["path"]))):
+    descriptions = _descriptions(store, parts["table"], parts["path"])
+    if any(map(_describes_a_table, descriptions)):
         raise ReadOnlyError(
             f"{store.url} belongs to a table of python-blosc2, whose indexes and counts of rows would no longer be "
             f"right; change it with blosc2.open({parts['table']!r}, mode='a'), or write a copy of the array"
@@ -36,6 +38,7 @@ def refuse_columns(store: Store) -> None:
 
 
 def _descriptions(store: Store, table: str, path: str) -> list[Store]:
+    """Return the places where a table may describe itself."""
     if isinstance(store, LocalStore):
         return [LocalStore(f"{table}/{name}") for name in _DESCRIPTION]
     around = store.around(path)
@@ -43,7 +46,8 @@ def _descriptions(store: Store, table: str, path: str) -> list[Store]:
 
 
 def _describes_a_table(store: Store) -> bool:
-    with suppress(*MISSING, B2ArrayError):  # what is not there, or cannot be read, python-blosc2 opens as no table
+    # If the description is missing or unreadable, python-blosc2 does not open the group as a table either.
+    with suppress(*MISSING, B2ArrayError):
         kind = load(store).state.attr("kind")
         return kind is not None and decode_attr(kind) in ("ctable", b"ctable")
     return False

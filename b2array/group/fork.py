@@ -21,7 +21,7 @@ from b2array.array.described import Attributes
 from b2array.codec.header import Special
 from b2array.commit.changes import ChangeSet, join_changes
 from b2array.commit.draft import Draft
-from b2array.commit.fork import Fork, check_related, fork_point, prepare_merge, take_over
+from b2array.commit.fork import Fork, check_related, make_fork_point, prepare_merge, take_over
 from b2array.commit.fork_point import ForkPoint, Roster
 from b2array.commit.handle import Handle, Mode
 from b2array.errors import ConflictError
@@ -94,12 +94,12 @@ class Changes(ABC):
         with self._mutex.held:
             self._fork_id = self._fork_id or os.urandom(16)
             name = os.urandom(16)
-            self._roster.made.add(name)
+            self._roster.created.add(name)
         return GroupFork(_Forked(self._fork_id, self._view, members, points), name)
 
     def _prepared(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
         """Prepare members for forks."""
-        return [fork_point(self._draft(path)) for path in paths]
+        return [make_fork_point(self._draft(path)) for path in paths]
 
     def merge(self, forks: Sequence[object]) -> None:
         """Take the changes of forks over; ConflictError if they do not fit together, and nothing has changed then."""
@@ -127,7 +127,7 @@ class Changes(ABC):
         for path in {path for each in ours for path in each.seen} & there:
             self.note_read(path)
         for each in ours:
-            self._roster.taken |= each.names
+            self._roster.merged |= each.names
             each.end()
 
     def _transactions(self) -> set[bytes]:
@@ -265,7 +265,7 @@ class GroupFork(Changes):
         self._forked = forked
         self._opened, self._new = dict(opened), dict(new)
         self.seen = {*seen}
-        self._roster.taken |= {*taken}
+        self._roster.merged |= {*taken}
         self._is_merged = False
         self._members = forked.members
         if new:
@@ -277,7 +277,7 @@ class GroupFork(Changes):
         self.require_open()
         used = self.written()
         opened = {path: each for path, each in self._opened.items() if path in used or path in self._new}
-        return type(self), (self._forked, self.name, opened, self._new, self.seen, self._roster.taken)
+        return type(self), (self._forked, self.name, opened, self._new, self.seen, self._roster.merged)
 
     @property
     def transaction(self) -> bytes:
@@ -287,7 +287,7 @@ class GroupFork(Changes):
     @property
     def names(self) -> set[bytes]:
         """The names of the forks whose changes are here: this one, and the siblings that were merged into it."""
-        return {self.name, *self._roster.taken}
+        return {self.name, *self._roster.merged}
 
     def _transactions(self) -> set[bytes]:
         """Return the identities of the transactions whose forks can be merged here: siblings have the same one."""
@@ -352,7 +352,7 @@ class GroupFork(Changes):
         if name in self.members():
             raise ValueError(f"a fork of a group cannot replace the member {name!r}: do that before you fork")
         draft = new(None, overwrite=False, layout="contiguous" if self._view.is_local else "sparse")
-        made = Fork(fork_point(draft), self.name)
+        made = Fork(make_fork_point(draft), self.name)
         with self._mutex.held:
             self._opened[path], self._new[path] = made, name
             self._members = self._members.copy()

@@ -22,7 +22,7 @@ from b2array.commit.changes import Keep
 from b2array.commit.copied_states import states_to_copy
 from b2array.commit.draft import Draft, warn_of_forgotten
 from b2array.commit.edits import go_back
-from b2array.commit.fork import fork_point
+from b2array.commit.fork import make_fork_point
 from b2array.commit.fork_point import ForkPoint
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.many import commit_rows, map_concurrently, write_revision
@@ -105,7 +105,7 @@ class RowTransaction(Changes):
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
     def _prepared(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
-        return map_concurrently(lambda path: fork_point(self._draft(path)), paths)
+        return map_concurrently(lambda path: make_fork_point(self._draft(path)), paths)
 
     # Changes.
 
@@ -165,7 +165,7 @@ class RowTransaction(Changes):
         self._handles[path], self._drafts[path], self._new[path] = handle, draft, name
         if self._fork_id:
             # The transaction may last long, and then `vacuum` spares only files that a journal names.
-            fork_point(draft)
+            make_fork_point(draft)
         if self._marked:
             self._shown.add(name, path)
         return handle

@@ -23,7 +23,7 @@ from b2array import config
 from b2array.array.snapshots import give_checksums, lacks_checksums
 from b2array.commit.draft import Draft, warn_of_forgotten
 from b2array.commit.entries import GroupChange, MemberChange, commit_entries
-from b2array.commit.fork import fork_point
+from b2array.commit.fork import make_fork_point
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.leftovers import discard, is_abandoned
 from b2array.commit.pins import Pin, pins_in
@@ -188,7 +188,7 @@ class Transaction(Changes):
         self._change.members[path], self._change.names[path] = member, name
         if self._fork_id and member.draft is not None and not member.draft.destination.aside:
             # The transaction may last long, and only what has a journal is left alone by `vacuum` then.
-            fork_point(member.draft)
+            make_fork_point(member.draft)
         self._change_shown(added={name: path})
         return member.handle
 

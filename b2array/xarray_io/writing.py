@@ -18,7 +18,7 @@ from b2array.array.array import NDArray
 from b2array.array.dask import Write
 from b2array.array.drafts import VariableKeywords, takes
 from b2array.array.frozen import Shared
-from b2array.commit.fork import accept_forks, fork_point, merge_changes, remove_journal
+from b2array.commit.fork import accept_forks, make_fork_point, merge_changes, remove_journal
 from b2array.commit.fork_point import ForkPoint
 from b2array.errors import ConflictError, warn
 from b2array.group import group, whole
@@ -371,7 +371,7 @@ def _later(
     for part in _align(parts):
         handle = home[part.path]._handle
         writes.append(
-            Write(part.values, fork_point(handle.new_draft(), lasts=True), NDArray(handle)._layout, part.region)
+            Write(part.values, make_fork_point(handle.new_draft(), lasts=True), NDArray(handle)._layout, part.region)
         )
         names.append(part.path)
     name = f"b2array-commit-{uuid4().hex}"

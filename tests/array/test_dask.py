@@ -30,7 +30,7 @@ from b2array import config, threads
 from b2array.array import dask as dask_io
 from b2array.array import dask_chunks
 from b2array.array.frozen import Frozen
-from b2array.commit.fork import finish, fork_point, write_part
+from b2array.commit.fork import finish, make_fork_point, write_part
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.endings import JOURNAL
 
@@ -544,7 +544,7 @@ def test_a_write_that_is_computed_twice_leaves_the_chunks_of_snapshots_alone(tmp
 
 def test_a_commit_that_is_repeated_after_others_removes_nothing(tmp_path: Path) -> None:
     a = b2array.zeros((4, 100), url=tmp_path / "a.b2nd", chunks=(1, 100), layout="sparse")
-    origin = fork_point(a._handle.new_draft(), lasts=True)
+    origin = make_fork_point(a._handle.new_draft(), lasts=True)
     whole = slice(0, 4, 1), slice(0, 100, 1)
     change = write_part(origin, whole, np.ones((4, 100)))
     finish(origin, [change], again=True)
@@ -590,7 +590,7 @@ def test_changes_elsewhere_are_merged(stored: b2array.NDArray) -> None:
 
 
 def test_a_repeated_task_does_no_harm(stored: b2array.NDArray) -> None:
-    origin = fork_point(stored._handle.new_draft(), lasts=True)
+    origin = make_fork_point(stored._handle.new_draft(), lasts=True)
     whole, values = (slice(0, 43, 1), slice(0, 30, 1)), numbers(43, 30) * 3
     first, again = write_part(origin, whole, values), write_part(origin, whole, values)
     if (np.asarray(first.codes) >= 0).all():
@@ -603,7 +603,7 @@ def test_a_repeated_task_does_no_harm(stored: b2array.NDArray) -> None:
 
 
 def test_tasks_that_put_different_items_into_a_chunk_are_a_conflict(stored: b2array.NDArray) -> None:
-    origin = fork_point(stored._handle.new_draft(), lasts=True)
+    origin = make_fork_point(stored._handle.new_draft(), lasts=True)
     first = write_part(origin, (slice(0, 43, 1), slice(0, 30, 1)), numbers(43, 30) * 3)
     other = write_part(origin, (slice(0, 10, 1), slice(0, 30, 1)), numbers(10, 30) * 3 + 1)
     with pytest.raises(ConflictError, match=r"chunks \[0, 1, 2, 3\]"):

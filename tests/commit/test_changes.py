@@ -381,7 +381,7 @@ def test_a_merged_change_has_what_either_change_says(layout: str) -> None:
         each.draft.locate(read)
     assert two.draft is not None
     two.draft.annotate(dims=("t",))
-    a, b = one.freeze(), two.frozen()
+    a, b = one.freeze(), two.freeze()
     for both in (join_changes([a, b]), join_changes([b, a])):
         assert both.reads.tolist() == [0, 4]
         assert dict(both.attrs) == {"x": b"\x05", "z": b"\x05"}
