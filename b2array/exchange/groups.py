@@ -33,6 +33,7 @@ from b2array.group import embedded, whole
 from b2array.group.addressing import split_member
 from b2array.group.archive import Archive
 from b2array.group.changing import begin
+from b2array.group.copying import copy_snapshots
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.kept import earlier_states, moment
 from b2array.group.listed import AnyGroup, group_at
@@ -209,7 +210,7 @@ def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Bui
     """Write members into a group in one commit; in place of all others, if there is no prefix."""
     storage = settings.storage_options or {}
     changes = begin(home, None if prefix else "")
-    moments, identity = settings.moments, changes.identity.encode()
+    moments, identity = settings.moments, changes.change.identity.encode()
     try:
 
         def add(full: str, suffix: str, new: NewFrame, what: str, *, overwrite: bool) -> None:
@@ -220,7 +221,7 @@ def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Bui
             try:
                 changes.create(full, suffix, new, overwrite=False).close()
             except BaseException:
-                changes.restore(old)  # one that cannot be read must not cost an old one
+                changes.put_back(old)  # one that cannot be read must not cost an old one
                 raise
 
         def put(name: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
@@ -238,7 +239,7 @@ def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Bui
 
         yield Building(put, group)
         if moments:
-            changes.copy_snapshots(moments)
+            copy_snapshots(changes, moments)
     except BaseException:
         changes.abort()
         raise

@@ -7,9 +7,14 @@ group        `Group`, the mapping that users hold, and `open_group`
 attributes   a group's attributes as a mapping
 fork         what a transaction and its forks have in common; forks for workers
 changing     begins a transaction, wherever the group is
-transaction  changes of several members of a local group, for one commit (`b2array.commit.entries`)
+transaction  what all transactions do alike
+local_transaction  changes of several members of a local group, for one commit (`b2array.commit.entries`)
 rows         the same in an object store (`b2array.commit.many`)
+row_change   what such a transaction changes, as data, and whether it still fits
 snapshot_changes   the snapshots that a transaction makes, drops and copies
+snapshots_on_disk  what a commit of a local group writes for snapshots
+restoring    goes back to a snapshot, in a transaction
+copying      copies the snapshots of another group, in a transaction
 kept         a group at one moment; frames that keep states of members that went
 snapshots    snapshots of a group, as users see them; how two moments differ
 local        members in a local directory

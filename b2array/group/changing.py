@@ -8,19 +8,28 @@ from typing import TypeAlias
 
 from b2array.group.fork import Changes
 from b2array.group.listed import AnyGroup, ListedGroup
+from b2array.group.local_transaction import LocalTransaction
 from b2array.group.rows import RowTransaction
-from b2array.group.transaction import Transaction
 
 __all__ = ["AnyTransaction", "begin", "changing", "committing"]
 
-AnyTransaction: TypeAlias = Transaction | RowTransaction
+AnyTransaction: TypeAlias = LocalTransaction | RowTransaction
 
 
 def begin(home: AnyGroup, replacing: str | None = None, *, marked: bool = True) -> AnyTransaction:
-    """Begin a transaction. The classes say what the arguments mean."""
+    """Begin a transaction, which first deletes the members whose names begin with `replacing`.
+
+    The classes say what `marked` means.
+    """
+    changes: AnyTransaction
     if isinstance(home, ListedGroup):
-        return RowTransaction(home, replacing, marked=marked)
-    return Transaction(home, replacing, marked=marked)
+        changes = RowTransaction(home, marked=marked)
+    else:
+        changes = LocalTransaction(home, marked=marked)
+    if replacing is not None:
+        members = changes.members()
+        changes.remove({name: path for name, path in members.items() if name.startswith(replacing)})
+    return changes
 
 
 def changing(home: AnyGroup | Changes) -> AbstractContextManager[Changes]:

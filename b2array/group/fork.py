@@ -1,8 +1,8 @@
 """Forks of a group's transaction: handles of the group for workers, whose changes become part of the commit.
 
 A fork shows the members as the transaction had them when it was forked, and its own changes. Each member that it has is
-a fork of an array, and waits where those do; see `b2array.commit.fork`. A member that the fork makes waits in its
-pickle, whatever the place of the group: nothing is left behind if the worker is killed.
+a fork of an array, and waits where forks of arrays do; see `b2array.commit.fork`. A member that the fork makes waits in
+its pickle, wherever the group is: nothing is left behind if the worker is killed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from operator import eq
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from b2array.array.described import Attributes
 from b2array.codec.header import Special
@@ -33,14 +33,17 @@ from b2array.group.local import NewFrame, copy_of
 from b2array.group.members import Members, check_new
 from b2array.store.base import Mutex
 
-__all__ = ["Changes", "GroupFork"]
+__all__ = ["Changes", "GroupFork", "draft_of"]
 
 
 class Changes(ABC):
-    """Uncommitted changes to members of a group: a transaction's, or a fork's."""
+    """Uncommitted changes to members of a group, in a transaction or in a fork.
 
-    def __init__(self, directory: AnyGroup) -> None:
-        self._view = directory
+    `view` shows the members without the changes.
+    """
+
+    def __init__(self, view: AnyGroup) -> None:
+        self.view = view
         self._mutex = Mutex()
         self._fork_id = b""
         self._roster = Roster()
@@ -48,7 +51,7 @@ class Changes(ABC):
     @property
     def url(self) -> str:
         """Where the group is, without secrets."""
-        return self._view.url
+        return self.view.url
 
     @property
     @abstractmethod
@@ -68,8 +71,8 @@ class Changes(ABC):
         """Note that a member was read here: the commit is refused if it has another state by then."""
 
     @abstractmethod
-    def _peek(self, path: str, mode: Mode) -> Handle:
-        """Open a member for other reasons than to read it."""
+    def open_unnoted(self, path: str, mode: Mode) -> Handle:
+        """Open a member, which does not count as read."""
 
     @abstractmethod
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
@@ -90,109 +93,137 @@ class Changes(ABC):
         members = self.members()
         below = members.below(prefix.rstrip("/")).values()
         paths = [path for path in below if not is_embedded(path)]
-        points = dict(zip(paths, self._prepared(paths), strict=True))
+        points = dict(zip(paths, self._prepare_forks(paths), strict=True))
         with self._mutex.held:
             self._fork_id = self._fork_id or os.urandom(16)
             name = os.urandom(16)
             self._roster.created.add(name)
-        return GroupFork(_Forked(self._fork_id, self._view, members, points), name)
+        return GroupFork(_Origin(self._fork_id, self.view, members, points), name)
 
-    def _prepared(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
-        """Prepare members for forks."""
-        return [make_fork_point(self._draft(path)) for path in paths]
+    def _prepare_forks(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
+        """Prepare members for forks, and return what forks begin with."""
+        return [make_fork_point(draft_of(self, path)) for path in paths]
 
-    def merge(self, forks: Sequence[object]) -> None:
-        """Take the changes of forks over; ConflictError if they do not fit together, and nothing has changed then."""
-        ours: list[GroupFork] = []
-        for each in forks:
-            if not isinstance(each, GroupFork):
-                raise TypeError("merge() takes forks of this group")
-            each.require_open()
-            if each is self:
-                raise ValueError("a fork cannot be merged into itself: it has its changes already")
-            if each.transaction not in self._transactions():
-                raise ConflictError(f"{self.url}: these forks belong to another transaction, or to one that has ended")
-            ours.append(each)
-        made: dict[str, list[tuple[str, Fork]]] = {}
-        for each in ours:
-            for name, new in each.made().items():
-                made.setdefault(name, []).append(new)
-        news = self._new_members(made)
-        with ExitStack() as held:
-            for draft, change, rows in self._mergeable(ours, held):
+    def merge(self, workers: Sequence[object]) -> None:
+        """Take over the changes of forks; ConflictError if they do not fit together, and nothing has changed then."""
+        forks = [_accept(self, worker) for worker in workers]
+        news = _choose_new(self, forks)
+        # Nothing is taken before everything fits: a half-merged transaction could neither be committed nor merged.
+        with ExitStack() as locks:
+            for draft, change, rows in _fit_changes(self, forks, locks):
                 take_over(draft, change, rows)
-        for name, of_forks in news.items():
-            self._take_new(name, of_forks)
-        there = {*self.members().values()}
-        for path in {path for each in ours for path in each.seen} & there:
+        for name, copies in news.items():
+            _take_new(self, name, copies)
+        paths = {*self.members().values()}
+        for path in {path for fork in forks for path in fork.seen} & paths:
             self.note_read(path)
-        for each in ours:
-            self._roster.merged |= each.names
-            each.end()
+        for fork in forks:
+            self._roster.merged |= fork.names
+            fork.end()
 
-    def _transactions(self) -> set[bytes]:
-        """Return the identities of the transactions whose forks can be merged here."""
-        return {self._fork_id}
+    def _is_related(self, fork: GroupFork) -> bool:
+        """Whether a fork can be merged here: it is a fork of these changes."""
+        return fork.transaction == self._fork_id
 
-    def _mergeable(self, forks: Sequence[GroupFork], held: ExitStack) -> list[tuple[Draft, ChangeSet, list[int]]]:
-        """Return the drafts to change and what each has to take. Their handles stay locked until `held` ends."""
-        written: dict[str, list[ChangeSet]] = {}
-        for each in forks:
-            for path, change in each.written().items():
-                written.setdefault(path, []).append(change)
-        there = {*self.members().values()}
-        found = []
-        for path, changes in sorted(written.items()):
-            if path not in there:
-                raise ConflictError(f"{self.url}: {path} was deleted since the fork, or made since this one")
-            held.enter_context(self._peek(path, "r+").mutex.held)
-            draft = self._draft(path)
-            check_related(draft, changes)
-            found.append((draft, *prepare_merge(draft, join_changes(changes, f"{self.url}/{path}"))))
-        return found
 
-    def _draft(self, path: str) -> Draft:
-        draft = self._peek(path, "r+").draft
-        if draft is None:
-            raise ConflictError(f"{self.url}: expected a transaction under way, found that it has ended")
-        return draft
+def draft_of(changes: Changes, path: str) -> Draft:
+    """Return the draft with the changes of a member; ConflictError if they were committed or given up."""
+    draft = changes.open_unnoted(path, "r+").draft
+    if draft is None:
+        raise ConflictError(f"{changes.url}: expected a transaction under way, found that it has ended")
+    return draft
 
-    def _new_members(self, made: Mapping[str, Sequence[tuple[str, Fork]]]) -> dict[str, list[tuple[str, Fork]]]:
-        """Return the members to make, and attributes of groups to set.
 
-        ConflictError if two of the same name are different, or there is another one already.
-        """
-        found: dict[str, list[tuple[str, Fork]]] = {}
-        names = self.members().copy()
-        for name, news in made.items():
-            alike: list[Handle] = [forked for _, forked in news]
-            if name in names:
-                alike.append(self.open(names[name], "r"))
-            agree = _attributes_agree if is_attrs(name) else _are_equal
-            if not all(agree(one, other) for one, other in combinations(alike, 2)):
-                raise ConflictError(f"{self.url}: {name!r} was made by two forks, or by a fork and after it was made")
-            if name in names:
-                if is_attrs(name):
-                    found[name] = list(news)
-                continue
+# Merging.
+
+
+class NewMember(NamedTuple):
+    """A member that a fork has made, and the ending of its path."""
+
+    suffix: str
+    handle: Fork
+
+
+def _accept(changes: Changes, worker: object) -> GroupFork:
+    """Return a worker's group if it is a fork that can be merged into the changes; raise what `Group.merge` raises."""
+    if not isinstance(worker, GroupFork):
+        raise TypeError("merge() takes forks of this group")
+    worker.require_open()
+    if worker is changes:
+        raise ValueError("a fork cannot be merged into itself: it has its changes already")
+    if not changes._is_related(worker):
+        raise ConflictError(f"{changes.url}: these forks belong to another transaction, or to one that has ended")
+    return worker
+
+
+def _fit_changes(
+    changes: Changes, forks: Sequence[GroupFork], locks: ExitStack
+) -> list[tuple[Draft, ChangeSet, list[int]]]:
+    """Return each draft to change, what it takes, and which rows; ConflictError if forks and drafts do not agree.
+
+    The handles of the drafts stay locked until `locks` ends.
+    """
+    written: dict[str, list[ChangeSet]] = {}
+    for fork in forks:
+        for path, change in fork.written().items():
+            written.setdefault(path, []).append(change)
+    paths = {*changes.members().values()}
+    fitted = []
+    for path, of_forks in sorted(written.items()):
+        if path not in paths:
+            raise ConflictError(f"{changes.url}: {path} was deleted since the fork, or made since this one")
+        locks.enter_context(changes.open_unnoted(path, "r+").mutex.held)
+        draft = draft_of(changes, path)
+        check_related(draft, of_forks)
+        joined = join_changes(of_forks, f"{changes.url}/{path}")
+        fitted.append((draft, *prepare_merge(draft, joined)))
+    return fitted
+
+
+def _choose_new(changes: Changes, forks: Sequence[GroupFork]) -> dict[str, list[NewMember]]:
+    """Return the members that forks have made and that are to be made here, by name.
+
+    Of arrays one copy is enough; of frames with attributes all count. ConflictError: two of the same name differ, or
+    the name excludes another one.
+    """
+    made: dict[str, list[NewMember]] = {}
+    for fork in forks:
+        for name, new in fork.made().items():
+            made.setdefault(name, []).append(new)
+    chosen: dict[str, list[NewMember]] = {}
+    names = changes.members().copy()
+    for name, copies in made.items():
+        is_present = name in names
+        handles: list[Handle] = [new.handle for new in copies]
+        if is_present:
+            handles.append(changes.open(names[name], "r"))
+        agree = _attributes_agree if is_attrs(name) else _are_equal
+        if not all(agree(one, other) for one, other in combinations(handles, 2)):
+            raise ConflictError(f"{changes.url}: {name!r} was made by two forks, or by a fork and after it was made")
+        if is_attrs(name):
+            chosen[name] = copies
+        elif not is_present:
+            chosen[name] = copies[:1]
+        if not is_present:
             try:
-                check_new(name, names, self.url)
+                check_new(name, names, changes.url)
             except (FileExistsError, ValueError) as error:
                 raise ConflictError(f"the changes of forks exclude each other: {error}") from None
-            found[name] = list(news) if is_attrs(name) else [news[0]]
-            names.add(name, name + news[0][0])
-        return found
+            names.add(name, name + copies[0].suffix)
+    return chosen
 
-    def _take_new(self, name: str, news: Sequence[tuple[str, Fork]]) -> None:
-        (suffix, first), known = news[0], self.members().get(name)
-        if known is None:
-            new = copy_of(first, self._view.storage_options, keeps_layout=True)
-            handle = self.create(name, suffix, new, overwrite=True)
-        else:
-            handle = self.open(known, "r+")
-        if is_attrs(name):
-            for _, forked in news:
-                Attributes(handle).update(Attributes(forked))
+
+def _take_new(changes: Changes, name: str, copies: Sequence[NewMember]) -> None:
+    """Make a member as forks have made it, or add their attributes to it."""
+    first, path = copies[0], changes.members().get(name)
+    if path is None:
+        new = copy_of(first.handle, changes.view.storage_options, keeps_layout=True)
+        handle = changes.create(name, first.suffix, new, overwrite=True)
+    else:
+        handle = changes.open(path, "r+")
+    if is_attrs(name):
+        for copy in copies:
+            Attributes(handle).update(Attributes(copy.handle))
 
 
 def _attributes_agree(one: Handle, other: Handle) -> bool:
@@ -202,11 +233,13 @@ def _attributes_agree(one: Handle, other: Handle) -> bool:
 
 
 def _are_equal(one: Handle, other: Handle) -> bool:
-    """Whether two new members are the same, as of a task that ran twice."""
-    return _said(one.source) == _said(other.source) and all(map(eq, _chunks(one.source), _chunks(other.source)))
+    """Whether two new members are the same, as when a task ran twice."""
+    if _describe(one.source) != _describe(other.source):
+        return False
+    return all(map(eq, _read_chunks(one.source), _read_chunks(other.source)))
 
 
-def _said(source: Source) -> tuple[Any, ...]:
+def _describe(source: Source) -> tuple[Any, ...]:
     """Return everything in a frame except the chunks and their places."""
     frame, notes = source.frame, source.state.annotations
     return (
@@ -225,73 +258,102 @@ def _said(source: Source) -> tuple[Any, ...]:
     )
 
 
-def _chunks(source: Source) -> Iterator[bytes | Special]:
+def _read_chunks(source: Source) -> Iterator[bytes | Special]:
     for n in range(source.frame.nchunks):
         place = source.locate(n)
-        yield place if isinstance(place, Special) else bytes(next(read_chunks(source, [n])).region)
+        if isinstance(place, Special):
+            yield place
+        else:
+            (stored,) = read_chunks(source, [n])
+            yield bytes(stored.region)
+
+
+# A fork.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Forked:
+class _Origin:
     """A group's transaction as its forks see it; it can be pickled.
 
-    `id` names the transaction. `arrays` has the members that forks can write, by path.
+    Parameters
+    ----------
+    id : bytes
+        Names the transaction.
+    group : AnyGroup
+        The group without the changes.
+    members : Members
+        The members as the transaction had them.
+    points : mapping of str to ForkPoint
+        What forks of members begin with, by the paths of the members that forks can write.
     """
 
     id: bytes
-    directory: AnyGroup
+    group: AnyGroup
     members: Members
-    arrays: Mapping[str, ForkPoint]
+    points: Mapping[str, ForkPoint]
 
 
 class GroupFork(Changes):
     """The members of a group as a fork shows them, and the changes made through it.
 
-    `opened` are the forks of members that were used, by path; among them are the members that the fork has made, whose
-    names are in `new`. `seen` are the paths of members of the transaction that were opened.
+    Parameters
+    ----------
+    origin : _Origin
+        The transaction.
+    name : bytes
+        Names the fork.
+    opened : mapping of str to Fork
+        The forks of members that were used or made, by path.
+    new : mapping of str to str
+        The names of the members that were made, by path.
+    seen : collection of str
+        The paths of members of the transaction that were opened.
+    taken : collection of bytes
+        The names of the siblings that were merged into this fork.
     """
 
     def __init__(
         self,
-        forked: _Forked,
+        origin: _Origin,
         name: bytes,
         opened: Mapping[str, Fork] = {},
         new: Mapping[str, str] = {},
         seen: Collection[str] = (),
         taken: Collection[bytes] = (),
     ) -> None:
-        super().__init__(forked.directory)
+        super().__init__(origin.group)
         self.name = name
-        self._forked = forked
+        self._origin = origin
         self._opened, self._new = dict(opened), dict(new)
         self.seen = {*seen}
         self._roster.merged |= {*taken}
         self._is_merged = False
-        self._members = forked.members
+        self._members = origin.members
         if new:
-            self._members = forked.members.copy()
+            self._members = origin.members.copy()
             for path, full in new.items():
                 self._members.add(full, path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.require_open()
-        used = self.written()
-        opened = {path: each for path, each in self._opened.items() if path in used or path in self._new}
-        return type(self), (self._forked, self.name, opened, self._new, self.seen, self._roster.merged)
+        # Members that were only looked at would make the pickle long: the origin has them.
+        used = self.written().keys() | self._new.keys()
+        opened = {path: fork for path, fork in self._opened.items() if path in used}
+        return type(self), (self._origin, self.name, opened, self._new, self.seen, self._roster.merged)
 
     @property
     def transaction(self) -> bytes:
         """The identity of the transaction."""
-        return self._forked.id
+        return self._origin.id
 
     @property
     def names(self) -> set[bytes]:
         """The names of the forks whose changes are here: this one, and the siblings that were merged into it."""
         return {self.name, *self._roster.merged}
 
-    def _transactions(self) -> set[bytes]:
-        """Return the identities of the transactions whose forks can be merged here: siblings have the same one."""
-        return {self._fork_id, self.transaction}
+    def _is_related(self, fork: GroupFork) -> bool:
+        """Whether another fork can be merged here: it is a fork of this one, or of the same transaction."""
+        return fork.transaction in (self._fork_id, self.transaction)
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -305,18 +367,18 @@ class GroupFork(Changes):
 
     def written(self) -> dict[str, ChangeSet]:
         """Return what was written or read through the fork, by the paths of members that were there before."""
-        changes = {path: each.freeze() for path, each in self._opened.items() if path not in self._new}
+        changes = {path: fork.freeze() for path, fork in self._opened.items() if path not in self._new}
         return {path: change for path, change in changes.items() if not change.is_empty or change.reads.size}
 
-    def made(self) -> dict[str, tuple[str, Fork]]:
-        """Return the members that the fork has made, by name, and the endings of their paths."""
-        return {name: (path[len(name) :], self._opened[path]) for path, name in self._new.items()}
+    def made(self) -> dict[str, NewMember]:
+        """Return the members that the fork has made, by name."""
+        return {name: NewMember(path[len(name) :], self._opened[path]) for path, name in self._new.items()}
 
     def end(self) -> None:
         """Refuse any further use."""
         self._is_merged = True
-        for each in self._opened.values():
-            each.end()
+        for fork in self._opened.values():
+            fork.end()
 
     # The group.
 
@@ -326,38 +388,40 @@ class GroupFork(Changes):
         return self._members
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
-        """Open a member. One outside of the group that was forked can only be read."""
+        """Open a member. Members outside of the group that was forked can only be read."""
         self.note_read(path)
-        return self._peek(path, mode)
+        return self.open_unnoted(path, mode)
 
     def note_read(self, path: str) -> None:
         """Note that a member was read here."""
         if path not in self._new:
             self.seen.add(path)
 
-    def _peek(self, path: str, mode: Mode) -> Handle:  # noqa: ARG002
+    def open_unnoted(self, path: str, mode: Mode) -> Handle:  # noqa: ARG002
+        """Open a member, which does not count as read."""
         self.require_open()
         with self._mutex.held:
-            known = self._opened.get(path)
-            if known is None:
-                point = self._forked.arrays.get(path)
+            fork = self._opened.get(path)
+            if fork is None:
+                point = self._origin.points.get(path)
                 if point is None:
-                    return self._view.open(path, "r")
-                known = self._opened[path] = Fork(point, self.name)
-            return known
+                    return self.view.open(path, "r")
+                fork = self._opened[path] = Fork(point, self.name)
+            return fork
 
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:  # noqa: ARG002
         """Make a member in memory."""
         path = name + suffix
         if name in self.members():
             raise ValueError(f"a fork of a group cannot replace the member {name!r}: do that before you fork")
-        draft = new(None, overwrite=False, layout="contiguous" if self._view.is_local else "sparse")
-        made = Fork(make_fork_point(draft), self.name)
+        draft = new(None, overwrite=False, layout="contiguous" if self.view.is_local else "sparse")
+        fork = Fork(make_fork_point(draft), self.name)
         with self._mutex.held:
-            self._opened[path], self._new[path] = made, name
+            self._opened[path], self._new[path] = fork, name
+            # Other threads may be going through the members.
             self._members = self._members.copy()
             self._members.add(name, path)
-        return made
+        return fork
 
     def remove(
         self,

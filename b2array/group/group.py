@@ -42,6 +42,7 @@ from b2array.group.kept import Moment, moment
 from b2array.group.listed import AnyGroup, group_at
 from b2array.group.local import NewFrame, copy_of
 from b2array.group.members import Members, check_new
+from b2array.group.restoring import restore
 from b2array.group.snapshots import GroupDiff
 from b2array.group.tables import Table, is_table
 from b2array.group.tree import Names, Tree
@@ -925,7 +926,7 @@ class Group(MutableMapping[str, Any]):
         entry = make_entry(name, message, attrs)
         home = self._keeper()
         if isinstance(home, AnyTransaction):
-            home.snapshot(entry, replace=replace)
+            home.snapshots.make(entry, replace=replace)
             return
         for attempt in attempts(home.store):
             try:
@@ -984,7 +985,7 @@ class Group(MutableMapping[str, Any]):
             There is no snapshot of this name.
         """
         with self._keeping() as changes:
-            snapshots.restore(changes, name)
+            restore(changes, name)
 
     def drop_snapshot(self, name: str) -> None:
         """Forget a snapshot, in one commit. `b2array.vacuum` or `b2array.repack` then free what it held alone.
@@ -995,7 +996,7 @@ class Group(MutableMapping[str, Any]):
             There is no snapshot of this name.
         """
         with self._keeping() as changes:
-            changes.drop_snapshots([name])
+            changes.snapshots.drop([name])
 
     def diff(self, at: str, then: str | None = None) -> GroupDiff:
         """Return how the group differs from a snapshot. Indexes and attributes are compared, and no items.

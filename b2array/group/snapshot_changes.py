@@ -9,8 +9,10 @@ from operator import attrgetter
 
 from b2array.errors import ConflictError
 from b2array.format.kept import DIGEST_NBYTES, Kept, Ledger, has_room, object_name
-from b2array.frame.listing import MemberState, pack_members
+from b2array.frame.listing import MemberState, group_ledger, pack_members
+from b2array.frame.manifest import Manifest
 from b2array.frame.snapshot import unknown_name
+from b2array.group.listed import AnyGroup
 
 __all__ = ["SnapshotChanges"]
 
@@ -24,9 +26,9 @@ class SnapshotChanges:
 
     Parameters
     ----------
-    url : str
-        The group, for messages.
-    new : dict
+    group : AnyGroup
+        The group as it was when the transaction began.
+    new : dict of str to Kept
         Snapshots of the state that the commit makes, by name.
     gone : set of str
         The names of snapshots to forget.
@@ -34,72 +36,107 @@ class SnapshotChanges:
         Snapshots of another group, with the members of each.
     """
 
-    url: str
+    group: AnyGroup
     new: dict[str, Kept] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     copies: list[tuple[Kept, Mapping[str, MemberState]]] = field(default_factory=list)
     _dropped: list[Kept] = field(default_factory=list)
+    _needed: list[Kept] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.new or self.gone or self.copies)
 
-    def make(self, entry: Kept, ledger: Ledger, *, replace: bool) -> None:
-        """Add a snapshot. `ledger` lists the snapshots that the group had when the transaction began.
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger that the group had when the transaction began.
 
-        FileExistsError: there is one of the name already, and it is not to be replaced.
+        It is unpacked only on demand, so that a damaged one does not stop transactions without snapshots.
         """
+        return group_ledger(self.group.url, self.group.manifest)
+
+    def make(self, entry: Kept, *, replace: bool) -> None:
+        """Add a snapshot of the state that the commit makes.
+
+        Raises FileExistsError if the group has a snapshot of this name and `replace` is false.
+        """
+        self.group.require_ledger()
         name = entry.name
         if name in self.new:
-            raise FileExistsError(f"{self.url}: the transaction makes a snapshot {name!r} already")
-        if name not in self.gone and ledger.find(name) is not None:
+            raise FileExistsError(f"{self.group.url}: the transaction makes a snapshot {name!r} already")
+        if name not in self.gone and self.ledger.find(name) is not None:
             if not replace:
-                raise FileExistsError(f"{self.url} has a snapshot {name!r}; replace=True replaces it")
+                raise FileExistsError(f"{self.group.url} has a snapshot {name!r}; replace=True replaces it")
             self.gone.add(name)
         self.new[name] = entry
 
-    def drop(self, names: Collection[str], ledger: Ledger) -> None:
-        """Drop snapshots; KeyError if the ledger does not list one of them."""
-        there = {entry.name: entry for entry in ledger.without(tuple(self.gone)).entries}
+    def drop(self, names: Collection[str]) -> None:
+        """Drop snapshots; raise KeyError if the group has no snapshot of one of these names."""
+        remaining = self.ledger.without(tuple(self.gone)).entries
+        entries = {entry.name: entry for entry in remaining}
         for name in names:
-            if name not in there:
-                raise unknown_name(self.url, name, [*there])
+            if name not in entries:
+                raise unknown_name(self.group.url, name, [*entries])
         self.gone.update(names)
-        self._dropped += [there[name] for name in names]
+        self._dropped += [entries[name] for name in names]
 
-    def copy(self, entry: Kept, states: Mapping[str, MemberState], ledger: Ledger) -> None:
-        """Add a snapshot of another group. It replaces one of the same name."""
+    def copy(self, entry: Kept, states: Mapping[str, MemberState]) -> None:
+        """Add a snapshot of another group, which replaces one of the same name."""
         self.copies.append((entry, states))
-        if entry.name in ledger.names:
+        if entry.name in self.ledger.names:
             self.gone.add(entry.name)
 
-    def require_known(self, ledger: Ledger) -> None:
-        """Raise ConflictError if another writer has made a new snapshot under the name of one to drop."""
-        newer = [entry.name for entry in self._dropped if ledger.find(entry.name) not in (None, entry)]
-        if newer:
-            raise ConflictError(f"{self.url}: another writer has replaced the snapshot {newer[0]!r}")
+    def need(self, entry: Kept) -> None:
+        """Note a snapshot to which members go back: without it, `vacuum` may remove what they need."""
+        self._needed.append(entry)
 
-    def apply(self, ledger: Ledger, states: Callable[[Kept], Mapping[str, MemberState]], put: PutList) -> Ledger:
-        """Return the ledger after the commit, given the one that it finds.
+    def require_fit(self, manifest: Manifest) -> None:
+        """Raise ConflictError if another writer has replaced a snapshot to drop, or dropped one that is needed."""
+        if not (self._dropped or self._needed):
+            return
+        ledger = group_ledger(self.group.url, manifest)
+        for entry in self._dropped:
+            if ledger.find(entry.name) not in (None, entry):
+                raise ConflictError(f"{self.group.url}: another writer has replaced the snapshot {entry.name!r}")
+        for entry in self._needed:
+            latest = ledger.find(entry.name)
+            if latest is None or latest.digest != entry.digest:
+                raise ConflictError(
+                    f"{self.group.url}: another writer has dropped the snapshot {entry.name!r} meanwhile"
+                )
 
-        `states` gives the members of a new snapshot. ConflictError: another writer has made one of the same name.
+    def apply(self, manifest: Manifest, states: Mapping[str, MemberState], put: PutList) -> bytes:
+        """Write the lists of members that are long, and return the packed ledger for the manifest after the commit.
+
+        `states` are the members of new snapshots. Raises ConflictError if another writer has made a snapshot of the
+        same name.
         """
+        ledger = group_ledger(self.group.url, manifest)
         entries = [*ledger.without(tuple(self.gone)).entries]
-        names = [*self.new, *(entry.name for entry, _ in self.copies)]
+        added = [*self.copies, *((entry, states) for entry in self.new.values())]
+        names = {entry.name for entry, _ in added}
         if clash := [entry.name for entry in entries if entry.name in names]:
-            raise ConflictError(f"{self.url}: another writer has made a snapshot {clash[0]!r} as well")
-        made = [(entry, states(entry)) for entry in self.new.values()]
-        for entry, members in [*self.copies, *made]:
-            entries.append(_listed(entry, pack_members(members), entries, put))
+            raise ConflictError(f"{self.group.url}: another writer has made a snapshot {clash[0]!r} as well")
+        for entry, members in added:
+            entries.append(_store_list(entry, pack_members(members), entries, put))
         entries.sort(key=attrgetter("time"))
-        return Ledger(tuple(entries))
+        return Ledger(tuple(entries)).pack() or b""
 
 
-def _listed(entry: Kept, packed: bytes, others: list[Kept], put: PutList) -> Kept:
-    """Return the entry of a snapshot with the packed list of its members, or with the place of that list."""
+def _store_list(entry: Kept, packed: bytes, others: list[Kept], put: PutList) -> Kept:
+    """Return the entry of a snapshot with the list of its members in it, or with the place where this has put it."""
     digest = packed[-DIGEST_NBYTES:]
-    new = replace(entry, generation=digest, place=0, nbytes=len(packed), digest=digest, packed=packed)
+    new = replace(
+        entry,
+        generation=digest,
+        place=0,
+        nbytes=len(packed),
+        digest=digest,
+        packed=packed,
+    )
+    # Every reader of the group reads the manifest, so it has no long lists.
     if has_room(others, packed):
         return new
+    # A random place: writers who prepare snapshots at the same time must not meet.
     place = int.from_bytes(os.urandom(8), "big") % 2**63
     put(object_name(place), packed)
     return replace(new, place=place, packed=b"")

@@ -5,29 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 
 from b2array import threads
 from b2array.array import snapshots
-from b2array.array.drafts import Kind
 from b2array.array.snapshots import Box, SnapshotInfo, differing, own_nbytes, snapshot_info
 from b2array.commit.handle import Handle
 from b2array.errors import B2ArrayError
 from b2array.format.kept import Kept
 from b2array.format.state import State as FrameState
 from b2array.frame import snapshot
-from b2array.frame.kept import find_intact_state, find_state
+from b2array.frame.kept import find_state
 from b2array.frame.listing import MemberState, group_ledger
 from b2array.frame.manifest import ATTRS, Manifest, is_attrs, is_embedded, retired_path
 from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_states, load_published
-from b2array.group.changing import AnyTransaction
 from b2array.group.kept import Moment, is_same_file, moment
 from b2array.group.listed import AnyGroup, ListedGroup, name_of
-from b2array.group.local import LocalGroup, copy_of
-from b2array.group.rows import RowTransaction
-from b2array.group.transaction import Transaction
+from b2array.group.local import LocalGroup
 
-__all__ = ["GroupDiff", "differences", "listed", "restore"]
+__all__ = ["GroupDiff", "differences", "listed"]
 
 _AT_ONCE = 16
 
@@ -54,38 +49,6 @@ class GroupDiff:
 
     def __bool__(self) -> bool:
         return bool(self.made or self.deleted or self.changed or self.attrs)
-
-
-def restore(changes: AnyTransaction, name: str) -> None:
-    """Give all members, in a transaction, the states that they had at a snapshot, and delete later ones."""
-    if isinstance(changes, RowTransaction):
-        changes.go_back(changes.moment(name))
-    else:
-        _restore_local(changes, name)
-
-
-def _restore_local(changes: Transaction, name: str) -> None:
-    then, earlier = changes.moment(name), dict[str, Snapshot]()
-    for member, path in then.members().items():
-        if changes.members().get(member) == path and not is_embedded(path) and not then.is_retired(path):
-            now = changes.open(path, "r+").snapshot
-            state = find_intact_state(now, then.states[member], changes.identity.encode(), repr(name), deep=True)
-            # A file without chunks has no room for the chunks of other snapshots. If all are the group's, they are
-            # retired.
-            becomes_empty = state is not None and not state.sparse and not state.frame.nchunks
-            if state is not None and not (becomes_empty and changes.is_pinned(path)):
-                earlier[member] = state
-    changes.remove({member: path for member, path in changes.members().items() if member not in earlier})
-    for member, path in then.members().items():
-        if member in earlier:
-            handle = changes.open(path, "r+")
-            is_changed = handle.draft is None or handle.draft.changed
-            if is_changed or handle.generation != earlier[member].generation:
-                snapshots.go_back(handle, earlier[member])
-        else:
-            layout: Kind = "sparse" if then.states[member].sparse else "contiguous"
-            new = partial(copy_of(then.open(path, "r"), changes.storage_options), layout=layout)
-            changes.create(member, path[len(member) :], new, overwrite=True)
 
 
 # Lists.

@@ -13,7 +13,6 @@ from typing import Any
 from b2array.commit.manifests import replace_manifest
 from b2array.errors import B2ArrayError, FormatError, ReadOnlyError, UnsupportedError
 from b2array.format import foreign, summary
-from b2array.frame.listing import group_ledger
 from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, members_among
 from b2array.frame.places import ZIP, group_of
 from b2array.frame.source import FRAME_NAME
@@ -221,7 +220,7 @@ def clear(group: AnyGroup) -> None:
     group.recover()
     with committing(group) as changes:
         changes.remove(dict(group.members()))
-        changes.drop_snapshots(group_ledger(group.url, group.manifest).names)
+        changes.snapshots.drop(changes.snapshots.ledger.names)
     if isinstance(group, LocalGroup):
         complete(group)
     elif group.catalog.read()[1] is None:

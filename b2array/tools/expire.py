@@ -104,7 +104,7 @@ def _entries(opened: Any) -> Sequence[Kept]:
         entries = ledger_in(opened._handle.snapshot).entries
         return [entry for entry in entries if not entry.group]
     if isinstance(opened._home, AnyTransaction):
-        return opened._home.snapshots()
+        return opened._home.snapshots.ledger.entries
     return group_ledger(opened.url, opened._home.stored()).entries if isinstance(opened._home, AnyGroup) else ()
 
 
