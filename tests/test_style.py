@@ -50,7 +50,7 @@ TODAY = {
     "array": Counts(2, 9.7, 0, 3),
     "bloscpack": Counts(2, 9.8, 0, 3),
     "codec": Counts(2, 9.5, 0, 3),
-    "compute": Counts(2, 10.8, 0, 3),
+    "compute": Counts(2, 9.4, 0, 3),
     "display": Counts(2, 10.1, 0, 3),
     "commit": Counts(46, 10.0, 0, 65),
     "exchange": Counts(2, 9.7, 0, 3),

@@ -33,13 +33,25 @@ class Digit(NamedTuple):
 
     def covering(self, extents: Sequence[int]) -> int:
         """Return how far to count to cover about one part of the array with these extents."""
-        return max(1, min(self.length, extents[self.axis] // abs(self.step))) if self.step else 1
+        if not self.step:
+            return 1
+        counts = extents[self.axis] // abs(self.step)
+        return max(1, min(self.length, counts))
+
+    def turn(self, step: int) -> Digit:
+        """Return the digit with a step that many times as long, backwards if `step` is negative."""
+        return self._replace(step=self.step * step)
 
 
 Digits = tuple[Digit, ...]
+Dims = Sequence["_Dimension"]
+Shape = tuple[int, ...]
+Numbers = tuple[int | None, ...]
+Key = tuple[Any, ...]
+Arrangement = Callable[[Array], Array]
 
 _MOST_AROUND = 4
-"""We read at most this many times the items that are wanted."""
+"""We read at most this many times the items that are wanted, to have slices instead of index arrays."""
 
 
 class _Dimension(NamedTuple):
@@ -48,6 +60,11 @@ class _Dimension(NamedTuple):
     length: int
     moves: dict[int, range | npt.NDArray[np.int64]]
     step: int = 0
+
+    @property
+    def extent(self) -> int:
+        """How many items of the array it reads; an item that only repeats is read once."""
+        return self.length if self.moves else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +78,25 @@ class Mapping:
     ((6, 4), (3, 5), (3, 8))
     """
 
-    shape: tuple[int, ...]
-    starts: tuple[int, ...]
+    shape: Shape
+    starts: Shape
     axes: tuple[Digits, ...]
-    numbers: tuple[int | None, ...]
+    numbers: Numbers
     """For each axis, the axis of the array that it is, or is a part of; None for one that is split, joined or new."""
 
     @classmethod
-    def of(cls, shape: tuple[int, ...]) -> Mapping:
+    def of(cls, shape: Shape) -> Mapping:
         """Return the mapping of a view of all items as they are."""
-        axes = tuple((Digit(axis, n, 1),) for axis, n in enumerate(shape))
-        return cls(shape, (0,) * len(shape), axes, tuple(range(len(shape))))
+        ndim = len(shape)
+        starts = (0,) * ndim
+        digits = [Digit(axis, length, 1) for axis, length in enumerate(shape)]
+        axes = tuple((digit,) for digit in digits)
+        return cls(shape, starts, axes, tuple(range(ndim)))
 
     @property
-    def lengths(self) -> tuple[int, ...]:
+    def lengths(self) -> Shape:
         """Shape of the view."""
-        return tuple(math.prod(digit.length for digit in digits) for digits in self.axes)
+        return tuple(_count(digits) for digits in self.axes)
 
     @property
     def digits(self) -> Digits:
@@ -90,7 +110,9 @@ class Mapping:
 
     def transpose(self, *axes: Any) -> Mapping:
         """Reorder the axes, as `numpy.ndarray.transpose`."""
-        numbered = np.broadcast_to(np.int8(0), range(len(self.axes)))  # the length of an axis is its number
+        # NumPy transposes an array whose axes have their numbers as lengths, so its rules and errors hold here.
+        ndim = len(self.axes)
+        numbered = np.broadcast_to(np.int8(0), range(ndim))
         order = numbered.transpose(*axes).shape
         moved = tuple(self.axes[axis] for axis in order)
         numbers = tuple(self.numbers[axis] for axis in order)
@@ -102,13 +124,16 @@ class Mapping:
         ndim = len(self.axes)
         if axis is None:
             chosen = tuple(range(ndim))
+        elif isinstance(axis, tuple):
+            chosen = axis
         else:
-            chosen = axis if isinstance(axis, tuple) else (axis,)
-        gone = {number % ndim for number in chosen if self.lengths[number] == 1}
-        kept = tuple(number for n, number in enumerate(self.numbers) if n not in gone)
-        return replace(self.reshape(shape), numbers=kept)
+            chosen = (axis,)
+        lengths = self.lengths
+        gone = {number % ndim for number in chosen if lengths[number] == 1}
+        numbers = [self.numbers[n] for n in range(ndim) if n not in gone]
+        return replace(self.reshape(shape), numbers=tuple(numbers))
 
-    def reshape(self, shape: tuple[int, ...]) -> Mapping:
+    def reshape(self, shape: Shape) -> Mapping:
         """Split and join axes; raise ValueError where a split is not even. The number of items stays."""
         numbers = self._numbers_in(shape)
         if not math.prod(shape):
@@ -137,21 +162,24 @@ class Mapping:
             axes.append(_merge(digits))
         return replace(self, axes=tuple(axes), numbers=numbers)
 
-    def _numbers_in(self, shape: tuple[int, ...]) -> tuple[int | None, ...]:
+    def _numbers_in(self, shape: Shape) -> Numbers:
         """Return `numbers` in another shape: an axis stays if as many items as before lie on both of its sides."""
         if shape == self.lengths:
             return self.numbers
         if not math.prod(shape):
             return (None,) * len(shape)
+        # The number of items on the outer side of an axis and its length tell how many lie on the inner side.
         before = {}
         outer = 1
         for length, number in zip(self.lengths, self.numbers, strict=True):
             if length > 1:
                 before[outer, length] = number
             outer *= length
-        numbers, outer = [], 1
+        numbers = []
+        outer = 1
         for length in shape:
-            numbers.append(before.get((outer, length)))
+            number = before.get((outer, length))
+            numbers.append(number)
             outer *= length
         return tuple(numbers)
 
@@ -163,26 +191,35 @@ class Mapping:
                 f"a view takes integers, slices, ellipsis (`...`) and None, found {key!r}; a[key] reads the rest"
             )
         starts = list(self.starts)
-        flips = selection.flips or (slice(None),) * len(self.axes)
+        ndim = len(self.axes)
         slices = cast(tuple[slice, ...], selection.positions)
+        # A selection has ascending slices; a flip turns those whose step is negative in the key.
+        flips = selection.flips or (slice(None),) * ndim
         axes = []
-        for axis, (n, part, flip) in enumerate(zip(self.lengths, slices, flips, strict=True)):
-            along = range(n)[part][flip]
+        for axis, length in enumerate(self.lengths):
+            ascending = range(length)[slices[axis]]
+            along = ascending[flips[axis]]
             axes.append(self._take(axis, along, starts))
-        taken = Mapping(self.shape, tuple(starts), tuple(axes), (None,) * len(axes))
-        # Integers have left axes of length 1.
-        return replace(taken.reshape(selection.shape), numbers=self._numbers_after(key))
+        unnumbered = (None,) * ndim
+        taken = Mapping(self.shape, tuple(starts), tuple(axes), unnumbered)
+        # Integers have left axes of length 1, which the selection's shape does not have.
+        reshaped = taken.reshape(selection.shape)
+        return replace(reshaped, numbers=self._numbers_after(key))
 
-    def _numbers_after(self, key: Any) -> tuple[int | None, ...]:
+    def _numbers_after(self, key: Any) -> Numbers:
         """Return `numbers` of what a key of integers, slices, Ellipsis and None selects."""
         entries = key if isinstance(key, tuple) else (key,)
-        taking = sum(entry is not None and entry is not Ellipsis for entry in entries)
-        rest = [slice(None)] * (len(self.numbers) - taking)
-        ellipses = (n for n, entry in enumerate(entries) if entry is Ellipsis)
-        at = next(ellipses, len(entries))
+        taking = [entry for entry in entries if entry is not None and entry is not Ellipsis]
+        absent = len(self.numbers) - len(taking)
+        # Axes that the key does not name are whole, where the ellipsis is or at the end.
+        ellipses = [n for n, entry in enumerate(entries) if entry is Ellipsis]
+        at = ellipses[0] if ellipses else len(entries)
+        before = entries[:at]
+        after = entries[at + 1 :]
+        whole = [slice(None)] * absent
         left = iter(self.numbers)
         numbers: list[int | None] = []
-        for entry in (*entries[:at], *rest, *entries[at + 1 :]):
+        for entry in (*before, *whole, *after):
             number = None if entry is None else next(left)
             # Integers drop their axis.
             if entry is None or isinstance(entry, slice):
@@ -194,46 +231,56 @@ class Mapping:
         if not positions:
             return (Digit(0, 0, 0),)
         digits = _varying(self.axes[number], positions)
-        inner = math.prod(digit.length for digit in digits[1:])
-        first, step, count = positions.start, positions.step, len(positions)
-        takes_rows = abs(step) == 1 and count % inner == 0 and min(positions) % inner == 0
+        row = _count(digits[1:])
+        count = len(positions)
+        is_contiguous = abs(positions.step) == 1
+        takes_rows = is_contiguous and count % row == 0 and min(positions) % row == 0
         result: Digits = ()
         if count > 1 and len(digits) == 1:
             (only,) = digits
-            result = (Digit(only.axis, count, only.step * step),)
+            stepped = only.turn(positions.step)
+            result = (stepped._replace(length=count),)
         elif count > 1 and takes_rows:
-            outer, *rest = (digit._replace(step=digit.step * step) for digit in digits)
-            result = (outer._replace(length=count // inner), *rest)
+            turned = [digit.turn(positions.step) for digit in digits]
+            outer = turned[0]._replace(length=count // row)
+            result = (outer, *turned[1:])
         elif count > 1:
             raise ValueError(
-                f"axis {number} joins axes of the array: a view takes positions in one row, or whole rows of {inner}, "
+                f"axis {number} joins axes of the array: a view takes positions in one row, or whole rows of {row}, "
                 f"not {positions}; v[key] reads the items"
             )
+        first = positions.start
         for digit in reversed(self.axes[number]):
             first, position = divmod(first, digit.length)
             starts[digit.axis] += digit.step * position
         return result
 
-    def covering(self, extents: Sequence[int]) -> tuple[int, ...]:
+    def covering(self, extents: Sequence[int]) -> Shape:
         """Return extents of the view that cover about one part of the array with these extents."""
         covered = []
         for digits in self.axes:
-            outer = [digit.covering(extents) for digit in digits[:1]]
-            inner = [digit.length for digit in digits[1:]]
-            covered.append(math.prod([*outer, *inner]))
+            # A part cuts the outermost digit only, so that a view of it is whole rows.
+            rows = digits[0].covering(extents) if digits else 1
+            row = _count(digits[1:])
+            covered.append(rows * row)
         return tuple(covered)
 
-    def locate(self, selection: Selection) -> tuple[tuple[Any, ...], Callable[[Array], Array]]:
+    def locate(self, selection: Selection) -> tuple[Key, Arrangement]:
         """Return where the items of a selection of the view are, and a function that arranges them.
 
         The first is a key of the array for `vectorised`, which takes the items in the order of storage. The function
         makes the selection's result of them, and copies only where it joins axes or repeats items.
         """
         if 0 in selection.box:
-            nothing = (slice(0) for _ in self.shape)
-            return (*nothing, ...), lambda items: np.empty(selection.shape, items.dtype)
+
+            def empty(items: Array) -> Array:
+                return np.empty(selection.shape, items.dtype)
+
+            nothing = [slice(0)] * len(self.shape)
+            return (*nothing, ...), empty
         starts = list(self.starts)
-        factors = selection.axes or [(axis,) for axis in range(len(self.axes))]
+        axes = range(len(self.axes))
+        factors = selection.axes or [(axis,) for axis in axes]
         trims: list[Any] = []
         each = []
         for positions, of_factor in zip(selection.positions, factors, strict=True):
@@ -245,17 +292,13 @@ class Mapping:
         key: list[Any] = []
         straight: list[int] = []
         for axis, start in enumerate(starts):
-            along = [n for n, dim in enumerate(dims) if axis in dim.moves]
-            along.sort(key=lambda n: -abs(dims[n].step))
-            moving = (Digit(axis, dims[n].length, dims[n].step) for n in along)
-            digits = _merge(moving) or (Digit(axis, 1, 1),)
-            if len(digits) > 1 or not all(dims[n].step for n in along):
+            along = _moving(dims, axis)
+            run = _run(dims, axis, along)
+            if run is None:
                 key.append(None)
                 continue
             straight += along
-            ((_, count, step),) = digits
-            stop = start + count * step
-            key.append(slice(start, stop if stop >= 0 else None, step))
+            key.append(_slice_of(run, start))
         joint = [n for n in range(len(dims)) if n not in straight]
         for axis, start in enumerate(starts):
             if key[axis] is None:
@@ -263,16 +306,19 @@ class Mapping:
                 key[axis] = sum(np.ix_(*moves), start)
 
         def arrange(items: Array) -> Array:
+            # `vectorised` puts the dimensions of index arrays first.
             order = [*joint, *straight]
-            lengths = [dims[n].length if dims[n].moves else 1 for n in order]
-            box = items.reshape(lengths).transpose(np.argsort(order))
+            extents = [dims[n].extent for n in order]
+            box = items.reshape(extents).transpose(np.argsort(order))
             for n, dim in enumerate(dims):
                 if not dim.moves:
                     box = box.repeat(dim.length, n)
-            joined = [math.prod(dim.length for dim in of_factor) for of_factor in each]
-            box = box.reshape(joined)[(*trims, ...)]
-            box = box[selection.flips or ...]
-            ordered: Array = box.transpose(np.argsort(selection.order or range(box.ndim)))
+            lengths = [math.prod(dim.length for dim in of_factor) for of_factor in each]
+            joined = box.reshape(lengths)
+            trimmed = joined[(*trims, ...)]
+            box = trimmed[selection.flips or ...]
+            wanted = selection.order or range(box.ndim)
+            ordered: Array = box.transpose(np.argsort(wanted))
             return ordered.reshape(selection.shape)
 
         return (*key, ...), arrange  # with an ellipsis, even a single item is an array
@@ -280,19 +326,22 @@ class Mapping:
     def _widen(self, positions: Positions, axes: Sequence[int]) -> tuple[Positions, slice]:
         """Widen a part of joined axes to whole rows, and say where in them the part is; not if they are far longer.
 
-        Rows are slices of the array, which need no index arrays.
+        Whole rows are slices of the array, which are read faster than index arrays.
         """
         digits = self.axes[axes[0]]
         if not isinstance(positions, slice) or len(digits) == 1:
             return positions, slice(None)
         along = range(positions.start, positions.stop, positions.step)
-        inner = math.prod(digit.length for digit in _varying(digits, along)[1:])
-        first, last = along[0], along[-1]
+        inner = _count(_varying(digits, along)[1:])
+        first = along[0]
+        last = along[-1]
         low = first // inner * inner
         high = (last // inner + 1) * inner
         if high - low > _MOST_AROUND * len(along):
             return positions, slice(None)
-        return slice(low, high, 1), slice(first - low, last + 1 - low, along.step)
+        rows = slice(low, high, 1)
+        part = slice(first - low, last + 1 - low, along.step)
+        return rows, part
 
     def _dimensions(
         self,
@@ -308,19 +357,56 @@ class Mapping:
             except ValueError:  # a part of joined axes that is not a box
                 positions = np.asarray(along)[None]
             else:
-                return [_Dimension(n, {axis: range(0, n * step, step)}, step) for axis, n, step in digits]
+                return [_straight(digit) for digit in digits]
         moves: dict[int, Any] = {}
         for rest, number in zip(positions, axes, strict=True):
             for axis, length, step in reversed(self.axes[number]):
-                rest, moved = np.divmod(rest, length)  # noqa: PLW2901
-                moves[axis] = moves.get(axis, 0) + moved * step
+                rest, counted = np.divmod(rest, length)  # noqa: PLW2901
+                move = counted * step
+                moves[axis] = moves.get(axis, 0) + move
         return [_Dimension(positions.shape[1], moves)]
+
+
+def _count(digits: Digits) -> int:
+    """Return how many positions digits count through together."""
+    return math.prod(digit.length for digit in digits)
+
+
+def _straight(digit: Digit) -> _Dimension:
+    """Return the dimension in which one digit counts."""
+    axis, length, step = digit
+    moves = range(0, length * step, step)
+    return _Dimension(length, {axis: moves}, step)
+
+
+def _moving(dims: Dims, axis: int) -> list[int]:
+    """Return which dimensions go along an axis of the array, the longest steps first."""
+    moving = [n for n, dim in enumerate(dims) if axis in dim.moves]
+    return sorted(moving, key=lambda n: abs(dims[n].step), reverse=True)
+
+
+def _run(dims: Dims, axis: int, along: Sequence[int]) -> Digit | None:
+    """Return the one digit that the dimensions along an axis are together; None if they need index arrays."""
+    digits = []
+    for n in along:
+        dim = dims[n]
+        if not dim.step:
+            return None
+        digits.append(Digit(axis, dim.length, dim.step))
+    merged = _merge(digits) or (Digit(axis, 1, 1),)
+    return merged[0] if len(merged) == 1 else None
+
+
+def _slice_of(run: Digit, start: int) -> slice:
+    stop = start + run.length * run.step
+    # As the stop of a slice, a negative number would count from the end of the axis.
+    return slice(start, stop if stop >= 0 else None, run.step)
 
 
 def _varying(digits: Digits, positions: range) -> Digits:
     """Return the last digits of an axis that differ along the positions, at least one."""
     while len(digits) > 1:
-        inner = math.prod(digit.length for digit in digits[1:])
+        inner = _count(digits[1:])
         if positions[0] // inner != positions[-1] // inner:
             break
         digits = digits[1:]
@@ -330,9 +416,17 @@ def _varying(digits: Digits, positions: range) -> Digits:
 def _merge(digits: Iterable[Digit]) -> Digits:
     """Merge digits that continue along the same axis, and drop digits of length 1."""
     merged: list[Digit] = []
-    for axis, length, step in digits:
-        if merged and merged[-1].axis == axis and merged[-1].step == step * length != 0:
-            merged[-1] = Digit(axis, merged[-1].length * length, step)
-        elif length != 1:
-            merged.append(Digit(axis, length, step))
+    for digit in digits:
+        if merged and _continues(merged[-1], digit):
+            outer = merged[-1]
+            merged[-1] = digit._replace(length=outer.length * digit.length)
+        elif digit.length != 1:
+            merged.append(digit)
     return tuple(merged)
+
+
+def _continues(outer: Digit, inner: Digit) -> bool:
+    """Return whether the outer digit goes on where the inner one ends."""
+    if outer.axis != inner.axis or not outer.step:
+        return False
+    return outer.step == inner.step * inner.length

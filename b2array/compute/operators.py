@@ -19,6 +19,7 @@ import numpy as np
 
 __all__ = ["Operators", "free_nbytes"]
 
+Unary = Callable[[Any], Any]
 Binary = Callable[[Any, Any], Any]
 
 _NEIGHBOURS = {
@@ -33,25 +34,32 @@ _NEIGHBOURS = {
 def _methods(verb: Binary) -> tuple[Binary, Binary, Binary]:
     """Return the methods of an operator with the array on the left, on the right, and in place."""
 
-    def on_the_left(a: Any, b: Any) -> Any:
-        return _apply(verb, a, b)
-
     def on_the_right(a: Any, b: Any) -> Any:
         return _apply(lambda x, y: verb(y, x), a, b)
 
-    return on_the_left, on_the_right, _refuse
+    return _comparison(verb), on_the_right, _refuse
 
 
-def _unary(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _comparison(verb: Binary) -> Binary:
+    """Return the method of an operator with the array on the left: Python turns a comparison around by itself."""
+
+    def on_the_left(a: Any, b: Any) -> Any:
+        return _apply(verb, a, b)
+
+    return on_the_left
+
+
+def _unary(verb: Unary) -> Unary:
     return lambda a: _apply(lambda x, _: verb(x), a, 0)
 
 
-def _convert(verb: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _convert(verb: Unary) -> Unary:
     def convert(a: Any) -> Any:
         if a.size == 1:
             return verb(a[...])
         # This raises NumPy's error without reading the array.
-        return verb(np.broadcast_to(np.zeros((), a.dtype), a.shape))
+        zero = np.zeros((), a.dtype)
+        return verb(np.broadcast_to(zero, a.shape))
 
     return convert
 
@@ -87,22 +95,31 @@ class Operators:
     __and__, __rand__, __iand__ = _methods(operator.and_)
     __or__, __ror__, __ior__ = _methods(operator.or_)
     __xor__, __rxor__, __ixor__ = _methods(operator.xor)
-    __lt__, __le__ = _methods(operator.lt)[0], _methods(operator.le)[0]
-    __gt__, __ge__ = _methods(operator.gt)[0], _methods(operator.ge)[0]
-    __eq__, __ne__ = _methods(operator.eq)[0], _methods(operator.ne)[0]
+    __lt__ = _comparison(operator.lt)
+    __le__ = _comparison(operator.le)
+    __gt__ = _comparison(operator.gt)
+    __ge__ = _comparison(operator.ge)
+    __eq__ = _comparison(operator.eq)
+    __ne__ = _comparison(operator.ne)
+    # A class that defines __eq__ loses its hash; arrays are told apart as objects, as keys of a dictionary.
     __hash__ = object.__hash__
-    __neg__, __pos__ = _unary(operator.neg), _unary(operator.pos)
-    __abs__, __invert__ = _unary(operator.abs), _unary(operator.invert)
-    __bool__, __int__, __float__ = _convert(bool), _convert(int), _convert(float)
-    __complex__, __index__ = _convert(complex), _convert(operator.index)
+    __neg__ = _unary(operator.neg)
+    __pos__ = _unary(operator.pos)
+    __abs__ = _unary(operator.abs)
+    __invert__ = _unary(operator.invert)
+    __bool__ = _convert(bool)
+    __int__ = _convert(int)
+    __float__ = _convert(float)
+    __complex__ = _convert(complex)
+    __index__ = _convert(operator.index)
 
     def __contains__(self, item: object) -> bool:
         return bool(np.any(self == item))
 
     def item(self, *args: SupportsIndex) -> Any:
-        """Return one item as a number of Python, or what else `numpy.ndarray.item` returns.
+        """Return one item as a Python scalar, or what else `numpy.ndarray.item` returns.
 
-        Without arguments it is the only item; one number counts items in C order; more are an index.
+        Without arguments, the array must have a single item. One number counts items in C order. More are an index.
 
         Examples
         --------
@@ -124,7 +141,7 @@ class Operators:
         return self[tuple(map(operator.index, index))].item()
 
     def tolist(self) -> Any:
-        """Return all items as nested lists of numbers of Python, as `numpy.ndarray.tolist`."""
+        """Return all items as nested lists of Python scalars, as `numpy.ndarray.tolist`."""
         return _apply(lambda x, _: x, self, 0).tolist()
 
     def clip(self, min: Any = None, max: Any = None, out: None = None, **options: Any) -> Any:
@@ -137,8 +154,13 @@ class Operators:
         array([2, 5, 6])
         """
         _refuse_out(out)
-        low, high = (bound[...] if isinstance(bound, Operators) else bound for bound in (min, max))
-        return _apply(lambda x, _: np.clip(x, low, high, **options), self, 0)
+        low = min[...] if isinstance(min, Operators) else min
+        high = max[...] if isinstance(max, Operators) else max
+
+        def limit(items: Any, _: object) -> Any:
+            return np.clip(items, low, high, **options)
+
+        return _apply(limit, self, 0)
 
     def round(self, decimals: SupportsIndex = 0, out: None = None) -> Any:
         """Return all items rounded to a number of decimals, as `numpy.round`, in a NumPy array.
@@ -152,10 +174,10 @@ class Operators:
         _refuse_out(out)
         return _apply(lambda x, _: np.round(x, decimals), self, 0)
 
-    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+    if not TYPE_CHECKING:  # a type checker would accept every name as an attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Name the way to what NumPy's arrays have, and these have not."""
+            """Say what to write instead of the name, if arrays of NumPy, zarr or xarray have it."""
             kind = type(self).__name__
             hint = _NEIGHBOURS.get(name, "")
             if not name.startswith("_") and hasattr(np.ndarray, name):
@@ -176,18 +198,22 @@ def _apply(verb: Binary, a: Any, other: Any) -> Any:
         if np.ndim(other):
             other = np.asarray(other)
     try:
-        size = math.prod(np.broadcast_shapes(a.shape, np.shape(other)))
+        shape = np.broadcast_shapes(a.shape, np.shape(other))
+        size = math.prod(shape)
     except ValueError:
         size = a.size  # matrices, or shapes for which NumPy raises below
-    itemsize = max(a.itemsize, other.itemsize if np.ndim(other) else 0)
-    nbytes = size * itemsize
+    # A number such as 2 takes the array's type, whatever the size of its own.
+    other_itemsize = other.itemsize if np.ndim(other) else 0
+    nbytes = size * max(a.itemsize, other_itemsize)
     free = free_nbytes()
+    # Half of it, because the operands are in memory besides the result.
     if nbytes > free // 2:
         raise MemoryError(
             f"the result would take {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: to_dask() computes "
             "chunk by chunk, and so do reductions such as sum() and mean()"
         )
-    return verb(a[...], other[...] if is_stored else other)
+    right = other[...] if is_stored else other
+    return verb(a[...], right)
 
 
 def free_nbytes() -> int:
@@ -196,8 +222,10 @@ def free_nbytes() -> int:
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable:"))
-        return 1024 * int(available.split()[1])
+        kibibytes = available.split()[1]
+        return 1024 * int(kibibytes)
     # Windows has no sysconf, and macOS does not know these names: then nothing limits the result.
     with suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        pages = os.sysconf("SC_AVPHYS_PAGES")
+        return pages * os.sysconf("SC_PAGE_SIZE")
     return sys.maxsize

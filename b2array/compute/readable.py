@@ -38,7 +38,7 @@ _INSTEAD_OF_CALLS = {
 
 
 def _refuse(*_: Any) -> None:
-    """Refuse to assign, as NumPy does."""
+    """Refuse an assignment, as NumPy does."""
     raise ValueError("assignment destination is read-only")
 
 
@@ -68,7 +68,7 @@ class Indexer:
     if not TYPE_CHECKING:  # so that type checkers refuse calls
 
         def __call__(self, *_: object, **__: object) -> NoReturn:
-            """Say how to write it: in NumPy, `view` is a method."""
+            """Refuse the call, and say what to write: in NumPy, `view` is a method."""
             hint = _INSTEAD_OF_CALLS.get(self._name, "")
             raise TypeError(f"{self._name} takes a key in brackets, as in a.{self._name}[1:3]{hint}")
 
@@ -145,7 +145,10 @@ class Readable(Operators):
         while True:
             try:
                 layout = source.state.layout or source.state.require_layout()
-                rest, names = (key, None) if layout.dtype.names is None else fields(key, layout.dtype)
+                if layout.dtype.names is None:
+                    rest, names = key, None
+                else:
+                    rest, names = fields(key, layout.dtype)
                 selection = rule(rest, layout.shape)
                 result: Any = np.empty(selection.shape, layout.dtype)
                 read(source, layout, selection.positions, selection.axes, selection.view(result))
@@ -166,17 +169,22 @@ class Readable(Operators):
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         handle = self._handle
         if handle.in_transaction:
+            # The next change in the transaction would make a result under this name wrong.
             return "b2array", handle.url, uuid4().hex
         return "b2array", handle.url, handle.snapshot.start, handle.generation
 
     def _indexer(self, name: str, rule: Select) -> Indexer:
-        return Indexer(
-            name, self._handle.url, lambda key: self._get(key, rule), lambda key, value: self._set(key, value, rule)
-        )
+        def get_items(key: Any) -> Any:
+            return self._get(key, rule)
+
+        def set_items(key: Any, value: Any) -> None:
+            self._set(key, value, rule)
+
+        return Indexer(name, self._handle.url, get_items, set_items)
 
     @property
     def oindex(self) -> Indexer:
-        """Orthogonal indexing, get and set: index arrays and masks, of one dimension, each select along their own axis.
+        """Orthogonal indexing, get and set: each one-dimensional index array or mask selects along one axis.
 
         Examples
         --------
@@ -210,12 +218,14 @@ class Readable(Operators):
     def _warn_if_too_large(self) -> None:
         """Warn before a function of NumPy loads more than the memory holds."""
         memory = memory_nbytes()
-        if memory is not None and self.nbytes > memory:
-            needed, there = (f"{nbytes / 2**30:.1f} GiB" for nbytes in (self.nbytes, memory))
-            warn(
-                f"this loads the whole array, {needed}, and the machine has {there} of memory; "
-                "a.to_dask() and b2array.map work piece by piece, and a[key] loads a part"
-            )
+        if memory is None or self.nbytes <= memory:
+            return
+        needed = f"{self.nbytes / 2**30:.1f} GiB"
+        there = f"{memory / 2**30:.1f} GiB"
+        warn(
+            f"this loads the whole array, {needed}, and the machine has {there} of memory; "
+            "a.to_dask() and b2array.map work piece by piece, and a[key] loads a part"
+        )
 
     def __len__(self) -> int:
         if not self.shape:
@@ -226,12 +236,14 @@ class Readable(Operators):
         if not self.shape:
             raise TypeError("iteration over a 0-d array")
         # One read serves as many rows as a chunk has, unless they are too large together.
-        row_nbytes = max(1, self.nbytes // max(1, len(self)))
+        length = len(self)
+        row_nbytes = max(1, self.nbytes // max(1, length))
         step = max(1, min(self.chunks[0], _ROWS_NBYTES // row_nbytes))
-        return (row for start in range(0, len(self), step) for row in self[start : start + step])
+        starts = range(0, length, step)
+        return (row for start in starts for row in self[start : start + step])
 
     def to_dask(self, chunks: Any = "auto") -> da.Array:
-        """Return a dask array of the state that is committed now. It reads nothing before it is computed.
+        """Return a dask array of the state that is committed now. Only computing it reads items.
 
         Parameters
         ----------
@@ -265,7 +277,7 @@ class Readable(Operators):
         return cast("da.Array", self._graph(self, chunks))
 
     def to_dask_array(self) -> da.Array:
-        """Return what `to_dask` returns. dask's functions and operators call it, so that they go piece by piece.
+        """Return what `to_dask` returns. dask's functions and operators call it, so that they compute piece by piece.
 
         Examples
         --------
@@ -284,11 +296,12 @@ class Readable(Operators):
 
 
 def select_fields(result: Any, names: str | list[str]) -> Any:
-    """Return fields of items; arrays for reading only."""
+    """Return fields of items; arrays of them are read-only."""
     fields = result[names]
     if isinstance(fields, np.ndarray):
-        # Copied, so that a field does not keep the memory of all others.
-        fields = np.array(fields) if isinstance(names, str) else fields
+        if isinstance(names, str):
+            # A view would keep the memory of all other fields.
+            fields = np.array(fields)
         # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
         fields.flags.writeable = False
     return fields

@@ -45,15 +45,21 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 Box = tuple[slice, ...]
+Axes = tuple[int, ...]
+DType = np.dtype[Any]
+Mask = npt.NDArray[np.bool_]
 State = tuple[Any, ...]
 """Arrays with an extent of 1 along the reduced axes, or numbers."""
 
-_LEAST_NBYTES, _LEAST_NBYTES_AFAR = 2**20, 8 * 2**20
+_LEAST_NBYTES = 2**20
+_LEAST_NBYTES_AFAR = 8 * 2**20
 """Pieces up to this size are not cut, on local disks and elsewhere."""
 _MOST_NBYTES = 32 * 2**20
 """Larger chunks are cut at the borders of blocks."""
 _AFAR = 8
 """Number of pieces to request at the same time if that takes long."""
+_WIDE = {"f2": "f8", "f4": "f8", "c8": "c16"}
+"""Types in which sums of short floats are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +71,10 @@ class _Reduction:
     """
 
     lengths: tuple[int, ...]
-    axes: tuple[int, ...]
-    dtype: np.dtype[Any]
+    axes: Axes
+    dtype: DType
     wide: Any
-    valid: npt.NDArray[np.bool_] | None
+    valid: Mask | None
     initial: dict[str, Any]
     ddof: float
     skipna: bool
@@ -78,9 +84,12 @@ class _Reduction:
         valid: Any = True if self.valid is None else self.valid[box]
         numbers = ~np.isnan(items) if self.skipna else np.True_
         if valid is True and numbers.all():
-            return True, math.prod(items.shape[axis] for axis in self.axes)
-        counted = np.broadcast_to(valid & numbers, items.shape)
-        return counted, np.add.reduce(counted, self.axes, np.int64, keepdims=True)
+            # A ufunc is faster without a mask.
+            lengths = [items.shape[axis] for axis in self.axes]
+            return True, math.prod(lengths)
+        mask = np.broadcast_to(valid & numbers, items.shape)
+        number = np.add.reduce(mask, self.axes, np.int64, keepdims=True)
+        return mask, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,7 @@ class _Verb:
 
     piece: Callable[[_Reduction, Box, Array], State]
     combine: Callable[[_Reduction, State, State], State]
-    finish: Callable[[_Reduction, State], Any] = lambda _, state: state[0]
+    finish: Callable[[_Reduction, State], Any]
 
 
 _DOC = """Reduce the items as `numpy.{name}` does and with its arguments, chunk by chunk in bounded memory.
@@ -110,6 +119,7 @@ def reduction(name: str) -> Callable[..., Any]:
     """Return the method of this name, or the function for a name that begins with nan."""
     function = getattr(np, name)
     plain = name.removeprefix("nan")
+    skipna = plain != name
 
     def reduce(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, **options: Any) -> Any:
         # NumPy's functions do not all take these arguments, so pass them on only if the caller did.
@@ -121,11 +131,13 @@ def reduction(name: str) -> Callable[..., Any]:
             return function(a, axis=axis, **options)
         if out is not None:
             raise TypeError("reductions return new results: out must be None")
-        return _reduce(a, function, plain, axis, skipna=plain != name, **options)
+        return _reduce(a, function, plain, axis, skipna=skipna, **options)
 
-    call = f"b2array.{name}(a, " if plain != name else f"a.{name}("
-    example = function(np.array([[1.0, 2.0], [3.0, 6.0]]), axis=0).tolist()
-    reduce.__name__ = reduce.__qualname__ = name
+    call = f"b2array.{name}(a, " if skipna else f"a.{name}("
+    items = np.array([[1.0, 2.0], [3.0, 6.0]])
+    example = function(items, axis=0).tolist()
+    reduce.__name__ = name
+    reduce.__qualname__ = name
     reduce.__doc__ = _DOC.format(name=name, call=call, example=example)
     return reduce
 
@@ -146,32 +158,22 @@ def _reduce(
         mapping = a._mapping(layout.shape)
         view_shape = mapping.lengths  # `a` may change meanwhile
         ndim = len(view_shape)
-        dtype = layout.dtype
         if 0 in view_shape:
-            return function(np.empty(view_shape, dtype), axis=axis, keepdims=keepdims, **arguments)
-        valid = None
-        if arguments.get("where", True) is not True:
-            valid = np.broadcast_to(arguments["where"], view_shape)
-        kind = _result_dtype(function, name, dtype, ndim, axis, arguments, keepdims=keepdims)
-        # NumPy reduces even an array without dimensions along axis 0.
-        if axis is None or not view_shape:
-            reduced = tuple(range(ndim))
-        else:
-            reduced = np.lib.array_utils.normalize_axis_tuple(axis, ndim)
-        numeric = kind if kind.kind in "biufcO" else None
-        wide = {"f2": "f8", "f4": "f8", "c8": "c16"}.get(kind.str[1:], numeric)
-        initial = {}
-        if arguments.get("initial") is not None:
-            initial["initial"] = arguments["initial"]
-        lengths = tuple(digit.length for digit in mapping.digits)
-        of_digits = [axis for axis, digits in enumerate(mapping.axes) for _ in digits]
-        axes = tuple(n for n, axis in enumerate(of_digits) if axis in reduced)
-        # Splitting dimensions of a broadcast array does not copy it.
-        counted = None if valid is None else valid.reshape(lengths)
-        with_nan = "fcmM" if name in ("min", "max") else "fc"
-        ignores = skipna and dtype.kind in with_nan
-        ddof = arguments.get("ddof", 0)
-        task = _Reduction(lengths, axes, kind, wide, counted, initial, ddof, ignores)
+            # NumPy knows what nothing is reduced to, and for which functions that is an error.
+            nothing = np.empty(view_shape, layout.dtype)
+            return function(nothing, axis=axis, keepdims=keepdims, **arguments)
+        kind = _result_dtype(
+            function,
+            name,
+            layout.dtype,
+            ndim,
+            axis,
+            arguments,
+            keepdims=keepdims,
+        )
+        reduced = _reduced_axes(axis, ndim)
+        ignores_nan = skipna and _may_have_nan(name, layout.dtype)
+        task = _task(mapping, reduced, kind, arguments, skipna=ignores_nan)
         label = name if progress else ""
         result = _reduce_chunks(source, layout, mapping, task, _VERBS[name], show=label)
         shape = []
@@ -186,20 +188,60 @@ def _reduce(
     return a._handle.reading(attempt)
 
 
+def _reduced_axes(axis: Any, ndim: int) -> Axes:
+    # NumPy reduces even an array without dimensions along axis 0.
+    if axis is None or not ndim:
+        return tuple(range(ndim))
+    return np.lib.array_utils.normalize_axis_tuple(axis, ndim)
+
+
+def _may_have_nan(name: str, dtype: DType) -> bool:
+    """Return whether items may be NaN; for `nanmin` and `nanmax` NaT is one, for sums it is not."""
+    kinds = "fcmM" if name in ("min", "max") else "fc"
+    return dtype.kind in kinds
+
+
+def _task(
+    mapping: Mapping,
+    reduced: Axes,
+    kind: DType,
+    arguments: dict[str, Any],
+    *,
+    skipna: bool,
+) -> _Reduction:
+    """Return the arguments of a reduction along axes of a view in terms of the view's digits."""
+    lengths = tuple(digit.length for digit in mapping.digits)
+    of_digits = [axis for axis, digits in enumerate(mapping.axes) for _ in digits]
+    axes = tuple(n for n, axis in enumerate(of_digits) if axis in reduced)
+    valid = None
+    if arguments.get("where", True) is not True:
+        # Splitting dimensions of a broadcast array does not copy it.
+        mask = np.broadcast_to(arguments["where"], mapping.lengths)
+        valid = mask.reshape(lengths)
+    numeric = kind if kind.kind in "biufcO" else None
+    wide = _WIDE.get(kind.str[1:], numeric)
+    initial = {}
+    if arguments.get("initial") is not None:
+        initial["initial"] = arguments["initial"]
+    ddof = arguments.get("ddof", 0)
+    return _Reduction(lengths, axes, kind, wide, valid, initial, ddof, skipna)
+
+
 def _result_dtype(
     function: Callable[..., Any],
     name: str,
-    dtype: np.dtype[Any],
+    dtype: DType,
     ndim: int,
     axis: Any,
     arguments: dict[str, Any],
     *,
     keepdims: bool,
-) -> np.dtype[Any]:
+) -> DType:
     """Return the type that NumPy gives the result, or raise the error that NumPy raises for these arguments."""
     options = dict(arguments)
     if options.get("where", True) is not True:
-        options["where"] = np.ones((), np.asarray(options["where"]).dtype)
+        mask_dtype = np.asarray(options["where"]).dtype
+        options["where"] = np.ones((), mask_dtype)
     if "ddof" in options:
         options["ddof"] = 0  # one item has no degree of freedom to lose
     # Text may have to be a number.
@@ -208,7 +250,8 @@ def _result_dtype(
     # Without an axis, NumPy has roots of objects and counts records, but makes no arrays of these results.
     kept = keepdims or name not in ("std", "count_nonzero")
     with np.errstate(all="ignore"):
-        kind: np.dtype[Any] = np.asarray(function(one, axis=axis, keepdims=kept, **options)).dtype
+        result = function(one, axis=axis, keepdims=kept, **options)
+    kind: DType = np.asarray(result).dtype
     adds = name in ("sum", "prod", "mean") and dtype.kind in "biufc"
     if adds and np.dtype(arguments.get("dtype")) == object:
         return np.dtype(object)  # NumPy's result may be a number of Python, which has no limits
@@ -225,28 +268,30 @@ def _reduce_chunks(
     show: str,
 ) -> Array:
     """Return the result with an extent of 1 along the digits that are reduced."""
-    kept = [axis for axis in range(len(task.lengths)) if axis not in task.axes]
+    axes = range(len(task.lengths))
+    kept = [axis for axis in axes if axis not in task.axes]
     error = np.geterr()  # each thread has its own settings
-    shape = [1 if axis in task.axes else n for axis, n in enumerate(task.lengths)]
+    shape = [1 if axis in task.axes else task.lengths[axis] for axis in axes]
     result = np.empty(shape, task.dtype)
     nbytes = math.prod(task.lengths) * layout.itemsize
-    # NumPy's nan-variants divide without a warning.
-    quiet: dict[str, Any] = {"divide": "ignore", "invalid": "ignore"} if task.skipna else {}
+    quiet: dict[str, Any] = {}
+    if task.skipna:
+        # NumPy's nan-variants divide without a warning.
+        quiet = {"divide": "ignore", "invalid": "ignore"}
     with bars.track(nbytes, f"{show} of {source.url}", bool(show)) as bar:
 
         def state(box: Box, items: Array) -> tuple[Box, State]:
             bar.advance(items.nbytes)
-            place = tuple(slice(0, 1) if axis in task.axes else i for axis, i in enumerate(box))
+            place = list(box)
+            for axis in task.axes:
+                place[axis] = slice(0, 1)
             with np.errstate(**error):
-                if items.size == 1 or any(items.strides):
-                    return place, verb.piece(task, box, items)
-                # All items are one: reduce it once, and repeat the state.
-                first = items[(slice(0, 1),) * items.ndim]
-                one = verb.piece(task, box, first)
-                count = math.prod(items.shape[axis] for axis in task.axes)
-                return place, _repeat(task, verb, one, count)
+                of_box = _state_of(task, verb, box, items)
+            return tuple(place), of_box
 
-        pieces = _pieces(source, layout, mapping, kept, state, merge=task.valid is None)
+        # A mask may leave out different items of chunks that have the same items.
+        merge = task.valid is None
+        pieces = _pieces(source, layout, mapping, kept, state, merge=merge)
         for where, column in groupby(pieces, itemgetter(0)):
             last = _fold(task, verb, (of_piece for _, of_piece in column))
             with np.errstate(**quiet):
@@ -254,15 +299,34 @@ def _reduce_chunks(
     return result
 
 
+def _state_of(task: _Reduction, verb: _Verb, box: Box, items: Array) -> State:
+    if items.size == 1 or any(items.strides):
+        return verb.piece(task, box, items)
+    # All items are one: reduce it once, and repeat the state.
+    first = items[(slice(0, 1),) * items.ndim]
+    one = verb.piece(task, box, first)
+    lengths = [items.shape[axis] for axis in task.axes]
+    count = math.prod(lengths)
+    return _repeat(task, verb, one, count)
+
+
 def _fold(task: _Reduction, verb: _Verb, states: Iterable[State]) -> State:
     """Combine states pair by pair, pairs of pairs, and so on, with few of them in memory."""
     stack: list[State] = []
+
+    def combine_last_two() -> None:
+        b = stack.pop()
+        a = stack.pop()
+        stack.append(verb.combine(task, a, b))
+
     for number, state in enumerate(states, 1):
         stack.append(state)
-        for _ in range((number & -number).bit_length() - 1):
-            stack[-2:] = [verb.combine(task, *stack[-2:])]
+        # As in a binary counter: each zero at the end of the number is a carry, two states of the same size.
+        carries = (number & -number).bit_length() - 1
+        for _ in range(carries):
+            combine_last_two()
     while len(stack) > 1:
-        stack[-2:] = [verb.combine(task, *stack[-2:])]
+        combine_last_two()
     return stack[0]
 
 
@@ -293,7 +357,8 @@ def _pieces(
     follow each other. With `merge`, many chunks of one value may be one piece, whose items have the stride 0.
     """
     digits = tuple((digit,) for digit in mapping.digits)
-    of_digits = Mapping(mapping.shape, mapping.starts, digits, (None,) * len(digits))
+    unnumbered = (None,) * len(digits)
+    of_digits = Mapping(mapping.shape, mapping.starts, digits, unnumbered)
     nbytes = math.prod(of_digits.lengths) * layout.itemsize
 
     def piece(job: tuple[Box, bool]) -> tuple[Box, State]:
@@ -310,7 +375,8 @@ def _pieces(
         piece_nbytes = math.prod(wanted.shape) * layout.itemsize
         memory = scratch("pieces", piece_nbytes, 2 * _MOST_NBYTES)
         items = memory.view(layout.dtype).reshape(wanted.shape)
-        read(source, layout, wanted.positions, wanted.axes, wanted.view(items), nbytes)
+        target = wanted.view(items)
+        read(source, layout, wanted.positions, wanted.axes, target, nbytes)
         return use(box, arranged(items))
 
     boxes = _boxes(source, layout, mapping, kept, merge=merge)
@@ -336,12 +402,13 @@ def _boxes(
         low = list(mapping.starts)
         high = list(mapping.starts)
         for (axis, _, step), i in zip(digits, box, strict=True):
-            first, last = sorted((step * i.start, step * (i.stop - 1)))
-            low[axis] += first
-            high[axis] += last
-        ranges = zip(low, high, layout.chunks, strict=True)
-        touched = tuple(slice(first // chunk, last // chunk + 1) for first, last, chunk in ranges)
-        values = np.asarray(codes)[touched]
+            ends = step * i.start, step * (i.stop - 1)
+            low[axis] += min(ends)
+            high[axis] += max(ends)
+        touched = []
+        for first, last, chunk in zip(low, high, layout.chunks, strict=True):
+            touched.append(slice(first // chunk, last // chunk + 1))
+        values = np.asarray(codes)[tuple(touched)]
         value = values.flat[0]
         return value in SPECIALS and bool((values == value).all())
 
@@ -358,20 +425,24 @@ def _boxes(
         nbytes = math.prod(map(min, lengths, cells)) * layout.itemsize
         for n in order:
             # As if all following digits were cut as far as possible.
-            nbytes = nbytes // min(lengths[n], cells[n]) * lengths[n]
+            smallest = min(lengths[n], cells[n])
+            nbytes = nbytes // smallest * lengths[n]
             if lengths[n] <= cells[n] or nbytes <= most:
                 continue
             axis, _, step = digits[n]
-            middle = _middle(box[n], mapping.starts[axis], step, units[axis])
+            whole = box[n]
+            middle = _middle(whole, mapping.starts[axis], step, units[axis])
             # The stack gives the last one first, so the halves follow each other in the order of the array.
-            halves = slice(middle, box[n].stop), slice(box[n].start, middle)
-            stack.extend((*box[:n], half, *box[n + 1 :]) for half in halves)
+            halves = [slice(middle, whole.stop), slice(whole.start, middle)]
+            before = box[:n]
+            after = box[n + 1 :]
+            stack += [(*before, half, *after) for half in halves]
             break
         else:
             yield box, False
 
 
-def _special_codes(source: Source, layout: Layout) -> npt.NDArray[Any] | None:
+def _special_codes(source: Source, layout: Layout) -> Array | None:
     """Return the offsets of all chunks on their grid, if some tell that a chunk has one value and can be trusted."""
     # A transaction must note which chunks are read, and its index does not tell which chunks it keeps open.
     if not isinstance(source, Snapshot) or source.state.annotations.lost:
@@ -389,27 +460,34 @@ def _middle(i: slice, base: int, step: int, unit: int) -> int:
     middle: int = (i.start + i.stop) // 2
     if step < 0:
         # Count from the other end of the axis, where the digit ascends.
-        base, step = -1 - base, -step
+        base = -1 - base
+        step = -step
     border = (base + middle * step) // unit * unit
-    cuts = (-((base - position) // step) for position in (border, border + unit))
-    return next((cut for cut in cuts if i.start < cut < i.stop), middle)
+    for position in (border, border + unit):
+        cut = -((base - position) // step)
+        if i.start < cut < i.stop:
+            return cut
+    return middle
 
 
 # Sums, products and means.
 
 
-def _by(ufunc: np.ufunc, converted: Callable[[Array], Array] = np.asarray) -> _Verb:
+def _by(ufunc: np.ufunc, convert: Callable[[Array], Array] = np.asarray) -> _Verb:
     """Return the reduction by a ufunc of the items that count; the state also has their number."""
 
     def piece(task: _Reduction, box: Box, items: Array) -> State:
         valid, number = task.where(box, items)
-        # NumPy does not know the identity for objects.
-        first = {"initial": ufunc.identity} if task.dtype == object else {}
-        total = ufunc.reduce(converted(items), task.axes, task.wide, keepdims=True, where=valid, **first)
+        options: dict[str, Any] = {"keepdims": True, "where": valid}
+        if task.dtype == object:
+            # NumPy does not know the identity for objects.
+            options["initial"] = ufunc.identity
+        total = ufunc.reduce(convert(items), task.axes, task.wide, **options)
         return total, number
 
     def finish(task: _Reduction, state: State) -> Any:
-        return ufunc.reduce(state[0], task.axes, task.wide, keepdims=True, **task.initial)
+        total, _ = state
+        return ufunc.reduce(total, task.axes, task.wide, keepdims=True, **task.initial)
 
     def combine(_: _Reduction, a: State, b: State) -> State:
         items, number = a
@@ -419,7 +497,7 @@ def _by(ufunc: np.ufunc, converted: Callable[[Array], Array] = np.asarray) -> _V
     return _Verb(piece, combine, finish)
 
 
-def _nonzero(items: Array) -> npt.NDArray[np.bool_]:
+def _nonzero(items: Array) -> Mask:
     if items.dtype.kind != "V":
         return items.astype(bool)
     mask = np.zeros(items.shape, bool)  # NumPy counts records but does not convert them
@@ -441,10 +519,12 @@ def _moments(task: _Reduction, box: Box, items: Array) -> State:
     valid, number = task.where(box, items)
     own = items.dtype if items.dtype.kind == "c" else np.float64
     wide = np.result_type(task.wide, own)
-    total = np.add.reduce(items, task.axes, wide, keepdims=True, where=valid)
+    options: dict[str, Any] = {"keepdims": True, "where": valid}
+    total = np.add.reduce(items, task.axes, wide, **options)
     mean = total / np.maximum(number, 1)
     squares = _square(items - mean)
-    return number, mean, np.add.reduce(squares, task.axes, keepdims=True, where=valid)
+    deviation = np.add.reduce(squares, task.axes, **options)
+    return number, mean, deviation
 
 
 def _square(x: Any) -> Any:
@@ -461,13 +541,15 @@ def _combine_moments(_: _Reduction, a: State, b: State) -> State:
     apart = mean_b - mean_a
     share = number_b / np.maximum(number, 1)
     between = _square(apart) * (number_a * share)
+    mean = mean_a + apart * share
     squares = squares_a + squares_b + between
-    return number, mean_a + apart * share, squares
+    return number, mean, squares
 
 
 def _var(task: _Reduction, state: State) -> Any:
     number, mean, squares = state
-    if task.dtype.kind in "iu":  # NumPy takes the squares around the whole part of the mean, which are whole numbers
+    if task.dtype.kind in "iu":
+        # Asked for whole numbers, NumPy takes the squares around the whole part of the mean.
         mean = np.rint(mean * number) / np.maximum(number, 1)
         fraction = mean - np.trunc(mean)
         squares = np.rint(squares + number * np.square(fraction))
@@ -479,25 +561,33 @@ def _var(task: _Reduction, state: State) -> Any:
     return np.where(few, np.nan, variance) if task.skipna else variance
 
 
+def _std(task: _Reduction, state: State) -> Any:
+    return np.sqrt(_var(task, state))
+
+
 # Others.
 
 
-def _extreme(ufunc: np.ufunc, of_known: np.ufunc) -> _Verb:
+def _extreme(ufunc: np.ufunc, without_nan: np.ufunc) -> _Verb:
     """Return the minimum or the maximum; the second function ignores NaN."""
+
+    def choose(task: _Reduction) -> np.ufunc:
+        return without_nan if task.skipna else ufunc
 
     def piece(task: _Reduction, box: Box, items: Array) -> State:
         valid: Any = True if task.valid is None else task.valid[box]
-        chosen = of_known if task.skipna else ufunc
-        return (chosen.reduce(items, task.axes, keepdims=True, where=valid, **task.initial),)
+        reduce = choose(task).reduce
+        value = reduce(items, task.axes, keepdims=True, where=valid, **task.initial)
+        return (value,)
 
     def finish(task: _Reduction, state: State) -> Any:
-        if task.skipna and np.isnan(state[0]).any():
+        (value,) = state
+        if task.skipna and np.isnan(value).any():
             warnings.warn("All-NaN slice encountered", RuntimeWarning, stacklevel=2)
-        return state[0]
+        return value
 
     def combine(task: _Reduction, a: State, b: State) -> State:
-        chosen = of_known if task.skipna else ufunc
-        return (chosen(a[0], b[0]),)
+        return (choose(task)(a[0], b[0]),)
 
     return _Verb(piece, combine, finish)
 
@@ -516,26 +606,34 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
             valid = ~isnan.all(task.axes, keepdims=True)
         others = [axis for axis in range(items.ndim) if axis not in task.axes]
         # One row for each item of the result.
-        rows = items.transpose([*others, *task.axes])
-        rows = rows.reshape(*rows.shape[: len(others)], -1)
+        turned = items.transpose([*others, *task.axes])
+        outer = turned.shape[: len(others)]
+        rows = turned.reshape(*outer, -1)
         best = function(rows, axis=-1)
-        value = np.take_along_axis(rows, best[..., None], -1)[..., 0]
+        values = np.take_along_axis(rows, best[..., None], -1)
+        value = values[..., 0]
         position = np.zeros_like(best)
         # NumPy splits no positions for a shape without dimensions.
         lengths = [items.shape[axis] for axis in task.axes]
         inside = np.unravel_index(best, [1, *lengths])[1:]
         for axis, along in zip(task.axes, inside, strict=True):
-            position = position * task.lengths[axis] + box[axis].start + along
-        return np.expand_dims(value, task.axes), np.expand_dims(position, task.axes), valid
+            before = position * task.lengths[axis]
+            position = before + box[axis].start + along
+        value = np.expand_dims(value, task.axes)
+        position = np.expand_dims(position, task.axes)
+        return value, position, valid
 
     def combine(_: _Reduction, a: State, b: State) -> State:
         item_a, position_a, valid_a = a
         item_b, position_b, valid_b = b
         # In the order of their positions, so that the first of equal items wins.
-        items = np.where(position_a < position_b, [item_a, item_b], [item_b, item_a])
+        is_ordered = position_a < position_b
+        items = np.where(is_ordered, [item_a, item_b], [item_b, item_a])
         positions = np.sort([position_a, position_b], axis=0)
         later = function(items, axis=0)
-        return np.choose(later, items), np.choose(later, positions), valid_a | valid_b
+        item = np.choose(later, items)
+        position = np.choose(later, positions)
+        return item, position, valid_a | valid_b
 
     def finish(_: _Reduction, state: State) -> Any:
         _, position, valid = state
@@ -554,11 +652,18 @@ _VERBS = {
     "count_nonzero": _by(np.add, _nonzero),
     "mean": replace(_by(np.add), finish=_mean),
     "var": _Verb(_moments, _combine_moments, _var),
-    "std": _Verb(_moments, _combine_moments, lambda task, state: np.sqrt(_var(task, state))),
+    "std": _Verb(_moments, _combine_moments, _std),
     "min": _extreme(np.minimum, np.fmin),
     "max": _extreme(np.maximum, np.fmax),
     "argmin": _position(np.argmin, np.inf),
     "argmax": _position(np.argmax, -np.inf),
 }
-nanargmax, nanargmin, nanmax, nanmin = map(reduction, ("nanargmax", "nanargmin", "nanmax", "nanmin"))
-nanmean, nanprod, nanstd, nansum, nanvar = map(reduction, ("nanmean", "nanprod", "nanstd", "nansum", "nanvar"))
+nanargmax = reduction("nanargmax")
+nanargmin = reduction("nanargmin")
+nanmax = reduction("nanmax")
+nanmin = reduction("nanmin")
+nanmean = reduction("nanmean")
+nanprod = reduction("nanprod")
+nanstd = reduction("nanstd")
+nansum = reduction("nansum")
+nanvar = reduction("nanvar")
