@@ -56,7 +56,7 @@ TODAY = {
     "exchange": Counts(2, 9.7, 0, 3),
     "frame": Counts(14, 10.4, 0, 38),
     "format": Counts(2, 9.3, 0, 3),
-    "grid": Counts(2, 10.2, 0, 3),
+    "grid": Counts(2, 9.3, 0, 3),
     "group": Counts(48, 10.2, 0, 96),
     "store": Counts(26, 9.1, 0, 8),
     "tools": Counts(3, 10.1, 0, 3),

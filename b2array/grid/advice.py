@@ -26,8 +26,9 @@ _LEAST_NBYTES = 2 * 2**20
 def count_decoded_nbytes(layout: Layout, positions: Sequence[slice]) -> int:
     """Return the bytes of the blocks that slices with positive steps touch."""
     nblocks = 1
-    for along in zip(layout.shape, layout.chunks, layout.blocks, positions, strict=True):
-        nblocks *= _count_touched(*along)
+    axes = zip(layout.shape, layout.chunks, layout.blocks, positions, strict=True)
+    for extent, chunk, block, position in axes:
+        nblocks *= _count_touched(extent, chunk, block, position)
     return nblocks * layout.block_nbytes
 
 
@@ -61,19 +62,25 @@ def advice(layout: Layout, positions: Sequence[slice]) -> str:
     if not math.prod(layout.shape):
         return ""
     pairs = zip(positions, layout.shape, strict=True)
-    if all(len(range(*position.indices(n))) == n for position, n in pairs):
+    if all(_is_whole(position, extent) for position, extent in pairs):
         return _of_array(layout)
     own = count_decoded_nbytes(layout, positions)
     if own < _LEAST_NBYTES:
         return ""
     others = {}
     for word in get_args(Access):
-        others[word] = count_decoded_nbytes(_other(layout, word), positions)
+        other = _other(layout, word)
+        others[word] = count_decoded_nbytes(other, positions)
     best = min(others, key=others.__getitem__)
     ratio = own / others[best]
     if ratio < _MUCH:
         return ""
     return f'access="{best}" would decode {ratio:.0f} times less'
+
+
+def _is_whole(position: slice, extent: int) -> bool:
+    taken = range(*position.indices(extent))
+    return len(taken) == extent
 
 
 def _other(layout: Layout, access: Access) -> Layout:
@@ -103,14 +110,18 @@ def _usual_keys(shape: Sequence[int]) -> Iterator[tuple[str, list[slice]]]:
     for axis in range(ndim):
         plane = list(whole)
         plane[axis] = middle[axis]
-        yield _text("i" if k == axis else ":" for k in range(ndim)), plane
+        name = [":"] * ndim
+        name[axis] = "i"
+        yield _text(name), plane
     if ndim <= 2:  # a series of a matrix is a plane of it
         return
     for axis in range(ndim):
         series = list(middle)
         series[axis] = whole[axis]
-        yield _text(":" if k == axis else "i" for k in range(ndim)), series
+        name = ["i"] * ndim
+        name[axis] = ":"
+        yield _text(name), series
 
 
-def _text(parts: Iterator[str]) -> str:
+def _text(parts: Sequence[str]) -> str:
     return f"a[{', '.join(parts)}]"

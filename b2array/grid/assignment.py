@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 @runtime_checkable
 class Sliceable(Protocol):
-    """An array that gives its items by slices, such as a dataset of h5py or zarr."""
+    """An array whose items can be read by slices, such as a dataset of h5py or zarr."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -55,11 +55,14 @@ def arrange(
     """
     check_plain(value)
     if names is None:
-        return broadcast(_convert(value, selection, dtype), selection), None
+        converted = _convert(value, selection, dtype)
+        return broadcast(converted, selection), None
     if isinstance(names, list) or dtype[names].subdtype is None:
-        return broadcast(_convert(value, selection, dtype[names]), selection), names
+        converted = _convert(value, selection, dtype[names])
+        return broadcast(converted, selection), names
     # A field of arrays has more dimensions than the selection; they belong to its items.
-    whole = np.empty(selection.shape, [(names, dtype[names])])
+    field = (names, dtype[names])
+    whole = np.empty(selection.shape, [field])
     whole[names] = value
     return broadcast(whole, selection), [names]
 
@@ -81,21 +84,24 @@ def check_plain(value: Any) -> None:
 
 def _convert(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
     # NumPy checks the range of what becomes a single item, and wraps what it casts as an array.
-    if selection.kind == "scalar" or (isinstance(value, np.generic) and selection.kind == "basic"):
+    is_item = isinstance(value, np.generic) and selection.kind == "basic"
+    if is_item or selection.kind == "scalar":
         item = np.zeros((), dtype)
         item[()] = value
         return item
     if isinstance(value, np.ndarray):
         array = np.asarray(value)
         if not np.can_cast(array.dtype, dtype, "unsafe"):
-            np.empty(0, dtype)[...] = np.empty(0, array.dtype)  # raises
+            nothing = np.empty(0, array.dtype)
+            np.empty(0, dtype)[...] = nothing  # raises
         return array
     nested = selection.kind == "basic" and isinstance(value, list | tuple)
     try:
         array = np.asarray(value, dtype=dtype)
     except (ValueError, TypeError, OverflowError):
         if nested:  # NumPy looks how deep the lists are before it looks at what is in them
-            np.empty((1,) * len(selection.shape), dtype)[...] = value
+            one = (1,) * len(selection.shape)
+            np.empty(one, dtype)[...] = value
         raise
     if nested and array.ndim > len(selection.shape):
         raise ValueError(
@@ -131,13 +137,17 @@ def broadcast(value: Array, selection: Selection) -> Array:
     if selection.runs is None:
         return selection.arrange(full.reshape(selection.merged))
     # Merging broadcast dimensions would copy: first undo the broadcast where the value does not vary.
-    sizes = (1,) * (len(shape) - value.ndim) + value.shape
+    missing = len(shape) - value.ndim
+    sizes = (1,) * missing + value.shape
     key = [slice(None)] * full.ndim
     for start, stop in selection.runs:
         if math.prod(sizes[start:stop]) == 1:
             key[start:stop] = [slice(0, 1)] * (stop - start)
     narrow = full[tuple(key)]
-    lengths = [math.prod(narrow.shape[start:stop]) for start, stop in selection.runs]
+    lengths = []
+    for start, stop in selection.runs:
+        merged_extents = narrow.shape[start:stop]
+        lengths.append(math.prod(merged_extents))
     merged = selection.arrange(narrow.reshape(lengths))
     return np.broadcast_to(merged, selection.box)
 
@@ -160,7 +170,8 @@ def _check_dimensions(value: Array, selection: Selection) -> None:
 
 
 def _mismatch(value_shape: tuple[int, ...], selection: Selection) -> str:
-    there, here = shape_text(value_shape), shape_text(selection.shape)
+    there = shape_text(value_shape)
+    here = shape_text(selection.shape)
     if selection.kind == "basic":
         return f"could not broadcast input array from shape {there} into shape {here}"
     return f"shape mismatch: value array of shape {there} could not be broadcast to indexing result of shape {here}"

@@ -27,14 +27,18 @@ LEAST_CHUNK_NBYTES = 2 * 2**20
 FEW_CHUNKS = 32
 """An array that grows along its first axis is cut into so many chunks, others into half as many."""
 FEW_PARTS = 16
+"""Up to this many parts divide an axis with little padding. With more parts, a round length matters more."""
 FEW_BLOCKS = 4
+"""Blocks may be thicker than one plane as long as a plane takes at most this many of them."""
 STRETCH = 4
 KEPT_WHOLE = 16
 GROWING = 1024
+"""The extent that an axis is expected to reach if it has none today."""
 SHORT = 4
 """Automatic blocks take trailing axes of at most this many items whole: colours, vectors."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
+_Shape = tuple[int, ...]
 _Partial = tuple[int | None, ...]
 
 
@@ -46,7 +50,7 @@ def automatic(
     blocks: Any = None,
     inner: Sequence[int] = (),
     access: Access | None = None,
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+) -> tuple[_Shape, _Shape]:
     """Choose the shapes of chunks and blocks, the same on every machine.
 
     Chunks have about a 16th of the array, or a 32nd for planes, 2 to 8 MiB: a small change writes a whole chunk. They
@@ -100,8 +104,9 @@ def automatic(
         raise ValueError(f"at most {MAX_NDIM} dimensions are possible, found {len(extents)}")
     if any(n < 0 for n in extents):
         raise ValueError("negative dimensions are not allowed")
-    size = max(itemsize, 1)
-    word = check_access(access) or ("planes" if 0 in outer else "balanced")
+    size = max(itemsize, 1)  # items of text without characters have no bytes
+    grows = 0 in outer
+    word = check_access(access) or ("planes" if grows else "balanced")
 
     nitems = math.prod(n or GROWING for n in extents)
     nchunks = FEW_CHUNKS if word == "planes" else FEW_CHUNKS // 2
@@ -110,56 +115,72 @@ def automatic(
     chunk, chunk_nbytes = _resolve("chunks", chunks, outer, usual)
     chunk += tuple(inner)
     # Blocks are cut out of chunks, or of the whole axis where the chunk is still open.
-    within = tuple(n if c is None else c for c, n in zip(chunk, extents, strict=True))
+    within = _fill(chunk, extents)
     block, block_nbytes = _resolve("blocks", blocks, within[: len(outer)], 0)
     block += tuple(inner)
-    exact = tuple(c is not None for c in chunk)
+    exact = tuple(length is not None for length in chunk)
 
     if word == "planes":
         target = min(block_nbytes or BLOCK_NBYTES, chunk_nbytes)
         chosen = _thin_block(within, target / size, block, exact)
     else:
-        wanted = _Size.of(block_nbytes) if block_nbytes else _usual_size(word, size)
-        wanted = wanted.at_most(chunk_nbytes).of_items(size)
+        size_in_bytes = _Size.of(block_nbytes) if block_nbytes else _usual_size(word, size)
+        wanted = size_in_bytes.at_most(chunk_nbytes).of_items(size)
         room = chunk_nbytes / size / _known_product(chunk)
         chosen = _block(within, wanted, block, exact, word, max(1.0, room))
 
     # Chunks consist of whole blocks, so they are chosen on the grid of blocks.
     grid = grid_shape(within, chosen)
-    spanned = tuple(g if fixed else None for g, fixed in zip(grid, exact, strict=True))
-    nblocks = chunk_nbytes / (math.prod(chosen) * size)
+    spanned = tuple(grid[axis] if is_exact else None for axis, is_exact in enumerate(exact))
+    block_size = math.prod(chosen) * size
+    nblocks = chunk_nbytes / block_size
     if word == "planes":
         counts = _divide(grid, nblocks, spanned)
     else:
         counts = _counts(grid, nblocks, spanned, word)
-    whole = []
-    for length, count, extent, fixed in zip(chosen, counts, extents, chunk, strict=True):
-        if fixed is not None:
-            whole.append(fixed)
+    whole = _whole_chunk(chosen, counts, extents, chunk)
+    _check(whole, chosen, size)
+    return whole, chosen
+
+
+def _fill(fixed: _Partial, extents: _Shape) -> _Shape:
+    """Return the extents that the user chose, and those of the array elsewhere."""
+    pairs = zip(fixed, extents, strict=True)
+    return tuple(extent if length is None else length for length, extent in pairs)
+
+
+def _whole_chunk(block: _Shape, counts: _Shape, extents: _Shape, fixed: _Partial) -> _Shape:
+    """Return the shape of a chunk of so many blocks along each axis, except where the user chose it."""
+    chunk = []
+    for length, count, extent, chosen in zip(block, counts, extents, fixed, strict=True):
+        if chosen is not None:
+            chunk.append(chosen)
             continue
         # The last chunk need not be longer than the axis, unless the axis is shorter than one block.
         multiple = length * count
-        whole.append(max(length, min(multiple, extent or multiple)))
-    _check(tuple(whole), chosen, size)
-    return tuple(whole), chosen
+        end = min(multiple, extent or multiple)
+        chunk.append(max(length, end))
+    return tuple(chunk)
 
 
 def check_access(word: Any) -> Access | None:
     """Return the word, or None; ValueError if it is another one."""
-    if word is not None and word not in get_args(Access):
-        raise ValueError(f"access must be one of {', '.join(map(repr, get_args(Access)))}, not {word!r}")
+    words = get_args(Access)
+    if word is not None and word not in words:
+        raise ValueError(f"access must be one of {', '.join(map(repr, words))}, not {word!r}")
     chosen: Access | None = word
     return chosen
 
 
-def _resolve(name: str, wanted: Any, extents: tuple[int, ...], nbytes: int) -> tuple[_Partial, int]:
+def _resolve(name: str, wanted: Any, extents: _Shape, nbytes: int) -> tuple[_Partial, int]:
     """Return the extents that the user chose, None elsewhere, and the size of a part in bytes."""
     ndim = len(extents)
     if isinstance(wanted, Mapping):
-        if any(not -ndim <= as_int(axis) < ndim for axis in wanted):
-            raise ValueError(f"{name} names the axes {sorted(wanted)}, the array has {ndim}")
-        by_axis = {as_int(axis) % ndim: entry for axis, entry in wanted.items()}
-        entries = [by_axis.get(axis) for axis in range(ndim)]
+        entries: list[Any] = [None] * ndim
+        for axis, entry in wanted.items():
+            if not -ndim <= as_int(axis) < ndim:
+                raise ValueError(f"{name} names the axes {sorted(wanted)}, the array has {ndim}")
+            entries[as_int(axis)] = entry
     elif wanted is True:
         entries = ["auto"] * ndim
     elif isinstance(wanted, str | None):
@@ -173,7 +194,8 @@ def _resolve(name: str, wanted: Any, extents: tuple[int, ...], nbytes: int) -> t
     sizes = {entry for entry in entries if isinstance(entry, str) and entry != "auto"}
     if len(sizes) > 1:
         raise ValueError(f"{name} can have one size, not {len(sizes)}: {wanted}")
-    fixed = tuple(_entry(name, entry, n) for entry, n in zip(entries, extents, strict=True))
+    pairs = zip(entries, extents, strict=True)
+    fixed = tuple(_entry(name, entry, extent) for entry, extent in pairs)
     if sizes:
         nbytes = _nbytes(name, sizes.pop())
     return fixed, nbytes
@@ -198,14 +220,20 @@ def _entry(name: str, entry: Any, extent: int) -> int | None:
 def _common_length(name: str, entry: Sequence[Any], extent: int) -> int:
     """Return the length of parts that dask lists one by one; ValueError if they do not form a regular grid."""
     lengths = [as_int(n) for n in entry]
-    is_regular = (
-        bool(lengths) and sum(lengths) == extent and not set(lengths[:-1]) - {lengths[0]} and lengths[-1] <= lengths[0]
-    )
-    if not is_regular:
+    if not _is_regular(lengths, extent):
         raise ValueError(
             f"{name} along an axis of {extent} must be equal, except the last, which may be shorter: {tuple(lengths)}"
         )
     return lengths[0] or 1
+
+
+def _is_regular(lengths: list[int], extent: int) -> bool:
+    """Return whether an axis is cut into parts of one length, of which only the last may be shorter."""
+    if not lengths or sum(lengths) != extent:
+        return False
+    first = lengths[0]
+    equal = lengths[:-1]
+    return equal == [first] * len(equal) and lengths[-1] <= first
 
 
 def _nbytes(name: str, size: str) -> int:
@@ -215,11 +243,12 @@ def _nbytes(name: str, size: str) -> int:
     number, prefix, binary = match.groups()
     base = 1024 if binary else 1000
     power = " kmgt".index(prefix.lower() or " ")
-    return max(1, int(float(number) * base**power))
+    nbytes = float(number) * base**power
+    return max(1, int(nbytes))
 
 
-def _check(chunks: tuple[int, ...], blocks: tuple[int, ...], itemsize: int) -> None:
-    if any(b > c for b, c in zip(blocks, chunks, strict=True)):
+def _check(chunks: _Shape, blocks: _Shape, itemsize: int) -> None:
+    if any(block > chunk for block, chunk in zip(blocks, chunks, strict=True)):
         raise ValueError(f"blocks {blocks} must not exceed chunks {chunks}")
     block_nbytes = math.prod(blocks) * itemsize
     if block_nbytes > MAX_BLOCKSIZE:
@@ -234,7 +263,7 @@ def _check(chunks: tuple[int, ...], blocks: tuple[int, ...], itemsize: int) -> N
 
 
 class _Size(NamedTuple):
-    """How large a part is to be, and may be; in bytes or in items."""
+    """How large a part should be, and may be; in bytes or in items."""
 
     least: float
     target: float
@@ -246,11 +275,13 @@ class _Size(NamedTuple):
 
     def at_most(self, most: float) -> _Size:
         """Return the size, but not more than this."""
-        return _Size(*(min(each, most) for each in self))
+        limited = [min(each, most) for each in self]
+        return _Size(*limited)
 
     def without(self, nitems: int) -> _Size:
         """Return the size that remains for the other axes if some take `nitems` items."""
-        return _Size(*(max(1.0, each / nitems) for each in self))
+        rest = [max(1.0, each / nitems) for each in self]
+        return _Size(*rest)
 
     def of_items(self, itemsize: int) -> _Size:
         """Return the size in items."""
@@ -261,7 +292,8 @@ class _Size(NamedTuple):
 # a tenth to a quarter smaller, and everything is written faster. The least such blocks serve small reads best, but
 # items of eight bytes have to see further. With the larger tables that it has above 256 KiB, zstd takes half as long
 # again to write those that are noise.
-_BALANCED = {1: _Size(2**17 + 1, 138 * 2**10, 192 * 2**10), 8: _Size(192 * 2**10, 230 * 2**10, 2**18)}
+_BALANCED = _Size(2**17 + 1, 138 * 2**10, 192 * 2**10)
+_BALANCED_WIDE = _Size(192 * 2**10, 230 * 2**10, 2**18)
 _LONGER = 1.1
 """An array of three and more axes is a stack of pictures, and a few of them are read more often than columns of all.
 So of two equal axes blocks are longer along the later one by this, where runs of memory are longer anyway."""
@@ -283,7 +315,7 @@ _MOST_TRIED = 14**2
 def _usual_size(word: Access, itemsize: int) -> _Size:
     if word == "boxes":
         return _Size.of(BLOCK_NBYTES)
-    return _BALANCED[8 if itemsize >= 8 else 1]
+    return _BALANCED_WIDE if itemsize >= 8 else _BALANCED
 
 
 def _known_product(fixed: _Partial) -> int:
@@ -292,13 +324,13 @@ def _known_product(fixed: _Partial) -> int:
 
 
 def _block(
-    extents: tuple[int, ...],
+    extents: _Shape,
     wanted: _Size,
     fixed: _Partial,
     exact: tuple[bool, ...],
     word: Access,
     room: float,
-) -> tuple[int, ...]:
+) -> _Shape:
     """Choose a shape of blocks that is bad for no key.
 
     A plane decodes as many layers as the block is thick, a series as many blocks as the axis is cut into. Along each
@@ -336,7 +368,8 @@ def _block(
         ideals = _spread(rest, left, weights)
     axes = []
     for axis, ideal, top in zip(free, ideals, tops, strict=True):
-        axes.append(_Axis(extents[axis], ideal, top, exact[axis], of_block=True))
+        of_axis = _Axis(extents[axis], ideal, top, exact[axis], of_block=True)
+        axes.append(of_axis)
     chosen = _fit(tuple(axes), wanted.without(nitems), nitems)
     for axis, length in zip(free, chosen, strict=True):
         lengths[axis] = length
@@ -353,7 +386,7 @@ def _weights(extents: Sequence[float], word: Access) -> list[float]:
     return weights
 
 
-def _counts(grid: tuple[int, ...], target: float, fixed: _Partial, word: Access) -> tuple[int, ...]:
+def _counts(grid: _Shape, target: float, fixed: _Partial, word: Access) -> _Shape:
     """Choose how many blocks a chunk has along each axis: equally many chunks along all, but more along the first."""
     free = [axis for axis, n in enumerate(fixed) if n is None]
     cells = [float(grid[axis] or GROWING) for axis in free]
@@ -361,11 +394,14 @@ def _counts(grid: tuple[int, ...], target: float, fixed: _Partial, word: Access)
     if word == "series":
         ideals = _along_first(cells, left, cells, 1)
     else:
-        shares = [cell if place else cell / _FIRST for place, cell in enumerate(cells)]
+        shares = list(cells)
+        if shares:
+            shares[0] /= _FIRST
         ideals = _spread(cells, left, shares)
-    axes = tuple(_Axis(grid[axis], ideal) for axis, ideal in zip(free, ideals, strict=True))
+    extents = [grid[axis] for axis in free]
+    axes = map(_Axis, extents, ideals)
     limits = _Size(left / 2, left, left * 4 / 3)
-    chosen = iter(_fit(axes, limits))
+    chosen = iter(_fit(tuple(axes), limits))
     return tuple(next(chosen) if n is None else n for n in fixed)
 
 
@@ -383,11 +419,12 @@ def _spread(extents: Sequence[float], nitems: float, weights: Sequence[float]) -
         total = math.prod(weights[axis] for axis in free)
         # Rounded, so that the last digit of a machine's `pow` cannot matter.
         factor = _round_off((left / total) ** (1 / len(free)))
-        long = [axis for axis in free if factor * weights[axis] >= extents[axis]]
-        short = [axis for axis in free if factor * weights[axis] <= 1]
+        proportional = {axis: factor * weights[axis] for axis in free}
+        long = [axis for axis in free if proportional[axis] >= extents[axis]]
+        short = [axis for axis in free if proportional[axis] <= 1]
         if not long and not short:
             for axis in free:
-                lengths[axis] = factor * weights[axis]
+                lengths[axis] = proportional[axis]
             break
         # Fix the axes that cannot follow their weights, and share the rest among the others.
         for axis in long:
@@ -410,13 +447,16 @@ def _along_first(
     room: int,
 ) -> list[float]:
     """Return lengths like `_spread`, but long along the first axis, with at least `room` items across if possible."""
-    first = next((axis for axis, n in enumerate(extents) if n != 1), 0)
+    # An axis of one item cannot be long.
+    varying = [axis for axis, n in enumerate(extents) if n != 1]
+    first = varying[0] if varying else 0
     others = [axis for axis in range(len(extents)) if axis != first]
     extents_across = [extents[axis] for axis in others]
     weights_across = [weights[axis] for axis in others]
     across = max(1.0, min(room, math.prod(extents_across)))
-    # A list, because an array without dimensions has no first axis.
-    along = [max(1.0, min(n, nitems / across)) for n in extents[first : first + 1]]
+    most_along = nitems / across
+    # A slice, because an array without dimensions has no first axis.
+    along = [max(1.0, min(extent, most_along)) for extent in extents[first : first + 1]]
     rest = nitems / math.prod(along)
     lengths = _spread(extents_across, rest, weights_across)
     return lengths[:first] + along + lengths[first:]
@@ -445,13 +485,22 @@ class _Axis(NamedTuple):
             near = (-(-extent // n) for n in counts)
         else:
             # Of many parts only the last is padded: a round length matters more there.
-            unit = max(8, int(self.ideal / 80) * 8) if self.ideal >= 24 else 1
-            near = (max(1, round(self.ideal / unit) + step) * unit for step in steps)
+            unit = self._unit()
+            multiple = round(self.ideal / unit)
+            near = (max(1, multiple + step) * unit for step in steps)
         distinct = dict.fromkeys(min(length, extent or length) for length in near)
         if self.of_block:
-            longer = (-(-length // _OCTET) * _OCTET for length in [*distinct])
-            distinct |= dict.fromkeys(length for length in longer if not extent or length <= extent)
+            for length in list(distinct):
+                longer = -(-length // _OCTET) * _OCTET
+                if not extent or longer <= extent:
+                    distinct.setdefault(longer)
         return [length for length in distinct if length <= self.most] or [1]
+
+    def _unit(self) -> int:
+        """Return what round lengths are multiples of: about a tenth of the ideal one, in octets."""
+        if self.ideal < 24:
+            return 1
+        return max(8, int(self.ideal / 80) * 8)
 
     def badness(self, length: int) -> float:
         """Return 1 for the ideal length without padding, and more for others."""
@@ -463,41 +512,49 @@ class _Axis(NamedTuple):
         return distance * padding**2
 
 
+_Badness = tuple[float, float]
+
+
 @lru_cache(maxsize=1024)
-def _fit(axes: tuple[_Axis, ...], limits: _Size, across: int = 1) -> tuple[int, ...]:
+def _fit(axes: tuple[_Axis, ...], limits: _Size, across: int = 1) -> _Shape:
     """Choose whole lengths near the ideal ones, with little padding, whose product is within limits if possible.
 
-    Of a block, `across` is the product of the lengths along the other axes.
+    For a block, `across` is the product of the lengths along the other axes.
     """
 
-    def badness(lengths: Sequence[int]) -> tuple[float, float]:
-        return _badness(axes, lengths, limits, across)
+    def badness(lengths: Iterable[int]) -> _Badness:
+        return _badness(axes, tuple(lengths), limits, across)
 
     options = [axis.lengths() for axis in axes]
     if math.prod(map(len, options)) <= _MOST_TRIED:
         return min(product(*options), key=badness)
     chosen = [lengths[0] for lengths in options]
+    # Twice, because the best length along one axis depends on what the later ones take.
     for place in [*range(len(axes))] * 2:
-        tried = [(*chosen[:place], length, *chosen[place + 1 :]) for length in options[place]]
-        chosen = [*min(tried, key=badness)]
+        before = chosen[:place]
+        after = chosen[place + 1 :]
+        candidates = [(*before, length, *after) for length in options[place]]
+        chosen = list(min(candidates, key=badness))
     return tuple(chosen)
 
 
-def _badness(axes: Sequence[_Axis], lengths: Sequence[int], limits: _Size, across: int) -> tuple[float, float]:
+def _badness(axes: Sequence[_Axis], lengths: Sequence[int], limits: _Size, across: int) -> _Badness:
     nitems = math.prod(lengths)
     outside = max(limits.least / nitems, nitems / limits.most, 1.0)
     bad = math.prod(map(_Axis.badness, axes, lengths))
-    if any(axis.of_block for axis in axes) and nitems * across % _OCTET:
+    is_block = any(axis.of_block for axis in axes)
+    if is_block and nitems * across % _OCTET:
         bad *= _NO_OCTETS
+    # Rounded, so that equally bad lengths are equal on every machine.
     return _round_off(outside), _round_off(bad)
 
 
 def _thin_block(
-    extents: tuple[int, ...],
+    extents: _Shape,
     target: float,
     fixed: _Partial,
     exact: Sequence[bool],
-) -> tuple[int, ...]:
+) -> _Shape:
     """Choose a shape of about `target` items, thin along the first axis and long along the last one.
 
     One index of the first axis takes one layer of blocks, or a few blocks if that is more. Each further axis has up to
@@ -505,17 +562,22 @@ def _thin_block(
     faster.
     """
     free = [axis for axis, n in enumerate(fixed) if n is None]
-    block = [f if f is not None else n or GROWING for n, f in zip(extents, fixed, strict=True)]
+    expected = tuple(n or GROWING for n in extents)
+    block = list(_fill(fixed, expected))
     if not free:
         return tuple(block)
-    first = next((axis for axis in free if extents[axis] != 1), free[0])
+    varying = [axis for axis in free if extents[axis] != 1]
+    first = varying[0] if varying else free[0]
     block[first] = 1
     cut = []
     kept = _known_product(fixed)
-    others = set(free) - {first}
-    for axis in sorted(others, key=lambda axis: (block[axis], -axis)):
-        if block[axis] <= KEPT_WHOLE and kept * block[axis] <= target:
-            kept *= block[axis]
+    others = [axis for axis in reversed(free) if axis != first]
+    # The shortest first, so that as many axes as possible stay whole.
+    others.sort(key=block.__getitem__)
+    for axis in others:
+        with_axis = kept * block[axis]
+        if block[axis] <= KEPT_WHOLE and with_axis <= target:
+            kept = with_axis
         else:
             cut.append(axis)
     cut.sort()
@@ -524,32 +586,40 @@ def _thin_block(
     of_cut = math.prod(block[axis] for axis in cut)
     left = max(1.0, target * of_cut / slab)
     even = left ** (1 / (len(cut) + 1))
-    thin = max(1.0, min(FEW_BLOCKS * target / slab, even, extents[first] or even))
+    few_blocks = FEW_BLOCKS * target / slab
+    thin = max(1.0, min(few_blocks, even, extents[first] or even))
     while cut:
         room = left / thin
         part = min(1.0, room / math.prod(block[axis] for axis in cut))
         axis = cut.pop(0)
-        stretched = part ** (1 / (len(cut) + 1)) / STRETCH ** (len(cut) / 2)
+        # An equal share, but smaller by `STRETCH` for each step from the middle of the axes that are left.
+        equal = part ** (1 / (len(cut) + 1))
+        stretched = equal / STRETCH ** (len(cut) / 2)
         share = max(part, stretched)
+        length = min(block[axis] * share, room)
         # Rounded, so that the last digit of a machine's `pow` cannot matter.
-        ideal = max(1.0, round(min(block[axis] * share, room), 6))
+        ideal = max(1.0, round(length, 6))
         block[axis] = _near(extents[axis], ideal, exact=exact[axis])
         left = max(1.0, left / block[axis])
     block[first] = _near(extents[first], left, exact=exact[first])
     return tuple(block)
 
 
-def _divide(extents: tuple[int, ...], target: float, fixed: _Partial) -> tuple[int, ...]:
+def _divide(extents: _Shape, target: float, fixed: _Partial) -> _Shape:
     """Choose a shape of about `target` items, as equal along all free axes as the short ones allow."""
     divided = [1 if n is None else n for n in fixed]
     target = max(1.0, target / math.prod(divided))
     free = [axis for axis, n in enumerate(fixed) if n is None]
     # Short axes first: the longer ones share what they cannot take. Axes that will grow come last.
-    order = sorted(free, key=lambda axis: (extents[axis] == 0, extents[axis], -axis))
-    nsized = sum(extents[axis] > 0 for axis in order)
+    sized = [axis for axis in free if extents[axis]]
+    sized.sort(key=lambda axis: (extents[axis], -axis))
+    growing = [axis for axis in reversed(free) if not extents[axis]]
+    nsized = len(sized)
+    order = sized + growing
     for place, axis in enumerate(order):
         stop = nsized if place < nsized else len(order)
-        ideal = round(target ** (1 / (stop - place)), 6)
+        share = target ** (1 / (stop - place))
+        ideal = round(share, 6)
         divided[axis] = _near(extents[axis], ideal, exact=False)
         target = max(1.0, target / divided[axis])
     return tuple(divided)
@@ -560,13 +630,22 @@ def _near(extent: int, ideal: float, *, exact: bool) -> int:
     count = max(1, int(extent / ideal + 0.5))
     if not extent or (not exact and count > FEW_PARTS):
         # Of many parts only the last is padded: a round length matters more there.
-        return round(ideal / 8) * 8 if ideal >= 12 else max(1, round(ideal))
+        if ideal >= 12:
+            return round(ideal / 8) * 8
+        return max(1, round(ideal))
     fewer = min(count // 5, FEW_PARTS)
     more = min(count // 4, FEW_PARTS)
     counts = range(count - fewer, count + more + 1)
     # The fewest parts of a length stay, because they come last.
-    distances = {-(-extent // n): abs(n - count) for n in reversed(counts)}
-    return min(distances, key=lambda length: (_waste(extent, length), distances[length]))
+    distances = {}
+    for n in reversed(counts):
+        length = -(-extent // n)
+        distances[length] = abs(n - count)
+
+    def badness(length: int) -> Any:
+        return _waste(extent, length), distances[length]
+
+    return min(distances, key=badness)
 
 
 def _waste(extent: int, length: int) -> tuple[bool, int]:

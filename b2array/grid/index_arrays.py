@@ -14,13 +14,16 @@ from b2array.grid.partition import Positions
 
 __all__ = ["IndexArray", "Slot", "as_arrays", "broadcast", "shape_text", "wrap"]
 
+Indices = NDArray[np.int64]
+Shape = tuple[int, ...]
+
 
 class Slot(NamedTuple):
     """A factor of a selection, and its dimensions in the result; `positions` is None for new axes."""
 
     axes: tuple[int, ...]
     positions: Positions | None
-    dims: tuple[int, ...]
+    dims: Shape
     flipped: bool = False
 
 
@@ -28,7 +31,7 @@ class IndexArray(NamedTuple):
     """An index array. One made of a boolean scalar has no axis, and nothing uses its values."""
 
     axis: int | None
-    values: NDArray[np.int64]
+    values: Indices
 
 
 def as_arrays(entry: NDArray[Any], axis: int) -> list[IndexArray]:
@@ -37,9 +40,14 @@ def as_arrays(entry: NDArray[Any], axis: int) -> list[IndexArray]:
         return [IndexArray(axis, entry)]
     if entry.ndim == 0:
         # True selects the one item without an axis, False none.
-        return [IndexArray(None, np.zeros(int(entry), np.int64))]
-    per_axis = enumerate(entry.nonzero(), axis)
-    return [IndexArray(n, values.astype(np.int64, copy=False)) for n, values in per_axis]
+        count = int(entry)
+        return [IndexArray(None, np.zeros(count, np.int64))]
+    arrays = []
+    for n, values in enumerate(entry.nonzero(), axis):
+        # On machines of 32 bits, NumPy's own positions have 32.
+        indices = values.astype(np.int64, copy=False)
+        arrays.append(IndexArray(n, indices))
+    return arrays
 
 
 def broadcast(arrays: list[IndexArray], shape: Sequence[int]) -> list[Slot]:
@@ -58,7 +66,8 @@ def broadcast(arrays: list[IndexArray], shape: Sequence[int]) -> list[Slot]:
         dims = whole[start:stop]
         members = []
         for axis, values in arrays:
-            padded = (1,) * (len(whole) - values.ndim) + values.shape
+            missing = len(whole) - values.ndim
+            padded = (1,) * missing + values.shape
             local = padded[start:stop]
             if math.prod(local) == 1:
                 continue
@@ -76,36 +85,41 @@ def broadcast(arrays: list[IndexArray], shape: Sequence[int]) -> list[Slot]:
         # A single position is a slice of one item, which is faster than points.
         first = 0
         if not is_empty:
-            first = int(wrap(values, axis, shape[axis]).reshape(()))
-        single = slice(first, first + (not is_empty), 1)
+            inside = wrap(values, axis, shape[axis])
+            first = int(inside.reshape(()))
+        stop = first if is_empty else first + 1
+        single = slice(first, stop, 1)
         slots.append(Slot((axis,), single, ()))
     return slots
 
 
-def _segments(shapes: list[tuple[int, ...]], ndim: int) -> list[tuple[int, int]]:
+def _segments(shapes: list[Shape], ndim: int) -> list[tuple[int, int]]:
     """Cut the `ndim` broadcast dimensions wherever no single array varies on both sides of the cut."""
     joined: set[int] = set()
     for shape in shapes:
         sizes = enumerate(shape, ndim - len(shape))
         varying = [n for n, size in sizes if size != 1]
         if varying:
-            joined.update(range(varying[0] + 1, varying[-1] + 1))
+            # A cut at n lies between the dimensions n - 1 and n.
+            first = varying[0] + 1
+            joined.update(range(first, varying[-1] + 1))
     cuts = [n for n in range(1, ndim) if n not in joined]
     return list(pairwise([0, *cuts, ndim]))
 
 
-def _points(members: list[IndexArray], dims: tuple[int, ...]) -> Slot:
+def _points(members: list[IndexArray], dims: Shape) -> Slot:
     with_axis = [(axis, values) for axis, values in members if axis is not None]
     axes = tuple(axis for axis, _ in with_axis)
     rows = [values for _, values in with_axis]
     if len(rows) == 1:
         points = rows[0][None]  # a view; the general way copies
     else:
-        points = np.array(rows, np.int64).reshape(len(rows), math.prod(dims))
+        npoints = math.prod(dims)
+        points = np.array(rows, np.int64).reshape(len(rows), npoints)
     return Slot(axes, points, dims)
 
 
-def wrap(values: NDArray[np.int64], axis: int, extent: int) -> NDArray[np.int64]:
+def wrap(values: Indices, axis: int, extent: int) -> Indices:
     """Count negative positions from the end; IndexError if one is out of bounds."""
     if not values.size:
         return values
@@ -120,7 +134,7 @@ def wrap(values: NDArray[np.int64], axis: int, extent: int) -> NDArray[np.int64]
     return np.where(values < 0, values + extent, values)
 
 
-def shape_text(shape: tuple[int, ...]) -> str:
+def shape_text(shape: Shape) -> str:
     """Write a shape as NumPy's messages do."""
     if len(shape) == 1:
         return f"({shape[0]},)"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import prod
 from typing import Any, SupportsIndex
 
@@ -20,7 +19,10 @@ from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 
 __all__ = ["MAX_NDIM", "Layout", "extents", "grid_shape"]
 
+Shape = tuple[int, ...]
+
 MAX_NDIM = 16
+"""Source: "Blosc2 NDim Array Format", section Metalayer: C-Blosc2 has B2ND_MAX_DIM = 16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,9 @@ class Layout:
     ((3, 2), (6, 4), (2, 2))
     """
 
-    shape: tuple[int, ...]
-    chunks: tuple[int, ...]
-    blocks: tuple[int, ...]
+    shape: Shape
+    chunks: Shape
+    blocks: Shape
     dtype: np.dtype[Any]
     dtype_text: str
     version: int = 0
@@ -65,19 +67,19 @@ class Layout:
     """Number of dimensions."""
     itemsize: int = field(init=False, repr=False, compare=False)
     """Size of an item in bytes."""
-    grid_shape: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    grid_shape: Shape = field(init=False, repr=False, compare=False)
     """Number of chunks along every dimension."""
     nchunks: int = field(init=False, repr=False, compare=False)
     """Number of chunks: 1 without dimensions, 0 if an extent of the shape is 0."""
-    block_grid: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    block_grid: Shape = field(init=False, repr=False, compare=False)
     """Number of blocks along every dimension of a chunk."""
     nblocks: int = field(init=False, repr=False, compare=False)
     """Number of blocks in a chunk."""
-    extended_chunks: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    extended_chunks: Shape = field(init=False, repr=False, compare=False)
     """Extents in items of a chunk with its padding: a whole number of blocks in every dimension."""
-    grid_strides: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    grid_strides: Shape = field(init=False, repr=False, compare=False)
     """How far apart in C order two neighbouring chunks are, along every dimension."""
-    block_strides: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    block_strides: Shape = field(init=False, repr=False, compare=False)
     """How far apart in C order two neighbouring blocks of a chunk are, along every dimension."""
     block_nbytes: int = field(init=False, repr=False, compare=False)
     """Size of a block in bytes."""
@@ -97,7 +99,8 @@ class Layout:
         derive(self, "nblocks", prod(self.block_grid))
         derive(self, "grid_strides", _strides(self.grid_shape))
         derive(self, "block_strides", _strides(self.block_grid))
-        derive(self, "extended_chunks", tuple(map(operator.mul, self.block_grid, self.blocks)))
+        extended = map(operator.mul, self.block_grid, self.blocks)
+        derive(self, "extended_chunks", tuple(extended))
         derive(self, "block_nbytes", prod(self.blocks) * self.itemsize)
         derive(self, "chunk_nbytes", self.nblocks * self.block_nbytes)
         derive(self, "nbytes", self.nchunks * self.chunk_nbytes)
@@ -110,24 +113,25 @@ class Layout:
             raise ValueError(
                 f"expected {self.ndim} extents in chunks and blocks, found {len(self.chunks)} and {len(self.blocks)}"
             )
-        for name, extents, bits in (
-            ("shape", self.shape, 63),
-            ("chunks", self.chunks, 31),
-            ("blocks", self.blocks, 31),
-        ):
-            if extents and (min(extents) < 0 or max(extents) >= 2**bits):
-                raise ValueError(f"expected extents of 0 to 2**{bits} - 1 in {name}, found {extents}")
-        for extent, chunk, block in zip(self.shape, self.chunks, self.blocks, strict=True):
+        # Source: "Blosc2 NDim Array Format", section Metalayer: the shape has 8 bytes an axis, the others 4, signed.
+        bits = {"shape": 63, "chunks": 31, "blocks": 31}
+        for name, nbits in bits.items():
+            extents = getattr(self, name)
+            if any(not 0 <= extent < 2**nbits for extent in extents):
+                raise ValueError(f"expected extents of 0 to 2**{nbits} - 1 in {name}, found {extents}")
+        axes = zip(self.shape, self.chunks, self.blocks, strict=True)
+        for extent, chunk, block in axes:
             if extent and not (chunk and block):
                 raise ValueError(
                     f"expected chunks and blocks of 1 item or more along {extent} items, found {(chunk, block)}"
                 )
 
     def _check_sizes(self) -> None:
+        most_in_chunk = min(MAX_CHUNK_NBYTES, config.limits.chunk_nbytes)
         bounds = (
             ("an item", self.itemsize, 1, MAX_CHUNK_NBYTES),
             ("a block", self.block_nbytes, 0, MAX_BLOCKSIZE),
-            ("a chunk", self.chunk_nbytes, 0, min(MAX_CHUNK_NBYTES, config.limits.chunk_nbytes)),
+            ("a chunk", self.chunk_nbytes, 0, most_in_chunk),
             ("the array with its padding", self.nbytes, 0, 2**63 - 1),
         )
         for name, nbytes, low, high in bounds:
@@ -135,13 +139,17 @@ class Layout:
                 raise ValueError(f"expected {low} to {high} bytes in {name}, found {nbytes}")
 
 
-def _strides(grid: Sequence[int]) -> tuple[int, ...]:
+def _strides(grid: Sequence[int]) -> Shape:
     """Return how far the numbers of neighbours along each axis of a grid are apart, in C order."""
-    from_the_last = accumulate(grid[:0:-1], operator.mul, initial=1)
-    return tuple(from_the_last)[: len(grid)][::-1]
+    strides = []
+    stride = 1
+    for count in reversed(grid):
+        strides.append(stride)
+        stride *= count
+    return tuple(reversed(strides))
 
 
-def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> Shape:
     """Return a shape, given as one integer or several, as a tuple."""
     # A NumPy array without dimensions is one integer.
     if isinstance(shape, Sequence) or (isinstance(shape, np.ndarray) and shape.ndim):
@@ -149,7 +157,7 @@ def extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
     return (operator.index(shape),)
 
 
-def grid_shape(shape: Sequence[int], part: Sequence[int]) -> tuple[int, ...]:
+def grid_shape(shape: Sequence[int], part: Sequence[int]) -> Shape:
     """Count the parts along each axis.
 
     Examples
@@ -157,4 +165,6 @@ def grid_shape(shape: Sequence[int], part: Sequence[int]) -> tuple[int, ...]:
     >>> grid_shape((10, 20), (4, 5))
     (3, 4)
     """
-    return tuple([-(-s // p) if p else 0 for s, p in zip(shape, part, strict=True)])
+    pairs = zip(shape, part, strict=True)
+    # A list, because a tuple of a generator takes longer, and each handle and view counts its grid.
+    return tuple([-(-extent // length) if length else 0 for extent, length in pairs])

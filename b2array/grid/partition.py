@@ -25,11 +25,16 @@ Positions = slice | NDArray[np.int64]
 """Positions of one factor, in bounds and not negative: ``slice(start, stop, step)`` with ``step > 0`` along one
 axis, or an array of shape (axes, points)."""
 
+Factors = tuple[Positions, ...]
+Order = tuple[int, ...]
+
 _MOST = 2**14
 """List at most this many parts along an axis."""
 
 Axes = tuple[tuple[int, ...], ...]
 """The axes that each factor covers, ascending; None means ``((0,), (1,), ...)``."""
+
+_Bases = tuple[Positions | None, ...]
 
 
 class Part(NamedTuple):
@@ -47,15 +52,15 @@ class Part(NamedTuple):
     """
 
     coords: tuple[int, ...]
-    inside: tuple[Positions, ...]
-    outside: tuple[Positions, ...]
+    inside: Factors
+    outside: Factors
 
 
 def parts(
-    positions: tuple[Positions, ...],
+    positions: Factors,
     part_shape: Sequence[int],
     axes: Axes | None = None,
-    outside: tuple[Positions | None, ...] | None = None,
+    outside: _Bases | None = None,
 ) -> Iterator[Part]:
     """Cut a selection at the borders of a grid, visiting each part that it touches once.
 
@@ -73,7 +78,7 @@ def parts(
     Yields
     ------
     Part
-        In C order of the grid where every factor has one axis, and no slice but the first has very many parts. Points
+        In C order of the grid if every factor has one axis and no slice but the first has very many parts. Points
         keep their order inside a part, so the last of several writes to one item wins.
 
     Examples
@@ -94,7 +99,8 @@ def parts(
         # A step longer than a part skips parts.
         stride = factor.step // extent or 1
         wide = _MOST * extent * stride
-        if factor.stop - factor.start > wide:
+        length = factor.stop - factor.start
+        if length > wide:
             return _in_windows(positions, part_shape, axes, bases, n, wide)
     if axes is not None:
         return _parts_of_factors(positions, part_shape, axes, bases)
@@ -109,10 +115,10 @@ def parts(
 
 
 def _in_windows(
-    positions: tuple[Positions, ...],
+    positions: Factors,
     part_shape: Sequence[int],
     axes: Axes | None,
-    bases: tuple[Positions | None, ...],
+    bases: _Bases,
     n: int,
     wide: int,
 ) -> Iterator[Part]:
@@ -121,20 +127,23 @@ def _in_windows(
     for coord, inside, where in _cut_slice(factor, wide, bases[n]):
         of_window = cast(slice, inside)
         origin = coord * wide
-        window = slice(origin + of_window.start, origin + of_window.stop, of_window.step)
-        cut = (*positions[:n], window, *positions[n + 1 :])
-        places = (*bases[:n], where, *bases[n + 1 :])
-        yield from parts(cut, part_shape, axes, places)
+        start = origin + of_window.start
+        stop = origin + of_window.stop
+        cut = list(positions)
+        cut[n] = slice(start, stop, of_window.step)
+        places = list(bases)
+        places[n] = where
+        yield from parts(tuple(cut), part_shape, axes, tuple(places))
 
 
 _Piece = tuple[Any, Positions, Positions]  # coords (a plain int for a factor of one axis), inside, outside
 
 
 def _parts_of_factors(
-    positions: tuple[Positions, ...],
+    positions: Factors,
     part_shape: Sequence[int],
     axes: Axes,
-    bases: Sequence[Positions | None],
+    bases: _Bases,
 ) -> Iterator[Part]:
     # Where one factor is empty, the points of another one need not be within any bounds.
     if any(map(_is_empty, positions)):
@@ -166,7 +175,9 @@ def _is_empty(factor: Positions) -> bool:
 
 
 def _cut_slice(positions: slice, extent: int, base: Positions | None) -> list[_Piece]:
-    start, stop, step = positions.start, positions.stop, positions.step
+    start = positions.start
+    stop = positions.stop
+    step = positions.step
     position = base.start if isinstance(base, slice) else 0
     pieces: list[_Piece] = []
     while start < stop:
@@ -197,7 +208,8 @@ def _cut_points(
     number = coords[0]
     if len(extents) > 1:
         bounds = coords.max(axis=1) + 1
-        number = np.ravel_multi_index(tuple(coords), tuple(bounds.tolist()))
+        grid = tuple(bounds.tolist())
+        number = np.ravel_multi_index(tuple(coords), grid)
     order = None
     if (number[1:] < number[:-1]).any():
         # In the smallest type that holds the numbers: for 16 bits NumPy's stable sort is a radix sort.
@@ -206,8 +218,8 @@ def _cut_points(
         number = number[order]
         coords = coords[:, order]
         inside = inside[:, order]
-    changes = np.flatnonzero(number[1:] != number[:-1]) + 1
-    starts = [0, *changes.tolist()]
+    changes = np.flatnonzero(number[1:] != number[:-1])
+    starts = [0, *(changes + 1).tolist()]
     stops = [*starts[1:], number.size]
     firsts = coords[:, starts].T.tolist()
     pieces: list[_Piece] = []
@@ -265,35 +277,43 @@ def runs(
     return [_runs(factor, extent, base) for factor, extent, base in factors]
 
 
+def _one(coord: int) -> range:
+    return range(coord, coord + 1)
+
+
 def _runs(positions: slice, extent: int, base: slice | None) -> list[Run]:
-    start, stop = positions.start, positions.stop
+    start = positions.start
+    stop = positions.stop
     # The parts that the slice takes whole.
     first = -(-start // extent)
     last = stop // extent
     if positions.step != 1 or last - first < 2:
         singles = []
         for coord, inside, where in _cut_slice(positions, extent, base):
-            singles.append(Run(range(coord, coord + 1), inside, where))  # type: ignore[arg-type]
+            run = Run(_one(coord), inside, where)  # type: ignore[arg-type]
+            singles.append(run)
         return singles
-    offset = (base.start if base is not None else 0) - start
-    low, high = first * extent, last * extent
+    base_start = 0 if base is None else base.start
+    offset = base_start - start
+    low = first * extent
+    high = last * extent
     whole = slice(0, extent, 1)
     where = slice(low + offset, high + offset, 1)
     runs = [Run(range(first, last), whole, where)]
     if start < low:
         inside = slice(start - low + extent, extent, 1)
         where = slice(start + offset, low + offset, 1)
-        runs.insert(0, Run(range(first - 1, first), inside, where))
+        runs.insert(0, Run(_one(first - 1), inside, where))
     if high < stop:
         inside = slice(0, stop - high, 1)
         where = slice(high + offset, stop + offset, 1)
-        runs.append(Run(range(last, last + 1), inside, where))
+        runs.append(Run(_one(last), inside, where))
     return runs
 
 
 def take(
     values: NDArray[Any],
-    positions: tuple[Positions, ...],
+    positions: Factors,
     axes: Axes | None = None,
 ) -> NDArray[Any]:
     """Read the items of a product: one dimension for each factor, a view of `values` if all factors are slices.
@@ -308,16 +328,16 @@ def take(
            [7, 4]])
     """
     if np.ndarray not in map(type, positions):
-        return values[(*positions, ...)]
+        return values[(*positions, ...)]  # with an ellipsis, even a single item is a view
     key, moved, order = _fancy(positions, axes)
-    taken: NDArray[Any] = values.transpose(moved)[key]
+    chosen: NDArray[Any] = values.transpose(moved)[key]
     back = sorted(range(len(order)), key=order.__getitem__)
-    return taken.transpose(back)
+    return chosen.transpose(back)
 
 
 def put(
     target: NDArray[Any],
-    positions: tuple[Positions, ...],
+    positions: Factors,
     values: NDArray[Any],
     axes: Axes | None = None,
 ) -> None:
@@ -329,10 +349,11 @@ def put(
     target.transpose(moved)[key] = values.transpose(order)
 
 
-def _fancy(
-    positions: tuple[Positions, ...], axes: Axes | None
-) -> tuple[tuple[Positions, ...], tuple[int, ...], tuple[int, ...]]:
-    """Make a NumPy key with all index arrays in front; also the axes in that order, and the factors."""
+def _fancy(positions: Factors, axes: Axes | None) -> tuple[Factors, Order, Order]:
+    """Make a NumPy key with all index arrays in front; also the axes in that order, and the factors.
+
+    NumPy would put the dimensions of index arrays between slices first, or not, depending on what lies between them.
+    """
     arrays: list[int] = []
     slices: list[int] = []
     for n, factor in enumerate(positions):
@@ -342,14 +363,15 @@ def _fancy(
     key: list[Positions] = []
     for dim, n in enumerate(arrays):
         # Combine the points of several factors as `numpy.ix_` does.
-        after = len(arrays) - dim - 1
-        open_shape = (1,) * dim + (-1,) + (1,) * after
-        key.extend(row.reshape(open_shape) for row in cast(NDArray[np.int64], positions[n]))
+        open_shape = [1] * len(arrays)
+        open_shape[dim] = -1
+        points = cast(NDArray[np.int64], positions[n])
+        key.extend(row.reshape(open_shape) for row in points)
     key.extend(positions[n] for n in slices)
     if axes is None:
         return tuple(key), order, order
-    moved = tuple(chain.from_iterable(axes[n] for n in order))
-    return tuple(key), moved, order
+    moved = chain.from_iterable(axes[n] for n in order)
+    return tuple(key), tuple(moved), order
 
 
 def boxes(
@@ -371,11 +393,12 @@ def boxes(
     # Fill the trailing axes first: a box then lies together in C order.
     for axis in reversed(range(len(shape))):
         room = max(1, most // math.prod(steps))
-        needed = max(1, -(-shape[axis] // steps[axis]))
-        steps[axis] *= min(room, needed)
+        nunits = -(-shape[axis] // steps[axis])
+        steps[axis] *= min(room, max(1, nunits))
         if steps[axis] < shape[axis]:
             break
-    ranges = [range(0, n, step) for n, step in zip(shape, steps, strict=True)]
-    for start in product(*ranges):
-        sides = zip(start, steps, shape, strict=True)
-        yield tuple(slice(i, min(i + step, n)) for i, step, n in sides)
+    sides = []
+    for extent, step in zip(shape, steps, strict=True):
+        starts = range(0, extent, step)
+        sides.append([slice(start, min(start + step, extent)) for start in starts])
+    yield from product(*sides)

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import EllipsisType, NoneType
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,10 @@ _INVALID = (
 )
 _PLAIN = frozenset({EllipsisType, NoneType, int, slice})
 _FLIP = slice(None, None, -1)
+_KEEP = slice(None)
+
+Shape = tuple[int, ...]
+Names = str | list[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Selection:
     Attributes
     ----------
     positions : tuple of Positions
-        Those of each factor of the selection; see `b2array.grid.partition.parts`.
+        What each factor of the selection takes; see `b2array.grid.partition.parts`.
     axes : tuple of tuple of int or None
         The axes that each factor covers, or None: one axis a factor, in order.
     box : tuple of int
@@ -58,12 +62,12 @@ class Selection:
 
     positions: tuple[Positions, ...]
     axes: Axes | None
-    box: tuple[int, ...]
-    shape: tuple[int, ...]
+    box: Shape
+    shape: Shape
     kind: Kind
     # From result to box: reshape to `merged`, transpose by `order`, flip. `runs` are the result's dimensions that
     # each merged one consists of, given where one of them merges several.
-    merged: tuple[int, ...]
+    merged: Shape
     order: tuple[int, ...] | None = None
     flips: tuple[slice, ...] | None = None
     runs: tuple[tuple[int, int], ...] | None = None
@@ -91,7 +95,7 @@ class Selection:
         return boxed if self.flips is None else boxed[self.flips]
 
 
-def item(key: object, shape: tuple[int, ...]) -> list[int] | None:
+def item(key: object, shape: Shape) -> list[int] | None:
     """Return the position of the one item that a key of plain integers names, None for all other keys.
 
     Examples
@@ -99,6 +103,7 @@ def item(key: object, shape: tuple[int, ...]) -> list[int] | None:
     >>> item((1, -1), (4, 5)), item((1, 9), (4, 5)), item(-1, (4,))
     ([1, 4], None, [3])
     """
+    # `type` and not `isinstance`: True is an int, but as a key it is a mask.
     if type(key) is int:
         key = (key,)
     if type(key) is not tuple or len(key) != len(shape):
@@ -190,7 +195,7 @@ def orthogonal(key: Any, shape: Sequence[int]) -> Selection:
     return _assemble(slots, "advanced")
 
 
-def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]:
+def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, Names]:
     """Separate the field names from a key: a key has only names, or names anywhere among the indices.
 
     Returns the key that remains for `select`, and one field, or several, or None if the key names none. Raises what
@@ -215,16 +220,20 @@ def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, str | list[str] | None]
         others: list[Any] = []
         for entry in key:
             is_name = _are_names(entry) and not field_names.isdisjoint(_names_in(entry))
-            (named if is_name else others).append(entry)
+            if is_name:
+                named.append(entry)
+            else:
+                others.append(entry)
         rest = tuple(others) or Ellipsis
     else:
         named = [key] if _are_names(key) else []
     if not named:
         return key, None
-    if len(named) == 1 and isinstance(named[0], str):
-        if named[0] not in dtype.names:
-            raise ValueError(f"no field of name {named[0]}")
-        return rest, named[0]
+    first = named[0]
+    if len(named) == 1 and isinstance(first, str):
+        if first not in dtype.names:
+            raise ValueError(f"no field of name {first}")
+        return rest, first
     names = [name for entry in named for name in _names_in(entry)]
     for n, name in enumerate(names):
         if name not in dtype.names:
@@ -241,7 +250,7 @@ def _names_in(entry: str | list[str]) -> list[str]:
 def _are_names(entry: Any) -> bool:
     if isinstance(entry, list):
         # An empty list is an index that selects nothing.
-        return len(entry) > 0 and all(isinstance(name, str) for name in entry)
+        return bool(entry) and all(isinstance(name, str) for name in entry)
     return isinstance(entry, str)
 
 
@@ -258,6 +267,7 @@ def _parse(key: Any, shape: Sequence[int]) -> _Key:
     """Convert the entries of a key as NumPy does, and replace the Ellipsis by slices."""
     ndim = len(shape)
     items = key if isinstance(key, tuple) else (key,)
+    # Most keys are plain. `type` and not `isinstance`, because True is an int, but as a key it is a mask.
     entries: list[_Entry] = [item if type(item) in _PLAIN else _convert(item) for item in items]
     kinds = list(map(type, entries))
     has_arrays = np.ndarray in kinds
@@ -266,11 +276,12 @@ def _parse(key: Any, shape: Sequence[int]) -> _Key:
         raise IndexError("an index can only have a single ellipsis ('...')")
     used = kinds.count(slice) + kinds.count(int)
     if has_arrays:
-        used += sum(_naxes(entry) for entry in entries if isinstance(entry, np.ndarray))
+        arrays = [entry for entry in entries if isinstance(entry, np.ndarray)]
+        used += sum(map(_naxes, arrays))
     if used > ndim:
         raise IndexError(f"too many indices for array: array is {ndim}-dimensional, but {used} were indexed")
     first = entries[0] if len(entries) == 1 else None
-    is_mask = isinstance(first, np.ndarray) and first.dtype == bool and first.shape == tuple(shape)
+    is_mask = _is_mask(first) and first.shape == tuple(shape)
     if used < ndim:
         # Without an Ellipsis, axes that the key does not name follow at the end.
         place = kinds.index(EllipsisType) if ellipses else len(entries)
@@ -294,23 +305,29 @@ def _convert(item: Any) -> int | NDArray[Any]:
     if array.size == 0 and not is_array:
         return np.empty(array.shape, np.int64)
     if array.dtype.kind not in "iu":
-        raise IndexError("arrays used as indices must be of integer (or boolean) type" if is_array else _INVALID)
+        if is_array:
+            raise IndexError("arrays used as indices must be of integer (or boolean) type")
+        raise IndexError(_INVALID)
     if array.ndim == 0:
         return int(array)
     return array.astype(np.int64, casting="same_kind", copy=False)
+
+
+def _is_mask(entry: _Entry) -> TypeGuard[NDArray[np.bool_]]:
+    return isinstance(entry, np.ndarray) and entry.dtype == bool
 
 
 def _naxes(entry: _Entry) -> int:
     """Count the axes that an entry of a key selects from."""
     if entry is None or entry is Ellipsis:
         return 0
-    return entry.ndim if isinstance(entry, np.ndarray) and entry.dtype == bool else 1
+    return entry.ndim if _is_mask(entry) else 1
 
 
 def _check_masks(entries: list[_Entry], shape: Sequence[int]) -> None:
     axis = 0
     for entry in entries:
-        if isinstance(entry, np.ndarray) and entry.dtype == bool:
+        if _is_mask(entry):
             for n, size in enumerate(entry.shape, axis):
                 if size in (0, shape[n]):  # NumPy lets an empty mask pass anywhere
                     continue
@@ -332,7 +349,7 @@ def _basic(key: _Key, shape: Sequence[int]) -> Selection:
         if type(entry) is slice:
             positions, count, flipped = _forward(entry, shape[axis])
             if flipped:
-                flips = flips or [slice(None)] * len(shape)
+                flips = flips or [_KEEP] * len(shape)
                 flips[axis] = _FLIP
             result.append(count)
         elif type(entry) is int:
@@ -351,7 +368,8 @@ def _basic(key: _Key, shape: Sequence[int]) -> Selection:
     kind: Kind = "basic" if result or key.has_ellipsis else "scalar"
     boxed = tuple(box)
     turned = None if flips is None else tuple(flips)
-    return Selection(tuple(factors), None, boxed, tuple(result), kind, boxed, None, turned)
+    shape_of_result = tuple(result)
+    return Selection(tuple(factors), None, boxed, shape_of_result, kind, boxed, None, turned)
 
 
 _NEW_AXIS = (Slot((), None, (1,)),)
@@ -360,7 +378,8 @@ _NEW_AXIS = (Slot((), None, (1,)),)
 def _single(entry: int | slice, axis: int, extent: int) -> Slot:
     if isinstance(entry, int):
         position = _wrap_one(entry, axis, extent)
-        return Slot((axis,), slice(position, position + 1, 1), ())
+        single = slice(position, position + 1, 1)
+        return Slot((axis,), single, ())
     positions, count, flipped = _forward(entry, extent)
     return Slot((axis,), positions, (count,), flipped)
 
@@ -369,7 +388,8 @@ def _select_advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Sele
     slots: list[Slot] = []
     arrays: list[IndexArray] = []
     places: list[int] = []  # the places of arrays and integers among the entries
-    place = axis = 0
+    place = 0
+    axis = 0
     for number, entry in enumerate(key.entries):
         if isinstance(entry, np.ndarray | int):
             if not places:
@@ -385,6 +405,7 @@ def _select_advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Sele
         elif entry is None:
             slots.extend(_NEW_AXIS)
         axis += _naxes(entry)
+    # NumPy puts the dimensions of index arrays first, unless the arrays stand next to each other.
     adjacent = places[-1] - places[0] == len(places) - 1
     if not (in_place and adjacent):
         place = 0
@@ -412,14 +433,17 @@ def _assemble(slots: list[Slot], kind: Kind) -> Selection:
     if len(shape) > MAX_RESULT_NDIM:
         raise _too_many(len(shape))
     merged = tuple(_npositions(positions) for _, positions in factors)
-    order = tuple(sorted(range(len(factors)), key=lambda n: factors[n][0].axes))
-    axes = tuple(factors[n][0].axes for n in order)
+    # `partition` cuts factors in the order of their axes.
+    covered_axes = [slot.axes for slot, _ in factors]
+    numbers = sorted(range(len(factors)), key=covered_axes.__getitem__)
+    order = tuple(numbers)
+    axes = tuple(covered_axes[n] for n in order)
     flipped = [factors[n][0].flipped for n in order]
     has_points = any(len(covered) != 1 for covered in axes)
     has_merged = any(stop - start > 1 for start, stop in runs)
     flips = None
     if any(flipped):
-        flips = tuple(_FLIP if turn else slice(None) for turn in flipped)
+        flips = tuple(_FLIP if turn else _KEEP for turn in flipped)
     return Selection(
         positions=tuple(factors[n][1] for n in order),
         axes=axes if has_points else None,
@@ -441,7 +465,9 @@ def _forward(entry: slice, extent: int) -> tuple[slice, int, bool]:
         return slice(0, 0, 1), 0, False
     if step > 0:
         return slice(start, stop, step), count, False
-    return slice(start + (count - 1) * step, start + 1, -step), count, True
+    # A negative step ends where the first position of the turned slice is.
+    last = start + (count - 1) * step
+    return slice(last, start + 1, -step), count, True
 
 
 def _wrap_one(position: int, axis: int, extent: int) -> int:

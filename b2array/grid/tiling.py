@@ -32,6 +32,11 @@ __all__ = [
 
 Int64Array = npt.NDArray[np.int64]
 Slices = tuple[slice, ...]
+Shape = tuple[int, ...]
+Ends = tuple[int, int]
+"""First and last coordinate (exclusive) along an axis."""
+Numbered = tuple[int, Part]
+"""A chunk or block by its number, and what to take of it."""
 
 
 class Copy(NamedTuple):
@@ -42,7 +47,7 @@ class Copy(NamedTuple):
 
     source: Slices
     target: Slices
-    split: tuple[int, ...]
+    split: Shape
     whole: bool
 
 
@@ -54,7 +59,7 @@ class Step(NamedTuple):
     """
 
     numbers: list[int]
-    counts: tuple[int, ...]
+    counts: Shape
     copies: list[Copy]
     parts: list[Part]
 
@@ -68,7 +73,7 @@ class Tiling(NamedTuple):
 
     numbers: list[int]
     within: Slices | None
-    shape: tuple[int, ...]
+    shape: Shape
     steps: list[Step]
 
 
@@ -76,18 +81,22 @@ def parts_of_chunks(
     layout: Layout,
     positions: tuple[Positions, ...],
     axes: Axes | None,
-) -> Iterator[tuple[int, Part]]:
+) -> Iterator[Numbered]:
     """Cut a selection at the borders of chunks; yield the number of each chunk, and what to take of it."""
     for part in parts(positions, layout.chunks, axes):
-        yield sum(map(int.__mul__, part.coords, layout.grid_strides)), part
+        # A sum over a map, because this runs for every chunk of every read.
+        number = sum(map(int.__mul__, part.coords, layout.grid_strides))
+        yield number, part
 
 
-def parts_of_blocks(layout: Layout, of_chunk: Part, axes: Axes | None) -> list[tuple[int, Part]]:
+def parts_of_blocks(layout: Layout, of_chunk: Part, axes: Axes | None) -> list[Numbered]:
     """Cut a part of a chunk at the borders of blocks; return the blocks by number, and what to take of each."""
     pairs = []
-    for block in parts(of_chunk.inside, layout.blocks, axes, of_chunk.outside):
+    blocks = parts(of_chunk.inside, layout.blocks, axes, of_chunk.outside)
+    for block in blocks:
         number = sum(map(int.__mul__, block.coords, layout.block_strides))
         pairs.append((number, block))
+    # A chunk is decoded front to back, and neighbours in one call.
     pairs.sort(key=lambda pair: pair[0])
     return pairs
 
@@ -111,7 +120,7 @@ class Patch(NamedTuple):
 
     numbers: list[int]
     filled: list[bool]
-    counts: tuple[int, ...]
+    counts: Shape
     runs: list[list[Run]]
     whole: bool
 
@@ -120,52 +129,68 @@ def patch_of(layout: Layout, of_chunk: Part) -> Patch:
     """Return what a selection by slices writes of a chunk."""
     inside = cast(Slices, of_chunk.inside)
     outside = cast(Slices, of_chunk.outside)
-    grid = zip(of_chunk.coords, layout.shape, layout.chunks, strict=True)
-    extents = [min(chunk, n - coord * chunk) for coord, n, chunk in grid]
+    extents = []
+    sides = zip(of_chunk.coords, layout.shape, layout.chunks, strict=True)
+    for coord, extent, chunk in sides:
+        # Padding at the end of the array need not be written.
+        rest = extent - coord * chunk
+        extents.append(min(chunk, rest))
     along = runs(inside, layout.blocks, outside)
     if all(map(_covers, inside, extents)):
         every = list(range(layout.nblocks))
-        return Patch(every, [True] * layout.nblocks, layout.block_grid, along, True)
+        filled = [True] * layout.nblocks
+        return Patch(every, filled, layout.block_grid, along, True)
     numbers: Int64Array = np.zeros((), np.int64)
-    filled: npt.NDArray[np.bool_] = np.ones((), bool)
+    is_filled: npt.NDArray[np.bool_] = np.ones((), bool)
     compact: list[list[Run]] = []
-    for of_axis, extent, block, stride in zip(along, extents, layout.blocks, layout.block_strides, strict=True):
+    axes = zip(along, extents, layout.blocks, layout.block_strides, strict=True)
+    for of_axis, extent, block, stride in axes:
         coords: list[int] = []
         whole: list[bool] = []
         of_grid = []
         for run in of_axis:
             first = len(coords)
             coords += run.coords
-            of_grid.append(run._replace(coords=range(first, len(coords))))
-            whole += [_covers(run.inside, min(block, extent - coord * block)) for coord in run.coords]
+            in_grid = range(first, len(coords))
+            of_grid.append(run._replace(coords=in_grid))
+            for coord in run.coords:
+                rest = extent - coord * block
+                whole.append(_covers(run.inside, min(block, rest)))
         compact.append(of_grid)
         offsets = np.array(coords, np.int64) * stride
         numbers = np.add.outer(numbers, offsets)
-        filled = np.logical_and.outer(filled, np.array(whole, bool))
-    return Patch(numbers.reshape(-1).tolist(), filled.reshape(-1).tolist(), numbers.shape, compact, False)
+        of_axis_filled = np.array(whole, bool)
+        is_filled = np.logical_and.outer(is_filled, of_axis_filled)
+    counts = numbers.shape
+    filled = is_filled.reshape(-1).tolist()
+    in_order = numbers.reshape(-1).tolist()
+    return Patch(in_order, filled, counts, compact, False)
 
 
 def _covers(inside: slice, extent: int) -> bool:
-    return inside.start <= 0 and inside.step == 1 and bool(inside.stop >= extent)
+    if inside.step != 1:
+        return False
+    return bool(inside.start <= 0 and inside.stop >= extent)
 
 
 def tiling_of_points(layout: Layout, of_chunk: Part, axes: Axes | None, length: int) -> Tiling:
     """Return how to read what index arrays select of a chunk, in steps of at most `length` blocks."""
     pairs = parts_of_blocks(layout, of_chunk, axes)
+    every = [number for number, _ in pairs]
     steps = []
     for first in range(0, len(pairs), length):
-        of_step = pairs[first : first + length]
-        numbers = [number for number, _ in of_step]
-        parts = [part for _, part in of_step]
-        steps.append(Step(numbers, (), [], parts))
-    return Tiling([number for number, _ in pairs], None, layout.blocks, steps)
+        last = first + length
+        parts = [part for _, part in pairs[first:last]]
+        steps.append(Step(every[first:last], (), [], parts))
+    return Tiling(every, None, layout.blocks, steps)
 
 
 def tiling_of(layout: Layout, inside: Slices, length: int) -> Tiling:
     """Return how to read what slices select of a chunk, in steps of at most `length` blocks."""
     # Most chunks hit the cache. It gets tuples because slices have no hash in Python 3.11.
     make = _tiling if layout.nblocks <= _MOST_KEPT else _tiling.__wrapped__
-    return make(layout.blocks, layout.block_strides, tuple(map(_ENDS, inside)), length)
+    ends = tuple(map(_ENDS, inside))
+    return make(layout.blocks, layout.block_strides, ends, length)
 
 
 _ENDS = attrgetter("start", "stop", "step")
@@ -175,8 +200,8 @@ _MOST_KEPT = 1024
 
 @lru_cache(maxsize=512)
 def _tiling(
-    blocks: tuple[int, ...],
-    strides: tuple[int, ...],
+    blocks: Shape,
+    strides: Shape,
     inside: tuple[tuple[int, int, int], ...],
     length: int,
 ) -> Tiling:
@@ -240,7 +265,8 @@ class _AxisGrid(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _along(extent: int, start: int, stop: int, step: int) -> _AxisGrid:
-    (of_axis,) = runs((slice(start, stop, step),), (extent,))
+    slices = (slice(start, stop, step),)
+    (of_axis,) = runs(slices, (extent,))
     everything = slice(0, extent, 1)
     coords: list[int] = []
     pieces = []
@@ -250,8 +276,10 @@ def _along(extent: int, start: int, stop: int, step: int) -> _AxisGrid:
         coords += run.coords
         nitems = len(range(inside.start, inside.stop, inside.step))
         target = run.outside.start
-        pieces.append(_CutPiece(first, len(coords), inside, target, nitems, inside == everything))
-    common, nitems = pieces[0].inside, pieces[0].nitems
+        is_whole = inside == everything
+        pieces.append(_CutPiece(first, len(coords), inside, target, nitems, is_whole))
+    common = pieces[0].inside
+    nitems = pieces[0].nitems
     if nitems == extent or any(piece.inside != common for piece in pieces):
         return _AxisGrid(coords, everything, extent, pieces, pieces)
     part = slice(0, nitems, 1)
@@ -259,8 +287,8 @@ def _along(extent: int, start: int, stop: int, step: int) -> _AxisGrid:
     return _AxisGrid(coords, common, nitems, pieces, narrowed)
 
 
-def _windows(counts: tuple[int, ...], length: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Cut a grid into pieces that lie together in C order: first and last coordinate (exclusive) along each axis."""
+def _windows(counts: Shape, length: int) -> Iterator[tuple[Ends, ...]]:
+    """Cut a grid into pieces that lie together in C order."""
     axis = len(counts)
     while axis > 0 and math.prod(counts[axis - 1 :]) <= length:
         axis -= 1
@@ -278,7 +306,7 @@ def _windows(counts: tuple[int, ...], length: int) -> Iterator[tuple[tuple[int, 
             yield (*places, middle, *rest)
 
 
-def _within(pieces: list[_CutPiece], window: tuple[int, int]) -> list[_CutPiece]:
+def _within(pieces: list[_CutPiece], window: Ends) -> list[_CutPiece]:
     """Cut pieces to the blocks of a window, and count these from its start."""
     low, high = window
     if low == 0 and high == pieces[-1].stop:
@@ -288,19 +316,18 @@ def _within(pieces: list[_CutPiece], window: tuple[int, int]) -> list[_CutPiece]
         if piece.start >= high or piece.stop <= low:
             continue
         skipped = max(low - piece.start, 0)
-        cut.append(
-            piece._replace(
-                start=max(piece.start - low, 0),
-                stop=min(piece.stop, high) - low,
-                target=piece.target + skipped * piece.nitems,
-            )
-        )
+        start = max(piece.start - low, 0)
+        stop = min(piece.stop, high) - low
+        target = piece.target + skipped * piece.nitems
+        cut.append(piece._replace(start=start, stop=stop, target=target))
     return cut
 
 
 def _copy(axes: tuple[_CutPiece, ...]) -> Copy:
-    grid, items, target = [], [], []
-    split: tuple[int, ...] = ()
+    grid = []
+    items = []
+    target = []
+    split: Shape = ()
     is_whole = True
     for start, stop, inside, at, nitems, whole in axes:
         count = stop - start
