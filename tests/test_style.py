@@ -51,7 +51,7 @@ TODAY = {
     "bloscpack": Counts(2, 9.8, 0, 3),
     "codec": Counts(2, 9.5, 0, 3),
     "compute": Counts(2, 9.4, 0, 3),
-    "display": Counts(2, 10.1, 0, 3),
+    "display": Counts(2, 8.9, 0, 3),
     "commit": Counts(46, 10.0, 0, 65),
     "exchange": Counts(2, 9.7, 0, 3),
     "frame": Counts(14, 10.4, 0, 38),

@@ -14,8 +14,10 @@ from b2array.printable import html_text
 
 __all__ = ["Box", "draw", "merge"]
 
-Box = tuple[tuple[int, int], ...]
-"""First and last (exclusive) item along each dimension."""
+Side = tuple[int, int]
+"""First and last (exclusive) item along a dimension."""
+Box = tuple[Side, ...]
+Point = tuple[float, float]
 
 _SIZE = 150.0
 _THIN = 0.1
@@ -28,8 +30,6 @@ _SOLIDS = 400
 _FACES = ("#f28e2b", "#f7b46f", "#c96d12")  # front, above, right
 _SHADE = "#4e79a7"
 
-Point = tuple[float, float]
-
 
 class _Viewport(NamedTuple):
     """Where the items of up to three dimensions are in the drawing, which is `width` by `height`."""
@@ -39,16 +39,25 @@ class _Viewport(NamedTuple):
     deep: bool
 
     @property
+    def depth(self) -> float:
+        """Length of the side away from the viewer, as far as the drawing shows it."""
+        return self.sides[0] if self.deep else 0.0
+
+    @property
     def width(self) -> float:
-        return self.sides[2] + _DEEP[0] * self.sides[0] * self.deep
+        right, _ = _DEEP
+        return self.sides[2] + right * self.depth
 
     @property
     def height(self) -> float:
-        return self.sides[1] + _DEEP[1] * self.sides[0] * self.deep
+        _, up = _DEEP
+        return self.sides[1] + up * self.depth
 
     def point(self, items: Sequence[float]) -> Point:
-        scaled = zip(self.sides, items, self.shape, strict=True)
-        depth, y, x = (side * i / n if n else 0.0 for side, i, n in scaled)
+        scaled = []
+        for side, i, n in zip(self.sides, items, self.shape, strict=True):
+            scaled.append(side * i / n if n else 0.0)
+        depth, y, x = scaled
         if not self.deep:
             return x, y
         # The first dimension goes to the right and up.
@@ -104,10 +113,13 @@ def draw(
     for name, n in zip(names or [None] * ndim, shape, strict=True):
         labels.append(f"{name or ''} {n}".strip())
     # Up to three dimensions are one drawing; the last group has three, the first one the rest.
-    groups = [slice(max(0, stop - 3), stop) for stop in range(ndim, 0, -3)]
-    groups.reverse()
+    groups: list[slice] = []
+    for stop in range(ndim, 0, -3):
+        start = max(0, stop - 3)
+        groups.insert(0, slice(start, stop))
     pieces = []
-    x = height = 0.0
+    x = 0.0
+    height = 0.0
     for axes in groups or [slice(0, 0)]:
         tinted = _project(shaded, axes)
         coloured = _project(solid, axes)
@@ -136,29 +148,38 @@ def merge(boxes: Iterable[Box]) -> list[Box]:
     ndim = len(pieces[0]) if pieces else 0
     for axis in reversed(range(ndim)):
         pieces = _merge_along(axis, pieces)
-    if len(pieces) > _SOLIDS:  # too many to tell apart
-        pieces = [tuple(map(_hull, zip(*pieces, strict=True)))]
+    if len(pieces) > _SOLIDS:
+        # Nobody can tell so many apart, and browsers draw them slowly.
+        sides = zip(*pieces, strict=True)
+        pieces = [tuple(map(_hull, sides))]
     return pieces
 
 
 def _merge_along(axis: int, boxes: list[Box]) -> list[Box]:
     """Join boxes that touch each other along an axis and are alike in the others."""
-    rows: dict[tuple[Box, Box], list[tuple[int, int]]] = {}
-    for box in sorted(boxes, key=lambda each: (each[:axis], each[axis + 1 :], each[axis])):
-        start, stop = box[axis]
+    rows: dict[tuple[Box, Box], list[Side]] = {}
+    for box in boxes:
         row = box[:axis], box[axis + 1 :]
-        ranges = rows.setdefault(row, [])
-        if ranges and ranges[-1][1] >= start:
-            ranges[-1] = _hull([ranges[-1], (start, stop)])
-        else:
-            ranges.append((start, stop))
+        rows.setdefault(row, []).append(box[axis])
     merged: list[Box] = []
-    for (before, after), ranges in rows.items():
-        merged.extend((*before, each, *after) for each in ranges)
+    for before, after in sorted(rows):
+        sides = _join(rows[before, after])
+        merged.extend((*before, side, *after) for side in sides)
     return merged
 
 
-def _hull(ranges: Sequence[tuple[int, int]]) -> tuple[int, int]:
+def _join(sides: list[Side]) -> list[Side]:
+    """Join ranges that touch each other or overlap."""
+    joined: list[Side] = []
+    for start, stop in sorted(sides):
+        if joined and joined[-1][1] >= start:
+            joined[-1] = _hull([joined[-1], (start, stop)])
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _hull(ranges: Sequence[Side]) -> Side:
     first = min(start for start, _ in ranges)
     last = max(stop for _, stop in ranges)
     return first, last
@@ -175,14 +196,16 @@ def _group(
     missing = 3 - len(shape)
     longest = max([*shape, 1])
     sides = [_SIZE * max(n / longest, _THIN) for n in shape]
+    # Dimensions that are missing have one item. The drawing does not show them.
     extents = (*[1] * missing, *shape)
     lengths = (*[_STRIP] * missing, *sides)
     full = _Viewport(extents, lengths, deep=missing == 0)  # type: ignore[arg-type]
     cuts = [*[1] * missing, *cut]
     whole: Box = tuple((0, n) for n in full.shape)
+    first: list[Side] = [(0, 1)] * missing
 
     def pad(boxes: Iterable[Box]) -> list[Box]:
-        return [(*[(0, 1)] * missing, *box) for box in boxes]
+        return [(*first, *box) for box in boxes]
 
     def distance(box: Box) -> tuple[int, int, int]:
         (near, _), (top, _), (left, _) = box
@@ -201,6 +224,7 @@ def _group(
     parts += _labels(full, labels)
     inside = f'<g transform="translate(6,6)">{"".join(parts)}</g>'
     # The label of the last dimension is below, all others are to the right.
+    # About 7 pixels a character. The label of the last dimension is below, all others are to the right.
     right = 0
     if len(labels) > 1:
         longest_label = max(map(len, labels[-3:-1]), default=0)
@@ -213,7 +237,7 @@ def _group(
 
 def _lines(full: _Viewport, cuts: Sequence[int]) -> Iterable[tuple[Point, Point]]:
     """Yield the lines along which the faces are cut; if there are many, only every n-th."""
-    layers, rows, columns = (_borders(n, step) for n, step in zip(full.shape, cuts, strict=True))
+    layers, rows, columns = map(_borders, full.shape, cuts)
     far, low, right = full.shape
     ends = [((0, i, 0), (0, i, right)) for i in rows]
     ends += [((0, 0, i), (0, low, i)) for i in columns]
@@ -244,7 +268,9 @@ def _labels(full: _Viewport, labels: Sequence[str]) -> Iterator[str]:
         (beside, 5, 4, "start"),
         (behind, 5, 10, "start"),
     )
-    for label, (items, dx, dy, anchor) in zip(reversed(labels), places, strict=False):
+    # The last label is for the last dimension, which every drawing has.
+    for label, place in zip(reversed(labels), places, strict=False):
+        items, dx, dy, anchor = place
         x, y = full.point(items)
         yield _text(label, x + dx, y + dy, anchor)
 
@@ -261,6 +287,7 @@ def _polygon(points: Sequence[Point], colour: str, opacity: float, *, outline: b
 
 
 def _line(start: Point, stop: Point, opacity: float) -> str:
-    (x1, y1), (x2, y2) = start, stop
+    x1, y1 = start
+    x2, y2 = stop
     ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
     return f'<line {ends} stroke="currentColor" stroke-width="0.7" stroke-opacity="{opacity}"/>'

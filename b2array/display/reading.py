@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import starmap
+from itertools import chain, starmap
 from typing import Any
 
 import numpy as np
 
 from b2array import config
+from b2array.codec.chunk import Stored
 from b2array.display.drawing import Box, draw, merge
 from b2array.display.tables import Info, beside, put_title, size, table
 from b2array.errors import B2ArrayError
@@ -23,7 +25,7 @@ from b2array.grid.advice import advice
 from b2array.grid.layout import Layout
 from b2array.grid.selection import Selection
 from b2array.grid.tiling import parts_of_chunks
-from b2array.store.spans import coalesce
+from b2array.store.spans import Span, coalesce
 
 __all__ = ["Reading", "explain"]
 
@@ -31,6 +33,9 @@ _LIMIT = 16 * 2**20
 """Stores ask for at most this many bytes at once, unless one block is larger."""
 _MOST_BLOCKS = 4096
 """If there are more blocks, draw only their chunks; if there are more of these, join them."""
+
+_Running = tuple[Generator[Ask, Any, Stored], memoryview | None]
+"""A read of a chunk, and the bytes that it asked for last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +78,7 @@ class Reading:
 
     def _rows(self) -> dict[str, str]:
         layout = self._layout
-        nblocks = 1
-        for n, chunk, block in zip(layout.shape, layout.chunks, layout.blocks, strict=True):
-            if chunk:
-                nblocks *= _nblocks_along(n, chunk, block)
+        nblocks = math.prod(map(_nblocks_along, layout.shape, layout.chunks, layout.blocks))
         cached = f", {self.cached} of them in the cache" if self.cached else ""
         whole = math.prod(layout.shape) * layout.itemsize
         of_items = self.result_nbytes / max(1, whole)
@@ -96,8 +98,15 @@ class Reading:
 
     def _repr_html_(self) -> str:
         layout = self._layout
-        picture = draw(layout.shape, layout.chunks, solid=self._touched, shaded=self._around, names=self._names)
-        return put_title("reading", self._url, [beside(table(self._rows()), picture)])
+        picture = draw(
+            layout.shape,
+            layout.chunks,
+            solid=self._touched,
+            shaded=self._around,
+            names=self._names,
+        )
+        content = beside(table(self._rows()), picture)
+        return put_title("reading", self._url, [content])
 
 
 def explain(
@@ -107,10 +116,17 @@ def explain(
     names: Sequence[str | None] | None,
 ) -> Reading:
     """Return what would be done now to read a selection. This reads only heads of chunks, if it needs them."""
-    box = np.broadcast_to(np.empty((), layout.dtype), selection.box)
-    positions, axes = selection.positions, selection.axes
+    # The box has one item in memory: nothing is written into it.
+    item = np.empty((), layout.dtype)
+    box = np.broadcast_to(item, selection.box)
+    positions = selection.positions
+    axes = selection.axes
     reader = make_reader(source, layout, positions, axes, box)
-    chunks = blocks = cached = requests = nbytes = 0
+    chunks = 0
+    blocks = 0
+    cached = 0
+    requests = 0
+    nbytes = 0
     touched: list[Box] = []
     around: list[Box] = []
     for window in _windows(reader, positions, axes) if box.size else ():
@@ -119,30 +135,44 @@ def explain(
             chunks += 1
             blocks += len(numbers)
             cached += len(job.found)
-            corner = tuple(i * c for i, c in zip(job.part.coords, layout.chunks, strict=True))
+            corner = tuple(map(operator.mul, job.part.coords, layout.chunks))
             around.append(_box(corner, layout.chunks, layout))
             if len(around) > _MOST_BLOCKS:
                 around = merge(around)
             if blocks <= _MOST_BLOCKS:
                 touched += _boxes_of(layout, corner, numbers)
+        # Chunks whose blocks are all in the cache need no request.
         needed = [ChunkRequest(job.number, job.wanted) for job in window if len(job.wanted)]
         for count, length in _waves(source, needed):
             requests += count
             nbytes += length
-    # The count includes heads that are read twice, and gaps between ranges.
-    share = min(1.0, nbytes / source.frame.cbytes) if source.frame.cbytes else 0.0
-    drawn = touched if blocks <= _MOST_BLOCKS else around
-    slices = [each for each in positions if isinstance(each, slice)]
+    share = 0.0
+    if source.frame.cbytes:
+        # The count includes heads that are read twice, and gaps between ranges.
+        share = min(1.0, nbytes / source.frame.cbytes)
+    slices = [factor for factor in positions if isinstance(factor, slice)]
     # Advice is about slices that read something: it cannot count the blocks that index arrays touch.
     hint = ""
     if axes is None and len(slices) == layout.ndim and requests + cached:
         hint = advice(layout, slices)
     return Reading(
-        chunks, blocks, cached, requests, nbytes, box.nbytes, share, hint, source.url, layout, names, drawn, around
+        chunks=chunks,
+        blocks=blocks,
+        cached=cached,
+        requests=requests,
+        nbytes=nbytes,
+        result_nbytes=box.nbytes,
+        share=share,
+        advice=hint,
+        _url=source.url,
+        _layout=layout,
+        _names=names,
+        _touched=touched if blocks <= _MOST_BLOCKS else around,
+        _around=around,
     )
 
 
-def _boxes_of(layout: Layout, corner: tuple[int, ...], numbers: Sequence[int]) -> Iterator[Box]:
+def _boxes_of(layout: Layout, corner: Sequence[int], numbers: Sequence[int]) -> Iterator[Box]:
     """Yield the boxes of some blocks of the chunk whose first item is at `corner`."""
     if not layout.ndim:
         yield ()
@@ -156,6 +186,8 @@ def _boxes_of(layout: Layout, corner: tuple[int, ...], numbers: Sequence[int]) -
 
 def _nblocks_along(n: int, chunk: int, block: int) -> int:
     """Return how many blocks cover `n` items along an axis; blocks that are padding alone do not count."""
+    if not chunk:  # an axis without items
+        return 1
     nchunks, rest = divmod(n, chunk)
     of_chunk = -(-chunk // block)
     of_rest = -(-rest // block)
@@ -163,13 +195,18 @@ def _nblocks_along(n: int, chunk: int, block: int) -> int:
 
 
 def _box(start: Sequence[int], extents: Sequence[int], layout: Layout) -> Box:
-    ranges = zip(start, extents, layout.shape, strict=True)
-    return tuple((min(i, n), min(i + extent, n)) for i, extent, n in ranges)
+    sides = []
+    for first, extent, n in zip(start, extents, layout.shape, strict=True):
+        # Padding is not drawn.
+        last = min(first + extent, n)
+        sides.append((min(first, n), last))
+    return tuple(sides)
 
 
 def _windows(reader: ChunkReader, positions: Any, axes: Any) -> Iterator[list[ChunkRead]]:
     """Yield the chunks that are fetched together."""
-    jobs = starmap(reader.plan, parts_of_chunks(reader.layout, positions, axes))
+    parts = parts_of_chunks(reader.layout, positions, axes)
+    jobs = starmap(reader.plan, parts)
     if reader.source.is_local:
         return ([job] for job in jobs)
     return windows(jobs)
@@ -182,14 +219,15 @@ def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[i
         apart = replace(source)
         apart.heads.update(source.heads)
         source = apart
-    running: list[tuple[Any, memoryview | None]] = [(steps_of(source, request), None) for request in requests]
+    running: list[_Running] = [(steps_of(source, request), None) for request in requests]
     while running:
         wave = []
         try:
             for steps, view in running:
-                # A read that needs nothing more ends here.
+                # A read that needs nothing more ends here, and has no part in the next wave.
                 with suppress(StopIteration):
-                    wave.append((steps, steps.send(view)))
+                    ask = steps.send(view)
+                    wave.append((steps, ask))
             leading = [(steps, ask) for steps, ask in wave if ask.leads]
             spans = [ask.spans[0] for _, ask in leading]
             views = source.read(spans, clip=True) if leading else []
@@ -197,15 +235,28 @@ def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[i
             fetch(source, requests)  # raises what a read does
             raise
         answers = list(zip(leading, views, strict=True))
+        # A head is asked for with a guess, which may reach beyond the end of the file.
         missing = sum(ask.nbytes - len(view) for (_, ask), view in answers)
-        count, nbytes = _count(source, [ask for _, ask in wave])
+        asks = [ask for _, ask in wave]
+        count, nbytes = _count(source, asks)
         yield count, nbytes - missing
         running = [(steps, view) for (steps, _), view in answers]
 
 
 def _count(source: Source, asks: Sequence[Ask]) -> tuple[int, int]:
+    """Return the number of requests for all that is asked in a wave, and their bytes."""
     if source.is_local:
-        each = [coalesce(ask.spans, 0 if not ask.clip else config.coalesce_gap) for ask in asks]
-        return sum(map(len, each)), sum(stop - start for ask in asks for _, start, stop in ask.spans)
-    spans = [span for span, _ in coalesce([span for ask in asks for span in ask.spans], config.coalesce_gap, _LIMIT)]
-    return sum(stop > start for _, start, stop in spans), sum(stop - start for _, start, stop in spans)
+        # Local files are read chunk by chunk, in threads.
+        count = 0
+        for ask in asks:
+            gap = config.coalesce_gap if ask.clip else 0
+            count += len(coalesce(ask.spans, gap))
+        return count, _nbytes(chain.from_iterable(ask.spans for ask in asks))
+    spans = list(chain.from_iterable(ask.spans for ask in asks))
+    joined = [span for span, _ in coalesce(spans, config.coalesce_gap, _LIMIT)]
+    count = sum(stop > start for _, start, stop in joined)
+    return count, _nbytes(joined)
+
+
+def _nbytes(spans: Iterable[Span]) -> int:
+    return sum(stop - start for _, start, stop in spans)

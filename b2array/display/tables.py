@@ -52,11 +52,17 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 def table(rows: Mapping[str, Any], heads: Sequence[str] = ()) -> str:
     """Return a table with a row for each name; a value that is a tuple of str has a cell for each further head."""
-    lines = [f"<tr>{''.join(_cell('th', head) for head in heads)}</tr>"] if heads else []
+    lines = []
+    if heads:
+        titles = [_cell("th", head) for head in heads]
+        lines.append(f"<tr>{''.join(titles)}</tr>")
     for name, value in rows.items():
-        cells = value if heads and isinstance(value, tuple) else (value,)
-        span = f' colspan="{len(heads) - 1}"' if len(cells) + 1 < len(heads) else ""
-        lines.append(f"<tr>{_cell('th', name)}{''.join(_cell('td', cell, span) for cell in cells)}</tr>")
+        values = value if heads and isinstance(value, tuple) else (value,)
+        span = ""
+        if len(values) + 1 < len(heads):
+            span = f' colspan="{len(heads) - 1}"'
+        cells = [_cell("td", each, span) for each in values]
+        lines.append(f"<tr>{_cell('th', name)}{''.join(cells)}</tr>")
     return f"<table>{''.join(lines)}</table>"
 
 
@@ -67,7 +73,8 @@ def _cell(kind: str, value: Any, span: str = "") -> str:
 def beside(*parts: str) -> str:
     """Put parts next to each other, as far as there is room."""
     style = "display: flex; flex-wrap: wrap; gap: 12px 36px; align-items: flex-start"
-    return f'<div style="{style}">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
+    columns = [f"<div>{part}</div>" for part in parts]
+    return f'<div style="{style}">{"".join(columns)}</div>'
 
 
 def _row(*parts: str) -> str:
@@ -102,7 +109,9 @@ def size(nbytes: int) -> str:
     ('12 bytes', '1.5 KiB')
     """
     power = min((nbytes.bit_length() - 1) // 10, len(_UNITS))
-    return f"{nbytes / 1024**power:.1f} {_UNITS[power - 1]}" if power > 0 else f"{nbytes} bytes"
+    if power <= 0:
+        return f"{nbytes} bytes"
+    return f"{nbytes / 1024**power:.1f} {_UNITS[power - 1]}"
 
 
 def short(value: Any) -> str:
@@ -177,16 +186,22 @@ class Info(Mapping[str, Any]):
         return len(self._rows)
 
     def __repr__(self) -> str:
-        rows = [(printable(name), printable(value, keep_lines=True)) for name, value in self._rows.items()]
+        rows = []
+        for name, value in self._rows.items():
+            rows.append((printable(name), printable(value, keep_lines=True)))
         width = max((len(name) for name, _ in rows), default=0)
         below = "\n" + " " * (width + 3)  # further lines of a value do not look like rows
-        return "\n".join(f"{name:<{width}} : " + value.replace("\n", below) for name, value in rows)
+        lines = []
+        for name, value in rows:
+            text = value.replace("\n", below)
+            lines.append(f"{name:<{width}} : {text}")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         return table(self._rows) if self._page is None else self._page()
 
 
-def corners(shape: Sequence[int], itemsize: int, read: Callable[[tuple[Any, ...]], Any]) -> str:
+def corners(shape: Sequence[int], itemsize: int, read: Callable[[Any], Any]) -> str:
     """Return the text in which NumPy shows a large array; `read` takes positions along each axis.
 
     It is empty if it would be long, or if NumPy cannot print the items.
@@ -205,7 +220,8 @@ def corners(shape: Sequence[int], itemsize: int, read: Callable[[tuple[Any, ...]
     """
     # One more than NumPy shows at both ends, so that it leaves out the one in the middle.
     ends = [_ends(n) for n in shape]
-    if math.prod(map(len, ends)) * itemsize > _PRINTED_NBYTES:
+    nitems = math.prod(map(len, ends))
+    if nitems * itemsize > _PRINTED_NBYTES:
         return ""
     threshold = 0 if any(n > 2 * _EDGE for n in shape) else sys.maxsize
     items = np.asarray(read(tuple(ends)))
@@ -221,6 +237,23 @@ def _ends(n: int) -> list[int]:
     return [*range(_EDGE + 1), *range(n - _EDGE, n)]
 
 
+_ON_THE_PAGE = {
+    "shape",
+    "chunks",
+    "blocks",
+    "grid",
+    "dtype",
+    "ratio",
+    "codec",
+    "filters",
+    "errors",
+    "dims",
+    "url",
+    "attrs",
+}
+"""Rows that the upper part of an array's page shows."""
+
+
 def array_page(
     rows: Mapping[str, Any],
     layout: Layout,
@@ -228,49 +261,41 @@ def array_page(
     values: str = "",
 ) -> str:
     """Return the page of an array: table, attributes, values, and a drawing of its chunks and blocks."""
-    extents, cbytes = (layout.shape, layout.chunks, layout.blocks), int(rows["cbytes"].split()[0])
+    extents = (layout.shape, layout.chunks, layout.blocks)
+    sizes = [math.prod(each) * layout.itemsize for each in extents]
+    # The text begins with the number of bytes, as `nbytes` writes it.
+    cbytes = int(rows["cbytes"].split()[0])
+    stored = "nothing: all items are the fill value"
+    if cbytes:
+        stored = f"{size(cbytes)}, ratio {rows['ratio']}"
     main: dict[str, Any] = {
         "shape": tuple(map(str, extents)),
-        "size": tuple(size(math.prod(each) * layout.itemsize) for each in extents),
+        "size": tuple(map(size, sizes)),
         "number": ("", f"{layout.nchunks} in all", f"{layout.nblocks} a chunk"),
         "dtype": rows["dtype"],
-        "stored": f"{size(cbytes)}, ratio {rows['ratio']}" if cbytes else "nothing: all items are the fill value",
+        "stored": stored,
         "codec": f"{rows['codec']}; {rows['filters']}",
     }
     if rows["errors"] != "none":
         main["errors"] = rows["errors"]
     if rows["dims"]:
         main["dims"] = ", ".join(str(name) for name in rows["dims"])
+    whole_chunk = tuple((0, extent) for extent in layout.chunks)
     extents_of_first = map(min, layout.chunks, layout.shape)
     first = tuple((0, extent) for extent in extents_of_first)
-    parts = [
-        beside(
-            table(main, ("", "array", "chunk", "block")),
-            _row(
-                draw(layout.shape, layout.chunks, shaded=[first], names=rows["dims"]),
-                draw(layout.chunks, layout.blocks, shaded=[tuple((0, c) for c in layout.chunks)]),
-            ),
-        )
-    ]
+    drawings = _row(
+        draw(layout.shape, layout.chunks, shaded=[first], names=rows["dims"]),
+        draw(layout.chunks, layout.blocks, shaded=[whole_chunk]),
+    )
+    overview = table(main, ("", "array", "chunk", "block"))
+    parts = [beside(overview, drawings)]
     if values:
         parts.append(fold("values", f"<pre>{html_text(values)}</pre>"))
     if attrs:
-        parts.append(fold(f"attributes ({len(attrs)})", table({name: short(value) for name, value in attrs.items()})))
-    always = (
-        "shape",
-        "chunks",
-        "blocks",
-        "grid",
-        "dtype",
-        "ratio",
-        "codec",
-        "filters",
-        "errors",
-        "dims",
-        "url",
-        "attrs",
-    )
-    parts.append(fold("more", table({name: value for name, value in rows.items() if name not in always})))
+        texts = {name: short(value) for name, value in attrs.items()}
+        parts.append(fold(f"attributes ({len(attrs)})", table(texts)))
+    rest = {name: value for name, value in rows.items() if name not in _ON_THE_PAGE}
+    parts.append(fold("more", table(rest)))
     return put_title("b2array.NDArray", rows["url"], parts)
 
 
@@ -294,7 +319,12 @@ def filter_list(slots: Iterable[tuple[int, int]]) -> str:
     >>> filter_list([(0, 0), (4, 10), (1, 0)])
     'trunc_prec(10), shuffle'
     """
-    active = [filter_names.filter_name(fid) + (f"({meta})" if meta else "") for fid, meta in slots if fid]
+    active = []
+    for filter_id, meta in slots:
+        if not filter_id:  # an empty slot
+            continue
+        name = filter_names.filter_name(filter_id)
+        active.append(f"{name}({meta})" if meta else name)
     return ", ".join(active) or "none"
 
 
@@ -306,8 +336,12 @@ def errors(cparams: CParams) -> str:
     >>> errors(CParams(absolute_error=0.01)), errors(CParams())
     ('absolute_error 0.01', 'none')
     """
-    bounds = [(name, getattr(cparams, name)) for name in (*BOUNDS, "tolerance")]
-    return ", ".join(f"{name} {value:g}" for name, value in bounds if value is not None) or "none"
+    texts = []
+    for name in (*BOUNDS, "tolerance"):
+        bound = getattr(cparams, name)
+        if bound is not None:
+            texts.append(f"{name} {bound:g}")
+    return ", ".join(texts) or "none"
 
 
 def nbytes(count: int) -> str:
