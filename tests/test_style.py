@@ -59,7 +59,7 @@ TODAY = {
     "grid": Counts(2, 9.3, 0, 3),
     "group": Counts(48, 10.2, 0, 96),
     "store": Counts(26, 9.1, 0, 8),
-    "tools": Counts(3, 10.1, 0, 3),
+    "tools": Counts(3, 9.4, 0, 3),
     "xarray_io": Counts(3, 9.7, 0, 5),
 }
 # Packages that take over the code of others.

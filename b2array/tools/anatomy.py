@@ -57,7 +57,8 @@ _SHOWN_NBYTES = 16
 """Number of bytes after a frame to show."""
 
 _SHADES = "░▒▓█"
-_MAP_COLUMNS, _MAP_ROWS = 64, 40
+_MAP_COLUMNS = 64
+_MAP_ROWS = 40
 
 
 class ChunkSizes(NamedTuple):
@@ -96,7 +97,14 @@ class Survey:
 
     def data(self) -> dict[str, Any]:
         """Return all sizes in types that JSON has."""
-        coords = np.unravel_index(np.arange(len(self.chunks)), self.grid) if self.chunks and self.grid else ()
+        coords: list[list[int]] = [[] for _ in self.chunks]
+        if self.chunks and self.grid:
+            numbers = np.arange(len(self.chunks))
+            coords = np.transpose(np.unravel_index(numbers, self.grid)).tolist()
+        chunks = []
+        for each, place in zip(self.chunks, coords, strict=True):
+            more = {"coords": place, "ratio": round(each.ratio, 2)}
+            chunks.append(each._asdict() | more)
         return {
             "total": self.total,
             "frame": self.frame,
@@ -104,32 +112,18 @@ class Survey:
             "kept": self.kept,
             "dead": self.dead,
             "grid": list(self.grid),
-            "chunks": [
-                each._asdict() | {"coords": [int(axis[n]) for axis in coords], "ratio": round(each.ratio, 2)}
-                for n, each in enumerate(self.chunks)
-            ],
+            "chunks": chunks,
         }
 
     def lines(self) -> Iterator[str]:
         """Yield sizes, ratios, dead space and the map of the grid as text."""
-        stored = [each for each in self.chunks if each.offset is not None]
-        lost = sum(each.special == "lost" for each in self.chunks)
-        rows: dict[str, Any] = {
-            "chunks": f"{len(self.chunks)}, {len(stored)} of them stored" + f", {lost} lost" * bool(lost)
-        }
-        if stored:
-            for name, values in (("cbytes", [each.cbytes for each in stored]), ("ratio", [s.ratio for s in stored])):
-                middle = median(values)
-                form = ".2f" if name == "ratio" else ".0f"
-                rows[f"{name} of a chunk"] = f"{min(values):{form}} to {max(values):{form}}, median {middle:{form}}"
-        used = Counter(each.filters for each in stored if each.filters)
-        if used:
-            rows["filters"] = "; ".join(f"{names}: {tables.count_text(n, 'chunk')}" for names, n in used.most_common())
+        rows = self._rows_of_chunks()
         if self.total is not None:
             rows["file"] = tables.nbytes(self.total)
         rows["live"] = tables.nbytes(self.live)
         rows["frame"] = tables.nbytes(self.frame)
-        rows |= {"snapshots": tables.nbytes(self.kept)} if self.kept else {}
+        if self.kept:
+            rows["snapshots"] = tables.nbytes(self.kept)
         rows["dead"] = "not known: the files cannot be listed"
         if self.dead is not None:
             share = f", {self.dead / self.total:.0%}" if self.dead and self.total else ""
@@ -139,10 +133,31 @@ class Survey:
         yield "what compression leaves of each chunk: · nothing  ░ up to 25 %  ▒ 50 %  ▓ 75 %  █ more"
         yield from chunk_map(self.chunks, self.grid)
 
+    def _rows_of_chunks(self) -> dict[str, Any]:
+        stored = [each for each in self.chunks if each.offset is not None]
+        nlost = sum(each.special == "lost" for each in self.chunks)
+        number = f"{len(self.chunks)}, {len(stored)} of them stored"
+        rows: dict[str, Any] = {"chunks": f"{number}, {nlost} lost" if nlost else number}
+        if stored:
+            rows["cbytes of a chunk"] = _range_text([each.cbytes for each in stored], ".0f")
+            rows["ratio of a chunk"] = _range_text([each.ratio for each in stored], ".2f")
+        used = Counter(each.filters for each in stored if each.filters)
+        if used:
+            counts = [f"{names}: {tables.count_text(n, 'chunk')}" for names, n in used.most_common()]
+            rows["filters"] = "; ".join(counts)
+        return rows
+
+
+def _range_text(values: Sequence[float], form: str) -> str:
+    middle = median(values)
+    return f"{min(values):{form}} to {max(values):{form}}, median {middle:{form}}"
+
 
 def survey(source: Snapshot | Reader) -> Survey:
     """Read the headers of all chunks and the sizes of the files."""
-    return _survey_of_frame(source) if isinstance(source, Snapshot) else _survey_of_bloscpack(source)
+    if isinstance(source, Snapshot):
+        return _survey_of_frame(source)
+    return _survey_of_bloscpack(source)
 
 
 def _survey_of_frame(revision: Snapshot) -> Survey:
@@ -153,35 +168,65 @@ def _survey_of_frame(revision: Snapshot) -> Survey:
     for first in range(0, head.nchunks, _WAVE):
         numbers = range(first, min(first + _WAVE, head.nchunks))
         places = [None if n in lost else revision.locate(n) for n in numbers]
-        stored = [place for place in dict.fromkeys(places) if isinstance(place, Location)]
-        spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
-        try:
-            views = revision.read(spans, clip=True)
-            heads = {at: ChunkHeader.unpack(view) for at, view in zip(stored, views, strict=True)}
-        except (B2ArrayError, OSError):
-            fetch(revision, [ChunkRequest(n, (0,)) for n in numbers if n not in lost])  # raises what a read does
-            raise
+        heads = _heads(revision, [n for n in numbers if n not in lost], places)
         for n, place in zip(numbers, places, strict=True):
-            if isinstance(place, Location):
-                header = heads[place]
-                kind = header.special.name.lower() if header.special else "raw" if header.memcpyed else ""
-                chunks.append(
-                    ChunkSizes(
-                        n, place.start, place.name, header.nbytes, header.cbytes, header.nblocks, kind, _filters(header)
-                    )
-                )
-                nblocks = 0 if header.special else header.nblocks
-                record = checksums.record_nbytes(nblocks) if revision.state.has_checksums(n) else 0
-                live[place] = header.cbytes + record
-            else:
+            if not isinstance(place, Location):
                 kind = "lost" if place is None else place.name.lower()
-                chunks.append(ChunkSizes(n, None, "", head.chunk_nbytes(n) or 0, 0, 0, kind))
-    own, nbytes = frame_nbytes(head), sum(live.values())
-    total = total_nbytes(revision, list_objects(revision.store) if revision.sparse else None)
+                nbytes = head.chunk_nbytes(n) or 0
+                chunks.append(ChunkSizes(n, None, "", nbytes, 0, 0, kind))
+                continue
+            header = heads[place]
+            sizes = ChunkSizes(
+                number=n,
+                offset=place.start,
+                file=place.name,
+                nbytes=header.nbytes,
+                cbytes=header.cbytes,
+                nblocks=header.nblocks,
+                special=_kind(header),
+                filters=_filters(header),
+            )
+            chunks.append(sizes)
+            record = 0
+            if revision.state.has_checksums(n):
+                # A chunk of one value has no blocks to check.
+                nblocks = 0 if header.special else header.nblocks
+                record = checksums.record_nbytes(nblocks)
+            live[place] = header.cbytes + record
+    own = frame_nbytes(head)
+    live_nbytes = sum(live.values())
+    files = list_objects(revision.store) if revision.sparse else None
+    total = total_nbytes(revision, files)
     kept = _snapshots_nbytes(revision)
-    dead = None if total is None else max(0, total - own - nbytes - kept)
-    grid = revision.state.require_layout().grid_shape or (1,) if holds_array(head) else (head.nchunks,)
-    return Survey(tuple(chunks), grid, total, own, nbytes, dead, kept)
+    # Files of a sparse frame that another writer removes meanwhile may make the rest negative.
+    dead = None if total is None else max(0, total - own - live_nbytes - kept)
+    grid: tuple[int, ...] = (head.nchunks,)
+    if holds_array(head):
+        grid = revision.state.require_layout().grid_shape or (1,)
+    return Survey(tuple(chunks), grid, total, own, live_nbytes, dead, kept)
+
+
+def _heads(
+    revision: Snapshot,
+    numbers: Sequence[int],
+    places: Iterable[Location | Special | None],
+) -> dict[Location, ChunkHeader]:
+    """Read the headers of chunks at their places."""
+    stored = [place for place in dict.fromkeys(places) if isinstance(place, Location)]
+    spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
+    try:
+        views = revision.read(spans, clip=True)
+        headers = map(ChunkHeader.unpack, views)
+        return dict(zip(stored, headers, strict=True))
+    except (B2ArrayError, OSError):
+        fetch(revision, [ChunkRequest(n, (0,)) for n in numbers])  # raises what a read does
+        raise
+
+
+def _kind(header: ChunkHeader) -> str:
+    if header.special:
+        return header.special.name.lower()
+    return "raw" if header.memcpyed else ""
 
 
 def _snapshots_nbytes(revision: Snapshot) -> int:
@@ -190,13 +235,19 @@ def _snapshots_nbytes(revision: Snapshot) -> int:
     nbytes = sum(entry.nbytes for entry in entries if not entry.packed)
     seen = revision.frame.offsets
     states = load_kept_states(revision, entries)
-    with suppress(B2ArrayError):  # a damaged list of the group's snapshots hides nothing else
-        states += [state for _, state in pinned_states(revision, pins_of(revision.store))]
+    # A damaged list of the group's snapshots hides nothing else: the member's own states are counted.
+    with suppress(B2ArrayError):
+        pins = pins_of(revision.store)
+        states += [state for _, state in pinned_states(revision, pins)]
     for each in states:
         places, first = np.unique(each.frame.offsets, return_index=True)
-        alone = first[(places >= 0) & ~np.isin(places, seen)]
+        is_alone = (places >= 0) & ~np.isin(places, seen)
+        alone = first[is_alone]
         sizes = each.state.sizes
-        nbytes += int(sizes[alone, 0].astype(np.int64).sum()) + alone.size * checksums.record_nbytes(sizes.shape[1] - 1)
+        record = checksums.record_nbytes(sizes.shape[1] - 1)
+        # 32-bit sizes: their sum may exceed 32 bits.
+        cbytes = sizes[alone, 0].astype(np.int64)
+        nbytes += int(cbytes.sum()) + alone.size * record
         seen = np.concatenate([seen, places])
     return nbytes
 
@@ -215,9 +266,11 @@ def _survey_of_bloscpack(f: Reader) -> Survey:
         part = f.place(n)
         cbytes = len(f.get_chunk(n))
         sizes.append(ChunkSizes(n, part.start, "", part.nbytes, cbytes, 0, ""))
-    live = sum(each.cbytes for each in sizes) + f.nchunks * digest_size(f.header.checksum)
+    digests = f.nchunks * digest_size(f.header.checksum)
+    live = sum(each.cbytes for each in sizes) + digests
     head = f.first_chunk
-    return Survey(tuple(sizes), (f.nchunks,), f.cbytes, head, live, max(0, f.cbytes - head - live))
+    dead = max(0, f.cbytes - head - live)
+    return Survey(tuple(sizes), (f.nchunks,), f.cbytes, head, live, dead)
 
 
 def frame_nbytes(described: frame.Frame) -> int:
@@ -231,18 +284,25 @@ def total_nbytes(revision: Snapshot, files: Mapping[str, Listed] | None) -> int 
     `files` are the objects of a sparse frame, if the store can list them.
     """
     if revision.sparse:
-        return None if files is None else sum(each.size for name, each in files.items() if not name.startswith("."))
-    size = revision.frame.frame_len if revision.start else revision.store.stamp("").size
+        if files is None:
+            return None
+        # Names that begin with a dot are staged chunks and locks, which belong to no state.
+        return sum(each.size for name, each in files.items() if not name.startswith("."))
+    if revision.start:  # the frame is a part of a file
+        return revision.frame.frame_len
+    size = revision.store.stamp("").size
     return None if size < 0 else size
 
 
 def context_of(described: Header) -> Context:
     """Return what the chunks of a frame need to be decoded, as far as the header tells it."""
-    raw, blocks = described.metalayer("b2nd"), None
+    raw = described.metalayer("b2nd")
+    blocks = None
     if raw is not None:
-        # Damaged metadata are reported elsewhere, and only some codecs need the blocks.
+        # Damaged metadata is reported elsewhere, and only some codecs need the blocks.
         with suppress(B2ArrayError):
-            blocks = b2nd.unpack(raw, chunksize=described.chunksize).blocks
+            layout = b2nd.unpack(raw, chunksize=described.chunksize)
+            blocks = layout.blocks
     return Context(described.codec, described.codec_meta, blocks)
 
 
@@ -257,20 +317,23 @@ def list_objects(store: Store) -> Mapping[str, Listed] | None:
 def chunk_map(chunks: Sequence[ChunkSizes], grid: Sequence[int]) -> Iterator[str]:
     """Draw the grid of chunks, with one character per chunk that shows its compressed share of its size.
 
-    Each line runs along the last dimension that has more than one chunk. Empty lines separate planes. A grid along one
-    dimension alone is a text that goes on in the next line.
+    Each line runs along the last dimension that has more than one chunk. Empty lines separate planes. A grid along a
+    single dimension is wrapped like a text.
     """
     grid = [n for n in grid if n != 1]
     if len(grid) < 2:
         yield from _wrap(chunks)
         return
-    columns, plane = grid[-1], grid[-2]
+    columns = grid[-1]
+    plane = grid[-2]
     rows = prod(grid) // columns if columns else 0
+    more = f" and {columns - _MAP_COLUMNS} more" if columns > _MAP_COLUMNS else ""
     for row in range(min(rows, _MAP_ROWS)):
         if row and row % plane == 0:
             yield ""
-        line = "".join(_symbol(each) for each in chunks[row * columns : row * columns + min(columns, _MAP_COLUMNS)])
-        yield line + f" and {columns - _MAP_COLUMNS} more" * (columns > _MAP_COLUMNS)
+        first = row * columns
+        last = first + min(columns, _MAP_COLUMNS)
+        yield "".join(map(_symbol, chunks[first:last])) + more
     if rows > _MAP_ROWS:
         yield f"and {rows - _MAP_ROWS} more rows"
 
@@ -291,6 +354,10 @@ def _symbol(sizes: ChunkSizes) -> str:
     return _SHADES[min(3, int(4 * share))]
 
 
+Row = tuple[str, int, str, str]
+"""A field in a table: name, position, struct format and meaning."""
+
+
 class Field(NamedTuple):
     """A field of a file: the part that it is in, its start, bytes, name and value, and what the value means."""
 
@@ -304,22 +371,34 @@ class Field(NamedTuple):
 
 def fields(source: Snapshot | Reader) -> Iterator[Field]:
     """Yield every field before and after the chunks, in the order of the file."""
-    return _fields_of_frame(source) if isinstance(source, Snapshot) else _fields_of_bloscpack(source)
+    if isinstance(source, Snapshot):
+        return _fields_of_frame(source)
+    return _fields_of_bloscpack(source)
 
 
 def _fields_of_frame(revision: Snapshot) -> Iterator[Field]:
     head = revision.frame
-    header = bytes(revision.read([Span(revision.name, revision.start, revision.start + head.header_len)])[0])
+    header = _read(revision, 0, head.header_len)
     yield from _rows("header", header, 0, FRAME_FIELDS)
     yield from _layers("header", header, FIXED_LEN, head.metalayers, 0)
-    start, stop = head.tail_start, head.frame_len
-    tail = bytes(revision.read([Span(revision.name, revision.start + start, revision.start + stop)])[0])
+    start = head.tail_start
+    stop = head.frame_len
+    tail = _read(revision, start, stop)
+    # Source: "Blosc2 Contiguous Frame Format", section Trailer: its length, and 18 bytes of fingerprint, end the frame.
     (trailer_len,) = struct.unpack_from(">I", tail, len(tail) - 22)
     border = len(tail) - trailer_len
+    # An empty frame has no index.
     if border:
         yield from _index(head, tail[:border], start)
     yield from _trailer(head, tail[border:], start + border)
     yield from _spare(revision, stop)
+
+
+def _read(revision: Snapshot, start: int, stop: int) -> bytes:
+    """Read a part of the frame's own file, counted from where the frame begins."""
+    span = Span(revision.name, revision.start + start, revision.start + stop)
+    (view,) = revision.read([span])
+    return bytes(view)
 
 
 def _spare(revision: Snapshot, stop: int) -> Iterator[Field]:
@@ -328,31 +407,39 @@ def _spare(revision: Snapshot, stop: int) -> Iterator[Field]:
         return
     nbytes = revision.store.stamp(revision.name).size - stop
     if nbytes > 0:
-        (raw,) = revision.store.read([Span(revision.name, stop, stop + min(nbytes, _SHOWN_NBYTES))])
+        last = stop + min(nbytes, _SHOWN_NBYTES)
+        (raw,) = revision.store.read([Span(revision.name, stop, last)])
         meaning = "no part of the frame: room, or what a commit that did not end has left"
         yield Field("spare", stop, bytes(raw), "spare", f"{nbytes} bytes", meaning)
 
 
-def _with_positions(table: Iterable[HeaderField]) -> Iterator[tuple[str, int, str, str]]:
+def _with_positions(table: Iterable[HeaderField]) -> Iterator[Row]:
     """Yield name, position, struct format and meaning of little-endian fields that follow each other without gaps."""
     at = 0
     for field in table:
-        yield field.name, at, f"<{field.format}", field.meaning
-        at += struct.calcsize(f"<{field.format}")
+        code = f"<{field.format}"
+        yield field.name, at, code, field.meaning
+        at += struct.calcsize(code)
 
 
-def _rows(
-    part: str,
-    buf: bytes,
-    base: int,
-    table: Iterable[tuple[str, int, str, str]],
-) -> Iterator[Field]:
-    """Yield the fields of a table: name, position in `buf`, struct format, meaning. `buf` begins at `base`."""
+def _rows(part: str, buf: bytes, base: int, table: Iterable[Row]) -> Iterator[Field]:
+    """Yield the fields of a table. `buf` begins at `base`."""
     for name, at, code, meaning in table:
         raw = buf[at : at + struct.calcsize(code)]
         (value,) = struct.unpack(code, raw)
-        text = value.rstrip(b"\0").decode() if name == "magic" else tuple(value) if isinstance(value, bytes) else value
+        text = value
+        if name == "magic":
+            text = value.rstrip(b"\0").decode()
+        elif isinstance(value, bytes):
+            text = tuple(value)
         yield Field(part, base + at, raw, name, text, meaning)
+
+
+# Source: "Blosc2 Contiguous Frame Format", section Header, metalayers: seven bytes up to the number of metalayers. Then
+# for each one the marker of its name, the name, the marker of an offset and the offset; where that leads, five bytes
+# of marker and length precede the content.
+_COUNT_LEN = 7
+_CONTENT_HEAD = 5
 
 
 def _layers(
@@ -362,18 +449,23 @@ def _layers(
     layers: Sequence[tuple[str, bytes]],
     base: int,
 ) -> Iterator[Field]:
-    yield Field(part, base + at, buf[at : at + 7], "metalayers", len(layers), "number of metalayers")
-    at += 7
+    raw = buf[at : at + _COUNT_LEN]
+    yield Field(part, base + at, raw, "metalayers", len(layers), "number of metalayers")
+    at += _COUNT_LEN
     for name, content in layers:
         size = len(name.encode(errors="surrogateescape"))
-        raw = buf[at + 2 + size : at + 6 + size]
+        place = at + 2 + size
+        raw = buf[place : place + 4]
         (offset,) = struct.unpack(">i", raw)
-        yield Field(part, base + at + 2 + size, raw, f"offset of {name!r}", offset, "from the start of this part")
-        yield Field(part, base + offset + 5, content, name, f"{len(content)} bytes", _LAYERS.get(name, "a metalayer"))
+        yield Field(part, base + place, raw, f"offset of {name!r}", offset, "from the start of this part")
+        start = base + offset + _CONTENT_HEAD
+        meaning = _LAYERS.get(name, "a metalayer")
+        yield Field(part, start, content, name, f"{len(content)} bytes", meaning)
         if name == "b2nd":
-            with suppress(FormatError, UnsupportedError):  # one that cannot be read has no fields
-                yield from _array(part, base + offset + 5, content)
-        at += 6 + size
+            # The fields of a metalayer that cannot be read have no places, but its bytes are listed.
+            with suppress(FormatError, UnsupportedError):
+                yield from _array(part, start, content)
+        at = place + 4
 
 
 def _array(part: str, start: int, content: bytes) -> Iterator[Field]:
@@ -381,6 +473,7 @@ def _array(part: str, start: int, content: bytes) -> Iterator[Field]:
     yield Field(part, start + 1, content[1:2], "b2nd.version", content[1], "version of the metalayer")
     yield Field(part, start + 2, content[2:3], "b2nd.ndim", content[2], "number of dimensions")
     at = 3
+    # Source: "Blosc2 NDim Array Format", section Metalayer: each extent has a marker of one byte, and 8 or 4 bytes.
     for name, extents, width in (
         ("shape", layout.shape, 9),
         ("chunks", layout.chunks, 5),
@@ -389,7 +482,8 @@ def _array(part: str, start: int, content: bytes) -> Iterator[Field]:
         stop = at + 1 + width * len(extents)
         yield Field(part, start + at, content[at:stop], f"b2nd.{name}", extents, "extents in items")
         at = stop
-    yield Field(part, start + at + 6, content[at + 6 :], "b2nd.dtype", layout.dtype_text, "type of the items")
+    at += 6
+    yield Field(part, start + at, content[at:], "b2nd.dtype", layout.dtype_text, "type of the items")
 
 
 _LAYERS = {
@@ -401,13 +495,18 @@ _LAYERS = {
 
 def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     length = ChunkHeader.unpack(buf).header_len
-    yield from _rows("index", buf, base, (row for row in _with_positions(CHUNK_FIELDS) if row[1] < length))
+    rows = [row for row in _with_positions(CHUNK_FIELDS) if row[1] < length]
+    yield from _rows("index", buf, base, rows)
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
     # All offsets are one compressed chunk, so a single offset has no bytes in the file.
     for n in range(head.nchunks):
         where = head.entry(n)
         value = where.name.lower() if isinstance(where, Special) else where
-        yield Field("index", base + length, np.int64(head.offsets[n]).tobytes(), f"chunk {n}", value, what)
+        raw = np.int64(head.offsets[n]).tobytes()
+        yield Field("index", base + length, raw, f"chunk {n}", value, what)
+
+
+_FINGERPRINTS = {0: "none", 3: "b2array's checksum of header, index and trailer"}
 
 
 def _trailer(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
@@ -415,17 +514,21 @@ def _trailer(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     yield from _layers("trailer", buf, 2, head.vlmetalayers, base)
     at = len(buf) - 23
     (size,) = struct.unpack_from(">I", buf, at + 1)
-    yield Field("trailer", base + at + 1, buf[at + 1 : at + 5], "trailer_size", size, "bytes of the trailer")
-    meaning = {0: "none", 3: "b2array's checksum of header, index and trailer"}.get(head.fingerprint_type, "not known")
-    yield Field("trailer", base + at + 6, buf[at + 6 : at + 7], "fingerprint_type", buf[at + 6], meaning)
-    yield Field("trailer", base + at + 7, buf[at + 7 :], "fingerprint", buf[at + 7 :].hex(), "names this state")
+    raw = buf[at + 1 : at + 5]
+    yield Field("trailer", base + at + 1, raw, "trailer_size", size, "bytes of the trailer")
+    at += 6
+    meaning = _FINGERPRINTS.get(head.fingerprint_type, "not known")
+    yield Field("trailer", base + at, buf[at : at + 1], "fingerprint_type", buf[at], meaning)
+    at += 1
+    yield Field("trailer", base + at, buf[at:], "fingerprint", buf[at:].hex(), "names this state")
 
 
 def _fields_of_bloscpack(f: Reader) -> Iterator[Field]:
     raw = f.head_bytes()
     entries = VERSION1_FIELDS if f.header.version == 1 else HEADER_FIELDS
     yield from _rows("header", raw, 0, _with_positions(entries))
-    meta, at = f.meta_head, f.header.length
+    meta = f.meta_head
+    at = f.header.length
     if meta is not None:
         yield from _rows("metadata", raw[at:], at, _with_positions(META_FIELDS))
         at += META_HEADER_LEN
@@ -438,7 +541,9 @@ def _fields_of_bloscpack(f: Reader) -> Iterator[Field]:
                 yield Field("metadata", at, raw[at : at + nbytes], name, f"{nbytes} bytes", meaning)
             at += nbytes
     nchunks = min(f.nchunks, f.nslots)
-    for n, start in enumerate(np.frombuffer(raw, "<i8", nchunks, at).tolist() if nchunks else ()):
+    # `frombuffer` refuses an empty rest of the bytes, even for no numbers.
+    starts = np.frombuffer(raw, "<i8", nchunks, at).tolist() if nchunks else ()
+    for n, start in enumerate(starts):
         yield Field("offsets", at, raw[at : at + 8], f"chunk {n}", start, "where it begins, -1: not known")
         at += 8
     if at < len(raw):

@@ -35,20 +35,24 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Shape = tuple[int, ...]
+Shapes = tuple[Shape, Shape]
+"""Shapes of chunks and blocks."""
 
 _SAMPLE_NBYTES = 32 * 2**20
 _MOST_NBYTES = 256 * 2**20
-_SECONDS, _MOST_CALLS = 0.4, 64
+_SECONDS = 0.4
+_MOST_CALLS = 64
 """For how long, and how often, a function is called to measure it."""
 
-_SEED = 0
+_SEED = 0  # each run reads the same points, so that runs can be compared
 
 
 class Measured(NamedTuple):
     """The cost of one pattern: bytes of values and seconds per read."""
 
-    chunks: tuple[int, ...]
-    blocks: tuple[int, ...]
+    chunks: Shape
+    blocks: Shape
     pattern: str
     nbytes: int
     seconds: float
@@ -87,12 +91,14 @@ def compressions(a: NDArray, bounds: CParams | None = None) -> Iterator[Compress
     if bounds is not None:
         tried[tables.errors(bounds)] = bounds
     sample = a[_head(a.shape, _SAMPLE_NBYTES // a.itemsize)]
-    fitted = [tuple(map(min, part, sample.shape)) for part in (a.chunks, a.blocks)]
+    shapes: dict[str, Any] = {
+        "chunks": tuple(map(min, a.chunks, sample.shape)),
+        "blocks": tuple(map(min, a.blocks, sample.shape)),
+    }
+    # Blocks in the cache would cost nothing to read.
     with config.using(cache_bytes=0):
         for name, cparams in tried.items():
-            store = partial(
-                creation.asarray, sample, chunks=fitted[0], blocks=fitted[1], cparams=cparams, interop=False
-            )
+            store = partial(creation.asarray, sample, **shapes, cparams=cparams, interop=False)
             array, writing = repeat([store])
             _, reading = repeat([partial(array.__getitem__, ...)])
             yield Compressed(name, array.cbytes, array.cratio, writing, reading)
@@ -105,8 +111,10 @@ def patterns(a: NDArray) -> Iterator[Measured]:
     """
     with config.using(cache_bytes=0):
         for name, keys in _keys(a.shape, a.chunks, a.itemsize):
-            read, seconds = repeat([partial(a.__getitem__, key) for key in keys])
-            yield Measured(a.chunks, a.blocks, name, np.asarray(read).nbytes, seconds, a.cratio)
+            calls = [partial(a.__getitem__, key) for key in keys]
+            part, seconds = repeat(calls)
+            nbytes = np.asarray(part).nbytes
+            yield Measured(a.chunks, a.blocks, name, nbytes, seconds, a.cratio)
 
 
 def alternatives(a: NDArray) -> Iterator[Measured]:
@@ -123,34 +131,37 @@ def alternatives(a: NDArray) -> Iterator[Measured]:
         yield from patterns(array)
 
 
-def _candidates(a: NDArray, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    def fitted(extents: Sequence[int]) -> tuple[int, ...]:
-        return tuple(max(1, min(n, size)) for n, size in zip(extents, shape, strict=True))
+def _candidates(a: NDArray, shape: Shape) -> list[Shapes]:
+    def fit(extents: Shape) -> Shape:
+        limited = map(min, extents, shape)
+        return tuple(max(1, n) for n in limited)
 
-    own = fitted(a.chunks)
-    candidates = [(own, tuple(map(min, fitted(a.blocks), own))), chunking.automatic(shape, a.itemsize)]
-    chunks, blocks = candidates[1]
-    candidates.append((chunks, tuple(max(1, n // 2) for n in blocks)))
-    candidates.append((chunks, tuple(min(2 * n, c) for n, c in zip(blocks, chunks, strict=True))))
+    own_chunks = fit(a.chunks)
+    own_blocks = tuple(map(min, fit(a.blocks), own_chunks))
+    chunks, blocks = chunking.automatic(shape, a.itemsize)
+    smaller = tuple(max(1, n // 2) for n in blocks)
+    doubled = [2 * n for n in blocks]
+    larger = tuple(map(min, doubled, chunks))
+    candidates = [(own_chunks, own_blocks)]
+    candidates += [(chunks, each) for each in (blocks, smaller, larger)]
     if len(shape) > 1:
-        candidates.append(_long(shape, a.itemsize, 0))
-        candidates.append(_long(shape, a.itemsize, len(shape) - 1))
+        first = 0
+        last = len(shape) - 1
+        candidates += [_long(shape, a.itemsize, axis) for axis in (first, last)]
     return list(dict.fromkeys(candidates))
 
 
-def _long(
-    shape: tuple[int, ...],
-    itemsize: int,
-    axis: int,
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return chunks that extend over the whole of one dimension."""
+def _long(shape: Shape, itemsize: int, axis: int) -> Shapes:
+    """Return chunks of about 2 MiB that extend over the whole of one dimension."""
     room = max(1, 2**21 // itemsize // shape[axis])
-    side = max(1, int(room ** (1 / (len(shape) - 1))))
-    chunks = tuple(n if i == axis else min(n, side) for i, n in enumerate(shape))
-    return chunking.automatic(shape, itemsize, chunks=chunks)
+    nothers = len(shape) - 1
+    side = max(1, int(room ** (1 / nothers)))
+    chunks = [min(n, side) for n in shape]
+    chunks[axis] = shape[axis]
+    return chunking.automatic(shape, itemsize, chunks=tuple(chunks))
 
 
-def _head(shape: tuple[int, ...], items: int) -> tuple[slice, ...]:
+def _head(shape: Shape, items: int) -> tuple[slice, ...]:
     """Select about this number of items at the start, with similar extents along all dimensions."""
     lengths = list(shape)
     while math.prod(lengths) > max(1, items):
@@ -159,37 +170,45 @@ def _head(shape: tuple[int, ...], items: int) -> tuple[slice, ...]:
     return tuple(slice(0, n) for n in lengths)
 
 
-def _keys(
-    shape: tuple[int, ...],
-    chunks: tuple[int, ...],
-    itemsize: int,
-) -> Iterator[tuple[str, list[Any]]]:
+def _keys(shape: Shape, chunks: Shape, itemsize: int) -> Iterator[tuple[str, list[Any]]]:
     if 0 in shape:
         return
     random = np.random.default_rng(_SEED)
     points = [tuple(int(random.integers(n)) for n in shape) for _ in range(16)]
     yield "one item", list(points)
-    starts = [tuple(p // c * c for p, c in zip(point, chunks, strict=True)) for point in points]
-    yield "one chunk", [tuple(slice(s, s + c) for s, c in zip(at, chunks, strict=True)) for at in starts]
+    yield "one chunk", [_chunk_around(point, chunks) for point in points]
     if len(shape) > 1:
-        for axis in range(len(shape)):
-            layer = math.prod(shape) // shape[axis] * itemsize
-            if layer <= _MOST_NBYTES:
-                name = "[" + ", ".join("i" if i == axis else ":" for i in range(len(shape))) + "]"
-                yield name, [(slice(None),) * axis + (point[axis],) for point in points]
+        for axis, n in enumerate(shape):
+            nbytes = math.prod(shape) // n * itemsize
+            if nbytes > _MOST_NBYTES:
+                continue
+            name = [":"] * len(shape)
+            name[axis] = "i"
+            before = (slice(None),) * axis
+            yield f"[{', '.join(name)}]", [(*before, point[axis]) for point in points]
     head = _head(shape, _MOST_NBYTES // itemsize)
-    whole = all(part.stop == n for part, n in zip(head, shape, strict=True))
-    yield "everything" if whole else "the first part", [head]
+    is_whole = all(part.stop == n for part, n in zip(head, shape, strict=True))
+    yield "everything" if is_whole else "the first part", [head]
+
+
+def _chunk_around(point: Shape, chunks: Shape) -> tuple[slice, ...]:
+    """Return the key of the chunk that has an item."""
+    sides = []
+    for position, extent in zip(point, chunks, strict=True):
+        start = position // extent * extent
+        sides.append(slice(start, start + extent))
+    return tuple(sides)
 
 
 def repeat(calls: Iterable[Callable[[], T]]) -> tuple[T, float]:
     """Call functions in turn for a while; return the last result, and the median of the seconds."""
     times: list[float] = []
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for call in cycle(calls):
         result, seconds = measure(call)
         times.append(seconds)
-        if time.perf_counter() - begun >= _SECONDS or len(times) >= _MOST_CALLS:
+        elapsed = time.perf_counter() - start
+        if elapsed >= _SECONDS or len(times) >= _MOST_CALLS:
             break
     return result, median(times)
 
@@ -205,17 +224,21 @@ def rates(measurements: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a table of patterns, with their times and rates."""
     yield ("read", "bytes", "time", "rate")
     for each in measurements:
-        yield each.pattern, tables.nbytes(each.nbytes), duration(each.seconds), f"{each.rate / 1e6:.1f} MB/s"
+        rate = f"{each.rate / 1e6:.1f} MB/s"
+        yield each.pattern, tables.nbytes(each.nbytes), duration(each.seconds), rate
 
 
 def comparison_rows(measurements: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a table of chunks and blocks, with the time of each pattern."""
     names = list(dict.fromkeys(each.pattern for each in measurements))
     yield ("chunks", "blocks", "ratio", *names)
-    for chunks, blocks in dict.fromkeys((each.chunks, each.blocks) for each in measurements):
-        mine = {each.pattern: each for each in measurements if (each.chunks, each.blocks) == (chunks, blocks)}
-        ratio = next(iter(mine.values())).ratio
-        times = (duration(mine[name].seconds) if name in mine else "" for name in names)
+    by_shapes: dict[Shapes, dict[str, Measured]] = {}
+    for each in measurements:
+        by_pattern = by_shapes.setdefault((each.chunks, each.blocks), {})
+        by_pattern[each.pattern] = each
+    for (chunks, blocks), by_pattern in by_shapes.items():
+        ratio = next(iter(by_pattern.values())).ratio
+        times = [duration(by_pattern[name].seconds) if name in by_pattern else "" for name in names]
         yield str(chunks), str(blocks), f"{ratio:.2f}", *times
 
 
@@ -223,8 +246,9 @@ def compression_rows(measurements: Iterable[Compressed]) -> Iterator[tuple[str, 
     """Yield the rows of a table of compressed sizes."""
     yield ("parameters", "bytes", "ratio", "write", "read")
     for each in measurements:
+        ratio = f"{each.ratio:.2f}"
         times = duration(each.writing), duration(each.reading)
-        yield each.name, tables.nbytes(each.nbytes), f"{each.ratio:.2f}", *times
+        yield each.name, tables.nbytes(each.nbytes), ratio, *times
 
 
 def duration(seconds: float) -> str:

@@ -44,8 +44,8 @@ def remove(url: str, storage_options: Mapping[str, Any], *, recursive: bool) -> 
 
 def rename(source: str, target: str, storage_options: Mapping[str, Any]) -> str:
     """Give a member of a group another name in it, in one commit, and say so; ValueError for other places."""
-    places = [group_of(url, storage_options) for url in (source, target)]
-    old, new = (place if place is not None and place.name else None for place in places)
+    old = _member(source, storage_options)
+    new = _member(target, storage_options)
     if old is None or new is None or old.group != new.group:
         raise ValueError(
             f"mv renames members within one group, found {redact_url(source)} and {redact_url(target)}; to move "
@@ -54,6 +54,12 @@ def rename(source: str, target: str, storage_options: Mapping[str, Any]) -> str:
     with open_group(old.group, "r+", storage_options=storage_options) as group:
         group.move(old.name, new.name)
     return f"moved {old.name} to {new.name} in {redact_url(old.group)}"
+
+
+def _member(url: str, storage_options: Mapping[str, Any]) -> Any:
+    """Return the group and the name of a member; None for a whole group, and for a place in none."""
+    place = group_of(url, storage_options)
+    return place if place is not None and place.name else None
 
 
 def assignments(texts: Sequence[str]) -> dict[str, Any]:
@@ -66,6 +72,7 @@ def assignments(texts: Sequence[str]) -> dict[str, Any]:
         try:
             values[name] = json.loads(value)
         except ValueError:
+            # Text need not be in quotation marks, which shells would take away.
             values[name] = value
     return values
 

@@ -59,12 +59,16 @@ __all__ = ["app", "main"]
 
 P = ParamSpec("P")
 
-OK, ERROR, USAGE, CORRUPT = 0, 1, 2, 3
+OK = 0
+ERROR = 1
+USAGE = 2
+CORRUPT = 3
 
 _FRAMES = ("b2nd", "b2d", "b2z")
 """Formats made of Blosc2 frames."""
 
-_MOST_ITEMS, _MOST_NBYTES = 1000, 2**28
+_MOST_ITEMS = 1000
+_MOST_NBYTES = 2**28
 """`cat` prints more items only on request, and reads no more bytes than it prints of larger arrays."""
 
 # Some versions of Typer import Click, others contain a copy of it.
@@ -108,13 +112,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         setattr(warnings, "showwarning", _warn)  # noqa: B010 - a simpler signature does
         warnings.simplefilter("always", UserWarning)
         try:
-            return _code(_program()(args=arguments, prog_name="b2array", standalone_mode=False))
+            result = _program()(args=arguments, prog_name="b2array", standalone_mode=False)
+            return _code(result)
         except SystemExit as end:
             return _code(end.code)
         except typer.Abort:
             return ERROR
         except _UsageError as error:
-            _say(_misunderstood(error) if arguments else error.ctx.get_help(), to=sys.stderr)
+            # Without arguments, people want to know what there is, not what is wrong.
+            text = _misunderstood(error) if arguments else error.ctx.get_help()
+            _say(text, to=sys.stderr)
             return USAGE
 
 
@@ -125,6 +132,7 @@ def _code(result: object) -> int:
 def _misunderstood(error: Any) -> str:
     """Return one line that says what is wrong with the arguments, and how to get help."""
     command = "b2array" if error.ctx is None else error.ctx.command_path
+    # Click writes sentences, sometimes on several lines; the errors of b2array are parts of a line.
     text = " ".join(error.format_message().split()).rstrip(".")
     return f"{command}: {text[:1].lower()}{text[1:]} (see {command} --help)"
 
@@ -144,7 +152,8 @@ def _command(verb: Callable[P, int | None]) -> Callable[P, None]:
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader of the output closed the pipe. Without this, the interpreter would fail at its exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
             code = OK
         except _UsageError:
             raise
@@ -190,15 +199,20 @@ def info(
         with describing.open_frame(url, options) as source:
             fields = list(anatomy.fields(source))
         rows = [("part", "offset", "bytes", "field", "value", "meaning")]
-        rows += [(f.part, str(f.offset), _hex(f.raw), f.name, str(f.value), f.meaning) for f in fields]
-        _print(as_json, [each._asdict() for each in fields], table(rows, "<><<<<"))
+        for field in fields:
+            row = (field.part, str(field.offset), _hex(field.raw), field.name, str(field.value), field.meaning)
+            rows.append(row)
+        by_name = [field._asdict() for field in fields]
+        _print(as_json, by_name, table(rows, "<><<<<"))
         return OK
     about = describing.describe(url, options, at)
-    data, lines = about.typed, describing.lines(about.rows)
+    data = about.typed
+    lines: Iterable[str] = describing.lines(about.rows)
     if chunks:
         with describing.open_frame(url, options) as source:
             sizes = anatomy.survey(source)
-        data, lines = data | {"sizes": sizes.data()}, chain(lines, [""], sizes.lines())
+        data = data | {"sizes": sizes.data()}
+        lines = chain(lines, [""], sizes.lines())
     _print(as_json, data, lines)
     return _report(about.failed)
 
@@ -211,8 +225,9 @@ def _report(failed: Mapping[str, Exception]) -> int:
     """Print what failed, and return the exit code."""
     for name, error in failed.items():
         _complain(f"{name}: {opts.error_text(error)}" if name else opts.error_text(error))
-    damaged = any(isinstance(error, FormatError) for error in failed.values())
-    return CORRUPT if damaged else ERROR if failed else OK
+    if any(isinstance(error, FormatError) for error in failed.values()):
+        return CORRUPT
+    return ERROR if failed else OK
 
 
 @_command
@@ -267,11 +282,11 @@ def cat(
     kind, address = find(url, None, options, exists=True, at=at)
     threshold = sys.maxsize if every else _MOST_ITEMS
     with kind.open(address, options) as source:
-        large = source.handle is not None and source.nbytes > _MOST_NBYTES and math.prod(source.shape) > threshold
-        if wanted is ... and writes is None and large:
+        is_large = source.nbytes > _MOST_NBYTES and math.prod(source.shape) > threshold
+        if wanted is ... and writes is None and is_large and source.handle is not None:
             # NumPy prints only the first and the last items along each axis: read no others.
-            ends = (range(n) if n <= 7 else (0, 1, 2, 3, n - 3, n - 2, n - 1) for n in source.shape)
-            wanted, threshold = np.ix_(*ends), 0
+            wanted = np.ix_(*map(_ends, source.shape))
+            threshold = 0
         values = source.read(wanted)
     if writes is None:
         _say(np.array2string(np.asarray(values), threshold=threshold))
@@ -280,6 +295,13 @@ def cat(
     else:
         with AtomicFile(store, overwrite=overwrite) as path, Path(path).open("wb") as file:
             writes(file, np.asarray(values))
+
+
+def _ends(n: int) -> Sequence[int]:
+    """Return the positions of the items that NumPy prints along an axis, and one more, so that it prints dots."""
+    if n <= 7:
+        return range(n)
+    return 0, 1, 2, 3, n - 3, n - 2, n - 1
 
 
 def _writer(output: str, chosen: str | None) -> Writer:
@@ -405,8 +427,9 @@ def copy(
             raise UnsupportedError(f"{redact_url(src)} is no array: its chunks can only be copied as they are")
         with track(revision.frame.nchunks, "chunks copied", opts.shows(progress), unit="items") as bar:
             wanted = ArrayOptions(layout=layout, overwrite=overwrite, storage_options=others)
-            make(dst, wanted, partial(_copied, revision, bar, snapshots=snapshots), OTHER)
-        count, nbytes = tables.count_text(revision.frame.nchunks, "chunk"), tables.nbytes(revision.frame.cbytes)
+            make(dst, wanted, partial(_copy_frame, revision, bar, snapshots=snapshots), OTHER)
+        count = tables.count_text(revision.frame.nchunks, "chunk")
+        nbytes = tables.nbytes(revision.frame.cbytes)
         _say(f"{redact_url(dst)}: {count} in {nbytes}")
         return OK
     started = time.perf_counter()
@@ -423,18 +446,29 @@ def copy(
         storage_options=others,
     ) as copy_:
         ratio = f"{copy_.cratio:.2f}" if copy_.cbytes else "none"
-        _say(
-            f"{redact_url(dst)}: 1 array of {tables.nbytes(copy_.nbytes)} in {tables.nbytes(copy_.cbytes)}, "
-            f"ratio {ratio}, {time.perf_counter() - started:.2f} s"
-        )
+        sizes = f"{tables.nbytes(copy_.nbytes)} in {tables.nbytes(copy_.cbytes)}"
+        seconds = time.perf_counter() - started
+        _say(f"{redact_url(dst)}: 1 array of {sizes}, ratio {ratio}, {seconds:.2f} s")
     return OK
 
 
-def _copied(revision: Snapshot, bar: Progress, where: AnyPlace, final: ArrayOptions, *, snapshots: bool) -> Draft:
-    place = place_new(where, final.layout, final.storage_options, fs=final.fs, overwrite=final.overwrite)
+def _copy_frame(revision: Snapshot, bar: Progress, where: AnyPlace, final: ArrayOptions, *, snapshots: bool) -> Draft:
+    place = place_new(
+        where,
+        final.layout,
+        final.storage_options,
+        fs=final.fs,
+        overwrite=final.overwrite,
+    )
     states = states_to_copy(revision) if snapshots else []
     return copied(
-        revision, place.store, place.kind, overwrite=final.overwrite, progress=bar, kept=states, first=place.first
+        revision,
+        place.store,
+        place.kind,
+        overwrite=final.overwrite,
+        progress=bar,
+        kept=states,
+        first=place.first,
     )
 
 
@@ -457,6 +491,7 @@ def pack(
 ) -> None:
     """Write an array, or any file, to a Bloscpack file (.blp)."""
     options, others = opts.both_options(storage, src_storage, dst_storage)
+    # blpk packs any file. Only an array has a dtype and a shape to keep.
     src_format, dst_format = (None, BLP) if is_array(src, options) else (BYTES, BLP_BYTES)
     convert_to(
         src,
@@ -526,7 +561,9 @@ def bench(
     storage: opts.Storage = None,
 ) -> None:
     """Measure reads, also with other filters, chunks and blocks."""
-    own, stored, others = [], [], []
+    own = []
+    stored = []
+    others = []
     bounds = opts.cparams_of(None, None, None, absolute_error, relative_error, keepbits)
     revision = describing.frame_of(url, opts.storage_options(storage))
     if not holds_array(revision.frame):
@@ -640,7 +677,8 @@ def _keeper(
     mode: Literal["r", "r+"] = "r",
 ) -> NDArray | SChunk | Group:
     """Open an array, a super-chunk or a group, which have snapshots."""
-    require_frames(find(url, None, options, exists=True)[0], url)
+    kind, _ = find(url, None, options, exists=True)
+    require_frames(kind, url)
     opened: NDArray | SChunk | Group = addressing.open(url, mode, storage_options=options)
     return opened
 
@@ -652,7 +690,8 @@ def log(url: opts.Url, as_json: opts.Json = False, storage: opts.Storage = None)
         listed = source.snapshots
     rows = [("when", "name", "shape", "own bytes", "message"), *map(describing.snapshot_row, listed)]
     lines = table(rows, "<<<><") if listed else [f"{redact_url(url)} has no snapshots"]
-    _print(as_json, [asdict(each) | {"time": each.time.isoformat()} for each in listed], lines)
+    data = [asdict(each) | {"time": each.time.isoformat()} for each in listed]
+    _print(as_json, data, lines)
     damaged = [each.error for each in listed if each.error]
     for error in damaged:
         _complain(error)
@@ -701,7 +740,8 @@ def expire(
     options = opts.storage_options(storage)
     if older_than is None and keep_last is None:
         raise typer.BadParameter("say which snapshots are old", param_hint="--older-than or --keep-last")
-    require_frames(find(url, None, options, exists=True)[0], url)
+    kind, _ = find(url, None, options, exists=True)
+    require_frames(kind, url)
     dropped = expiring.expire(url, older_than=older_than, keep_last=keep_last, dry_run=dry_run, storage_options=options)
     verb = "would drop" if dry_run else "dropped"
     _print(as_json, dropped, [f"{redact_url(url)}: {verb} {', '.join(dropped) or 'nothing'}"])
@@ -737,7 +777,8 @@ def diff(
 
 def _is_place(url: str, name: str, options: Mapping[str, Any]) -> bool:
     """Say whether a word names a place rather than a snapshot."""
-    if not ("://" in name or os.path.lexists(name.partition("#")[0]) or by_ending(name)[0] is not None):
+    looks_like_place = "://" in name or os.path.lexists(name.partition("#")[0])
+    if not looks_like_place and by_ending(name)[0] is None:
         return False
     kind, _ = find(url, None, options, exists=True)
     if kind.name not in _FRAMES:

@@ -15,6 +15,9 @@ from b2array.tools.describing import plain
 
 __all__ = ["Difference", "differences"]
 
+Array = npt.NDArray[Any]
+Attrs = Mapping[str, Any]
+
 _PIECE_NBYTES = 16 * 2**20
 """Bytes to compare at a time."""
 
@@ -29,25 +32,30 @@ class Difference(NamedTuple):
 
 def differences(first: str, second: str, options: Storage, others: Storage) -> Iterator[Difference]:
     """Yield what differs between two arrays or groups. Values are compared bit by bit, except that NaN equals NaN."""
-    (kind, address), (other_kind, other_address) = (
-        find(first, None, options, exists=True),
-        find(second, None, others, exists=True),
-    )
+    kind, address = find(first, None, options, exists=True)
+    other_kind, other_address = find(second, None, others, exists=True)
     with kind.tree(address, options) as a, other_kind.tree(other_address, others) as b:
         for tree in (a, b):
             if tree.error is not None:
                 raise tree.error
-        if len(a.names) == len(b.names) == 1 and "" in (*a.names, *b.names):
+        # A file that has only one array may not name it.
+        have_one_array = len(a.names) == len(b.names) == 1
+        if have_one_array and "" in (*a.names, *b.names):
             yield from _of_arrays("", a.only(first), b.only(second))
             return
         for name in sorted({*a.names, *b.names}):
             if name in a.names and name in b.names:
                 yield from _of_arrays(name, a.open(name), b.open(name))
             else:
-                yield Difference(name, "only in", first if name in a.names else second)
+                there = first if name in a.names else second
+                yield Difference(name, "only in", there)
         for name in sorted({*a.attrs, *b.attrs}):
-            of_each = [dict(tree.attrs[name]()) if name in tree.attrs else {} for tree in (a, b)]
-            yield from _of_attrs(name, *of_each)
+            yield from _of_attrs(name, _attrs_of(a, name), _attrs_of(b, name))
+
+
+def _attrs_of(tree: Any, name: str) -> dict[str, Any]:
+    """Return the attributes of a group in a tree; none if the tree does not have the group."""
+    return dict(tree.attrs[name]()) if name in tree.attrs else {}
 
 
 def _of_arrays(name: str, a: ArraySource, b: ArraySource) -> Iterator[Difference]:
@@ -57,6 +65,7 @@ def _of_arrays(name: str, a: ArraySource, b: ArraySource) -> Iterator[Difference
         ("dims", a.dims, b.dims),
         ("fill value", a.fill, b.fill),
     ):
+        # As arrays of objects, because shapes, dtypes and fill values have no other type in common.
         if not _is_equal(np.asarray(one, object), np.asarray(other, object)):
             yield Difference(name, what, f"{one} and {other}")
     yield from _of_attrs(name, a.attrs, b.attrs)
@@ -66,35 +75,46 @@ def _of_arrays(name: str, a: ArraySource, b: ArraySource) -> Iterator[Difference
 
 def _of_items(name: str, a: ArraySource, b: ArraySource) -> Iterator[Difference]:
     """Compare the items, a piece at a time."""
-    most = max(1, _PIECE_NBYTES // max(1, a.dtype.itemsize, b.dtype.itemsize))
-    total, first = 0, None
+    itemsize = max(1, a.dtype.itemsize, b.dtype.itemsize)
+    most = max(1, _PIECE_NBYTES // itemsize)
+    total = 0
+    first = None
     for box in boxes(a.shape, most, a.chunks):
-        same = _equal_items(a.read(box), b.read(box))
-        if same.all():
+        differs = ~_equal_items(a.read(box), b.read(box))
+        if not differs.any():
             continue
-        total += int(np.count_nonzero(~same))
+        total += int(np.count_nonzero(differs))
         if first is None:
-            where = np.argwhere(~same)[0]
-            first = [part.start + int(i) for part, i in zip(box, where, strict=True)]
-    if first is not None:
-        share = f"{total} of {int(np.prod(a.shape, dtype=object))}"
-        yield Difference(name, "items", f"{share}, the first at [{', '.join(map(str, first)) or '()'}]")
+            where = np.argwhere(differs)[0].tolist()
+            first = [part.start + i for part, i in zip(box, where, strict=True)]
+    if first is None:
+        return
+    # The number of items may exceed 64 bits in an array of fill values.
+    size = int(np.prod(a.shape, dtype=object))
+    position = ", ".join(map(str, first)) or "()"
+    yield Difference(name, "items", f"{total} of {size}, the first at [{position}]")
 
 
-def _equal_items(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _equal_items(x: Array, y: Array) -> npt.NDArray[np.bool_]:
     same = np.asarray(x == y, bool)
-    if x.dtype.kind in "fcmM" and y.dtype.kind in "fcmM":
-        same |= (x != x) & (y != y)  # noqa: PLR0124 - NaN and NaT
+    with_nan = "fcmM"
+    if x.dtype.kind in with_nan and y.dtype.kind in with_nan:
+        both_nan = (x != x) & (y != y)  # noqa: PLR0124 - NaN and NaT
+        same |= both_nan
     return np.broadcast_to(same, x.shape)
 
 
-def _is_equal(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> bool:
+def _is_equal(x: Array, y: Array) -> bool:
     return x.shape == y.shape and plain(x.tolist()) == plain(y.tolist())
 
 
-def _of_attrs(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
+def _of_attrs(name: str, a: Attrs, b: Attrs) -> Iterator[Difference]:
     for key in sorted({*a, *b}):
+        what = f"attrs.{key}"
         if key not in a or key not in b:
-            yield Difference(name, f"attrs.{key}", "only in one of them")
-        elif plain(a[key]) != plain(b[key]):
-            yield Difference(name, f"attrs.{key}", f"{a[key]!r} and {b[key]!r}")
+            yield Difference(name, what, "only in one of them")
+            continue
+        value = a[key]
+        other = b[key]
+        if plain(value) != plain(other):
+            yield Difference(name, what, f"{value!r} and {other!r}")

@@ -70,7 +70,8 @@ def ripples(steps: int, side: int) -> Field:
     place = np.linspace(0, 1, side, dtype=np.float32)
     now = np.zeros((side, side), np.float32)
     for y, x in ((0.3, 0.35), (0.62, 0.7), (0.75, 0.25)):
-        now += np.exp(-((place[:, None] - y) ** 2 + (place - x) ** 2) * np.float32(4e3))
+        distance = (place[:, None] - y) ** 2 + (place - x) ** 2
+        now += np.exp(-distance * np.float32(4e3))
     before = now.copy()
     field = np.empty((steps, side, side), np.float32)
     for step in range(steps):
@@ -80,16 +81,22 @@ def ripples(steps: int, side: int) -> Field:
             # The wave equation, at a quarter of the largest stable step squared; the pond's edge stays at rest.
             after = 2 * now - before
             inner = now[1:-1, 1:-1]
-            around = now[:-2, 1:-1] + now[2:, 1:-1] + now[1:-1, :-2] + now[1:-1, 2:]
+            above_below = now[:-2, 1:-1] + now[2:, 1:-1]
+            around = above_below + now[1:-1, :-2] + now[1:-1, 2:]
             after[1:-1, 1:-1] += np.float32(0.125) * (around - 4 * inner)
-            before, now = now, after
+            before = now
+            now = after
     return field
 
 
 def _read_parts(a: NDArray, file_nbytes: int, field: Field) -> None:
     steps, side, _ = a.shape
-    t, y, x = steps // 2, side // 3, side // 4
-    after, below, right = t + steps // 8, y + side // 8, x + side // 8
+    t = steps // 2
+    y = side // 3
+    x = side // 4
+    after = t + steps // 8
+    below = y + side // 8
+    right = x + side // 8
     rows = [("read", "what it is", "result", "from the file", "", "time")]
     costs: dict[str, tuple[int, float]] = {}
     for text, meaning, key in (
@@ -107,7 +114,8 @@ def _read_parts(a: NDArray, file_nbytes: int, field: Field) -> None:
         share = f"{nbytes / file_nbytes:.2%}"
         rows.append((text, meaning, size(part.nbytes), size(nbytes), share, duration(seconds)))
     print(*table(rows, "<<>>>>"), sep="\n")
-    (some, quick), (whole, slow) = costs["a box"], costs["everything"]
+    some, quick = costs["a box"]
+    whole, slow = costs["everything"]
     print(f"\nFor the box alone, reading everything would cost {whole / some:.0f} times the bytes", end=" ")
     print(f"and {slow / quick:.0f} times the time.")
     print("Every part is equal to the same part of the simulation. Times are medians of several reads,")
@@ -116,11 +124,18 @@ def _read_parts(a: NDArray, file_nbytes: int, field: Field) -> None:
 
 def _draw(plane: Field) -> Iterator[str]:
     """Draw a plane with one character for each cell of a coarse grid: the higher, the darker."""
-    rows, columns = (np.linspace(0, n - 1, most).astype(int) for n, most in zip(plane.shape, _PICTURE, strict=True))
+    height, width = plane.shape
+    nrows, ncolumns = _PICTURE
+    rows = np.linspace(0, height - 1, nrows).astype(int)
+    columns = np.linspace(0, width - 1, ncolumns).astype(int)
     cells = plane[np.ix_(rows, columns)]
-    low, high = float(cells.min()), float(cells.max())
-    shades = ((cells - low) * (len(_SHADES) / ((high - low) or 1))).astype(int).clip(0, len(_SHADES) - 1)
-    yield from ("  " + "".join(_SHADES[shade] for shade in row) for row in shades)
+    low = float(cells.min())
+    high = float(cells.max())
+    most = len(_SHADES) - 1
+    scale = len(_SHADES) / ((high - low) or 1)  # a plane without waves has one shade
+    shades = ((cells - low) * scale).astype(int).clip(0, most)
+    for row in shades:
+        yield "  " + "".join(_SHADES[shade] for shade in row)
 
 
 _WRITER = """
@@ -142,10 +157,12 @@ def _kill_a_writer(path: Path, field: Field) -> None:
         if writer.stdout is not None:
             writer.stdout.readline()
         writer.kill()
-    written = sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")) - before
+    files = path.parent.glob(f"{path.name}*")
+    written = sum(file.stat().st_size for file in files) - before
     a = array_at(path)
     report, seconds = measure(lambda: verify(path, deep=True))
-    if not (written > 0 and report.ok and np.array_equal(a, field)):
+    intact = report.ok and np.array_equal(a, field)
+    if not (written > 0 and intact):
         raise RuntimeError("the array differs from what was stored before the writer was killed")
     print("\nAnother process overwrote half of the array. It was killed before the last step of its commit,")
     print(f"with {size(written)} written. All checksums fit ({duration(seconds)}), and every item is as it was.")

@@ -46,8 +46,12 @@ __all__ = [
     "snapshot_row",
 ]
 
+Description = Mapping[str, Any]
 Members = dict[str, dict[str, Any]]
 """Descriptions of arrays and groups by name."""
+
+_GROUPS = ("b2d", "b2z", "b2e")
+"""Formats of groups of Blosc2 frames."""
 
 
 class Overview(NamedTuple):
@@ -65,19 +69,22 @@ def describe(url: str, storage_options: Storage, at: str | None = None) -> Overv
         with bloscpack.open(address, storage_options=storage_options) as f:
             about = _bloscpack(f)
             return Overview(about, to_values(url, about, None), {})
+    is_group = kind.name in _GROUPS
     with kind.tree(address, storage_options) as tree:
-        if tree.names == ("",) or (len(tree.names) == 1 and kind.name not in ("b2d", "b2z", "b2e")):
+        if tree.names == ("",) or (len(tree.names) == 1 and not is_group):
             source = tree.only(url)
             frame = None if source.handle is None else source.handle.snapshot
             about = {"format": kind.name} | _source(source) if frame is None else _frame(frame)
             return Overview(about, to_values(url, about, frame), {})
         members, failed = _describe_members(tree, tree.names)
         names = [*tree.snapshots] if at is None else []
-    about = {"format": "group" if kind.name in ("b2d", "b2z", "b2e") else kind.name, "url": redact_url(url)} | _group(
-        members
-    )
+    about = {"format": "group" if is_group else kind.name, "url": redact_url(url)}
+    about |= _group(members)
     fields = to_values(url, about | {"snapshot": at, "snapshots": names}, None)
-    about |= {"snapshots": ", ".join(names) or None} if at is None else {"snapshot": at}
+    if at is None:
+        about["snapshots"] = ", ".join(names) or None
+    else:
+        about["snapshot"] = at
     return Overview(about, fields, failed)
 
 
@@ -113,12 +120,14 @@ FIELDS = (
 """What a description as JSON always has, null where it says nothing; its schema is in ``docs/_static``."""
 
 
-def to_values(url: str, about: Mapping[str, Any], frame: Snapshot | None) -> dict[str, Any]:
+def to_values(url: str, about: Description, frame: Snapshot | None) -> dict[str, Any]:
     """Return a description for programs: always the same names, with values instead of texts."""
     rows = {name.replace(" ", "_"): value for name, value in about.items()}
-    fields: dict[str, Any] = dict.fromkeys(FIELDS) | {name: rows[name] for name in FIELDS if name in rows}
+    fields: dict[str, Any] = dict.fromkeys(FIELDS)
+    fields |= {name: rows[name] for name in FIELDS if name in rows}
     fields["url"] = rows.get("url") or redact_url(url)
-    fields["snapshots"], fields["metalayers"] = _names(rows.get("snapshots")), []
+    fields["snapshots"] = _names(rows.get("snapshots"))
+    fields["metalayers"] = []
     if rows["format"] == "bloscpack":
         header = ("version", "order", "chunk_size", "last_chunk", "checksum", "offsets", "room_for", "metadata")
         fields["bloscpack"] = {name: rows[name] for name in header}
@@ -129,7 +138,8 @@ def to_values(url: str, about: Mapping[str, Any], frame: Snapshot | None) -> dic
         names = [each.name for each in dataclass_fields(cparams) if each.init]
         fields["compression"] = {name: getattr(cparams, name) for name in names}
         fields["metalayers"] = [name for name, _ in frame.frame.metalayers]
-        fields["nchunks"], fields["generation"] = chunks.nchunks, chunks.generation
+        fields["nchunks"] = chunks.nchunks
+        fields["generation"] = chunks.generation
         fields["snapshots"] = _snapshot_names(frame)
     if rows["format"] == "array" and frame is not None:
         fields["fill_value"] = NDArray(Handle(frame, "r")).fill_value
@@ -140,9 +150,10 @@ def _snapshot_names(frame: Snapshot) -> list[str]:
     if frame.at is not None:
         return []
     try:
-        return [entry.name for entry in ledger_in(frame).entries if not entry.group]
+        entries = ledger_in(frame).entries
     except (FormatError, UnsupportedError):  # `verify` says what is wrong with the list
         return []
+    return [entry.name for entry in entries if not entry.group]
 
 
 def _names(text: Any) -> list[str]:
@@ -156,14 +167,16 @@ def list_members(
     deep: bool,
     at: str | None = None,
 ) -> tuple[Members, dict[str, Exception]]:
-    """Describe the members of a group, directly in it or all below it, or one array; return errors by name, too."""
+    """Describe the members of a group, directly in it or all below it, or one array; also return errors by name."""
     kind, address = find(url, None, storage_options, exists=True, at=at)
     with kind.tree(address, storage_options) as tree:
         if tree.names == ("",):
             outer, inner = split_member(redact_url(url))
             name = (inner or outer).rstrip("/").rpartition("/")[2]
             return {name: _brief(tree.only(url))}, {}
-        members, failed = _describe_members(tree, [name for name in tree.names if deep or "/" not in name])
+        names = [name for name in tree.names if deep or "/" not in name]
+        members, failed = _describe_members(tree, names)
+    # Groups above members that are not listed have come with them.
     return {name: each for name, each in members.items() if deep or "/" not in name}, failed
 
 
@@ -171,7 +184,9 @@ def _describe_members(tree: Hierarchy, names: Iterable[str]) -> tuple[Members, d
     members: Members = {}
     failed: dict[str, Exception] = {} if tree.error is None else {"/": tree.error}
     for name in (*tree.attrs, *tree.names):
-        for outer in accumulate(name.split("/")[:-1], "{}/{}".format):
+        # Some formats list arrays alone, without the groups that they are in.
+        *outer_names, _ = name.split("/")
+        for outer in accumulate(outer_names, "{}/{}".format):
             members[outer] = {"kind": "group", "attrs": {}}
     for name, attrs in tree.attrs.items():
         members[name] = {"kind": "group", "attrs": {}}
@@ -184,7 +199,8 @@ def _describe_members(tree: Hierarchy, names: Iterable[str]) -> tuple[Members, d
             members[name] = _brief(tree.open(name))
         except Exception as error:  # noqa: BLE001 - as above
             failed[name] = error
-            members[name] = {"kind": "damaged" if isinstance(error, FormatError) else "unreadable"}
+            kind = "damaged" if isinstance(error, FormatError) else "unreadable"
+            members[name] = {"kind": kind}
     return dict(sorted(members.items())), failed
 
 
@@ -195,9 +211,10 @@ def _brief(source: ArraySource) -> dict[str, Any]:
     return {"kind": "array", "dtype": str(source.dtype), "shape": source.shape, **sizes}
 
 
-def _group(members: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _group(members: Mapping[str, Description]) -> dict[str, Any]:
     arrays = {name: each for name, each in members.items() if each["kind"] != "group"}
-    nbytes, cbytes = (sum(each.get(key) or 0 for each in arrays.values()) for key in ("nbytes", "cbytes"))
+    nbytes = sum(each.get("nbytes") or 0 for each in arrays.values())
+    cbytes = sum(each.get("cbytes") or 0 for each in arrays.values())
     return {
         "members": len(arrays),
         "arrays": [name for name in arrays if "/" not in name],
@@ -216,15 +233,29 @@ def row(name: str, member: Mapping[str, Any]) -> tuple[str, ...]:
     if "nbytes" not in member:
         return name, member["kind"], "", "", ""
     ratio = f"{member['nbytes'] / member['cbytes']:.1f}x" if member["cbytes"] else ""
-    dtype, shape = member.get("dtype", "super-chunk"), str(member.get("shape", ""))
-    return name, dtype, shape, tables.size(member["nbytes"]).replace(" bytes", " B"), ratio
+    dtype = member.get("dtype", "super-chunk")
+    shape = str(member.get("shape", ""))
+    return name, dtype, shape, _narrow_size(member["nbytes"]), ratio
 
 
-def draw_tree(members: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _narrow_size(nbytes: int) -> str:
+    """Return a size for a column of a table, where " bytes" would be the widest entry."""
+    return tables.size(nbytes).replace(" bytes", " B")
+
+
+def draw_tree(members: Mapping[str, Description]) -> Iterator[str]:
     """Draw members as a tree, with types, shapes, sizes and ratios."""
-    cells = {name: ("", *row(name, member)[1:]) for name, member in members.items() if name}
-    lines = (line.split("\t") for line in branches(nested(cells), "\t".join))
-    yield from table([("/", "", "", "", ""), *((stem.rstrip(), *rest) for stem, *rest in lines)], "<<<>>")
+    cells = {}
+    for name, member in members.items():
+        if name:
+            _, *rest = row(name, member)
+            cells[name] = ("", *rest)
+    rows: list[tuple[str, ...]] = [("/", "", "", "", "")]
+    # A branch has one text: tabs join a name and its cells.
+    for line in branches(nested(cells), "\t".join):
+        stem, *others = line.split("\t")
+        rows.append((stem.rstrip(), *others))
+    yield from table(rows, "<<<>>")
 
 
 def _frame(revision: Snapshot) -> dict[str, Any]:
@@ -247,9 +278,12 @@ def _frame(revision: Snapshot) -> dict[str, Any]:
             "attrs": dict(chunks.vlmeta),
         }
     a = NDArray(handle)
-    rows = {name: value for name, value in a.info.items() if name not in ("mode", "fingerprint")}
+    info = dict(a.info)
+    # Every handle of the program reads, and `generation` names the state.
+    for name in ("mode", "fingerprint"):
+        info.pop(name, None)
     exact = {"nbytes": a.nbytes, "cbytes": a.cbytes, "ratio": round(a.cratio, 2)}
-    return {"format": "array"} | rows | exact | {"attrs": dict(a.attrs)}
+    return {"format": "array"} | info | exact | {"attrs": dict(a.attrs)}
 
 
 def _bloscpack(f: bloscpack.Reader) -> dict[str, Any]:
@@ -289,14 +323,18 @@ def snapshot_row(snapshot: SnapshotInfo) -> tuple[str, ...]:
     """Return the cells of a snapshot in a list: time, name, shape, the bytes that only this one holds, and message."""
     shape = "" if snapshot.shape is None else str(snapshot.shape)
     when = snapshot.time.isoformat(" ", "seconds").replace("+00:00", " UTC")
-    return when, snapshot.name, shape, tables.size(snapshot.nbytes).replace(" bytes", " B"), snapshot.message
+    return when, snapshot.name, shape, _narrow_size(snapshot.nbytes), snapshot.message
 
 
 def difference(changes: Sequence[Box] | GroupDiff) -> Any:
     """Return the differences of an array, or of a group, in lists; a box has start and stop along each axis."""
     if isinstance(changes, GroupDiff):
-        changed = {name: difference(boxes) for name, boxes in changes.changed.items()}
-        return {"made": changes.made, "deleted": changes.deleted, "changed": changed, "attrs": changes.attrs}
+        return {
+            "made": changes.made,
+            "deleted": changes.deleted,
+            "changed": {name: difference(boxes) for name, boxes in changes.changed.items()},
+            "attrs": changes.attrs,
+        }
     return [[[part.start, part.stop] for part in box] for box in changes]
 
 
@@ -309,13 +347,17 @@ def difference_lines(changes: Sequence[Box] | GroupDiff) -> Iterator[str]:
     ['[0:2, 10:20]', '[()]']
     """
     if isinstance(changes, GroupDiff):
-        rows = [("made", name, "") for name in changes.made] + [("deleted", name, "") for name in changes.deleted]
-        rows += [("changed", name, " ".join(difference_lines(boxes))) for name, boxes in changes.changed.items()]
+        rows = [("made", name, "") for name in changes.made]
+        rows += [("deleted", name, "") for name in changes.deleted]
+        for name, boxes in changes.changed.items():
+            keys = " ".join(difference_lines(boxes))
+            rows.append(("changed", name, keys))
         rows += [("attributes", name or "/", "") for name in changes.attrs]
         yield from table(rows, "<<<") if rows else ()
         return
     for box in changes:
-        yield f"[{', '.join(f'{part.start}:{part.stop}' for part in box) or '()'}]"
+        sides = [f"{part.start}:{part.stop}" for part in box]
+        yield f"[{', '.join(sides) or '()'}]"
 
 
 def lines(about: Mapping[str, Any]) -> Iterator[str]:
@@ -335,11 +377,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist()) if value.dtype.kind in "biufUSV" else str(value)
+        has_json_items = value.dtype.kind in "biufUSV"
+        return plain(value.tolist()) if has_json_items else str(value)
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+        return str(value)  # JSON has no NaN and no infinities
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
@@ -347,7 +390,8 @@ def frame_of(url: str, storage_options: Storage, at: str | None = None) -> Snaps
     """Open a frame, which may be a member of a group, as it is now or at a snapshot."""
     kind, address = find(url, None, storage_options, exists=True, at=at)
     if kind is B2ND:  # without a look at its layout, which may be damaged
-        return snapshot.load(open_store(address, storage_options=storage_options))
+        store = open_store(address, storage_options=storage_options)
+        return snapshot.load(store)
     with kind.open(address, storage_options) as source:
         if source.handle is None:
             raise UnsupportedError(f"{redact_url(url)} is of the format {kind.name}, which has no Blosc2 frames")
@@ -361,7 +405,8 @@ def open_frame(
     at: str | None = None,
 ) -> Iterator[Snapshot | bloscpack.Reader]:
     """Open a frame, which may be a member of a group, or a Bloscpack file; at a snapshot, if one is named."""
-    if find(url, None, storage_options, exists=True, at=at)[0].name == "blp":
+    kind, _ = find(url, None, storage_options, exists=True, at=at)
+    if kind.name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:
             yield f
     else:

@@ -84,28 +84,33 @@ def expire(
     url, storage_options = address_of(url, storage_options, fs)
     opened = addressing.open(url, "r" if dry_run else "r+", storage_options=storage_options)
     limit = _limit(older_than)
-    names = _names_of_old(opened, limit, keep_last or 0)
+    keep = keep_last or 0
+    names = _names_of_old(opened, limit, keep)
     if names and not dry_run:
         with opened.transaction() as changes:
             # Another writer may have replaced a snapshot since the first look.
-            names = _names_of_old(changes, limit, keep_last or 0)
+            names = _names_of_old(changes, limit, keep)
             for name in names:
                 changes.drop_snapshot(name)
     return names
 
 
 def _names_of_old(opened: Any, limit: float, keep_last: int) -> tuple[str, ...]:
-    return tuple(entry.name for entry in _old(_entries(opened), limit, keep_last))
+    entries = _entries(opened)
+    return tuple(entry.name for entry in _old(entries, limit, keep_last))
 
 
 def _entries(opened: Any) -> Sequence[Kept]:
-    """Return the snapshots of a group, or the own ones of a frame, the oldest first."""
+    """Return the snapshots of a group, or a frame's own ones, the oldest first."""
     if not isinstance(opened, Group):
         entries = ledger_in(opened._handle.snapshot).entries
         return [entry for entry in entries if not entry.group]
-    if isinstance(opened._home, AnyTransaction):
-        return opened._home.snapshots.ledger.entries
-    return group_ledger(opened.url, opened._home.stored()).entries if isinstance(opened._home, AnyGroup) else ()
+    home = opened._home
+    if isinstance(home, AnyTransaction):
+        return home.snapshots.ledger.entries
+    if not isinstance(home, AnyGroup):  # a .b2z or .b2e file keeps no snapshots
+        return ()
+    return group_ledger(opened.url, home.stored()).entries
 
 
 def _limit(older_than: str | float | timedelta | datetime | None) -> float:
@@ -120,4 +125,5 @@ def _limit(older_than: str | float | timedelta | datetime | None) -> float:
 
 
 def _old(entries: Sequence[Kept], limit: float, keep_last: int) -> Sequence[Kept]:
-    return [entry for entry in entries[: max(0, len(entries) - keep_last)] if entry.time <= limit]
+    nold = max(0, len(entries) - keep_last)
+    return [entry for entry in entries[:nold] if entry.time <= limit]

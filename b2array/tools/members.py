@@ -60,8 +60,10 @@ def change_each(
             return refuse(B2Z)
         if not home.store.can.write and not dry_run:
             raise ReadOnlyError(f"{home.url} can only be read")
-        if any(map(is_embedded, paths.values())):  # their frame is changed as a whole
-            paths = {name: path for name, path in paths.items() if not is_embedded(path)} | {EMBEDDED: EMBEDDED}
+        if any(map(is_embedded, paths.values())):
+            # An embedded member has no file of its own: their frame is changed as a whole.
+            paths = {name: path for name, path in paths.items() if not is_embedded(path)}
+            paths[EMBEDDED] = EMBEDDED
         if list(paths) == [""]:
             return change(home.address(paths[""]))
         if error is None and not dry_run:
@@ -70,7 +72,9 @@ def change_each(
             paths = {".": "", **paths}
 
         def result(path: str) -> Result | None:
-            return change(home.address(path)) if path or outside is None else outside(home)
+            if not path and outside is not None:
+                return outside(home)
+            return change(home.address(path))
 
         return collect(home.url, home.url, paths, result, error)
 
@@ -103,7 +107,9 @@ def each_frame(
         try:
             return frame(text)  # a directory whose index is missing does not show that it is a frame
         except FileNotFoundError as absent:
-            raise (missing if "://" in outer or os.path.lexists(outer) else absent) from None
+            # If the group is there, its error says more: which member it does not have.
+            group_exists = "://" in outer or os.path.lexists(outer)
+            raise (missing if group_exists else absent) from None
     return group(listed)
 
 
@@ -114,14 +120,15 @@ def collect(
     result: Callable[[str], Result | None],
     error: Exception | None = None,
 ) -> Results:
-    """Return the results for members, given by their paths. One that fails does not stop the others."""
+    """Return the results for members, by their paths. One that fails does not stop the others."""
     results: dict[str, Result] = {}
     if error is not None:
         results["."] = Failure(home, str(error), isinstance(error, FormatError))
     for member, path in paths.items():
         name = f"{member.removesuffix(ATTRS).rstrip('/')}/" if is_attrs(member) else member
         try:
-            if (one := result(path)) is not None:
+            one = result(path)
+            if one is not None:
                 results[name] = one
         except Exception as failed:  # noqa: BLE001 - other libraries raise errors of many kinds
             text = str(failed) or type(failed).__name__

@@ -89,7 +89,8 @@ def complete_url(incomplete: str) -> list[str]:
             names = [name for name, _ in group.walk()]
     except (B2ArrayError, OSError):  # there is nothing to suggest
         return []
-    return [f"{match['group']}{match['mark']}{name}" for name in names if name.startswith(match["name"])]
+    prefix = f"{match['group']}{match['mark']}"
+    return [f"{prefix}{name}" for name in names if name.startswith(match["name"])]
 
 
 def complete_snapshot(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -167,7 +168,8 @@ _EXPECTED = "expected integers, slices, ..., None, lists of integers or names of
 def extents(text: str) -> tuple[int, ...]:
     """Parse extents, separated by commas."""
     try:
-        return tuple(int(part) for part in text.strip("()[] ").split(",") if part.strip())
+        parts = text.strip("()[] ").split(",")
+        return tuple(int(part) for part in parts if part.strip())
     except ValueError:
         raise typer.BadParameter(f"expected integers separated by commas, got {text!r}") from None
 
@@ -186,7 +188,8 @@ def one_of(*names: str) -> Callable[[str], str]:
 def age_of(text: str) -> float:
     """Return an age in seconds."""
     try:
-        return in_seconds(float(text) if text.replace(".", "", 1).isdigit() else text)
+        is_number = text.replace(".", "", 1).isdigit()
+        return in_seconds(float(text) if is_number else text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -200,7 +203,7 @@ At = Annotated[
 SnapshotName = Annotated[
     str, typer.Argument(metavar="NAME", help="The name of a snapshot.", autocompletion=complete_snapshot)
 ]
-Snapshots = Annotated[bool, typer.Option(help="Whether the copy has the snapshots, too.")]
+Snapshots = Annotated[bool, typer.Option(help="Whether to copy the snapshots as well.")]
 Extents = Annotated[Any, typer.Option(metavar="N,N,...", help="Extents in items.", parser=extents)]
 Access = Annotated[
     Any,
@@ -251,6 +254,7 @@ def storage_options(storage: Sequence[str] | None) -> dict[str, Any]:
         try:
             options[name] = json.loads(value)
         except ValueError:
+            # Text need not be in quotation marks, which shells would take away.
             options[name] = value
     return options
 
@@ -281,7 +285,8 @@ def cparams_of(
     if filters == AUTO:
         params["filters"] = AUTO
     elif filters is not None:
-        params["filters"] = tuple(part.strip() for part in filters.split(",") if part.strip() not in ("", "none"))
+        names = [part.strip() for part in filters.split(",")]
+        params["filters"] = tuple(name for name in names if name not in ("", "none"))
     bounds = {
         "absolute_error": absolute_error,
         "relative_error": relative_error,
@@ -300,14 +305,15 @@ def cparams_of(
 
 def take_cparams(verb: Callable[..., R]) -> Callable[..., R]:
     """Give a command the options that say how to compress; the function gets them as `cparams`."""
+    # Typer reads the signature, so the options stand there, where the function has `cparams`.
     signature = inspect.signature(verb, eval_str=True)
     own = signature.parameters
     at = list(own).index("cparams")
     parameters = [each for name, each in own.items() if name != "cparams"]
-    parameters[at:at] = [
-        inspect.Parameter(name, own["cparams"].kind, default=None, annotation=kind)
-        for name, kind in _COMPRESSION.items()
-    ]
+    kind = own["cparams"].kind
+    for place, (name, annotation) in enumerate(_COMPRESSION.items(), at):
+        parameter = inspect.Parameter(name, kind, default=None, annotation=annotation)
+        parameters.insert(place, parameter)
 
     @functools.wraps(verb)
     def run(**options: Any) -> R:
@@ -325,7 +331,9 @@ def shows(progress: bool | None) -> bool:
 
 _TELLING = (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError)
 """The program shows these errors without the name of their type."""
-_GIVEN = re.compile(r"\b(overwrite|replace|trust_order|dry_run|follow_external|grace|layout|zarr_format)=(\w+|'\w+')")
+_ASSIGNED = re.compile(
+    r"\b(overwrite|replace|trust_order|dry_run|follow_external|grace|layout|zarr_format)=(\w+|'\w+')",
+)
 _NAMED = re.compile(r"\b(src_format|dst_format|storage_options)\b")
 
 
@@ -333,9 +341,12 @@ def error_text(error: Exception) -> str:
     """Return the message of an error in one line."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    # The text of a KeyError has quotation marks around it.
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    said = " ".join(str(text).split()) or type(error).__name__
-    return with_options(said if isinstance(error, _TELLING) else f"{type(error).__name__}: {said}")
+    line = " ".join(str(text).split()) or type(error).__name__
+    if not isinstance(error, _TELLING):
+        line = f"{type(error).__name__}: {line}"
+    return with_options(line)
 
 
 def with_options(text: str) -> str:
@@ -349,9 +360,11 @@ def with_options(text: str) -> str:
 
     def option(match: re.Match[str]) -> str:
         name = "--" + match[1].removesuffix("_options").replace("_", "-")
-        return name if match.re is _NAMED or match[2] == "True" else f"{name} {match[2]}"
+        if match.re is _NAMED or match[2] == "True":
+            return name
+        return f"{name} {match[2]}"
 
-    return _GIVEN.sub(option, _NAMED.sub(option, text))
+    return _ASSIGNED.sub(option, _NAMED.sub(option, text))
 
 
 def key_of(text: str) -> Any:
@@ -367,17 +380,26 @@ def key_of(text: str) -> Any:
     inner = text.strip()
     if len(inner) > _LONGEST:
         raise ValueError(f"{_EXPECTED}, got {len(inner)} characters")
+    bracketed = f"_[{inner}]"
     try:
-        body = ast.parse(f"_{inner}" if inner.startswith("[") else f"_[{inner}]", mode="eval").body
+        body = _parse(f"_{inner}" if inner.startswith("[") else bracketed)
         # Without its brackets, a list and what follows it look like two subscripts.
-        if not (isinstance(body, ast.Subscript) and isinstance(body.value, ast.Name)):
-            body = ast.parse(f"_[{inner}]", mode="eval").body
+        if not _is_one_subscript(body):
+            body = _parse(bracketed)
     except (SyntaxError, RecursionError, MemoryError, ValueError):
         raise ValueError(f"{_EXPECTED}, got {text!r}") from None
     match body:
-        case ast.Subscript(value=ast.Name(), slice=found):
-            return _value(found, text)
+        case ast.Subscript(value=ast.Name(), slice=key):
+            return _value(key, text)
     raise ValueError(f"{_EXPECTED}, got {text!r}")
+
+
+def _parse(expression: str) -> ast.expr:
+    return ast.parse(expression, mode="eval").body
+
+
+def _is_one_subscript(body: ast.expr) -> bool:
+    return isinstance(body, ast.Subscript) and isinstance(body.value, ast.Name)
 
 
 def _value(node: ast.expr, text: str) -> Any:

@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 __all__ = ["WRITERS", "Writer"]
 
-Writer = Callable[[BinaryIO, npt.NDArray[Any]], None]
+Array = npt.NDArray[Any]
+Writer = Callable[[BinaryIO, Array], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Pipe:
-    """A file without anything but `write`: NumPy asks others for their position, which pipes do not have."""
+    """A file that has nothing but `write`: NumPy asks others for their position, which pipes do not have."""
 
     file: BinaryIO
 
@@ -26,14 +27,15 @@ class _Pipe:
         return self.file.write(data)
 
 
-def write_npy(file: BinaryIO, values: npt.NDArray[Any]) -> None:
+def write_npy(file: BinaryIO, values: Array) -> None:
     """Write an array in NumPy's own format."""
     np.lib.format.write_array(_Pipe(file), values, allow_pickle=False)
 
 
-def write_csv(file: BinaryIO, values: npt.NDArray[Any]) -> None:
+def write_csv(file: BinaryIO, values: Array) -> None:
     """Write an array of up to two dimensions as comma-separated values; records get a line with their names."""
-    if values.ndim > 2 or (values.ndim == 2 and values.dtype.names):
+    has_planes = values.ndim > 2 or (values.ndim == 2 and values.dtype.names)
+    if has_planes:
         raise ValueError(f"CSV has rows and columns, found an array of shape {values.shape}: select a part of it")
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     writer = csv.writer(text, lineterminator="\n")
@@ -48,13 +50,15 @@ def write_csv(file: BinaryIO, values: npt.NDArray[Any]) -> None:
     text.detach()  # the caller closes the file
 
 
-def _texts(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _texts(values: Array) -> Array:
     """Return items as text, each with as many digits as tell it from its neighbours."""
     if values.ndim > 2 or values.dtype.names:
         raise ValueError(f"CSV has no place for items of type {values.dtype}")
     if values.dtype.kind == "S":
-        return np.char.decode(values, "utf-8")
-    return values.astype(str) if values.dtype.kind != "U" else values
+        return np.char.decode(values, "utf-8")  # `astype` takes ASCII alone
+    if values.dtype.kind == "U":
+        return values
+    return values.astype(str)
 
 
 WRITERS: Mapping[str, Writer] = {"npy": write_npy, "csv": write_csv}

@@ -37,7 +37,7 @@ from b2array.store.open import address_of, open_store
 from b2array.store.secrets import redact_url
 from b2array.tools.anatomy import list_objects
 from b2array.tools.members import change_each
-from b2array.tools.results import Result, Results, Shown, first_of
+from b2array.tools.results import Result, Results, ResultSummary, first_of
 from b2array.tools.salvage import Salvaged, salvage
 from b2array.tools.verify import Findings, inspect
 
@@ -83,13 +83,15 @@ class Repair(Result):
     actions: tuple[str, ...] = ()
     backup: str | None = None
 
-    def shown(self) -> Shown:
+    def summarize(self) -> ResultSummary:
         """Return the number of chunks, the lost ones, the place of the backup, and the steps."""
         if not self.changed:
-            return Shown("nothing to repair", lines=self.actions)
-        rows: dict[str, Any] = {"chunks": self.nchunks, "lost": first_of(map(str, self.lost)) or "none"}
-        rows |= {"old frame": self.backup} if self.backup else {}
-        return Shown("to be repaired" if self.dry_run else "repaired", rows, self.actions)
+            return ResultSummary("nothing to repair", lines=self.actions)
+        lost = first_of(map(str, self.lost)) or "none"
+        rows: dict[str, Any] = {"chunks": self.nchunks, "lost": lost}
+        if self.backup:
+            rows["old frame"] = self.backup
+        return ResultSummary("to be repaired" if self.dry_run else "repaired", rows, self.actions)
 
 
 def repair(
@@ -149,12 +151,11 @@ def repair(
     memory://repaired/: nothing to repair
     """
     url, storage_options = address_of(url, storage_options, fs)
-    return change_each(
-        url,
-        storage_options,
-        lambda each: _repair(each, dry_run, backup, trust_order, storage_options, progress),
-        dry_run=dry_run,
-    )
+
+    def one(address: str) -> Repair:
+        return _repair(address, dry_run, backup, trust_order, storage_options, progress)
+
+    return change_each(url, storage_options, one, dry_run=dry_run)
 
 
 def _repair(
@@ -177,26 +178,41 @@ def _repair(
     groups = nullcontext() if dry_run else manifests_lock(store)
     with groups, store.lock(name, shared=True) if dry_run else writers_lock(store, name):
         revision, saved = _read(store, _find_row(store, url, storage_options))
-        actions, files = saved.notes, list_objects(store)
+        actions = saved.notes
+        files = list_objects(store)
         findings = inspect(revision, deep=True, files=files, progress=progress, keep_heads=True)
-        if unsupported := [problem.text for problem in findings.problems if problem.kind == "unsupported"]:
-            raise UnsupportedError(unsupported[0])
+        problems = findings.problems
+        for problem in problems:
+            if problem.kind == "unsupported":
+                raise UnsupportedError(problem.text)
         # b2array never leaves a change half done. So something has damaged a frame with checksums.
-        doubtful = (findings.checked and not saved.proven) or (not saved.certain and saved.missing)
-        if doubtful and not trust_order:
+        has_unproven_bytes = findings.checked and not saved.proven
+        has_unproven_order = saved.missing and not saved.certain
+        if (has_unproven_bytes or has_unproven_order) and not trust_order:
             raise FormatError(
                 f"{store.url}: {'; '.join(actions)}: nothing proves that these are the data that were written, or the "
                 "order of the chunks. trust_order=True accepts the readable data, and without an index the order in "
                 "which the chunks are stored"
             )
-        lost = {problem.chunk for problem in findings.problems if problem.chunk is not None} | saved.missing
-        if (damage := find_damage(revision)) is not None:
-            actions = (*actions, damage[1])
+        lost = {problem.chunk for problem in problems if problem.chunk is not None} | saved.missing
+        damage = find_damage(revision)
+        if damage is not None:
+            _, text = damage
+            actions = (*actions, text)
         lost_before = set(revision.state.annotations.lost)
         if lost - lost_before:
-            actions = (*actions, *(problem.text for problem in findings.problems if problem.chunk not in lost_before))
-        nchunks, changed = revision.frame.nchunks, bool(actions)
-        result = Repair(store.url, dry_run, changed, nchunks, tuple(sorted(lost)), saved.certain, actions)
+            new = [problem.text for problem in problems if problem.chunk not in lost_before]
+            actions = (*actions, *new)
+        changed = bool(actions)
+        result = Repair(
+            url=store.url,
+            dry_run=dry_run,
+            changed=changed,
+            nchunks=revision.frame.nchunks,
+            lost=tuple(sorted(lost)),
+            certain=saved.certain,
+            actions=actions,
+        )
         if dry_run or not changed:
             return result
         kept = _back_up(revision, url, storage_options) if backup else None
@@ -216,13 +232,15 @@ def _read(store: Store, listed: tuple[Member, Row] | None) -> tuple[Snapshot, Sa
         # If the listed state is damaged as well, salvage the chunks below.
         with suppress(FormatError, UnsupportedError, FileNotFoundError):
             revision = load_revision(*listed)
-            return revision, Salvaged(revision.frame, notes=(f"wrote the published index again, because of: {reason}",))
+            note = f"wrote the published index again, because of: {reason}"
+            return revision, Salvaged(revision.frame, notes=(note,))
     saved = prefix_errors(store.url, lambda: salvage(store, reason))
     name = FRAME_NAME if saved.frame.frame_type == FrameType.SPARSE else ""
     version = store.stamp(name).version
     member = None if listed is None else listed[0]
     revision = Snapshot(store, parse(saved.frame), 0, version, "", member=member, published=version)
-    return revision, replace(saved, notes=(f"put the frame together again, because of: {reason}", *saved.notes))
+    note = f"put the frame together again, because of: {reason}"
+    return revision, replace(saved, notes=(note, *saved.notes))
 
 
 def _find_row(store: Store, url: str, storage_options: Storage) -> tuple[Member, Row] | None:
@@ -232,7 +250,11 @@ def _find_row(store: Store, url: str, storage_options: Storage) -> tuple[Member,
         return None
     group = ListedGroup(place.group, storage_options or {})
     row = group.rows.get(place.name)
-    if row is None or not row.revision or group.store_of(row.path).url.rstrip("/") != store.url.rstrip("/"):
+    if row is None or not row.revision:
+        return None
+    # The group may list a member of this name in another place.
+    listed_url = group.store_of(row.path).url
+    if listed_url.rstrip("/") != store.url.rstrip("/"):
         return None
     return group.member(row.path), row
 
@@ -240,7 +262,11 @@ def _find_row(store: Store, url: str, storage_options: Storage) -> tuple[Member,
 def _back_up(revision: Snapshot, url: str, storage_options: Storage) -> str:
     store = revision.store
     if revision.sparse:
-        name = _free_name(lambda name: store.create(name, store.pieces(FRAME_NAME)), FRAME_NAME)
+
+        def copy_index(name: str) -> object:
+            return store.create(name, store.pieces(FRAME_NAME))
+
+        name = _free_name(copy_index, FRAME_NAME)
         return f"{store.url.rstrip('/')}/{name}"
     if isinstance(store, LocalStore):
         path = os.path.realpath(store.url)
@@ -248,8 +274,11 @@ def _back_up(revision: Snapshot, url: str, storage_options: Storage) -> str:
         # the file is copied below.
         with suppress(OSError):
             return _free_name(lambda name: os.link(path, name), path)
-    backup = _free_name(lambda name: open_store(name, storage_options=storage_options).create("", store.pieces()), url)
-    return redact_url(backup)
+
+    def copy(address: str) -> object:
+        return open_store(address, storage_options=storage_options).create("", store.pieces())
+
+    return redact_url(_free_name(copy, url))
 
 
 def _free_name(make: Callable[[str], Any], name: str) -> str:
@@ -292,32 +321,44 @@ def _write(
         states = [KeptState(entry, state) for entry in entries for state in _readable(revision, entry)]
         states += [KeptState(entry, state) for entry, state in pinned if _is_intact(state)]
         whole = copied(
-            revision, store, FrameType.CONTIGUOUS, overwrite=True, lost=lost, locked=True, replaces=version, kept=states
+            revision,
+            store,
+            FrameType.CONTIGUOUS,
+            overwrite=True,
+            lost=lost,
+            locked=True,
+            replaces=version,
+            kept=states,
         )
         commit(_through_group(whole, revision))
         return
     kept = revision.state.annotations.kept
     if not revision.frame.is_ours:
         kept = ledger_of(revision.state).suspect_all().pack()
+    # The tables of sizes and checksums are made again from what was looked at, and `next` from the files.
     annotations = replace(revision.state.annotations, next=None, sizes=None, records=None, kept=kept)
     if pinned:
+        # The identity makes the snapshots belong to the frame; after one more takeover, readers check their chunks.
         noted = [state.state.annotations for _, state in pinned]
         takeovers = 1 + max(each.takeovers for each in (annotations, *noted))
         annotations = replace(annotations, identity=noted[0].identity, takeovers=takeovers)
     state = copy_for_changes(revision.state).with_annotations(annotations)
+    nblocks = count_sized_blocks(revision.frame)
     for n in findings.checked:
-        state.sizes[n] = sizes_row(findings.heads[n], count_sized_blocks(revision.frame))
+        state.sizes[n] = sizes_row(findings.heads[n], nblocks)
         state.records[n] = findings.records[n]
     draft = Draft(store, None, state, overwrite=True, locked=True, replaces=version, is_same=bool(pinned))
+    # No new chunk may take the name of a file that is there, even if no index names it.
     numbers = [number for name in files if (number := chunk_number(name)) is not None]
-    edits.reserve_up_to(draft, max([-1, *numbers, *revision.frame.offsets.tolist()]))
+    highest = max([-1, *numbers, *revision.frame.offsets.tolist()])
+    edits.reserve_up_to(draft, highest)
     for n in lost:
         draft.mark_lost(n)
     commit(_through_group(draft, revision))
 
 
 def _through_group(draft: Draft, revision: Snapshot) -> Draft:
-    """Let the group commit for a member, even if the draft could not read what it replaces."""
+    """Route the commit through the member's group, even if the draft could not read what it replaces."""
     if revision.member is not None:
         draft.destination = draft.destination._replace(old=revision)
     return draft

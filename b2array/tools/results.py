@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from b2array.display import tables
 from b2array.printable import html_text, printable
 
-__all__ = ["Failure", "Result", "Results", "Shown", "first_of", "table"]
+__all__ = ["Failure", "Result", "ResultSummary", "Results", "first_of", "table"]
 
 
-class Shown(NamedTuple):
+class ResultSummary(NamedTuple):
     """A result as it is printed: the outcome in a few words, a table, and lines below it.
 
     `rows` has a value for each name. If there are `heads`, of the names and of more columns, it has a tuple of texts.
@@ -36,28 +36,34 @@ class Result:
         """Whether nothing is wrong."""
         return True
 
-    def shown(self) -> Shown:
+    def summarize(self) -> ResultSummary:
         """Return what is printed."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields in types that JSON has."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        values = {}
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            values[each.name] = list(value) if isinstance(value, tuple) else value
+        return values
 
     def __str__(self) -> str:
-        headline, rows, lines, heads = self.shown()
+        headline, rows, lines, heads = self.summarize()
         if heads:
-            cells = table([heads, *((name, *row) for name, row in rows.items())], "<" * len(heads))
+            cells = [(name, *row) for name, row in rows.items()]
+            below = list(table([heads, *cells], "<" * len(heads)))
         else:
-            cells = iter(repr(tables.Info(rows)).splitlines())
-        return "\n  ".join([printable(f"{self.url}: {headline}"), *cells, *map(printable, lines)])
+            below = repr(tables.Info(rows)).splitlines()
+        title = printable(f"{self.url}: {headline}")
+        return "\n  ".join([title, *below, *map(printable, lines)])
 
     def _repr_html_(self) -> str:
-        headline, rows, lines, heads = self.shown()
-        below = "".join(f"<li>{html_text(line)}</li>" for line in lines)
+        headline, rows, lines, heads = self.summarize()
         title = f"<p>{html_text(tables.near(self.url))}: <b>{html_text(headline)}</b></p>"
-        return title + tables.table(rows, heads) + f"<ul>{below}</ul>" * bool(below)
+        items = [f"<li>{html_text(line)}</li>" for line in lines]
+        below = f"<ul>{''.join(items)}</ul>" if items else ""
+        return title + tables.table(rows, heads) + below
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +79,9 @@ class Failure(Result):
         """False: nothing is known to be in order."""
         return False
 
-    def shown(self) -> Shown:
+    def summarize(self) -> ResultSummary:
         """Return the error."""
-        return Shown("failed", lines=(self.error,))
+        return ResultSummary("failed", lines=(self.error,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,37 +125,49 @@ class Results(Result):
     @property
     def damaged(self) -> bool:
         """Whether the bytes of a member are not what they should be."""
-        return any(each.damaged if isinstance(each, Failure) else not each.ok for each in self.members.values())
+        for each in self.members.values():
+            is_damaged = each.damaged if isinstance(each, Failure) else not each.ok
+            if is_damaged:
+                return True
+        return False
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results in types that JSON has."""
         members = {name: each.to_dict() for name, each in self.members.items()}
         return {"url": self.url, "ok": self.ok, "members": members}
 
-    def shown(self) -> Shown:
+    def summarize(self) -> ResultSummary:
         """Return how many members there are, and how many are not in order, with a row and the lines of each."""
-        members = {name: each.shown() for name, each in self.members.items()}
+        members = {name: each.summarize() for name, each in self.members.items()}
+        # Members may have different rows: the table has a column for each.
         columns = list(dict.fromkeys(column for each in members.values() for column in each.rows))
-        rows = {
-            name: (each.headline, *(str(each.rows.get(column, "")) for column in columns))
-            for name, each in members.items()
-        }
-        wrong = sum(not each.ok for each in self.members.values())
-        headline = tables.count_text(len(members), "member") + (f", {wrong} of them not in order" if wrong else "")
-        lines = [f"{name}: {line}" for name, each in members.items() for line in each.lines]
-        return Shown(headline, rows, lines, ("member", "result", *columns) if rows else ())
+        rows = {}
+        lines = []
+        for name, each in members.items():
+            cells = [str(each.rows.get(column, "")) for column in columns]
+            rows[name] = (each.headline, *cells)
+            lines += [f"{name}: {line}" for line in each.lines]
+        headline = tables.count_text(len(members), "member")
+        nwrong = sum(not each.ok for each in self.members.values())
+        if nwrong:
+            headline += f", {nwrong} of them not in order"
+        return ResultSummary(headline, rows, lines, ("member", "result", *columns) if rows else ())
 
 
 def first_of(names: Iterable[str], most: int = 8) -> str:
     """Return the first names as text."""
     every = list(names)
-    return ", ".join(every[:most]) + (", ..." if len(every) > most else "")
+    listed = ", ".join(every[:most])
+    return f"{listed}, ..." if len(every) > most else listed
 
 
 def table(rows: Sequence[Sequence[str]], align: str) -> Iterator[str]:
     """Yield rows as text; `align` has ``<`` or ``>`` for each column."""
     texts = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(align))]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
-        cells = (f"{text:{side}{width}}" for text, side, width in zip(row, align, widths, strict=True))
+        cells = []
+        for text, side, width in zip(row, align, widths, strict=True):
+            cells.append(f"{text:{side}{width}}")
+        # Without spaces at the end, which would wrap in narrow terminals.
         yield "  ".join(cells).rstrip()

@@ -36,6 +36,8 @@ __all__ = ["Salvaged", "salvage"]
 Int64Array = npt.NDArray[np.int64]
 
 _NO_LIMIT = 2**62
+# Source: "Blosc2 Contiguous Frame Format", section Trailer: the marker of the trailer's length and the length, then the
+# marker, size and type of the fingerprint, and the fingerprint.
 _TRAILER_END = struct.Struct(">BI2B16s")
 _TRAILER_NBYTES = 25
 _WINDOW = 4 * 2**20
@@ -49,10 +51,10 @@ _WRONG_BYTES = 2
 class Salvaged:
     """A frame put together from the readable parts of a damaged one.
 
-    It is `certain` if the header is right and an index gives the order of the chunks; otherwise their order is that in
-    the file. It is `proven` if it is as it was committed, or as other software left it, which writes no checksums.
-    `notes` are the steps, and the parts that were not saved. The index has zeros for the `missing` chunks, which were
-    not found.
+    It is `certain` if the header is right and an index gives the order of the chunks. Otherwise they have the order in
+    which they are stored. It is `proven` if it is as it was committed, or as other software left it, which writes no
+    checksums. `notes` are the steps, and the parts that were not saved. The index has zeros for the `missing` chunks,
+    which were not found.
     """
 
     frame: Frame
@@ -65,11 +67,12 @@ class Salvaged:
 def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
     """Return the frame as it was committed, or put it together, unless it is of an unsupported kind."""
     file = _DamagedFile(store)
-    if (restored := _restore(file)) is not None:
+    restored = _restore(file)
+    if restored is not None:
         return restored
     if isinstance(reason, UnsupportedError):
         raise reason
-    return _Wreck(file).salvaged()
+    return _Wreck(file).salvage()
 
 
 class _Trailer(NamedTuple):
@@ -96,7 +99,10 @@ class _DamagedFile:
     def read(self, start: int, stop: int) -> bytes:
         """Read the bytes from `start` to `stop` or to the end of the file."""
         stop = min(stop, self.size)
-        return bytes(self.store.read([Span(self.name, start, stop)])[0]) if start < stop else b""
+        if start >= stop:
+            return b""
+        (view,) = self.store.read([Span(self.name, start, stop)])
+        return bytes(view)
 
     def chunk(self, at: int) -> ChunkHeader | None:
         """Return the header of the chunk that begins here and ends within the file."""
@@ -110,12 +116,16 @@ class _DamagedFile:
         """Return the trailer that is between `start` and `end`."""
         if not start + _TRAILER_NBYTES <= end <= self.size:
             return None
-        marker, nbytes, ext, fingerprint_type, _ = _TRAILER_END.unpack(self.read(end - _TRAILER_END.size, end))
+        raw = self.read(end - _TRAILER_END.size, end)
+        marker, nbytes, ext, fingerprint_type, _ = _TRAILER_END.unpack(raw)
         longest = min(end - start, config.limits.metadata_nbytes)
-        if (marker, ext) != (0xCE, 0xD8) or not _TRAILER_NBYTES <= nbytes <= longest:
+        # The markers of an unsigned integer of 4 bytes and of an extension of 16 bytes, in MessagePack.
+        has_markers = (marker, ext) == (0xCE, 0xD8)
+        if not has_markers or not _TRAILER_NBYTES <= nbytes <= longest:
             return None
         try:
-            return _Trailer(metalayers.unpack(self.read(end - nbytes, end), 2), fingerprint_type, nbytes)
+            layers = metalayers.unpack(self.read(end - nbytes, end), 2)
+            return _Trailer(layers, fingerprint_type, nbytes)
         except FormatError:
             return None
 
@@ -127,13 +137,15 @@ def _restore(file: _DamagedFile) -> Salvaged | None:
     """
     mark = file.read(fingerprint.MARK_AT.start, fingerprint.MARK_AT.stop)
     for header, tail, text in _candidates(file):
-        # Its type belongs to the fingerprint, and may be damaged too.
+        # Its type belongs to the fingerprint, and may be damaged as well.
         unsigned = tail[:_TYPE_AT] + bytes((frame.FINGERPRINT_128,))
-        signed = unsigned + fingerprint.fingerprint(header, unsigned + bytes(fingerprint.FINGERPRINT_NBYTES))
-        wrong = sum(a != b for a, b in zip(signed[_TYPE_AT:], tail[_TYPE_AT:], strict=True))
-        if wrong <= _WRONG_BYTES:
+        empty = bytes(fingerprint.FINGERPRINT_NBYTES)
+        signed = unsigned + fingerprint.fingerprint(header, unsigned + empty)
+        pairs = zip(signed[_TYPE_AT:], tail[_TYPE_AT:], strict=True)
+        nwrong = sum(expected != stored for expected, stored in pairs)
+        if nwrong <= _WRONG_BYTES:
             certain = header[fingerprint.MARK_AT] == mark or not any(mark)
-            rest = "only the fingerprint itself is damaged" if wrong else "nothing else is damaged"
+            rest = "only the fingerprint itself is damaged" if nwrong else "nothing else is damaged"
             return Salvaged(frame.unpack(header, signed), certain, certain, (f"{text}{rest}",))
     return None
 
@@ -141,7 +153,7 @@ def _restore(file: _DamagedFile) -> Salvaged | None:
 def _candidates(file: _DamagedFile) -> Iterator[tuple[bytes, bytes, str]]:
     """Yield possible headers, each with its index and trailer, and how they were found.
 
-    The frame ends where its header says or with the file. There are two headers, the first one and the copy in the
+    A frame ends where its header says, or where the file ends. There are two headers, the first one and the copy in the
     trailer.
     """
     first = file.read(0, _SMALLEST_HEADER)
@@ -163,11 +175,17 @@ def _candidates(file: _DamagedFile) -> Iterator[tuple[bytes, bytes, str]]:
             sparse = header[0x1A] == FrameType.SPARSE
             if sparse != bool(file.name):
                 continue
-            (nbytes,), (cbytes,) = struct.unpack_from(">q", header, 0x1E), struct.unpack_from(">q", header, 0x27)
-            start = len(header) + (cbytes if nbytes and not sparse else 0)
-            offsets = file.chunk(start) if nbytes and len(header) <= start else None
+            (nbytes,) = struct.unpack_from(">q", header, 0x1E)
+            (cbytes,) = struct.unpack_from(">q", header, 0x27)
+            start = len(header)
+            if nbytes and not sparse:
+                start += cbytes
+            index_nbytes = 0
+            if nbytes and len(header) <= start:
+                offsets = file.chunk(start)
+                index_nbytes = 0 if offsets is None else offsets.cbytes
             # The sizes in a damaged header may lead to a place from which the rest of the file is large.
-            if start + (offsets.cbytes if offsets is not None else 0) == end - trailer.nbytes:
+            if start + index_nbytes == end - trailer.nbytes:
                 text = origin if end == frame_len else f"the frame ends after {end} bytes; {origin}"
                 yield fingerprint.with_frame_len(header, end), file.read(start, end), text
 
@@ -183,13 +201,16 @@ class _Wreck:
             raise FormatError(f"expected a frame header of {length} bytes, found {len(data)}")
         # The frame's length in the header may be wrong, and is not needed here.
         self.frame_len = fingerprint.frame_len(data)
-        self.header = header = unpack_header(fingerprint.with_frame_len(data, _NO_LIMIT))
+        header = unpack_header(fingerprint.with_frame_len(data, _NO_LIMIT))
+        self.header = header
         self.sparse = header.frame_type == FrameType.SPARSE
         if self.sparse != bool(file.name):
             place = "a directory" if file.name else "a file"
             raise FormatError(f"expected the frame of {place}, found a {header.frame_type.name.lower()} one")
-        self.expected = -(-header.nbytes // header.chunksize) if header.chunksize > 0 else 0
+        self.expected = 0
         """Number of chunks according to the header; 0 if it has no chunk size."""
+        if header.chunksize > 0:
+            self.expected = -(-header.nbytes // header.chunksize)
         array = header.metalayer("b2nd")
         counted = self.expected if array is None else b2nd.unpack(array, chunksize=header.chunksize).nchunks
         if counted != self.expected:
@@ -199,20 +220,24 @@ class _Wreck:
         most = min(config.limits.index_nbytes, 2**31 - 1) // 8
         if self.expected > most:
             raise FormatError(f"expected a header that counts at most {most} chunks, found {self.expected}")
-        # An index is written before the header, so it may have one chunk more.
-        self.index_sizes = (8 * self.expected, 8 * self.expected + 8) if self.expected else ()
+        self.index_sizes: tuple[int, ...] = ()
+        if self.expected:
+            # An index is written before the header, so it may have one chunk more.
+            self.index_sizes = (8 * self.expected, 8 * self.expected + 8)
         self.context = context_of(header)
         self.notes: list[str] = []
         self.gaps: list[int] = []
 
-    def salvaged(self) -> Salvaged:
-        header, indices = self.header, list[int]()
+    def salvage(self) -> Salvaged:
+        """Put the frame together."""
+        header = self.header
+        places: list[int] = []
         if self.sparse:
             numbers = map(chunk_number, self.file.store.listing())
             valid = {n for n in numbers if n is not None}
         else:
-            valid, indices = self._walk()
-        offsets, end = self._index(valid, indices)
+            valid, places = self._walk()
+        offsets, end = self._index(valid, places)
         layers, fingerprint_type = self._trailer(end)
         certain = offsets is not None and fingerprint_type != frame.FINGERPRINT_128
         if offsets is None:
@@ -227,14 +252,19 @@ class _Wreck:
         offsets = np.where(missing, index.special_offset(Special.ZEROS), offsets)
         whole = frame.with_tail(header, offsets=offsets, vlmetalayers=layers)
         absent = frozenset(np.flatnonzero(missing).tolist())
-        return Salvaged(whole, certain, certain and fingerprint_type == 0, tuple(self.notes), absent)
+        # Only b2array writes fingerprints. A frame of other software has none that could contradict.
+        proven = certain and fingerprint_type == 0
+        return Salvaged(whole, certain, proven, tuple(self.notes), absent)
 
     # Chunks.
 
     def _walk(self) -> tuple[set[int], list[int]]:
         """Find chunks in a file; return their offsets from the end of the header, and where an index may be."""
-        base = at = self.header.header_len
-        chunks, indices, gaps = set(), [], []
+        base = self.header.header_len
+        at = base
+        chunks: set[int] = set()
+        indices: list[int] = []
+        gaps: list[int] = []
         while at < self.file.size - HEADER_LEN // 2:
             header = self.file.chunk(at)
             nbytes = 0 if header is None else self._data_nbytes(at, header)
@@ -252,11 +282,14 @@ class _Wreck:
 
     def _data_nbytes(self, at: int, header: ChunkHeader) -> int:
         """Return the size of a chunk of data with its checksum record; 0 if it is not a chunk, or cannot be decoded."""
-        chunksize, blocksize = self.header.chunksize, self.header.blocksize
-        if chunksize > 0 and header.nbytes not in (chunksize, self.header.nbytes % chunksize or chunksize):
-            return 0
-        if chunksize > 0 and blocksize and header.blocksize > blocksize:
-            return 0
+        chunksize = self.header.chunksize
+        blocksize = self.header.blocksize
+        if chunksize > 0:
+            last = self.header.nbytes % chunksize or chunksize
+            if header.nbytes not in (chunksize, last):
+                return 0
+            if blocksize and header.blocksize > blocksize:
+                return 0
         if header.nbytes > config.limits.chunk_nbytes or header.cbytes < HEADER_LEN:
             return 0
         end = at + header.cbytes
@@ -267,21 +300,26 @@ class _Wreck:
         except (FormatError, UnsupportedError):
             return 0
         record = self.file.read(end, end + checksums.record_nbytes(nblocks))
-        return header.cbytes + len(record) * (checksums.unpack_record(record) is not None)
+        is_record = checksums.unpack_record(record) is not None
+        return header.cbytes + len(record) if is_record else header.cbytes
 
     def _next_candidate(self, at: int) -> int:
         """Find the next place at or after `at` that looks like the header of a chunk or an index."""
         patterns = [struct.pack("<i", nbytes) for nbytes in self.index_sizes]
         if self.header.chunksize > 0:
+            chunksize = struct.pack("<i", self.header.chunksize)
             blocksize = struct.pack("<i", self.header.blocksize) if self.header.blocksize else b""
-            patterns.append(struct.pack("<i", self.header.chunksize) + blocksize)
+            patterns.append(chunksize + blocksize)
+        # Source: "Blosc Chunk Format", section Header: the size of the data has the offset 4, the block size follows.
         while patterns and at < self.file.size:
             window = self.file.read(at, at + _WINDOW)
-            hits = [hit for pattern in patterns if (hit := window.find(pattern, 4)) >= 0]
-            if hits:
-                return at + min(hits) - 4
+            hits = [window.find(pattern, 4) for pattern in patterns]
+            places = [hit for hit in hits if hit >= 0]
+            if places:
+                return at + min(places) - 4
             if at + len(window) >= self.file.size:
                 break
+            # The longest pattern may lie across the end of the window.
             at += len(window) - 12
         return self.file.size
 
@@ -294,9 +332,12 @@ class _Wreck:
             return np.empty(0, np.int64), expected
         for at in (expected, *sorted(places, reverse=True)):
             index = self._index_at(at)
-            if index is not None and at == expected:
+            if index is None:
+                continue
+            if at == expected:
                 return index
-            if index is not None and valid.issuperset(index[0][index[0] >= 0].tolist()):
+            offsets, _ = index
+            if valid.issuperset(offsets[offsets >= 0].tolist()):
                 self.notes.append("took an index that was found behind the chunks")
                 return index
         self.notes.append("found no index: took the chunks in the order in which they are stored")
@@ -304,7 +345,9 @@ class _Wreck:
 
     def _index_at(self, at: int) -> tuple[Int64Array, int] | None:
         header = self.file.chunk(at)
-        if header is None or not header.nbytes or (self.expected and header.nbytes not in self.index_sizes):
+        if header is None or not header.nbytes:
+            return None
+        if self.expected and header.nbytes not in self.index_sizes:
             return None
         stop = at + header.cbytes
         try:
@@ -318,17 +361,21 @@ class _Wreck:
             return None  # no writer stores one chunk under two numbers
         if 0 < self.expected < len(offsets):
             # The header does not count a chunk yet. It must be the last one.
-            return (offsets[:-1], stop) if offsets[-1] < 0 or offsets[-1] == offsets.max() else None
+            is_last = offsets[-1] < 0 or offsets[-1] == offsets.max()
+            return (offsets[:-1], stop) if is_last else None
         return offsets, stop
 
     def _in_order(self, positions: list[int]) -> Int64Array:
         expected = self.expected or len(positions)
         offsets = np.full(expected, -1, np.int64)
-        before, after = positions[:expected], positions[:0]
+        before = positions[:expected]
+        after = positions[:0]
         if self.gaps:
-            # Chunks were being moved: at least one is lost, and some may be found at their old place too.
-            before = positions[: self.gaps[0]][: expected - 1]
-            after = positions[self.gaps[-1] :][-(expected - 1 - len(before)) :] if len(before) < expected - 1 else []
+            # Chunks were being moved: at least one is lost, and some may also be found at their old place.
+            most = expected - 1
+            before = positions[: self.gaps[0]][:most]
+            room = most - len(before)
+            after = positions[self.gaps[-1] :][-room:] if room > 0 else []
             self.notes.append("found bytes between chunks that are not a chunk")
         offsets[: len(before)] = before
         offsets[expected - len(after) :] = after
@@ -348,7 +395,8 @@ class _Wreck:
         for end in (self.frame_len, self.file.size):
             trailer = self.file.trailer(start, end)
             if trailer is not None:
-                return tuple(self._readable(trailer.layers)), trailer.fingerprint_type
+                layers = tuple(self._readable(trailer.layers))
+                return layers, trailer.fingerprint_type
         self.notes.append("found no trailer: attributes are lost")
         return (), None
 

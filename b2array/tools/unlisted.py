@@ -1,7 +1,7 @@
 """Finds what nothing needs any more in a group in an object store: neither a row of its manifest nor a snapshot.
 
 The index of a revision that is not listed any more was replaced when the next one of its member was made. Until the
-grace is over, a reader may still show it, so that its chunks stay as well. The server's clock counts.
+grace is over, a reader may still show that revision, so its chunks stay as well. The server's clock counts.
 """
 
 from __future__ import annotations
@@ -32,35 +32,47 @@ from b2array.store.endings import JOURNAL, TEMPORARY
 __all__ = ["never_again", "of_member", "outside"]
 
 Int64Array = npt.NDArray[np.int64]
+Files = dict[str, Listed]
+"""Objects by name or path."""
 
 
-def of_member(group: ListedGroup, name: str, seconds: float, now: float) -> dict[str, Listed]:
+def of_member(group: ListedGroup, name: str, seconds: float, now: float) -> Files:
     """Find what nothing needs in the prefix of a sparse member, by the names of the objects."""
     row = group.rows.get(name)
-    return _in_prefix(group, row.path, _live(group), seconds, now) if row is not None and row.sparse else {}
+    if row is None or not row.sparse:
+        return {}
+    return _in_prefix(group, row.path, _live(group), seconds, now)
 
 
-def outside(group: ListedGroup, seconds: float, now: float) -> dict[str, Listed]:
+def outside(group: ListedGroup, seconds: float, now: float) -> Files:
     """Find what nothing needs outside of the members: objects of deleted members, of writers that failed, of snapshots.
 
     Before the objects go, `never_again` must see to it that no commit under way needs them.
     """
     files = _with_times(group)
-    live, manifest = _live(group), group.manifest
+    live = _live(group)
     unneeded_objects = _contiguous(group, files, live, seconds, now)
-    unneeded_objects |= {path: files[path] for path in unneeded(group, manifest) if path in files}
+    for path in unneeded(group, group.manifest):
+        if path in files:
+            unneeded_objects[path] = files[path]
     unneeded_objects |= {path: each for path, each in files.items() if path.endswith(TEMPORARY)}
+    prefixes = set()
+    for path in files:
+        prefix, _, name = path.rpartition("/")
+        if _is_of_member(name):
+            prefixes.add(prefix)
+    # `vacuum` cleans listed members one by one, and reports on each.
     listed = {row.path for row in group.rows.values()}
-    prefixes = {path.rpartition("/")[0] for path in files if _is_of_member(path.rpartition("/")[2])}
     for prefix in sorted(prefixes - listed):
-        if prefix.endswith(SUFFIXES):
-            for name, each in _in_prefix(group, prefix, live, seconds, now).items():
-                unneeded_objects[f"{prefix}/{name}"] = each
+        if not prefix.endswith(SUFFIXES):
+            continue
+        for name, each in _in_prefix(group, prefix, live, seconds, now).items():
+            unneeded_objects[f"{prefix}/{name}"] = each
     return unneeded_objects
 
 
 def never_again(group: ListedGroup, paths: Iterable[str]) -> None:
-    """Commit that these objects go: no later member gives numbers to its chunks that they had.
+    """Commit that these objects go: no later member gives their numbers to its chunks.
 
     ConflictError: another writer has committed since the group was read, and may need one of them. A writer that
     commits later must make sure of its objects again, because this is a commit.
@@ -69,8 +81,9 @@ def never_again(group: ListedGroup, paths: Iterable[str]) -> None:
     for path in paths:
         prefix, _, name = path.rpartition("/")
         number = chunk_number(name)
-        if prefix.endswith(SUFFIXES) and number is not None:
-            highest[prefix] = max(highest.get(prefix, -1), number)
+        if number is None or not prefix.endswith(SUFFIXES):
+            continue
+        highest[prefix] = max(highest.get(prefix, -1), number)
     manifest, version = group.seen()
     gone = dict(manifest.gone)
     for path, number in highest.items():
@@ -83,14 +96,16 @@ def never_again(group: ListedGroup, paths: Iterable[str]) -> None:
 def _live(group: ListedGroup) -> dict[str, set[str]]:
     """Return the revisions that rows and snapshots name, by the paths of sparse members.
 
-    Those of all contiguous members are under "".
+    The revisions of all contiguous members are under "".
     """
     live: dict[str, set[str]] = {"": set()}
     for row in group.rows.values():
-        live.setdefault(row.path if row.sparse else "", set()).add(row.revision)
+        path = row.path if row.sparse else ""
+        live.setdefault(path, set()).add(row.revision)
     for name in group_ledger(group.url, group.manifest).names:
         for state in moment(group, name, group.manifest).states.values():
-            live.setdefault(state.path if state.sparse else "", set()).add(state.generation.hex())
+            path = state.path if state.sparse else ""
+            live.setdefault(path, set()).add(state.generation.hex())
     return live
 
 
@@ -100,27 +115,40 @@ def _in_prefix(
     live: Mapping[str, Collection[str]],
     seconds: float,
     now: float,
-) -> dict[str, Listed]:
-    store, wanted = group.store_of(path), live.get(path, ())
+) -> Files:
+    store = group.store_of(path)
+    wanted = live.get(path, ())
     try:
         files = store.listing()
     except FileNotFoundError:
         files = {}
-    if not wanted and any(name.endswith(JOURNAL) for name in files):  # a transaction is about to make the member
+    has_journal = any(name.endswith(JOURNAL) for name in files)
+    if has_journal and not wanted:  # a transaction is about to make the member
         files = pending.of_one_age(files)
     indexes = {name: each for name, each in files.items() if is_index_name(name)}
-    old = _find_replaced(indexes, {index_name(revision) for revision in wanted}, seconds, now)
-    states = _states(group, path, {name.rpartition(".")[2] for name in indexes} - {*old}, wanted)
+    live_indexes = {index_name(revision) for revision in wanted}
+    old = _find_replaced(indexes, live_indexes, seconds, now)
+    revisions = {_revision_in(name) for name in indexes}
+    states = _states(group, path, revisions - old, wanted)
     listed = group.rows.get(name_of(path))
     if listed is not None and listed.path == path and not listed.revision:
+        # The group has listed the member, but has not committed to it yet.
         states.append(load_published(store))
     needed, objects = _find_needed(states)
-    unneeded_objects = {name: indexes[name] for name in indexes if name.rpartition(".")[2] in old}
-    unneeded_objects |= {name: each for name, each in files.items() if name.endswith(TEMPORARY)}
-    unneeded_objects |= {name: each for name, each in files.items() if name.endswith(KEPT) and name not in objects}
+    unneeded_objects = {}
+    for name, each in files.items():
+        is_old_index = name in indexes and _revision_in(name) in old
+        is_unneeded_state = name.endswith(KEPT) and name not in objects
+        if is_old_index or is_unneeded_state or name.endswith(TEMPORARY):
+            unneeded_objects[name] = each
     if not wanted and FRAME_NAME in files:
         unneeded_objects[FRAME_NAME] = files[FRAME_NAME]
     return unneeded_objects | pending.find_orphans(store, files, needed)
+
+
+def _revision_in(name: str) -> str:
+    """Return the revision in the name of an index."""
+    return name.rpartition(".")[2]
 
 
 def _find_replaced(
@@ -140,8 +168,10 @@ def _find_replaced(
             continue
         later = ordered[position + 1] if position + 1 < len(ordered) else name
         when = indexes[later].modified
-        if seconds == 0 or (when is not None and now - when >= seconds):
-            old.add(name.rpartition(".")[2])
+        is_past_grace = when is not None and now - when >= seconds
+        # Without a grace, clocks do not matter.
+        if is_past_grace or seconds == 0:
+            old.add(_revision_in(name))
     return old
 
 
@@ -151,7 +181,7 @@ def _states(
     revisions: Collection[str],
     wanted: Collection[str],
 ) -> list[Snapshot]:
-    """Read revisions. If a `wanted` one is damaged or missing, the chunks that it needs are unknown: that raises.
+    """Read revisions. If a `wanted` one is damaged or missing, nobody knows which chunks it needs: that raises.
 
     Raises
     ------
@@ -163,7 +193,8 @@ def _states(
     states = []
     for revision in sorted({*revisions, *wanted} - {""}):
         try:
-            states.append(load_revision(group.member(path), Row(path, revision)))
+            row = Row(path, revision)
+            states.append(load_revision(group.member(path), row))
         except FileNotFoundError:
             if revision not in wanted:
                 continue
@@ -179,11 +210,13 @@ def _states(
 
 def _find_needed(states: Iterable[Snapshot]) -> tuple[Int64Array, set[str]]:
     """Return the numbers of the chunks that some states need, and the objects with states that they keep."""
-    numbers, objects = [np.zeros(0, np.int64)], set[str]()
+    numbers = [np.zeros(0, np.int64)]
+    objects: set[str] = set()
     for state in states:
         entries = ledger_in(state).entries
         objects |= {object_name(entry.place) for entry in entries}
-        numbers += [each.state.frame.offsets for each in (state, *load_kept_states(state, entries))]
+        kept = load_kept_states(state, entries)
+        numbers += [each.state.frame.offsets for each in (state, *kept)]
     return np.concatenate(numbers), objects
 
 
@@ -193,34 +226,44 @@ def _contiguous(
     live: Mapping[str, Collection[str]],
     seconds: float,
     now: float,
-) -> dict[str, Listed]:
+) -> Files:
     """Find the revisions of contiguous members that nothing needs."""
-    data = {path: each for path, each in files.items() if path.startswith(f"{DATA}/")}
-    members: dict[str, dict[str, Listed]] = {}
-    for path, each in data.items():
-        noted = None
-        with suppress(B2ArrayError, OSError):  # an unreadable object belongs to no member
+    members: dict[str, Files] = {}
+    for path, each in files.items():
+        if not path.startswith(f"{DATA}/"):
+            continue
+        owner = ""
+        # An unreadable object belongs to no member.
+        with suppress(B2ArrayError, OSError):
             noted = load_published(group.store_of(path)).state.annotations.group_commit
-        members.setdefault("" if noted is None else noted.path, {})[f".{path.rpartition('/')[2]}"] = each
+            if noted is not None:
+                owner = noted.path
+        revision = path.rpartition("/")[2]
+        members.setdefault(owner, {})[f".{revision}"] = each
+    live_indexes = {f".{revision}" for revision in live[""]}
     unneeded_objects = {}
     for indexes in members.values():
-        for revision in _find_replaced(indexes, {f".{each}" for each in live[""]}, seconds, now):
+        for revision in _find_replaced(indexes, live_indexes, seconds, now):
             unneeded_objects[f"{DATA}/{revision}"] = indexes[f".{revision}"]
     return unneeded_objects
 
 
-def _with_times(group: ListedGroup) -> dict[str, Listed]:
+def _with_times(group: ListedGroup) -> Files:
     """List all objects of the group; sizes and times come with the prefixes that have some."""
-    files: dict[str, Listed] = {}
+    files: Files = {}
     paths = group.store.walk()
     for prefix in {path.rpartition("/")[0] for path in paths}:
         store: Store = group.store_of(prefix) if prefix else group.store
         # The directory may have been removed meanwhile.
         with suppress(FileNotFoundError):
             for name, each in store.listing().items():
-                files[f"{prefix}/{name}" if prefix else name] = each
+                path = f"{prefix}/{name}" if prefix else name
+                files[path] = each
+    # An object that came in between the two listings is as young as can be.
     return {path: files.get(path, Listed(0, inf)) for path in paths}
 
 
 def _is_of_member(name: str) -> bool:
-    return chunk_number(name) is not None or is_index_name(name) or name.endswith((KEPT, JOURNAL))
+    if chunk_number(name) is not None or is_index_name(name):
+        return True
+    return name.endswith((KEPT, JOURNAL))

@@ -40,7 +40,7 @@ from b2array.store.endings import JOURNAL, TEMPORARY, UNFINISHED
 from b2array.store.local import LocalStore
 from b2array.store.open import address_of, open_store
 from b2array.tools.members import change_each
-from b2array.tools.results import Result, Results, Shown, first_of
+from b2array.tools.results import Result, Results, ResultSummary, first_of
 from b2array.tools.unlisted import never_again, of_member, outside
 from b2array.tools.verify import verify_frame
 
@@ -55,6 +55,9 @@ _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _LEFT = re.compile(rf"(?P<left>(?P<frame>.+?){UNFINISHED})(?:/.+)?", re.DOTALL)
 _DURATION = re.compile(r"\s*([0-9]+(?:[.][0-9]+)?)\s*(s|min|h|d)\s*")
 
+Files = dict[str, Listed]
+"""Files or objects by name or path."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cleanup(Result):
@@ -65,11 +68,21 @@ class Cleanup(Result):
     removed: tuple[str, ...] = ()
     nbytes: int = 0
 
-    def shown(self) -> Shown:
+    def summarize(self) -> ResultSummary:
         """Return how many bytes were freed, and the files."""
         headline = f"{'would free' if self.dry_run else 'freed'} {count_text(self.nbytes, 'byte')}"
-        headline += f" ({size(self.nbytes)})" * (self.nbytes >= 1024)
-        return Shown(headline, {"files": f"{len(self.removed)}: {first_of(self.removed)}"} if self.removed else {})
+        if self.nbytes >= 1024:
+            headline += f" ({size(self.nbytes)})"
+        rows = {}
+        if self.removed:
+            rows["files"] = f"{len(self.removed)}: {first_of(self.removed)}"
+        return ResultSummary(headline, rows)
+
+    @classmethod
+    def of(cls, url: str, files: Files, *, dry_run: bool) -> Cleanup:
+        """Return the result if these files go."""
+        nbytes = sum(each.size for each in files.values())
+        return cls(url, dry_run, tuple(sorted(files)), nbytes)
 
 
 def vacuum(
@@ -124,15 +137,17 @@ def vacuum(
     """
     seconds = in_seconds(grace)
     url, storage_options = address_of(url, storage_options, fs)
-    if unpacked.is_place(os.fsdecode(url), storage_options or {}):
-        return _of_archive(os.fsdecode(url), seconds, dry_run, storage_options)
-    return change_each(
-        url,
-        storage_options,
-        lambda each: _vacuum_store(each, seconds, dry_run, storage_options),
-        dry_run=dry_run,
-        outside=lambda group: _outside_locked(group, seconds, dry_run),
-    )
+    text = os.fsdecode(url)
+    if unpacked.is_place(text, storage_options or {}):
+        return _clean_archive(text, seconds, dry_run, storage_options)
+
+    def frame(address: str) -> Cleanup:
+        return _vacuum_store(address, seconds, dry_run, storage_options)
+
+    def outside_members(group: AnyGroup) -> Cleanup | None:
+        return _clean_outside_locked(group, seconds, dry_run)
+
+    return change_each(url, storage_options, frame, dry_run=dry_run, outside=outside_members)
 
 
 def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
@@ -152,19 +167,20 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
             there = _removable(store, seconds)
             old = _older(store, there.removable, seconds)
             if old:
-                old = {name: old[name] for name in old.keys() - _files_in_log(store, url, storage_options, old)}
+                for needed in _files_in_log(store, url, storage_options, list(old)):
+                    del old[needed]
             if not dry_run:
                 try:
                     _commit_before(there, old)
                 except ConflictError:  # another writer has committed since the look
                     continue
                 pending.remove(store, old)
-        return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
+        return Cleanup.of(store.url, old, dry_run=dry_run)
     raise too_many_conflicts(store)
 
 
 def _drop_unpinned(store: Store) -> None:
-    """Let a sparse frame forget the states that it keeps for snapshots of its group, if these were dropped.
+    """Drop the states that a sparse frame keeps for snapshots of its group which were dropped.
 
     The caller holds the locks of the frame and of the groups around it.
     """
@@ -174,12 +190,15 @@ def _drop_unpinned(store: Store) -> None:
         revision = load_published(store)
     except FileNotFoundError:
         return
-    names = unneeded_names(revision, pins_of(store), identities_of(store)) if revision.sparse else ()
-    if names:
-        draft = Draft(store, revision, locked=True)
-        for name in names:
-            draft.delta.drop(name)
-        commit(draft)
+    if not revision.sparse:
+        return
+    names = unneeded_names(revision, pins_of(store), identities_of(store))
+    if not names:
+        return
+    draft = Draft(store, revision, locked=True)
+    for name in names:
+        draft.delta.drop(name)
+    commit(draft)
 
 
 def _commit_before(there: _There, old: Collection[str]) -> None:
@@ -189,11 +208,13 @@ def _commit_before(there: _There, old: Collection[str]) -> None:
     objects before must do so again, because this commit comes first. No later chunk gets the name of one that goes: a
     request to delete may be carried out late, or twice.
     """
-    revision, group = there.revision, there.group
+    revision = there.revision
+    group = there.group
     if revision is None or not revision.store.can.compare or not revision.sparse:
         return
     numbers = [number for number in map(chunk_number, old) if number is not None]
-    if numbers or (group is None and any(name.endswith(KEPT) for name in old)):
+    removes_state = any(name.endswith(KEPT) for name in old)
+    if numbers or (removes_state and group is None):
         draft = Draft(revision.store, revision)
         reserve_up_to(draft, max(numbers, default=-1))
         commit(draft)
@@ -201,30 +222,40 @@ def _commit_before(there: _There, old: Collection[str]) -> None:
         never_again(group, ())
 
 
-def _of_archive(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
+def _clean_archive(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
     """Remove what writers of an archive have left next to it, unless one is at work."""
     store = open_store(url, storage_options=storage_options)
     with unpacked.abandoned(url, storage_options or {}) as left:
-        leftovers = pending.find_leftovers(store, {})
+        leftovers = dict(pending.find_leftovers(store, {}))
+        name = ""
         if left is not None:
-            inside = [each.lstat() for each in (Path(left), *Path(left).rglob("*"))]
-            size, youngest = sum(each.st_size for each in inside), max(each.st_mtime for each in inside)
-            leftovers[f"{Path(left).name}/"] = Listed(size, youngest)
+            name = f"{Path(left).name}/"
+            leftovers[name] = _directory_size(Path(left))
         elif not leftovers and not os.path.lexists(store.url):
             raise FileNotFoundError(f"{store.url}: there is no archive, and no writer has left anything")
         old = _older(store, leftovers, seconds)
         if not dry_run:
             pending.remove(store, old)
-            if left is not None and f"{Path(left).name}/" in old:
+            if left is not None and name in old:
                 unpacked.remove(left)
-    return Cleanup(store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
+    return Cleanup.of(store.url, old, dry_run=dry_run)
 
 
-def _older(store: Store, files: Mapping[str, Listed], seconds: float) -> dict[str, Listed]:
+def _directory_size(directory: Path) -> Listed:
+    """Return the size of all files in a directory, and when the youngest of them was written."""
+    files = [each.lstat() for each in (directory, *directory.rglob("*"))]
+    nbytes = sum(each.st_size for each in files)
+    youngest = max(each.st_mtime for each in files)
+    return Listed(nbytes, youngest)
+
+
+def _older(store: Store, files: Mapping[str, Listed], seconds: float) -> Files:
+    """Return the files that are older than the grace."""
     if seconds == 0:
         return dict(files)  # also files of a server whose clock is fast
     if any(each.modified is None for each in files.values()):
         raise UnsupportedError(f"{store.url} does not know how old its files are: only grace=0 is possible")
+    # Stores that have nothing to remove are not asked for the time, which may take a request.
     now = store.now() if files else 0.0
     return {name: each for name, each in files.items() if now - (each.modified or 0) >= seconds}
 
@@ -243,11 +274,14 @@ def _removable(store: Store, seconds: float) -> _There:
     listed = _load_listed_member(store)
     if listed is not None and listed.member is not None:
         group = ListedGroup.of(listed.member.catalog)
-        return _There(listed, of_member(group, listed.member.name, seconds, store.now()), group)
+        unneeded = of_member(group, listed.member.name, seconds, store.now())
+        return _There(listed, unneeded, group)
+    files: Mapping[str, Listed] = {}
     try:
-        files, exists = store.listing(), True
+        files = store.listing()
+        exists = True
     except FileNotFoundError:
-        files, exists = {}, False
+        exists = False
     try:
         # Load the frame after the listing: files that were committed in between must stay.
         revision = load_published(store)
@@ -262,11 +296,12 @@ def _removable(store: Store, seconds: float) -> _There:
     if revision.name:  # otherwise the objects below a file's name belong to a directory that it has replaced
         entries = ledger_in(revision).entries
         needed = {object_name(entry.place) for entry in entries}
-        numbers += [state.frame.offsets for state in (revision, *load_kept_states(revision, entries))]
+        kept_snapshots = load_kept_states(revision, entries)
+        numbers += [state.frame.offsets for state in (revision, *kept_snapshots)]
         numbers.append(pinned_places(revision, pins_of(store)))
-    kept = {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
+    unneeded_states = {name: each for name, each in files.items() if name.endswith(KEPT) and name not in needed}
     orphans = pending.find_orphans(store, files, np.concatenate(numbers))
-    return _There(revision, pending.find_leftovers(store, files) | kept | orphans)
+    return _There(revision, pending.find_leftovers(store, files) | unneeded_states | orphans)
 
 
 def _files_in_log(
@@ -276,30 +311,37 @@ def _files_in_log(
     names: Iterable[str],
 ) -> set[str]:
     """Return which of these files the log of a group needs, because its writer was killed after the commit."""
+    if not store.can.local:
+        return set()
+    urls = {url}
+    if isinstance(store, LocalStore):
+        urls.add(os.path.realpath(store.url))
+    places = {group_of(each, storage_options) for each in urls}
     needed = set()
-    urls = {url} | ({os.path.realpath(store.url)} if isinstance(store, LocalStore) else set())
-    for place in filter(None, {group_of(each, storage_options) for each in urls if store.can.local}):
+    for place in filter(None, places):
         group = LocalGroup(place.group, storage_options or {})
         manifest, _ = group.read()
         for path, entry in manifest.log.items():
-            if path.rpartition(".")[0] == place.name:
-                # A member that is gone needs no files.
-                with suppress(FileNotFoundError):
-                    numbers = set(read_member(group.store_of, manifest, path).frame.offsets.tolist())
-                    staged = f".{entry.token}{TEMPORARY}"
-                    needed |= {
-                        name for name in names if chunk_number(name) in numbers or name.rstrip("/").endswith(staged)
-                    }
+            if path.rpartition(".")[0] != place.name:
+                continue
+            # A member that is gone needs no files.
+            with suppress(FileNotFoundError):
+                offsets = read_member(group.store_of, manifest, path).frame.offsets
+                numbers = set(offsets.tolist())
+                staged = f".{entry.token}{TEMPORARY}"
+                for name in names:
+                    if chunk_number(name) in numbers or name.rstrip("/").endswith(staged):
+                        needed.add(name)
     return needed
 
 
-def _outside_locked(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
-    """Do what `_outside` does, while no writer is between a look at its files and the commit that needs them."""
+def _clean_outside_locked(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
+    """Do what `_clean_outside` does, while no writer is between a look at its files and the commit that needs them."""
     if dry_run or not isinstance(group, LocalGroup):
-        return _outside(group, seconds, dry_run)
+        return _clean_outside(group, seconds, dry_run)
     with group.store.lock(MANIFEST):
         group.refresh()
-        return _outside(group, seconds, dry_run)
+        return _clean_outside(group, seconds, dry_run)
 
 
 def _load_listed_member(store: Store) -> Snapshot | None:
@@ -313,52 +355,57 @@ def _load_listed_member(store: Store) -> Snapshot | None:
     return snapshot if snapshot.member is not None else None
 
 
-def _outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
+def _clean_outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
     """Remove what nothing needs outside of the members of a group; return None if there is nothing."""
     if isinstance(group, LocalGroup):
-        return _outside_local(group, seconds, dry_run)
+        return _clean_outside_local(group, seconds, dry_run)
     for _ in attempts(group.store):
         group.refresh()
-        old = _older(group.store, outside(group, seconds, group.store.now()), seconds)
+        unneeded = outside(group, seconds, group.store.now())
+        old = _older(group.store, unneeded, seconds)
         if old and not dry_run:
             try:
                 never_again(group, old)
             except ConflictError:  # another writer has committed since the look
                 continue
             group.store.delete(old)
-        if not old:
-            return None
-        return Cleanup(group.store.url, dry_run, tuple(sorted(old)), sum(each.size for each in old.values()))
+        return Cleanup.of(group.store.url, old, dry_run=dry_run) if old else None
     raise too_many_conflicts(group.store)
 
 
-def _outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cleanup | None:
+def _clean_outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cleanup | None:
     """Remove what killed writers left in a group outside of its members; return None if there is nothing.
 
-    That is files, directories and objects where new data waited for a commit, chunks of deleted members, and what no
-    snapshot of the group needs. On object stores an array that the list of members does not name may be somebody's, and
-    stays.
+    Those are files, directories and objects where new data waited for a commit, chunks of deleted members, and what no
+    snapshot of the group needs. On object stores an array that the list of members does not name may belong to someone
+    else, and stays.
     """
-    manifest, members = group.manifest, {*group.members().values()}
-    needed = members | {entry.aside(path) for path, entry in manifest.log.items() if entry.token}
-    left, arrays = _waiting(group, needed, members)
+    manifest = group.manifest
+    members = {*group.members().values()}
+    staged = {entry.aside(path) for path, entry in manifest.log.items() if entry.token}
+    left, arrays = _waiting(group, members | staged, members)
     unneeded_files = {path: _whole(group, path) for path in (*left, *unneeded(group, manifest))}
-    for frame in {left[path] for path in left if path.endswith(JOURNAL)}:
+    with_journal = {left[path] for path in left if path.endswith(JOURNAL)}
+    for frame in with_journal:
         # The writer that keeps the journal young may still need the other files, which it wrote long ago.
-        unneeded_files |= pending.of_one_age({path: unneeded_files[path] for path in left if left[path] == frame})
+        of_frame = {path: unneeded_files[path] for path in left if left[path] == frame}
+        unneeded_files |= pending.of_one_age(of_frame)
     old = _older(group.store, unneeded_files, seconds)
     if not dry_run:
         for path in old:
             remove = remove_frame if path.startswith(f"{RETIRED}/") else discard
             remove(group.store_of(path))
-    removed, nbytes = [*old], sum(each.size for each in old.values())
+    removed = list(old)
+    nbytes = sum(each.size for each in old.values())
     for path in arrays:
         # Another process may delete the member meanwhile, with all its files.
         with suppress(FileNotFoundError):
             one = _vacuum_store(group.address(path), seconds, dry_run, group.storage_options)
             removed += [f"{path}/{name}" for name in one.removed]
             nbytes += one.nbytes
-    return Cleanup(group.store.url, dry_run, tuple(sorted(removed)), nbytes) if removed else None
+    if not removed:
+        return None
+    return Cleanup(group.store.url, dry_run, tuple(sorted(removed)), nbytes)
 
 
 def _waiting(
@@ -370,11 +417,13 @@ def _waiting(
     left: dict[str, str] = {}
     arrays: set[str] = set()
     for path in group.store.walk():
-        if not needed.isdisjoint(accumulate(path.split("/"), "{}/{}".format)):
+        parents = accumulate(path.split("/"), "{}/{}".format)
+        if not needed.isdisjoint(parents):
             continue
         match = _LEFT.fullmatch(path)
         if match is not None and (match["left"] == path or belongs(path.rpartition("/")[2])):
-            if not group.is_local or match["frame"] not in members:  # next to a local member its own vacuum finds it
+            is_next_to_member = group.is_local and match["frame"] in members
+            if not is_next_to_member:  # next to a local member its own vacuum finds it
                 left[match["left"]] = match["frame"]
         elif path.endswith(JOURNAL):
             arrays.add(path.rpartition("/")[0])
@@ -388,8 +437,10 @@ def _whole(group: LocalGroup, path: str) -> Listed:
     with suppress(*MISSING):
         files = group.store_of(path).listing()
     if not files:  # an empty directory is as young as the manifest, at most
-        return group.store.listing().get(MANIFEST, Listed(0, inf))._replace(size=0)
-    return Listed(sum(each.size for each in files.values()), pending.newest_time(files.values()))
+        manifest = group.store.listing().get(MANIFEST, Listed(0, inf))
+        return manifest._replace(size=0)
+    nbytes = sum(each.size for each in files.values())
+    return Listed(nbytes, pending.newest_time(files.values()))
 
 
 def in_seconds(age: str | float) -> float:
@@ -446,6 +497,8 @@ def repack(
             return Cleanup(opened.url, dry_run, (), report.dead_nbytes)
         before = store.stamp("").size
         opened.repack(progress=progress)
-        return Cleanup(opened.url, dry_run, (), max(0, before - store.stamp("").size))
+        after = store.stamp("").size
+        # Another writer may append meanwhile.
+        return Cleanup(opened.url, dry_run, (), max(0, before - after))
 
     return change_each(url, storage_options, one, dry_run=dry_run)

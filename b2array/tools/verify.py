@@ -22,7 +22,7 @@ from b2array.codec.chunk import ChunkHead, Stored
 from b2array.commit import pending
 from b2array.commit.pins import pinned_states, pins_of
 from b2array.display.tables import count_text
-from b2array.display.tables import nbytes as shown_nbytes
+from b2array.display.tables import nbytes as nbytes_text
 from b2array.errors import (
     B2ArrayError,
     ChecksumError,
@@ -59,7 +59,7 @@ from b2array.store.secrets import redact_url
 from b2array.store.spans import Span
 from b2array.tools.anatomy import context_of, frame_nbytes, list_objects, total_nbytes
 from b2array.tools.members import Listing, collect, each_frame
-from b2array.tools.results import Result, Results, Shown, first_of
+from b2array.tools.results import Result, Results, ResultSummary, first_of
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -178,24 +178,33 @@ class Report(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields in types that JSON has, and whether all is in order."""
-        return Result.to_dict(self) | {"problems": [problem._asdict() for problem in self.problems], "ok": self.ok}
+        problems = [problem._asdict() for problem in self.problems]
+        return Result.to_dict(self) | {"problems": problems, "ok": self.ok}
 
-    def shown(self) -> Shown:
+    def summarize(self) -> ResultSummary:
         """Return layout, chunks, checksums and dead space, the problems, and the files that nothing needs."""
-        rows: dict[str, Any] = {"snapshot": self.snapshot} if self.snapshot else {}
-        rows |= {"layout": self.layout} if self.layout else {}
+        rows: dict[str, Any] = {}
+        if self.snapshot:
+            rows["snapshot"] = self.snapshot
+        if self.layout:
+            rows["layout"] = self.layout
         if self.generation:
+            nstored = self.nchunks - self.special
             rows["chunks"] = f"{self.nchunks}, {self.special} of them not stored" if self.special else self.nchunks
-            rows["checksums"] = f"{self.checked} of {count_text(self.nchunks - self.special, 'stored chunk')}"
-        rows |= {"snapshots": self.snapshots} if self.snapshots else {}
-        if self.generation:
-            rows |= {"dead space": shown_nbytes(self.dead_nbytes)} if self.dead_nbytes else {}
-        lines = [f"{count_text(self.stale, 'chunk')} with the checksums of an earlier one"] if self.stale else []
+            rows["checksums"] = f"{self.checked} of {count_text(nstored, 'stored chunk')}"
+        if self.snapshots:
+            rows["snapshots"] = self.snapshots
+        if self.generation and self.dead_nbytes:
+            rows["dead space"] = nbytes_text(self.dead_nbytes)
+        lines = []
+        if self.stale:
+            lines.append(f"{count_text(self.stale, 'chunk')} with the checksums of an earlier one")
         for names, what in ((self.orphans, "orphaned chunk file"), (self.leftovers, "leftover file")):
             if names:
                 lines.append(f"{count_text(len(names), what)}: {first_of(names)}")
         lines += [f"{problem.kind}: {problem.text}" for problem in self.problems]
-        return Shown("in order" if self.ok else count_text(len(self.problems), "problem"), rows, lines)
+        headline = "in order" if self.ok else count_text(len(self.problems), "problem")
+        return ResultSummary(headline, rows, lines)
 
 
 def verify(
@@ -210,8 +219,8 @@ def verify(
     """Check whether an array is in order, or all arrays of a group, without changing anything.
 
     Header, index and trailer are compared with their fingerprint. Each chunk's head and its checksum record are
-    checked. Where the store can be listed, missing and orphaned files are found too. It checks what is stored now, even
-    if a handle shows an earlier state, and all snapshots; for a handle that shows a snapshot, only that snapshot.
+    checked. If the store can be listed, missing and orphaned files are found as well. It checks what is stored now,
+    even if a handle shows an earlier state, and all snapshots; for a handle that shows a snapshot, only that snapshot.
 
     Parameters
     ----------
@@ -231,8 +240,8 @@ def verify(
     Returns
     -------
     Report or Results
-        For a group, the results for its members, and "." for that which only its snapshots hold. A damaged member does
-        not stop the others.
+        For a group, the results for its members, and "." for what only its snapshots hold. A damaged member does not
+        stop the others.
 
     Raises
     ------
@@ -271,9 +280,12 @@ def verify(
         try:
             return verify_frame(store.url, partial(load, store), deep=deep, progress=progress)
         except FileNotFoundError as error:
-            if not any(chunk_number(name) is not None for name in list_objects(store) or ()):
+            # Chunks without an index are damage, and nothing at all is a wrong URL.
+            names = list_objects(store) or ()
+            if not any(chunk_number(name) is not None for name in names):
                 raise
-            return Report(store.url, deep, problems=(Problem("frame", None, FRAME_NAME, str(error)),))
+            problem = Problem("frame", None, FRAME_NAME, str(error))
+            return Report(store.url, deep, problems=(problem,))
 
     def group(members: Listing) -> Report | Results:
         return _of_group(members, whole, deep=deep, progress=progress)
@@ -292,7 +304,8 @@ def _at_snapshot(
     deep: bool,
     progress: bool,
 ) -> Report | Results:
-    require_frames(find(url, None, storage_options, exists=True)[0], url)
+    kind, _ = find(url, None, storage_options, exists=True)
+    require_frames(kind, url)
     with addressing.open(url, at=at, storage_options=storage_options) as source:
         return _of_handle(source, deep=deep, progress=progress)
 
@@ -309,7 +322,11 @@ def _of_group(
     def frame(path: str) -> Report:
         if not isinstance(home, Archive) and not is_embedded(path):
             return whole(home.address(path))
-        return verify_frame(f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress)
+
+        def open_member() -> Snapshot:
+            return home.open(path, "r").snapshot
+
+        return verify_frame(f"{home.url}/{path}", open_member, deep=deep, progress=progress)
 
     def each(path: str) -> Report | None:
         if path or isinstance(home, Archive):
@@ -318,8 +335,9 @@ def _of_group(
 
     if list(paths) == [""]:
         return frame(paths[""])
-    has_snapshots = error is None and not part and not isinstance(home, Archive)
-    return collect(home.url, home.url, {".": "", **paths} if has_snapshots else paths, each, error)
+    if error is None and not part and not isinstance(home, Archive):
+        paths = {".": "", **paths}
+    return collect(home.url, home.url, paths, each, error)
 
 
 def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
@@ -354,20 +372,27 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
                 problems += _missing_state(home.url, manifest, revision, state, name)
     for token in manifest.retired:
         store = home.store_of(retired_path(token))
-        problems_there = verify_frame(store.url, partial(load, store), deep=deep, progress=progress).problems
-        problems += [problem._replace(kind="snapshot") for problem in problems_there]
+        report = verify_frame(store.url, partial(load, store), deep=deep, progress=progress)
+        problems += [problem._replace(kind="snapshot") for problem in report.problems]
     return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
 
 
 def _missing_state(
-    url: str, manifest: Manifest, member: Snapshot | None, state: MemberState, name: str
+    url: str,
+    manifest: Manifest,
+    member: Snapshot | None,
+    state: MemberState,
+    name: str,
 ) -> Iterator[Problem]:
     """Check that a state that a snapshot names is there, given the frame of the member, whose result has the rest."""
-    path, held = state.path, None
+    kept = None
+    # The member's own result tells of a damaged list.
     with suppress(FormatError, UnsupportedError):
-        held = None if member is None else find_state(member, state, manifest.identity.encode(), repr(name))
-    if held is None:
-        yield Problem("snapshot", None, path, f"snapshot {name!r}: {url}/{path} does not keep its state any more")
+        if member is not None:
+            kept = find_state(member, state, manifest.identity.encode(), repr(name))
+    if kept is None:
+        text = f"snapshot {name!r}: {url}/{state.path} does not keep its state any more"
+        yield Problem("snapshot", None, state.path, text)
 
 
 def _of_revisions(
@@ -388,7 +413,8 @@ def _of_revisions(
             text = f"snapshot {name!r}: {home.url}/{state.path} does not have its state any more"
             yield Problem("snapshot", None, state.path, text)
             continue
-        for problem in verify_frame(revision.url, partial(_itself, revision), deep=deep, progress=progress).problems:
+        report = verify_frame(revision.url, partial(_itself, revision), deep=deep, progress=progress)
+        for problem in report.problems:
             yield problem._replace(kind="snapshot")
 
 
@@ -401,9 +427,10 @@ def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) 
         home = source._home
 
         def member(path: str) -> Report:
-            return verify_frame(
-                f"{home.url}/{path}", lambda: home.open(path, "r").snapshot, deep=deep, progress=progress
-            )
+            def open_member() -> Snapshot:
+                return home.open(path, "r").snapshot
+
+            return verify_frame(f"{home.url}/{path}", open_member, deep=deep, progress=progress)
 
         return collect(source.url, home.url, source._below(), member)
     revision = source._handle.snapshot
@@ -431,29 +458,36 @@ def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progres
     try:
         revision = open_frame()
     except (FormatError, SnapshotLostError, UnsupportedError) as error:
-        return replace(report, problems=(Problem("frame", None, "", str(error)),))
-    store, described, files = revision.store, revision.frame, list_objects(revision.store)
+        problem = Problem("frame", None, "", str(error))
+        return replace(report, problems=(problem,))
+    listed = list_objects(revision.store)
+    files = listed or {}
+    findings = inspect(revision, deep=report.deep, files=listed, progress=progress)
     if revision.at is not None:
-        findings = inspect(revision, deep=report.deep, files=files, progress=progress)
-        return _about(replace(report, snapshot=revision.at.name), revision, findings, findings.problems)
-    findings = inspect(revision, deep=report.deep, files=files, progress=progress)
-    kept = _inspect_kept(revision, deep=report.deep, files=files, progress=progress)
-    orphans: tuple[str, ...] = ()
+        of_snapshot = replace(report, snapshot=revision.at.name)
+        return _about(of_snapshot, revision, findings, findings.problems)
+    kept = _inspect_kept(revision, deep=report.deep, files=listed, progress=progress)
+    orphans: list[str] = []
     if revision.sparse:
-        numbers = np.append(described.offsets, np.array([*kept.places], np.int64))
-        objects = [name for name in files or () if name.endswith(KEPT) and name not in kept.objects]
-        orphans = tuple(sorted([*pending.unneeded_chunks(files or (), numbers), *objects]))
-        dead = sum((files or {})[name].size for name in orphans)
+        needed = np.array([*kept.places], np.int64)
+        numbers = np.append(revision.frame.offsets, needed)
+        orphans += pending.unneeded_chunks(files, numbers)
+        orphans += [name for name in files if name.endswith(KEPT) and name not in kept.objects]
+        dead = sum(files[name].size for name in orphans)
     else:
-        dead = (total_nbytes(revision, None) or 0) - frame_nbytes(described) - findings.live - kept.live
-    unfinished = (name for name in files or () if name.endswith(JOURNAL))
+        total = total_nbytes(revision, None) or 0
+        dead = total - frame_nbytes(revision.frame) - findings.live - kept.live
+    unfinished = [name for name in files if name.endswith(JOURNAL)]
+    leftovers = pending.find_leftovers(revision.store, files)
     problems = [*_unreadable(revision), *findings.problems, *kept.problems]
-    if (damage := find_damage(revision)) is not None:
+    damage = find_damage(revision)
+    if damage is not None:
         problems.insert(0, Problem("frame", None, *damage))
     return replace(
         _about(report, revision, findings, problems),
-        orphans=orphans,
-        leftovers=tuple(sorted([*pending.find_leftovers(store, files or {}), *unfinished])),
+        orphans=tuple(sorted(orphans)),
+        leftovers=tuple(sorted([*leftovers, *unfinished])),
+        # Less than nothing if the header counts bytes that the file does not have.
         dead_nbytes=max(0, dead),
         snapshots=kept.count,
     )
@@ -483,7 +517,7 @@ def _about(
 
 @dataclass(slots=True)
 class _KeptFindings:
-    """The result of looking at the chunks that only kept states have: their places, and the bytes that these take."""
+    """The result of looking at the chunks that only kept states have: their places, and how many bytes they take."""
 
     count: int = 0
     places: set[int] = field(default_factory=set)
@@ -504,7 +538,8 @@ def _inspect_kept(
     try:
         entries = ledger_of(revision.state).entries
     except (FormatError, UnsupportedError) as error:
-        findings.problems.append(Problem("snapshot", None, revision.name, f"{revision.url}: {error}"))
+        problem = Problem("snapshot", None, revision.name, f"{revision.url}: {error}")
+        findings.problems.append(problem)
         return findings
     states: list[tuple[Kept, Snapshot | None]] = [(entry, None) for entry in entries]
     with suppress(B2ArrayError):  # the result of the group tells of damaged lists
@@ -514,9 +549,11 @@ def _inspect_kept(
         return findings
     seen = set(revision.frame.offsets.tolist())
     for entry, pinned in states:
-        name = object_name(entry.place) if revision.sparse and not entry.packed else revision.name
+        has_object = revision.sparse and not entry.packed
+        name = object_name(entry.place) if has_object else revision.name
         findings.objects.add(name)
-        findings.live += 0 if revision.sparse or entry.packed else entry.nbytes
+        if not revision.sparse and not entry.packed:
+            findings.live += entry.nbytes
         try:
             state = load_kept_states(revision, [entry])[0] if pinned is None else pinned
         except (FormatError, SnapshotLostError, UnsupportedError) as error:
@@ -532,7 +569,8 @@ def _inspect_kept(
         if state.at is not None and state.at.suspect:
             # What is intact for the latest state may be another chunk in the same place.
             shared = [n for n in stored if int(offsets[n]) in seen]
-            problems += inspect(state, deep=deep, files=files, progress=progress, numbers=shared).problems
+            of_shared = inspect(state, deep=deep, files=files, progress=progress, numbers=shared)
+            problems += of_shared.problems
         findings.places.update(offsets[offsets >= 0].tolist())
         seen |= findings.places
         for problem in problems:
@@ -571,13 +609,18 @@ def inspect(
     are the chunks to check; by default all.
     """
     inspector = _Inspector(revision, deep, files, keep_heads)
-    stored = np.flatnonzero(revision.frame.offsets >= 0) if numbers is None else np.array(numbers, np.int64)
-    step = min(max(1, _BATCH_NBYTES // max(1, revision.frame.chunksize)), _BATCH_CHUNKS) if deep else _BATCH_CHUNKS
-    with config.using(verify="always"), track(len(stored), "verifying", progress, unit="items") as bar:
-        for first in range(0, len(stored), step):
-            inspector.look(tuple(stored[first : first + step].tolist()))
+    if numbers is None:
+        numbers = np.flatnonzero(revision.frame.offsets >= 0).tolist()
+    step = _BATCH_CHUNKS
+    if deep:
+        fitting = _BATCH_NBYTES // max(1, revision.frame.chunksize)
+        step = min(max(1, fitting), _BATCH_CHUNKS)
+    with config.using(verify="always"), track(len(numbers), "verifying", progress, unit="items") as bar:
+        for first in range(0, len(numbers), step):
+            batch = tuple(numbers[first : first + step])
+            inspector.look(batch)
             revision.heads.clear()  # no chunk is looked at twice
-            bar.advance(min(step, len(stored) - first))
+            bar.advance(len(batch))
     return inspector.findings
 
 
@@ -593,9 +636,9 @@ class _Inspector:
         self.deep = deep
         self.files = files or {}
         self.keep_heads = keep_heads
-        self.findings = Findings(
-            np.zeros(revision.frame.nchunks, np.uint8), np.zeros(revision.frame.nchunks, np.uint32)
-        )
+        verdicts = np.zeros(revision.frame.nchunks, np.uint8)
+        records = np.zeros(revision.frame.nchunks, np.uint32)
+        self.findings = Findings(verdicts, records)
         self.context = context_of(revision.frame)
 
     def place(self, n: int) -> Location:
@@ -606,31 +649,36 @@ class _Inspector:
 
     def look(self, numbers: tuple[int, ...]) -> None:
         fetched = list(self._fetch(numbers))
-        for (n, stored), error in zip(fetched, threads.spread(self._decoding_error, fetched), strict=True):
+        errors = threads.spread(self._decoding_error, fetched)
+        for (n, stored), error in zip(fetched, errors, strict=True):
             if error is not None:
                 self.report(_kind(error), n, str(error))
-            else:
-                verdict = self._verdict(n, stored)
-                self.findings.verdicts[n] = verdict
-                self.findings.live += stored.head.header.cbytes
-                if verdict == Verdict.CHECKED:
-                    self.findings.live += checksums.record_nbytes(len(stored.head.starts))
-                if self.keep_heads:
-                    self.findings.heads[n] = stored.head
-                self._check_extent(n, stored.head.header.cbytes)
+                continue
+            head = stored.head
+            verdict = self._verdict(n, stored)
+            self.findings.verdicts[n] = verdict
+            self.findings.live += head.header.cbytes
+            if verdict == Verdict.CHECKED:
+                self.findings.live += checksums.record_nbytes(len(head.starts))
+            if self.keep_heads:
+                self.findings.heads[n] = head
+            self._check_extent(n, head.header.cbytes)
 
     def _fetch(self, numbers: tuple[int, ...]) -> Iterator[tuple[int, Stored]]:
         """Fetch chunks together; if that fails, one by one, to find the unreadable ones."""
         blocks = None if self.deep else (0,)
+        requests = [ChunkRequest(n, blocks) for n in numbers]
         try:
-            yield from zip(numbers, fetch(self.revision, [ChunkRequest(n, blocks) for n in numbers]), strict=True)
+            yield from zip(numbers, fetch(self.revision, requests), strict=True)
         except B2ArrayError as error:
             if isinstance(error, ConflictError) and not isinstance(error, SnapshotLostError):
                 raise
             if len(numbers) == 1:
+                (n,) = numbers
                 cause = error.__cause__ if isinstance(error, SnapshotLostError) else None
                 reason = cause if isinstance(cause, FormatError) else error
-                self.report(self._reading_kind(reason, numbers[0]), numbers[0], str(reason))
+                kind = self._reading_kind(reason, n)
+                self.report(kind, n, str(reason))
                 return
             for n in numbers:
                 yield from self._fetch((n,))
@@ -641,11 +689,14 @@ class _Inspector:
             return _kind(error)
         if self.revision.state.has_checksums(n):
             return "checksum"  # b2array wrote the chunk, so it was supported
-        place, expected = self.place(n), self.revision.frame.chunk_nbytes(n)
+        expected = self.revision.frame.chunk_nbytes(n)
         if expected is None:
             return "unsupported"
-        (sizes,) = self.revision.read([Span(place.name, place.start + 4, place.start + 8)], clip=True)
-        return "unsupported" if int.from_bytes(sizes, "little") == expected else "chunk"
+        # Source: "Blosc Chunk Format", section Header: the size of the data is at the bytes 4 to 7.
+        start = self.place(n).start + 4
+        span = Span(self.place(n).name, start, start + 4)
+        (size,) = self.revision.read([span], clip=True)
+        return "unsupported" if int.from_bytes(size, "little") == expected else "chunk"
 
     def _decoding_error(self, item: tuple[int, Stored]) -> B2ArrayError | None:
         n, stored = item
@@ -661,17 +712,21 @@ class _Inspector:
         if self.revision.state.has_checksums(n):
             self.findings.records[n] = self.revision.state.records[n]
             return Verdict.CHECKED
-        place, head = self.place(n), stored.head
+        place = self.place(n)
+        head = stored.head
+        nblocks = len(head.starts)
         start = place.start + head.header.cbytes
-        stop = start + checksums.record_nbytes(len(head.starts))
-        if not self.deep or stop > (place.stop if place.stop >= 0 else self._size(place.name, 0)):
+        stop = start + checksums.record_nbytes(nblocks)
+        room = place.stop if place.stop >= 0 else self._size(place.name, 0)
+        if not self.deep or stop > room:
             return Verdict.UNCHECKED
         (behind,) = self.revision.read([Span(place.name, start, stop)])
         number = int(self.revision.frame.offsets[n]) if self.revision.sparse else -1
         try:
             sums = checksums.verify_sums(behind, head, stored.region, number=number)
-            count = range(len(head.starts))
-            checksums.check_blocks(sums, count, stored.region, stored.starts.tolist(), stored.stops.tolist())
+            starts = stored.starts.tolist()
+            stops = stored.stops.tolist()
+            checksums.check_blocks(sums, range(nblocks), stored.region, starts, stops)
         except ChecksumError:
             of_another = checksums.unpack_record(behind, number=number) is not None
             return Verdict.STALE if of_another else Verdict.UNCHECKED
@@ -696,7 +751,10 @@ class _Inspector:
 
 
 def _kind(error: B2ArrayError) -> str:
-    return next((kind for each, kind in _KINDS.items() if isinstance(error, each)), "chunk")
+    for error_class, kind in _KINDS.items():
+        if isinstance(error, error_class):
+            return kind
+    return "chunk"
 
 
 def _read(
@@ -714,12 +772,15 @@ def _read(
             report = Report(f"{url}/{name}".rstrip("/"), deep=True, layout=kind.name)
             try:
                 source = tree.open(name)
+                most = PIECE_NBYTES // max(1, source.dtype.itemsize)
                 with track(source.nbytes, "verifying", progress) as bar:
-                    for box in boxes(source.shape, PIECE_NBYTES // max(1, source.dtype.itemsize), source.chunks):
-                        bar.advance(source.read(box).nbytes)
+                    for box in boxes(source.shape, most, source.chunks):
+                        items = source.read(box)
+                        bar.advance(items.nbytes)
             except (FormatError, UnsupportedError) as error:
-                problem = "chunk" if isinstance(error, FormatError) else "unsupported"
-                return replace(report, problems=(Problem(problem, None, "", str(error)),))
+                what = "chunk" if isinstance(error, FormatError) else "unsupported"
+                problem = Problem(what, None, "", str(error))
+                return replace(report, problems=(problem,))
             return report
 
         if tree.names == ("",):
