@@ -12,8 +12,9 @@ operation has written. So each row that a reader sees says which operation wrote
 What a transaction has read, and did not change, counts as a look that began when its commit did.
 
 The workers themselves compare the members of the pair, which are only changed together, the variables of a dataset that
-xarray writes, old handles with what they have shown before, and snapshots with what their message says. Run as a
-program, this begins worker processes.
+xarray writes, old handles with what they have shown before, and snapshots with what their message says. On local disks
+there is a group inside the group, with a manifest and members of its own, that is changed and read in the same ways,
+and read through the outer group as well. Run as a program, this begins worker processes.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ SINGLES = ("c", "sub/d")
 PLAIN = "e"
 """Always there: changed in place, through handles of its own, and replaced by its URL."""
 NAMES = (*PAIR, *SINGLES, PLAIN)
+
+MOUNT = "m/"
+"""Begins the names of members of the group inside the group, which are those of `NAMES` again."""
+ALL_NAMES = (*NAMES, *(MOUNT + name for name in NAMES))
 
 DATASET = "x"
 """A group with a dataset: the variables "u" and "v" along "time" have equal rows."""
@@ -142,9 +147,18 @@ class Worker:
         self.journal = Journal(f"{settings.journal}/{self.me}.jsonl")
         self.count = 0
 
-    def open(self, mode: str = "r", *, follow: bool = False) -> b2array.Group:
-        """Open the group."""
-        return open_group(self.settings.url, mode, follow=follow, storage_options=self.settings.options)
+    def open(self, mode: str = "r", *, within: str = "", follow: bool = False) -> b2array.Group:
+        """Open the group, or the one inside it."""
+        return open_group(self.url(within), mode, follow=follow, storage_options=self.settings.options)
+
+    def url(self, within: str, name: str = "") -> str:
+        """Return the URL of the group, of the one inside it, or of a member of either."""
+        group = f"{self.settings.url}/{within}".removesuffix("/")
+        return f"{group}/{name}.b2nd" if name else group
+
+    def chosen(self) -> str:
+        """Choose the group, or the one inside it."""
+        return MOUNT if self.settings.is_list_of_files and self.random.random() < 0.3 else ""
 
     def run(self) -> None:
         """Work until it is time to stop."""
@@ -166,15 +180,17 @@ class Writer(Worker):
 
     def __init__(self, settings: Settings, thread: int) -> None:
         super().__init__(settings, thread)
-        self.group: b2array.Group | None = None
+        self.within = ""
+        self.groups: dict[str, b2array.Group] = {}
         self.arrays: dict[str, b2array.NDArray] = {}
         self.together = (self.change_pair, self.change_together, self.carry, self.replace_all, self.derive)
 
     def step(self) -> None:
         self.count += 1
         self.value = self.me * 10**6 + self.count
-        if self.group is None or self.random.random() < 0.5:
-            self.group, self.arrays = self.open("r+"), {}
+        self.within = self.chosen()
+        if self.within not in self.groups or self.random.random() < 0.5:
+            self.groups, self.arrays = {self.within: self.open("r+", within=self.within)}, {}
         else:
             self.group.refresh()
         verbs: list[tuple[int, Callable[[], None]]] = [
@@ -196,29 +212,36 @@ class Writer(Worker):
             (2, self.keep_unread),
             (2, self.go_back),
             (1, self.drop),
-            (2, self.make_by_url),
-            (3, self.extend_dataset),
-            (3, self.change_dataset),
+            (4, self.make_by_url),
         ]
+        if not self.within:
+            verbs += [(3, self.extend_dataset), (3, self.change_dataset)]
         verb = self.random.choices([verb for _, verb in verbs], [weight for weight, _ in verbs])[0]
         refused = ConflictError if verb in self.together else REFUSED
-        self.journal.note(event="begin", op=verb.__name__, value=self.value)
+        op = verb.__name__ + " inside" * bool(self.within)
+        self.journal.note(event="begin", op=op, value=self.value)
         try:
             verb()
         except refused as error:
             self.journal.note(event="end", outcome="refused", error=f"{type(error).__name__}: {error}"[:300])
-            self.group = None
+            self.groups = {}
         except BaseException:
             self.journal.note(event="end", outcome="unknown")
-            self.group = None
+            self.groups = {}
             raise
         else:
             self.journal.note(event="end", outcome="ok")
 
+    @property
+    def group(self) -> b2array.Group:
+        """The group that this step changes."""
+        return self.groups[self.within]
+
     # Each verb tells what it is about to change before anybody can see it: {name: (kind, rows before)}.
 
     def will(self, name: str, kind: str, before: Sequence[int] | None = None, source: str = "") -> None:
-        self.journal.note(event="will", name=name, kind=kind, before=before, source=source)
+        source = source and self.within + source
+        self.journal.note(event="will", name=self.within + name, kind=kind, before=before, source=source)
 
     def layout(self) -> Any:
         wanted = self.settings.layout
@@ -283,16 +306,16 @@ class Writer(Worker):
         self.new(self.group, self.single(), overwrite=self.random.random() < 0.7)
 
     def make_by_url(self) -> None:
-        """Replace an array by its URL, where a group lists its members."""
-        if self.settings.is_list_of_files:
-            return
-        self.will(PLAIN, "set")
+        """Make or replace an array by its URL."""
+        is_local = self.settings.is_list_of_files
+        name = self.random.choice([*SINGLES, PLAIN]) if is_local else PLAIN
+        self.will(name, "set")
         b2array.asarray(
             self.rows(),
-            url=f"{self.settings.url}/{PLAIN}.b2nd",
+            url=self.url(self.within, name),
             chunks=(2, 2),
-            layout="sparse",
-            overwrite=True,
+            layout=self.layout() if is_local else "sparse",
+            overwrite=name == PLAIN or self.random.random() < 0.7,
             storage_options=self.settings.options,
         )
 
@@ -300,16 +323,19 @@ class Writer(Worker):
         self.remove(self.group, self.single())
 
     def array(self, name: str) -> b2array.NDArray:
-        """Open an array for writing: through the group, by its own URL, or the handle of a step before."""
-        way = self.random.choice(["group", "url", "old"])
-        if way == "old" and name in self.arrays:
-            array = self.arrays[name]
+        """Open an array for writing: through a group around it, by its own URL, or the handle of a step before."""
+        full = self.within + name
+        way = self.random.choice(["group", "url", "old", "outer"])
+        if way == "old" and full in self.arrays:
+            array = self.arrays[full]
             array.refresh()
         elif way == "url":
-            array = b2array.open(f"{self.settings.url}/{name}.b2nd", "r+", storage_options=self.settings.options)
+            array = b2array.open(self.url(self.within, name), "r+", storage_options=self.settings.options)
+        elif way == "outer" and self.within:
+            array = self.open("r+")[full]
         else:
             array = self.group[name]
-        self.arrays[name] = array
+        self.arrays[full] = array
         return array
 
     def fill(self) -> None:
@@ -339,7 +365,7 @@ class Writer(Worker):
             self.fill_in(changes[PLAIN], PLAIN)
             begin = time.monotonic()
         for name, rows in found.items():
-            self.journal.note(event="look", name=name, rows=rows, begin=begin)
+            self.journal.note(event="look", name=self.within + name, rows=rows, begin=begin)
 
     # Forks and tasks. Some fail, some run twice.
 
@@ -374,8 +400,8 @@ class Writer(Worker):
 
     def store(self) -> None:
         """Write by tasks of dask. A task may fail, and all of it may be computed twice."""
-        array = self.array(self.random.choice([PLAIN, *SINGLES]))
-        name = next(each for each in NAMES if f"/{each}." in array.url)
+        name = self.random.choice([PLAIN, *SINGLES])
+        array = self.array(name)
         fails, scheduler = self.random.random() < 0.4, self.random.choice(["sync", "threads"])
 
         def task(block: np.ndarray, block_info: Any = None) -> np.ndarray:
@@ -464,10 +490,10 @@ class Writer(Worker):
         if verb is b2array.Group.consolidate:
             self.group.consolidate()
         elif verb is b2array.repack:
-            name = self.random.choice(NAMES)
-            b2array.repack(f"{self.settings.url}/{name}.b2nd", storage_options=self.settings.options)
+            url = self.url(self.within, self.random.choice(NAMES))
+            b2array.repack(url, storage_options=self.settings.options)
         else:
-            verb(self.settings.url, storage_options=self.settings.options)
+            verb(self.url(self.within), storage_options=self.settings.options)
 
     def replace_all(self) -> None:
         """Replace the pair and one of the others as a whole group is replaced; what is outside of it stays."""
@@ -487,7 +513,8 @@ class Reader(Worker):
     def __init__(self, settings: Settings, thread: int) -> None:
         super().__init__(settings, thread)
         self.old: list[tuple[str, list[int], b2array.NDArray]] = []
-        self.kept: dict[tuple[str, str], dict[str, list[int]]] = {}
+        self.kept: dict[tuple[str, str, str], dict[str, list[int]]] = {}
+        self.all_names = ALL_NAMES if settings.is_list_of_files else NAMES
 
     def step(self) -> None:
         looks = [self.look, self.look, self.look_slowly, self.look_back, self.look_by_url, self.look_at_all]
@@ -500,7 +527,7 @@ class Reader(Worker):
     def seen(self, name: str, rows: list[int] | None, begin: float) -> None:
         self.journal.note(event="look", name=name, rows=rows, begin=begin)
 
-    def read(self, group: b2array.Group, name: str, begin: float) -> list[int] | None:
+    def read(self, group: b2array.Group, name: str, within: str, begin: float) -> list[int] | None:
         """Read one member, and keep its handle."""
         try:
             array = group[name]
@@ -511,39 +538,44 @@ class Reader(Worker):
             value = array.attrs.get("value", rows[-1])
             if value != rows[-1]:
                 raise AssertionError(f"{name}: expected the attribute {rows[-1]}, as the items are, found {value}")
-            self.old = [*self.old[-7:], (name, rows, array)]
-        self.seen(name, rows, begin)
+            self.old = [*self.old[-7:], (within + name, rows, array)]
+        self.seen(within + name, rows, begin)
         return rows
 
     def look(self) -> None:
-        self._look(self.open(follow=False), 0)
+        self._look(0)
 
     def look_slowly(self) -> None:
         """Let the handle become old between one member and the next."""
-        self._look(self.open(), self.random.uniform(0, 0.1))
+        self._look(self.random.uniform(0, 0.1))
 
-    def _look(self, group: b2array.Group, pause: float) -> None:
-        begin = time.monotonic()
+    def _look(self, pause: float) -> None:
+        within = self.chosen()
+        group, begin = self.open(within=within), time.monotonic()
         group.refresh()
         found = {}
-        for name in self.random.sample(NAMES, len(NAMES)):
-            found[name] = self.read(group, name, begin)
+        names = NAMES if within else self.all_names
+        for name in self.random.sample(names, len(names)):
+            found[name] = self.read(group, name, within, begin)
             time.sleep(pause)
         self.compare(found)
 
     def compare(self, found: Mapping[str, list[int] | None]) -> None:
-        first, second = (found[name] for name in PAIR)
-        if first != second:
-            raise AssertionError(f"expected the pair to be equal, found {first} and {second}")
+        for prefix in ("", MOUNT):
+            first, second = (found.get(prefix + name) for name in PAIR)
+            if first != second:
+                raise AssertionError(f"expected the pair to be equal, found {first} and {second}")
 
     def look_at_all(self) -> None:
-        group, begin = self.open(), time.monotonic()
+        within = self.chosen()
+        group, begin = self.open(within=within), time.monotonic()
         group.refresh()
-        names = [name for name in NAMES if name in group]
+        all_names = NAMES if within else self.all_names
+        names = [name for name in all_names if name in group]
         read = group.read_many(dict.fromkeys(names, Ellipsis)) if names else {}
-        found = {name: [int(value) for value in read[name][:, 0]] if name in read else None for name in NAMES}
+        found = {name: [int(value) for value in read[name][:, 0]] if name in read else None for name in all_names}
         for name, rows in found.items():
-            self.seen(name, rows, begin)
+            self.seen(within + name, rows, begin)
         self.compare(found)
 
     def look_back(self) -> None:
@@ -560,13 +592,16 @@ class Reader(Worker):
 
     def look_at_a_snapshot(self) -> None:
         """Compare a snapshot with its message, unless it is replaced meanwhile."""
-        name, group = self.random.choice(SNAPSHOTS), self.open()
+        within = self.chosen()
+        name, group = self.random.choice(SNAPSHOTS), self.open(within=within)
         before = {each.name: each for each in group.snapshots}.get(name)
         if before is None:
             return
         try:
-            then = open_group(self.settings.url, at=name, storage_options=self.settings.options)
+            then = open_group(self.url(within), at=name, storage_options=self.settings.options)
             found = {each: rows_of(then[each]) for each in NAMES if each in then}
+            if any(each.startswith(MOUNT) for each in then):
+                raise AssertionError(f"expected a snapshot without the group inside, found {[*then]}")
         except (ConflictError, KeyError, FileNotFoundError):
             self.journal.note(event="conflict")
             return
@@ -576,7 +611,7 @@ class Reader(Worker):
             self.journal.note(event="snapshot")
             compare_with_message(before.message, found)
             self.compare({each: found.get(each) for each in PAIR})
-            known = self.kept.setdefault((name, str(before.time)), found)
+            known = self.kept.setdefault((within, name, str(before.time)), found)
             if found != known:
                 raise AssertionError(f"expected that the snapshot {name} shows {known}, as before, found {found}")
 
@@ -588,10 +623,9 @@ class Reader(Worker):
 
     def look_by_url(self) -> None:
         """Read a member by its own URL; a transaction that is being carried out may not show yet."""
-        name, begin = self.random.choice(NAMES), time.monotonic()
+        name, begin = self.random.choice(self.all_names), time.monotonic()
         try:
-            url = f"{self.settings.url}/{name}.b2nd"
-            rows_of(b2array.open(url, storage_options=self.settings.options))
+            rows_of(b2array.open(self.url("", name), storage_options=self.settings.options))
         except (FileNotFoundError, ConflictError):
             return
         self.journal.note(event="by url", name=name, begin=begin)
@@ -727,7 +761,7 @@ def check(history: History) -> list[str]:
 def _contradictions(history: History) -> Iterator[str]:
     by_value = {(change.name, change.value): change for change in history.changes}
     _settle_unknown(history)
-    by_name = {name: [change for change in history.changes if change.name == name] for name in NAMES}
+    by_name = {name: [change for change in history.changes if change.name == name] for name in ALL_NAMES}
     for look in history.looks:
         if look.rows is None:
             yield from _check_absent(look, by_name[look.name])

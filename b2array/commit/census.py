@@ -16,7 +16,15 @@ from b2array.format import summary
 from b2array.format.attributes import decode_attr
 from b2array.format.state import State
 from b2array.frame.log import inspect_place
-from b2array.frame.manifest import EMBEDDED, Manifest, Row, is_embedded, is_member_name, members_among
+from b2array.frame.manifest import (
+    EMBEDDED,
+    Manifest,
+    Row,
+    is_embedded,
+    is_member_name,
+    members_among,
+    own_files,
+)
 from b2array.frame.snapshot import load_published
 from b2array.frame.source import FRAME_NAME
 from b2array.store.base import Store
@@ -29,8 +37,10 @@ EMBEDDED_MAP = "embed_map"
 """The key in this attribute under which python-blosc2 notes where each member is."""
 
 
-def complete_manifest(group: Store, manifest: Manifest) -> Manifest:
+def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = False) -> Manifest:
     """Return the manifest with rows; without rows in it, there is one for each member among the files of the group.
+
+    For readers it `shows_mounts`: the members of groups inside this one, which no commit of this one may list.
 
     Raises
     ------
@@ -60,7 +70,7 @@ def complete_manifest(group: Store, manifest: Manifest) -> Manifest:
         names = embedded_extents(frame.state, frame.url)
         rows = {name: Row(f"{EMBEDDED}/{name}", sparse=False) for name in names}
     # python-blosc2 prefers the file of a member to its copy in the embedding frame.
-    rows |= rows_among(files)
+    rows |= rows_among(files if shows_mounts else own_files(files))
     return replace(manifest, rows=dict(sorted(rows.items())), log={})
 
 

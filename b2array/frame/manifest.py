@@ -45,6 +45,8 @@ __all__ = [
     "is_index_name",
     "is_member_name",
     "members_among",
+    "mounts_among",
+    "own_files",
     "retired_path",
     "staged_path",
 ]
@@ -139,6 +141,36 @@ def members_among(paths: Iterable[str]) -> dict[str, str]:
         if member.endswith(SUFFIXES) and is_member_name(name):
             members[name] = member
     return dict(sorted(members.items()))
+
+
+def mounts_among(paths: Iterable[str]) -> list[str]:
+    """Find the groups inside a group by its files: their names, without groups inside these.
+
+    A group has a manifest, or an embedding frame until its first commit writes one.
+
+    Examples
+    --------
+    >>> mounts_among([".b2group", "x.b2nd", "run/.b2group", "run/1/.b2group", "old/embed.b2e", "old/y.b2nd"])
+    ['old', 'run']
+    """
+    places = {path.rpartition("/")[0] for path in paths if path.rpartition("/")[2] in (MANIFEST, EMBEDDED)}
+    names: list[str] = []
+    for name in sorted(filter(is_member_name, places)):
+        if not any(name.startswith(f"{outer}/") for outer in names):
+            names.append(name)
+    return names
+
+
+def own_files(paths: Collection[str]) -> Collection[str]:
+    """Return the files of a group except those of groups inside it: a group owns what is below it, up to the next one.
+
+    Examples
+    --------
+    >>> own_files([".b2group", "x.b2nd", "run/.b2group", "run/y.b2nd"])
+    ['.b2group', 'x.b2nd']
+    """
+    fronts = tuple(f"{name}/" for name in mounts_among(paths))
+    return [path for path in paths if not path.startswith(fronts)] if fronts else paths
 
 
 def staged_path(path: str, token: str, *, sparse: bool) -> str:

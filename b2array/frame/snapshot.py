@@ -401,7 +401,17 @@ def load_member(
         return load_revision(member, row)
     if row.revision not in ("", published.generation):
         return load_revision(member, row)
-    return replace(published, member=member, published=published.version)
+    listed = None if row.revision else _listed_inside(published, row)
+    return listed or replace(published, member=member, published=published.version)
+
+
+def _listed_inside(published: Snapshot, row: Row) -> Snapshot | None:
+    """Return the state that a group inside the group of a row lists; None for a member of the group itself."""
+    noted = published.state.annotations.group_commit
+    if noted is None or noted.path == row.path:
+        return None
+    listed = _follow_group(published, bare=False)
+    return None if listed.member is None else listed
 
 
 def _published_copy(member: Member, row: Row) -> Snapshot | None:

@@ -29,7 +29,7 @@ from b2array.frame.fetch import read_chunks
 from b2array.frame.manifest import is_attrs, is_embedded
 from b2array.frame.source import Source
 from b2array.group.listed import AnyGroup
-from b2array.group.local import NewFrame, copy_of
+from b2array.group.local import LocalGroup, NewFrame, copy_of
 from b2array.group.members import Members, check_new
 from b2array.store.base import Mutex
 
@@ -92,13 +92,17 @@ class Changes(ABC):
         """Return a fork, which can write the members whose names begin with a prefix."""
         members = self.members()
         below = members.below(prefix.rstrip("/")).values()
-        paths = [path for path in below if not is_embedded(path)]
+        paths = [path for path in below if not (is_embedded(path) or self._is_mounted(path))]
         points = dict(zip(paths, self._prepare_forks(paths), strict=True))
         with self._mutex.held:
             self._fork_id = self._fork_id or os.urandom(16)
             name = os.urandom(16)
             self._roster.created.add(name)
         return GroupFork(_Origin(self._fork_id, self.view, members, points), name)
+
+    def _is_mounted(self, path: str) -> bool:
+        """Whether a member belongs to a separate group inside this one."""
+        return isinstance(self.view, LocalGroup) and self.view.mount_of(path) is not None
 
     def _prepare_forks(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
         """Prepare members for forks, and return what forks begin with."""
@@ -388,7 +392,12 @@ class GroupFork(Changes):
         return self._members
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
-        """Open a member. Members outside of the group that was forked can only be read."""
+        """Open a member. Members outside of the group that was forked can only be read.
+
+        ValueError: it belongs to a separate group inside this one.
+        """
+        if isinstance(self.view, LocalGroup):
+            self.view.require_own(path)
         self.note_read(path)
         return self.open_unnoted(path, mode)
 

@@ -55,6 +55,7 @@ class ListedGroup:
         self._address = url
         self._known: tuple[Manifest, Version | None, Members] | None = None
         self._is_pinned = False
+        self._lists_own = True
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
         if known is not None:
             self.show(*known)
@@ -66,7 +67,7 @@ class ListedGroup:
         group.storage_options, group.store, group.catalog = {}, catalog.group, catalog
         group._address = catalog.url
         group._known, group._records = None, (b"", {})
-        group._is_pinned = False
+        group._is_pinned, group._lists_own = False, True
         return group
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,6 +79,9 @@ class ListedGroup:
         copied = type(self)(self._address, self.storage_options)
         copied.catalog, copied._known = self.catalog, self._state()
         copied._is_pinned = pinned
+        if pinned and not self._lists_own:
+            manifest, version = self.catalog.last_seen()
+            copied.show(complete_manifest(self.store, manifest), version)
         return copied
 
     @property
@@ -141,7 +145,8 @@ class ListedGroup:
 
     def show(self, manifest: Manifest, version: Version | None) -> None:
         """Show the members of a manifest until the next `refresh`, or the next commit through one of them."""
-        manifest = complete_manifest(self.store, manifest)
+        self._lists_own = manifest.rows is not None
+        manifest = complete_manifest(self.store, manifest, shows_mounts=True)
         self._known = manifest, version, Members(manifest.members or {})
 
     def refresh(self) -> None:
@@ -215,7 +220,7 @@ class ListedGroup:
         except MISSING:
             # The caller may have taken the path from an earlier list.
             is_listed = path in (manifest.members or {}).values()
-            if not is_listed or complete_manifest(self.store, self.stored()) != manifest:
+            if not is_listed or complete_manifest(self.store, self.stored(), shows_mounts=True) != manifest:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
 

@@ -38,8 +38,9 @@ from b2array.frame.manifest import (
     Entry,
     Manifest,
     is_embedded,
-    is_member_name,
     members_among,
+    mounts_among,
+    own_files,
 )
 from b2array.frame.snapshot import Member, Snapshot, load_member
 from b2array.group import embedded, summaries
@@ -116,7 +117,7 @@ class LocalGroup:
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
         # The embedded members, with the version of their frame.
         self._inner: tuple[Version | None, dict[str, str]] = None, {}
-        # Groups inside this one that have a manifest, by their names.
+        # Groups inside this one, by their names.
         self._mounts: dict[str, LocalGroup] = {}
         # The version of the manifest whose log this handle has seen carried out.
         self._settled: Version | None = None
@@ -151,24 +152,31 @@ class LocalGroup:
     def mount_of(self, path: str) -> tuple[LocalGroup, str] | None:
         """Return the group inside this one that a member belongs to, and its path there; None for this group's.
 
-        A manifest owns everything below it, up to the next manifest.
+        A group owns everything below it, up to the next one.
         """
         parts = path.split("/")
         for n in range(1, len(parts)):
             name = "/".join(parts[:n])
-            if name not in self._mounts and os.path.exists(os.path.join(self._address, name, MANIFEST)):
+            if name not in self._mounts and self._is_mount(name):
                 self._mounts[name] = type(self)(self.address(name), self.storage_options)
             if name in self._mounts:
                 return self._mounts[name], "/".join(parts[n:])
         return None
+
+    def _is_mount(self, name: str) -> bool:
+        return any(os.path.exists(os.path.join(self._address, name, mark)) for mark in (MANIFEST, EMBEDDED))
+
+    def without_mounts(self, members: Mapping[str, str]) -> dict[str, str]:
+        """Return the members, given by names and paths, that belong to this group and to no group inside it."""
+        return {name: path for name, path in members.items() if self.mount_of(path) is None}
 
     def require_own(self, path: str) -> None:
         """Raise ValueError if a member belongs to a group inside this one: a commit has one manifest."""
         mount = self.mount_of(path)
         if mount is not None:
             raise ValueError(
-                f"{self.url}/{path} belongs to {mount[0].url}, a group with its own manifest; a transaction changes"
-                f" members of one group, so begin it with b2array.open_group({printable(mount[0].url)!r}, 'r+')"
+                f"{self.url}/{path} belongs to {mount[0].url}, which is a separate group; a transaction changes members"
+                f" of one group, so begin it with b2array.open_group({printable(mount[0].url)!r}, 'r+')"
             )
 
     def has_manifest(self) -> bool:
@@ -231,10 +239,8 @@ class LocalGroup:
 
     def _members_in(self, files: Collection[str], manifest: Manifest) -> Members:
         """Find the members by their files, in the embedding frame, in the log, and in groups inside of this one."""
-        mounts = _outermost({file.removesuffix(f"/{MANIFEST}") for file in files if file.endswith(f"/{MANIFEST}")})
-        fronts = tuple(f"{name}/" for name in mounts)
-        outer = members_among([file for file in files if not file.startswith(fronts)] if fronts else files)
-        for name in mounts:
+        outer = members_among(own_files(files))
+        for name in mounts_among(files):
             mount = self.mount_of(f"{name}/")
             inner = {} if mount is None else mount[0].members()
             outer |= {f"{name}/{each}": f"{name}/{path}" for each, path in inner.items() if not is_embedded(path)}
@@ -434,15 +440,6 @@ class LocalGroup:
             if now.identity == identity and now.commit != manifest.commit:
                 raise stale_reader(self.url)
         return held
-
-
-def _outermost(names: Collection[str]) -> list[str]:
-    """Return the names of groups that are in no other one of these."""
-    found: list[str] = []
-    for name in sorted(filter(is_member_name, names)):
-        if not any(name.startswith(f"{outer}/") for outer in found):
-            found.append(name)
-    return found
 
 
 def _read_again(address: str, options: Mapping[str, Any], path: str, *, carries_out: bool = False) -> Snapshot:

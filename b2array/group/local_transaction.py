@@ -242,7 +242,7 @@ def _prepare_members(changes: LocalTransaction) -> dict[str, str]:
     it writes over a chunk later: such members get them.
     """
     _move_out_embedded(changes)
-    members = _own_members(changes)
+    members = changes.view.without_mounts(changes.members())
     for path in members.values():
         member, note = changes.change.members.get(path), None
         if member is None:
@@ -257,8 +257,8 @@ def _prepare_members(changes: LocalTransaction) -> dict[str, str]:
     mounted = changes.members().keys() - members.keys()
     for name in changes.snapshots.new if mounted else ():
         warn(
-            f"{changes.url}: the snapshot {name!r} does not have {min(mounted)!r} and other members of groups inside"
-            " this one that have their own manifests; make snapshots of those groups as well"
+            f"{changes.url}: the snapshot {name!r} does not have {min(mounted)!r} and other members of separate groups"
+            " inside this one; make snapshots of those groups as well"
         )
     return members
 
@@ -270,11 +270,6 @@ def _give_checksums(handle: Handle, note: GroupCommit | None) -> None:
             if note is not None:
                 draft.annotate(group_commit=note)
             give_checksums(draft)
-
-
-def _own_members(changes: LocalTransaction) -> dict[str, str]:
-    """Return the members except those of groups inside this one, which have their own snapshots."""
-    return {name: path for name, path in changes.members().items() if changes.view.mount_of(path) is None}
 
 
 def _move_out_embedded(changes: LocalTransaction) -> None:

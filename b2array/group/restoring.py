@@ -56,7 +56,8 @@ def _restore_local(changes: LocalTransaction, then: Moment) -> None:
         becomes_empty = not state.sparse and not state.frame.nchunks
         if not (becomes_empty and is_pinned(changes.view, path)):
             earlier[member] = state
-    changes.remove({member: path for member, path in changes.members().items() if member not in earlier})
+    members = changes.view.without_mounts(changes.members())
+    changes.remove({member: path for member, path in members.items() if member not in earlier})
     for member, path in then.members().items():
         if member in earlier:
             handle = changes.open(path, "r+")

@@ -70,7 +70,7 @@ class RowChange:
         Whether the user reads through the transaction, so that members that it has only read must not change.
     members : dict of str to RowMember
         What changes, and what is made, by path.
-    removed : dict of str to Row or None
+    removed : dict of str to Row
         The rows, from before the transaction, of members that go, by name.
     read : dict of str to StateRead
         The states of members that were read or moved, by name.
@@ -81,7 +81,7 @@ class RowChange:
     identity: str
     marked: bool
     members: dict[str, RowMember] = field(default_factory=dict)
-    removed: dict[str, Row | None] = field(default_factory=dict)
+    removed: dict[str, Row] = field(default_factory=dict)
     read: dict[str, StateRead] = field(default_factory=dict)
     unlisted: dict[str, int] = field(default_factory=dict)
 

@@ -129,7 +129,10 @@ class RowTransaction(Transaction):
             if member is not None:
                 member.leave()
             if member is None or not member.is_new:
-                change.removed[name] = self.view.rows.get(name)
+                row = self.view.rows.get(name)
+                if row is None:
+                    raise ValueError(f"{self.url}/{path} belongs to a separate group inside this one: delete it there")
+                change.removed[name] = row
                 if path in states:
                     note_moved(change, self.view, path, states[path])
         self._update_members(removed=members)

@@ -188,8 +188,9 @@ class _Now:
         group.refresh()
 
     def members(self) -> Mapping[str, str]:
-        """Return the path of each member by its name."""
-        return self._group.members()
+        """Return the path of each member by its name; a snapshot has none of a group inside this one."""
+        members = self._group.members()
+        return self._group.without_mounts(members) if isinstance(self._group, LocalGroup) else members
 
     def held(self, path: str, *, deep: bool = False) -> Snapshot:  # noqa: ARG002
         """Return the state of a member."""

@@ -21,7 +21,7 @@ from b2array.errors import B2ArrayError, FormatError
 from b2array.format.kept import KEPT, object_name
 from b2array.frame.fetch import chunk_number
 from b2array.frame.listing import group_ledger
-from b2array.frame.manifest import DATA, MANIFEST, SUFFIXES, Row, index_name, is_index_name
+from b2array.frame.manifest import DATA, MANIFEST, SUFFIXES, Row, index_name, is_index_name, own_files
 from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_states, load_published, load_revision
 from b2array.frame.source import FRAME_NAME
 from b2array.group.kept import moment, unneeded
@@ -29,7 +29,7 @@ from b2array.group.listed import ListedGroup, name_of
 from b2array.store.base import Listed, Store, stale_reader, where
 from b2array.store.endings import JOURNAL, TEMPORARY
 
-__all__ = ["never_again", "of_member", "outside"]
+__all__ = ["chunks_needed", "never_again", "of_member", "outside"]
 
 Int64Array = npt.NDArray[np.int64]
 Files = dict[str, Listed]
@@ -42,6 +42,19 @@ def of_member(group: ListedGroup, name: str, seconds: float, now: float) -> File
     if row is None or not row.sparse:
         return {}
     return _in_prefix(group, row.path, _live(group), seconds, now)
+
+
+def chunks_needed(group: ListedGroup, name: str) -> Int64Array:
+    """Return the numbers of the chunks that the listed state of a sparse member and the group's snapshots need.
+
+    Raises
+    ------
+    FormatError, UnsupportedError
+        An index or the list of a snapshot cannot be read.
+    """
+    path = group.rows[name].path
+    numbers, _ = _find_needed(_states(group, path, (), _live(group).get(path, ())))
+    return numbers
 
 
 def outside(group: ListedGroup, seconds: float, now: float) -> Files:
@@ -251,7 +264,7 @@ def _contiguous(
 def _with_times(group: ListedGroup) -> Files:
     """List all objects of the group; sizes and times come with the prefixes that have some."""
     files: Files = {}
-    paths = group.store.walk()
+    paths = own_files(group.store.walk())
     for prefix in {path.rpartition("/")[0] for path in paths}:
         store: Store = group.store_of(prefix) if prefix else group.store
         # The directory may have been removed meanwhile.

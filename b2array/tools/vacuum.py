@@ -28,7 +28,7 @@ from b2array.format.header import FrameType
 from b2array.format.kept import KEPT, object_name
 from b2array.frame.fetch import chunk_number
 from b2array.frame.log import read_member
-from b2array.frame.manifest import MANIFEST, RETIRED
+from b2array.frame.manifest import MANIFEST, RETIRED, own_files
 from b2array.frame.places import group_of
 from b2array.frame.snapshot import Snapshot, ledger_in, load, load_kept_states, load_published
 from b2array.group import unpacked
@@ -416,7 +416,7 @@ def _waiting(
     """Find what waits for commits, and the frame for which each waits; and arrays next to which journals lie."""
     left: dict[str, str] = {}
     arrays: set[str] = set()
-    for path in group.store.walk():
+    for path in own_files(group.store.walk()):
         parents = accumulate(path.split("/"), "{}/{}".format)
         if not needed.isdisjoint(parents):
             continue

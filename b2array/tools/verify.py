@@ -37,6 +37,7 @@ from b2array.errors import (
 from b2array.exchange.formats import Format, Storage, holds_array
 from b2array.exchange.places import find, require_frames
 from b2array.format import checksums
+from b2array.format.index import NO_OFFSETS
 from b2array.format.kept import KEPT, Kept, ledger_of, object_name
 from b2array.frame.fetch import chunk_number, fetch
 from b2array.frame.kept import find_state
@@ -60,6 +61,7 @@ from b2array.store.spans import Span
 from b2array.tools.anatomy import context_of, frame_nbytes, list_objects, total_nbytes
 from b2array.tools.members import Listing, collect, each_frame
 from b2array.tools.results import Result, Results, ResultSummary, first_of
+from b2array.tools.unlisted import chunks_needed
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -469,8 +471,8 @@ def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progres
     kept = _inspect_kept(revision, deep=report.deep, files=listed, progress=progress)
     orphans: list[str] = []
     if revision.sparse:
-        needed = np.array([*kept.places], np.int64)
-        numbers = np.append(revision.frame.offsets, needed)
+        places = np.array([*kept.places], np.int64)
+        numbers = np.concatenate([revision.frame.offsets, places, _needed_by_group(revision)])
         orphans += pending.unneeded_chunks(files, numbers)
         orphans += [name for name in files if name.endswith(KEPT) and name not in kept.objects]
         dead = sum(files[name].size for name in orphans)
@@ -491,6 +493,16 @@ def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progres
         dead_nbytes=max(0, dead),
         snapshots=kept.count,
     )
+
+
+def _needed_by_group(revision: Snapshot) -> npt.NDArray[np.int64]:
+    """Return the numbers of chunks that snapshots of the group in an object store need."""
+    if revision.member is None:
+        return NO_OFFSETS
+    group, name = ListedGroup.of(revision.member.catalog), revision.member.name
+    with suppress(FormatError, UnsupportedError):  # the result of the group tells of damaged lists
+        return chunks_needed(group, name) if group.manifest.kept and name in group.rows else NO_OFFSETS
+    return NO_OFFSETS
 
 
 def _about(

@@ -22,7 +22,7 @@ import group_model
 import numpy as np
 import pytest
 from clouds import Cloud
-from group_model import NAMES, PLAIN, Change, History, Look, Settings, check, let_begin, read_history, rows_of
+from group_model import MOUNT, NAMES, PLAIN, Change, History, Look, Settings, check, let_begin, read_history, rows_of
 
 import b2array
 from b2array import config, open_group
@@ -90,7 +90,11 @@ class Play:
         self.url, self.options, self.is_local = url, options, is_local
         self.journal = journal / "journals"
         self.journal.mkdir()
-        self.first = first = Change(PLAIN, "set", 1, 0, outcome="ok", seen=0)
+        self.first = [Change(PLAIN, "set", 1, 0, outcome="ok", seen=0)]
+        self.parts = [""]
+        if "://" not in url:
+            self.make_mount()
+        first = self.first[0]
         # An array that is there before the group, which the first change of the group to it adopts.
         b2array.asarray(
             np.full((3, 3), first.value),
@@ -106,6 +110,14 @@ class Play:
             new, url, mode="a", group=group_model.DATASET, encoding=encoding, storage_options=options, interop=True
         )
 
+    def make_mount(self) -> None:
+        """Make a group with a manifest where the outer one will be around it."""
+        first = Change(f"{MOUNT}{PLAIN}", "set", 1, 0, outcome="ok", seen=0)
+        with open_group(f"{self.url}/{MOUNT}", "w").transaction() as changes:
+            changes.create(PLAIN, data=np.full((3, 3), first.value), chunks=(2, 2))
+        self.first.append(first)
+        self.parts.append(MOUNT)
+
     def settings(self, seed: int, layout: str, threads: int) -> Settings:
         return Settings(
             self.url,
@@ -120,29 +132,32 @@ class Play:
 
     def look(self, history: History, mode: Any = "r") -> dict[str, list[int] | None]:
         group, found = open_group(self.url, mode, storage_options=self.options), {}
-        for name in NAMES:
+        for name in (part + name for part in self.parts for name in NAMES):
             begin = time.monotonic()
             found[name] = rows_of(group[name]) if name in group else None
             history.looks.append(Look(name, found[name], begin, time.monotonic()))
         return found
 
-    def check_kept(self) -> list[str]:
-        """Check the snapshots and the dataset."""
-        group = open_group(self.url, storage_options=self.options)
-        for entry in group.snapshots:
-            then = open_group(self.url, at=entry.name, storage_options=self.options)
-            found = {name: rows_of(then[name]) for name in NAMES if name in then}
-            group_model.compare_with_message(entry.message, found)
-        variables = group[group_model.DATASET]
+    def check_kept(self) -> list[tuple[str, str]]:
+        """Check the snapshots and the dataset; return the names of the snapshots."""
+        names = []
+        for part in self.parts:
+            url = f"{self.url}/{part}".removesuffix("/")
+            for entry in open_group(url, storage_options=self.options).snapshots:
+                then = open_group(url, at=entry.name, storage_options=self.options)
+                found = {name: rows_of(then[name]) for name in NAMES if name in then}
+                group_model.compare_with_message(entry.message, found)
+                names.append((part, entry.name))
+        variables = open_group(self.url, storage_options=self.options)[group_model.DATASET]
         length = variables["time"].shape[0]
         group_model.compare_variables(rows_of(variables["u"]), rows_of(variables["v"]), length)
-        return [entry.name for entry in group.snapshots]
+        return names
 
     def end(self, **counts: Any) -> None:
         """Check all that was seen, and what is there now."""
         history = read_history(self.journal)
         group_model.print_counts(history, **counts)
-        history.changes.append(self.first)
+        history.changes += self.first
         found = self.look(history)
         assert self.look(history, "r+") == found
         kept = self.check_kept()
@@ -151,7 +166,8 @@ class Play:
         assert self.check_kept() == kept
         wrong = check(history)
         assert not wrong, f"{len(wrong)} contradictions, the first:\n" + "\n".join(wrong[:5])
-        assert found["a"] == found["b"]
+        for part in self.parts:
+            assert found[f"{part}a"] == found[f"{part}b"]
         report = b2array.verify(self.url, deep=True, storage_options=self.options)
         assert report.ok, report
         assert any(what.endswith(" ok") for what in history.counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import signal
 import tempfile
@@ -261,17 +262,21 @@ def test_a_change_of_a_group_inside_the_lock_of_a_member_is_an_error(tmp_path: P
     assert (group["x"][0], [*group]) == (5, ["x", "y"])
 
 
-@pytest.fixture
-def nested(tmp_path: Path) -> tuple[str, str]:
-    """A group, and another one inside it that has a manifest: it was made before its outer group."""
+@pytest.fixture(params=[True, False], ids=["with a manifest", "without"])
+def nested(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """A group, and another one inside it that was made before; it may have had no commit that needs a manifest."""
     outer, inner = str(tmp_path / "outer"), str(tmp_path / "outer" / "inner")
     for url, names in (inner, "xz"), (outer, "y"):
         group = open_group(url, "w" if url == inner else "a")
         for name in names:
             group.create(name, data=np.zeros(6), chunks=(3,))
-        with group.transaction() as changes:  # so that each group has a manifest
+        if request.param:
+            with group.transaction() as changes:
+                for name in names:
+                    changes[name][0] = 1
+        else:
             for name in names:
-                changes[name][0] = 1
+                group[name][0] = 1
     return outer, inner
 
 
@@ -286,7 +291,7 @@ def test_a_commit_belongs_to_one_of_two_nested_groups(nested: tuple[str, str]) -
         lambda changes: changes.move("y", "inner/y"),
     ):
         with (
-            pytest.raises(ValueError, match=r"a group with its own manifest; .*outer/inner'"),
+            pytest.raises(ValueError, match=r"a separate group; .*outer/inner'"),
             group.transaction() as t,
         ):
             t["y"][0] = 5
@@ -315,6 +320,66 @@ def test_an_outer_group_shows_all_or_nothing_of_a_commit_of_the_group_inside_it(
         assert [again[f"inner/{name}"][1] for name in "xz"] == [7, 7]
     b2array.open(f"{inner}/x.b2nd", "r+")[3] = 9
     assert [open_group(outer)[f"inner/{name}"][:4].tolist() for name in "xz"] == [[1, 7, 0, 9], [1, 7, 0, 0]]
+
+
+def test_an_outer_group_goes_back_to_a_snapshot_without_the_group_inside_it(nested: tuple[str, str]) -> None:
+    outer, inner = nested
+    group = open_group(outer, "r+")
+    with pytest.warns(UserWarning, match="'before' does not have 'inner/x'"):
+        group.snapshot("before")
+    group["y"][3] = group["inner/x"][3] = 9
+    group["new"] = [1]
+    difference = group.diff("before")
+    assert (difference.made, difference.deleted, [*difference.changed]) == (("new",), (), ["y"])
+    group.restore("before")
+    assert [*group] == ["inner", "y"]
+    assert group["y"][:].tolist() == [1, 0, 0, 0, 0, 0]
+    assert open_group(inner)["x"][:].tolist() == [1, 0, 0, 9, 0, 0]
+
+
+def test_a_fork_of_an_outer_group_has_its_own_members(nested: tuple[str, str]) -> None:
+    group = open_group(nested[0], "r+")
+    with group.transaction() as changes:
+        fork = pickle.loads(pickle.dumps(changes.fork()))
+        with pytest.raises(ValueError, match="a separate group"):
+            fork["inner/x"]
+        fork["y"][0] = 8
+        changes.merge(pickle.loads(pickle.dumps(fork)))
+    assert group["y"][0] == 8
+
+
+def test_a_change_in_a_group_takes_nothing_from_snapshots_of_the_group_around_it(nested: tuple[str, str]) -> None:
+    outer, inner = nested
+    with pytest.warns(UserWarning, match="'before' does not have 'inner/x'"):
+        open_group(outer, "r+").snapshot("before")
+    del open_group(inner, "r+")["x"]
+    b2array.asarray([5], url=f"{inner}/z.b2nd", overwrite=True)
+    assert sorted(name for name, _ in open_group(outer, at="before").walk()) == ["y"]
+    assert b2array.verify(outer, deep=True).ok
+    assert open_group(outer)["inner/z"][:].tolist() == [5]
+
+
+def test_in_an_object_store_a_group_has_one_owner_of_each_member() -> None:
+    """The outer group shows what is inside it until a commit lists its own members; it never changes the others."""
+    inner = open_group("memory://owned/inner.b2d", "w")
+    inner["x"] = np.arange(6)
+    outer = open_group("memory://owned", "a")
+    assert outer["inner.b2d/x"][:].tolist() == [0, 1, 2, 3, 4, 5]
+    outer["inner.b2d/x"][0] = 7
+    assert open_group("memory://owned/inner.b2d")["x"][0] == 7
+    with pytest.raises(ValueError, match="separate group"):
+        del outer["inner.b2d/x"]
+    outer["y"] = [1]
+    assert [*open_group("memory://owned")] == ["y"]
+    inner.refresh()
+    inner["x"][1] = 8
+    for layout in ("sparse", "contiguous"):
+        inner.create(layout, data=np.arange(5), layout=layout)
+    before = {name: inner[name][:].tolist() for name in inner}
+    b2array.vacuum("memory://owned", grace=0)
+    assert b2array.verify("memory://owned/inner.b2d", deep=True).ok
+    assert {name: each[:].tolist() for name, each in open_group("memory://owned/inner.b2d").items()} == before
+    assert before["x"] == [7, 8, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])

@@ -250,3 +250,16 @@ def test_memory_grows_little_with_the_number_of_chunks(tmp_path):
         finally:
             tracemalloc.stop()
     assert (peaks[1] - peaks[0]) / 600 < 200
+
+
+def test_in_an_object_store_chunks_that_only_a_snapshot_needs_are_no_orphans() -> None:
+    group = b2array.open_group("memory://needed.b2d", "w")
+    group.create("x", data=np.arange(8), chunks=(4,), layout="sparse")
+    group.snapshot("first")
+    group["x"][:4] = 7
+    group["x"][:] = 9
+    assert b2array.verify(group.url)["x"].orphans == ("00000002.chunk",)  # no state has the sevens any more
+    group.drop_snapshot("first")
+    assert b2array.verify(group.url)["x"].orphans == ("00000000.chunk", "00000001.chunk", "00000002.chunk")
+    b2array.vacuum(group.url, grace=0)
+    assert b2array.verify(group.url)["x"].orphans == ()
