@@ -44,7 +44,17 @@ __all__ = [
 
 
 class Pin(NamedTuple):
-    """A state of a member that snapshots of a group name, the oldest of these first."""
+    """A state of a member that snapshots of a group need.
+
+    Parameters
+    ----------
+    group : bytes
+        The identity of the group.
+    state : MemberState
+        The state.
+    entries : tuple of Kept
+        The snapshots that name the state, the oldest first.
+    """
 
     group: bytes
     state: MemberState
@@ -59,36 +69,38 @@ class Pin(NamedTuple):
 def pins_of(store: Store) -> list[Pin]:
     """Return the states of a frame that snapshots of the local groups around it need.
 
-    FormatError or UnsupportedError: the list of a snapshot cannot be read.
+    FormatError or UnsupportedError: the list of a snapshot's members cannot be read.
     """
     pins = []
-    for group, path in _groups(store):
-        around = LocalStore(group)
-        manifest, _ = read_manifest(around, versioned=False)
-        pins += pins_in(around, manifest, path)
+    for url, path in _groups(store):
+        group = LocalStore(url)
+        manifest, _ = read_manifest(group, versioned=False)
+        pins += pins_in(group, manifest, path)
     return pins
 
 
 def _groups(store: Store) -> list[tuple[str, str]]:
-    """Return the local groups around a frame, the innermost first, with the paths that it has in them.
+    """Return the local groups around a frame, the innermost first, each with the path of the frame in it.
 
-    A snapshot of an outer group may be older than the manifest of an inner one. The path that the user gave may lead
-    through links, so that the real one counts as well.
+    Outer groups count as well: a snapshot of an outer group may be older than the manifest of the inner one.
     """
     if not isinstance(store, LocalStore):
         return []
+    # The path that the user gave may lead through links: the frame then also belongs to the groups at its real path.
     places = {store.url: None, os.path.realpath(store.url): None}
     groups: dict[tuple[str, str], tuple[str, str]] = {}
     for place in places:
         for group, path in groups_above(place):
-            groups.setdefault((os.path.realpath(group), path), (group, path))
+            key = os.path.realpath(group), path
+            groups.setdefault(key, (group, path))
     return [*groups.values()]
 
 
 def pins_in(group: Store, manifest: Manifest, path: str, names: Collection[str] | None = None) -> list[Pin]:
-    """Return the states of a member that snapshots of one group need; all of them, or snapshots of some names.
+    """Return the states of a member that the snapshots of one group need, or only the snapshots with some names.
 
-    States that archived frames keep are left out. Raises what `pins_of` raises.
+    States in archived frames are not among them: the frame of the member does not need them. Raises what `pins_of`
+    raises.
     """
     if not manifest.kept:
         return []
@@ -98,44 +110,52 @@ def pins_in(group: Store, manifest: Manifest, path: str, names: Collection[str] 
             " makes a local copy with them"
         )
     archived = {state for states in manifest.retired.values() for state in states}
-    users: dict[MemberState, list[Kept]] = {}
+    snapshots: dict[MemberState, list[Kept]] = {}
     for entry in group_ledger(group.url, manifest).entries:
         if names is not None and entry.name not in names:
             continue
         for state in load_members(group, group.url, entry).values():
             if state.path == path and (entry.name, state.generation) not in archived:
-                users.setdefault(state, []).append(entry)
-    return [Pin(manifest.identity.encode(), state, tuple(entries)) for state, entries in users.items()]
+                snapshots.setdefault(state, []).append(entry)
+    identity = manifest.identity.encode()
+    return [Pin(identity, state, tuple(entries)) for state, entries in snapshots.items()]
 
 
-def pinned_states(revision: Snapshot, pins: Sequence[Pin], *, is_same: bool = False) -> list[tuple[Kept, Snapshot]]:
-    """Return the states that the frame does not keep itself yet, with entries for its ledger.
+def pinned_states(
+    revision: Snapshot,
+    pins: Sequence[Pin],
+    *,
+    is_same: bool = False,
+) -> list[tuple[Kept, Snapshot]]:
+    """Return the pinned states that the frame does not keep itself yet, with entries for its ledger.
 
-    A state of another frame, which somebody has replaced by this one, is lost already. A caller that knows that this is
-    the same frame says so. Raises what `find_state` raises.
+    `is_same` says that the caller knows the frame to be the one that the snapshots name. Raises what `find_state`
+    raises.
     """
-    there = {(entry.name, entry.group) for entry in ledger_in(revision).entries}
+    existing = {(entry.name, entry.group) for entry in ledger_in(revision).entries}
     states: dict[tuple[str, bytes], tuple[Kept, Snapshot]] = {}
     for pin in pins:
-        name = name_for_group(pin.state.generation), pin.group
-        earlier = None if name in there else find_state(revision, pin.state, pin.group, pin.title, is_same=is_same)
-        if earlier is not None and earlier.at is not None:
-            states[name] = replace(earlier.at, time=pin.entries[0].time, message=pin.title), earlier
+        key = name_for_group(pin.state.generation), pin.group
+        if key in existing:
+            continue
+        earlier = find_state(revision, pin.state, pin.group, pin.title, is_same=is_same)
+        # If this is another frame in the same place, the state was lost when that one was replaced.
+        if earlier is None or earlier.at is None:
+            continue
+        entry = replace(earlier.at, time=pin.entries[0].time, message=pin.title)
+        states[key] = entry, earlier
     return [*states.values()]
 
 
 def unneeded_names(revision: Snapshot, pins: Sequence[Pin], groups: Collection[bytes]) -> tuple[str, ...]:
-    """Return the names of states that the frame keeps for some groups, and that no snapshot of them needs any more."""
+    """Return the names of states that the frame keeps for some groups although no snapshot of them needs the state."""
     needed = {(name_for_group(pin.state.generation), pin.group) for pin in pins}
-    return tuple(
-        entry.name
-        for entry in ledger_in(revision).entries
-        if entry.group in groups and (entry.name, entry.group) not in needed
-    )
+    entries = [entry for entry in ledger_in(revision).entries if entry.group in groups]
+    return tuple(entry.name for entry in entries if (entry.name, entry.group) not in needed)
 
 
 def pinned_places(revision: Snapshot, pins: Sequence[Pin]) -> npt.NDArray[np.int64]:
-    """Return the places, or the numbers, of the chunks of states that the frame does not keep itself."""
+    """Return the entries in the index of all chunks of pinned states that the frame does not keep itself."""
     places = [state.frame.offsets for _, state in pinned_states(revision, pins)]
     return np.concatenate(places) if places else index.NO_OFFSETS
 
@@ -151,23 +171,27 @@ def identities_of(store: Store) -> set[bytes]:
 
 @contextmanager
 def try_manifests_lock(store: Store) -> Iterator[bool]:
-    """Take the locks of the manifests around a frame if they are free; yield whether this thread has all of them.
+    """Take the locks of the manifests around a frame if they are free; yield whether this thread holds all of them.
 
-    The caller has the lock of the frame. A writer that waits for that one may have the lock of a
-    manifest, so this never waits.
+    This never waits, because the caller holds the lock of the frame, and the writer that holds the lock of a manifest
+    may be waiting for it.
     """
     with ExitStack() as locks:
         yield all(_try_lock(group, locks) for group, _ in _groups(store))
 
 
-def _try_lock(group: str, locks: ExitStack) -> bool:
-    around = LocalStore(group)
-    if around.holds_lock():
+def _try_lock(url: str, locks: ExitStack) -> bool:
+    """Take the lock of a group's manifest if it is free; return whether this thread may destroy states of members."""
+    group = LocalStore(url)
+    if group.holds_lock():
         return True
     try:
-        lock = around.lock_if_free(inside=True)
-    except PermissionError:  # a directory in somebody else's group may be ours; the first snapshot locks all members
-        return not read_manifest(around, versioned=False)[0].kept
+        lock = group.lock_if_free(inside=True)
+    except PermissionError:
+        # The user may write to the member but not to the group. A group without snapshots needs no lock: its first
+        # snapshot takes the locks of all members.
+        manifest, _ = read_manifest(group, versioned=False)
+        return not manifest.kept
     if lock is None:
         return False
     locks.callback(lock.close)
@@ -178,15 +202,16 @@ def _try_lock(group: str, locks: ExitStack) -> bool:
 def manifests_lock(store: Store) -> Iterator[None]:
     """Wait for the locks of the manifests around a frame, and hold them.
 
-    A thread that holds a lock already does not wait: others may wait for that one, and hold these. ConflictError: they
-    do.
+    ConflictError: this thread holds a lock already, and another writer holds the lock of a manifest. Then this thread
+    does not wait, because that writer may be waiting for it.
     """
     may_wait = not holds_locks()
     with ExitStack() as locks:
-        for group, _ in reversed(_groups(store)):
-            around = LocalStore(group)
-            if may_wait and not around.holds_lock():
-                locks.enter_context(around.lock(MANIFEST))
-            elif not _try_lock(group, locks):
-                raise ConflictError(f"{around.url}: another writer is at work")
+        # Every writer takes the locks from the outermost group inward, so that no two writers wait for each other.
+        for url, _ in reversed(_groups(store)):
+            group = LocalStore(url)
+            if may_wait and not group.holds_lock():
+                locks.enter_context(group.lock(MANIFEST))
+            elif not _try_lock(url, locks):
+                raise ConflictError(f"{group.url}: another writer is at work")
         yield

@@ -1,7 +1,7 @@
-"""How an array grows, shrinks and changes: resize, append, insert, delete.
+"""Changes to the shape of an array: resize, append, insert, delete.
 
-Each function changes a draft, so that it is part of one commit. Chunks whose items stay together are kept as they
-are. The others are encoded again, a few at a time, from what the transaction held before.
+Each function changes a draft, so that the whole change is part of one commit. Chunks whose items stay together move as
+they are. The other chunks are encoded again, a few at a time, from the values in the transaction before the change.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ Box = tuple[slice, ...]
 def resize(draft: Draft, shape: tuple[int, ...]) -> None:
     """Give the array another shape; new items are the fill value."""
     draft.flush()
-    before = draft.reader()  # shares the chunks, and keeps the old index
+    # This reader shares the chunks with the draft, but still has the old index.
+    before = draft.reader()
     old = draft.state.require_layout()
     if shape == old.shape:
         return
@@ -56,35 +57,38 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
     rows = [np.arange(min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
     _reindex(draft, state, rows)
     item = _fill_item(draft, new)
-    kept = tuple(slice(0, min(n, m), 1) for n, m in zip(old.shape, new.shape, strict=True))
-    torn = _mixed_chunks(draft, old, new, item)
+    extents = [min(n, m) for n, m in zip(old.shape, new.shape, strict=True)]
 
-    def filled(box: Box) -> Array:
-        values = np.full(_lengths(box), np.frombuffer(item, new.dtype)[0], new.dtype)
-        common = tuple(slice(i.start, min(i.stop, k.stop), 1) for i, k in zip(box, kept, strict=True))
-        inside = tuple(slice(0, i.stop - i.start) for i in common)
+    def read_and_fill(box: Box) -> Array:
+        fill = np.frombuffer(item, new.dtype)[0]
+        values = np.full(_lengths(box), fill, new.dtype)
+        common = tuple(slice(i.start, min(i.stop, extent), 1) for i, extent in zip(box, extents, strict=True))
+        inside = tuple(slice(0, length) for length in _lengths(common))
         values[cast(Any, (*inside, ...))] = read_box(before, old, common)
         return values
 
-    rewrite(draft, new, torn, filled)
+    rewrite(draft, new, _mixed_chunks(draft, old, new, item), read_and_fill)
 
 
 def _mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
-    """List the chunks in which old items and new ones meet, unless they repeat the fill value anyway."""
+    """Yield the chunks in which old and new items meet, but for chunks that repeat the fill value anyway."""
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
-    kept = [slice(0, min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
+    common = [slice(0, min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
     special = special_of(item, new.dtype)
-    uniform = None if special is None else index.special_offset(special)
     offsets = draft.frame.offsets
-    for axis, (n, m, c) in enumerate(zip(old.shape, new.shape, old.chunks, strict=True)):
-        if m <= n or not c or n % c == 0:
+    axes = zip(old.shape, new.shape, old.chunks, strict=True)
+    for axis, (old_extent, new_extent, chunk) in enumerate(axes):
+        grows = new_extent > old_extent
+        if not grows or not chunk or old_extent % chunk == 0:
             continue
-        row = n // c
-        place = (*kept[:axis], slice(row, row + 1), *kept[axis + 1 :])
-        slab = grid[cast(Any, place)].reshape(-1)
-        yield from slab[offsets[slab] != uniform].tolist() if uniform is not None else slab.tolist()
+        row = old_extent // chunk
+        place = (*common[:axis], slice(row, row + 1), *common[axis + 1 :])
+        numbers = grid[cast(Any, place)].reshape(-1)
+        if special is not None:
+            numbers = numbers[offsets[numbers] != index.special_offset(special)]
+        yield from numbers.tolist()
         # The chunks of that row are done, and no later axis needs to touch them again.
-        kept[axis] = slice(0, row)
+        common[axis] = slice(0, row)
 
 
 def append(draft: Draft, values: Array, axis: int) -> None:
@@ -94,29 +98,33 @@ def append(draft: Draft, values: Array, axis: int) -> None:
     shape = _with_extent(old.shape, axis, length + values.shape[axis])
     state = reshape(draft.state, shape)
     new = state.require_layout()
-    _reindex(draft, state, [np.arange(n) for n in old.grid_shape], fill=False)
-    key = tuple(slice(length if n == axis else 0, extent, 1) for n, extent in enumerate(shape))
+    rows = [np.arange(n) for n in old.grid_shape]
+    _reindex(draft, state, rows, fill=False)
+    starts = [length if n == axis else 0 for n in range(len(shape))]
+    key = tuple(slice(start, extent, 1) for start, extent in zip(starts, shape, strict=True))
     write(draft, new, key, None, values)
 
 
 class _Piece(NamedTuple):
-    """Positions along an axis: of the array as it was, or (`given`) of the values that come in."""
+    """Positions along an axis: in the array before the change or, if `is_new`, in the new values."""
 
     positions: Positions
-    given: bool = False
+    is_new: bool = False
 
     @property
     def length(self) -> int:
-        i = self.positions
-        return len(range(i.start, i.stop, i.step or 1)) if isinstance(i, slice) else len(i)
+        positions = self.positions
+        if isinstance(positions, slice):
+            return len(range(positions.start, positions.stop, positions.step or 1))
+        return len(positions)
 
 
 def insert(draft: Draft, values: Array, position: int, axis: int) -> None:
-    """Put values before a position along an axis; other parameters as for `append`."""
+    """Put values of the array's type before a position along an axis."""
     length = draft.state.require_layout().shape[axis]
     pieces = (
         _Piece(slice(0, position, 1)),
-        _Piece(slice(0, values.shape[axis], 1), given=True),
+        _Piece(slice(0, values.shape[axis], 1), is_new=True),
         _Piece(slice(position, length, 1)),
     )
     _splice(draft, pieces, axis, values)
@@ -133,129 +141,169 @@ def delete(draft: Draft, positions: slice | npt.NDArray[np.int64], axis: int) ->
 
 
 def _splice(draft: Draft, pieces: Iterable[_Piece], axis: int, values: Array | None) -> None:
-    """Put the array together along an axis from pieces of what it was, and of values."""
+    """Compose the array anew along an axis, from pieces of the old array and of new values."""
     draft.flush()
     before = draft.reader()
     old = draft.state.require_layout()
     parts = [piece for piece in pieces if piece.length]
     edges = [0, *accumulate(piece.length for piece in parts)]
-    rows = [np.arange(n) for n in old.grid_shape]
     shape = _with_extent(old.shape, axis, edges[-1])
     state = reshape(draft.state, shape)
     new = state.require_layout()
+    rows = [np.arange(n) for n in old.grid_shape]
     rows[axis] = np.full(new.grid_shape[axis], -1)
-    step = old.chunks[axis]
     for piece, (start, stop) in zip(parts, pairwise(edges), strict=True):
-        if not piece.given:
-            _find_rows(rows[axis], piece.positions, start, stop, edges[-1], step)
+        if not piece.is_new:
+            _find_rows(rows[axis], piece.positions, start, stop, edges[-1], old.chunks[axis])
     _reindex(draft, state, rows, fill=False)
-    moved = np.flatnonzero(rows[axis] < 0)
-    numbers = np.take(np.arange(new.nchunks).reshape(new.grid_shape), moved, axis).reshape(-1)
+    # Only chunks that did not move as a whole have to be composed.
+    grid = np.arange(new.nchunks).reshape(new.grid_shape)
+    unfilled = np.flatnonzero(rows[axis] < 0)
+    numbers = np.take(grid, unfilled, axis).reshape(-1)
 
-    def joined(box: Box) -> Array:
+    def compose(box: Box) -> Array:
         result = np.empty(_lengths(box), new.dtype)
         wanted = box[axis]
         for piece, (start, stop) in zip(parts, pairwise(edges), strict=True):
-            low, high = max(start, wanted.start), min(stop, wanted.stop)
+            low = max(start, wanted.start)
+            high = min(stop, wanted.stop)
             if low >= high:
                 continue
-            target = result[(*(slice(None),) * axis, slice(low - wanted.start, high - wanted.start))]
+            along = slice(low - wanted.start, high - wanted.start)
+            target = result[(*(slice(None),) * axis, along)]
             inside = _slice_positions(piece.positions, low - start, high - start)
-            if piece.given and values is not None:
+            if piece.is_new and values is not None:
                 target[...] = values[(*box[:axis], inside, *box[axis + 1 :], ...)]
             else:
-                wanted_here = inside if isinstance(inside, slice) else inside[None]
-                read(before, old, (*box[:axis], wanted_here, *box[axis + 1 :]), None, target)
+                factor = inside if isinstance(inside, slice) else inside[None]
+                read(before, old, (*box[:axis], factor, *box[axis + 1 :]), None, target)
         return result
 
-    rewrite(draft, new, numbers.tolist(), joined)
+    rewrite(draft, new, numbers.tolist(), compose)
 
 
-def _find_rows(rows: npt.NDArray[np.int64], positions: Positions, start: int, stop: int, end: int, step: int) -> None:
-    """Note which rows of chunks move as a whole when these positions move to [start, stop)."""
+def _find_rows(
+    rows: npt.NDArray[np.int64],
+    positions: Positions,
+    start: int,
+    stop: int,
+    end: int,
+    step: int,
+) -> None:
+    """Find rows of chunks that move as a whole when old positions move to [start, stop); enter their old numbers."""
     if not step:
         return
     first = -(-start // step)
-    # The last row may be short.
+    # The last row of the array may be short.
     last = len(rows) if stop == end else stop // step
     for row in range(first, last):
-        low, high = row * step, min(row * step + step, end)
+        low = row * step
+        high = min(low + step, end)
         inside = _slice_positions(positions, low - start, high - start)
         if isinstance(inside, slice):
-            origin, together = inside.start, True
+            origin = inside.start
+            is_contiguous = True
         else:
-            origin, together = int(inside[0]), int(inside[-1]) - int(inside[0]) == high - low - 1
-        if together and origin % step == 0:
+            origin = int(inside[0])
+            is_contiguous = int(inside[-1]) - origin == high - low - 1
+        if is_contiguous and origin % step == 0:
             rows[row] = origin // step
 
 
 def _slice_positions(positions: Positions, low: int, high: int) -> Positions:
+    """Return positions `low` to `high` of a sequence of positions."""
     if isinstance(positions, slice):
         return slice(positions.start + low, positions.start + high, 1)
     return positions[low:high]
 
 
 def _reindex(draft: Draft, state: State, rows: Sequence[npt.NDArray[np.int64]], *, fill: bool = True) -> None:
-    """Give the array a new shape. `rows` says for each axis which old row of chunks comes to each new row.
+    """Change the shape of the array, and move its chunks.
 
-    Rows with -1, and rows past the last one, are new: they repeat the fill value, or are zeros if they will be written.
+    Parameters
+    ----------
+    draft : Draft
+        The array.
+    state : State
+        Its state with the new shape.
+    rows : sequence of array of int64
+        For each axis, and each new row of chunks along it, the number of the old row; -1 for a new row. Rows past the
+        end of an array are new as well.
+    fill : bool
+        Whether new chunks repeat the fill value. Otherwise they are zeros, because the caller will write them.
     """
-    old, new = draft.state.require_layout(), state.require_layout()
+    old = draft.state.require_layout()
+    new = state.require_layout()
     order = np.full(new.grid_shape, -1, np.int64)
     if order.size and old.nchunks:
-        found = [np.flatnonzero(row >= 0) for row in rows]
         numbers = np.arange(old.nchunks).reshape(old.grid_shape)
-        kept = tuple(row[places] for row, places in zip(rows, found, strict=True))
-        order[np.ix_(*found)] = numbers[np.ix_(*kept)]
-    draft.reindex(order.reshape(-1), state, nbytes=new.nbytes)
+        targets = [np.flatnonzero(row >= 0) for row in rows]
+        origins = [row[target] for row, target in zip(rows, targets, strict=True)]
+        order[np.ix_(*targets)] = numbers[np.ix_(*origins)]
+    order = order.reshape(-1)
+    draft.reindex(order, state, nbytes=new.nbytes)
     if fill:
-        fill_chunks(draft, new, _fill_item(draft, new), np.flatnonzero(order.reshape(-1) < 0))
+        fill_chunks(draft, new, _fill_item(draft, new), np.flatnonzero(order < 0))
 
 
 def fill_chunks(draft: Draft, layout: Layout, item: bytes, numbers: npt.NDArray[np.int64]) -> None:
-    """Put one small chunk that repeats an item at each position, unless a special value stands for it."""
+    """Fill chunks with an item: by special values in the index if possible, else by small chunks that repeat it."""
     special = special_of(item, layout.dtype)
     if special is not None:
+        # Leave equal entries alone, so that the commit does not count them as changed.
         is_other = draft.frame.offsets[numbers] != index.special_offset(special)
         set_special(draft, numbers[is_other], special)
         return
-    chunk = encode.special_chunk(item, layout.chunk_nbytes, typesize=len(item), blocksize=layout.block_nbytes)
+    chunk = encode.special_chunk(
+        item,
+        layout.chunk_nbytes,
+        typesize=len(item),
+        blocksize=layout.block_nbytes,
+    )
     for n in numbers.tolist():
         draft.put(n, chunk)
 
 
 def special_of(item: bytes, dtype: np.dtype[Any]) -> Special | None:
-    """Return the special value that stands for an item in the index, or None if it takes a chunk."""
+    """Return the special value for chunks that repeat an item; None if the index has no such value."""
     if not any(item):
         return Special.ZEROS
-    if dtype in (np.dtype("<f4"), np.dtype("<f8")) and item == NAN_BYTES[dtype.itemsize]:
+    # Other NaNs, and NaNs of other types, would not be read back with the same bytes.
+    is_float = dtype in (np.dtype("<f4"), np.dtype("<f8"))
+    if is_float and item == NAN_BYTES[dtype.itemsize]:
         return Special.NAN
     return None
 
 
 def _fill_item(draft: Draft, layout: Layout) -> bytes:
+    """Return the bytes of the array's fill value: zeros if it has none, or one of another size."""
     item = draft.state.annotations.fill
-    return item if item is not None and len(item) == layout.itemsize else bytes(layout.itemsize)
+    if item is None or len(item) != layout.itemsize:
+        return bytes(layout.itemsize)
+    return item
 
 
 def read_box(source: Source, layout: Layout, box: Box) -> Array:
-    """Read a box of the array, one slice of step 1 an axis."""
+    """Read a box of the array: one slice for each axis, all with step 1."""
     result = np.empty(_lengths(box), layout.dtype)
     read(source, layout, box, None, result)
     return result
 
 
 class Joint(NamedTuple):
-    """An axis, not negative, and what goes along it: values that fit the array everywhere else."""
+    """Values to append or insert along an axis: along all other axes they have the extents of the array.
+
+    The axis is not negative.
+    """
 
     values: Array
     axis: int
 
 
 def make_joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) -> Joint:
-    """Check that values can be put after or between the items of an array, as `numpy.concatenate` does.
+    """Convert values to be appended or inserted along an axis, and check that they fit the array.
 
-    Their type must be one that NumPy casts as "same_kind".
+    The rules are NumPy's for `numpy.concatenate`, with casting "same_kind".
     """
     axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
     array = assignment.of_same_kind(values, dtype)
@@ -270,7 +318,7 @@ def make_joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: 
 
 
 def check_joint(url: str, before: Layout, now: Layout, axis: int) -> None:
-    """Raise ConflictError if another writer has changed the array so that the values do not fit it any more."""
+    """Raise ConflictError if another writer has changed the array so that checked values do not fit it any more."""
     if now.dtype != before.dtype or _with_extent(now.shape, axis, 0) != _with_extent(before.shape, axis, 0):
         raise ConflictError(f"{url} has become an array of shape {now.shape} and type {now.dtype}")
 
@@ -286,10 +334,13 @@ def select_positions(key: Any, shape: tuple[int, ...], axis: int) -> slice | npt
     if key is None or key is Ellipsis or isinstance(key, tuple):
         raise IndexError("only an integer, a slice, an index array or a mask selects along one axis")
     axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
-    found = selection.orthogonal((*[slice(None)] * axis, key), shape).positions[axis]
-    if isinstance(found, np.ndarray):
-        return np.unique(found[0]) if found.size else slice(0, 0, 1)
-    return found if found.step == 1 else np.arange(found.start, found.stop, found.step)
+    whole_key = (*[slice(None)] * axis, key)
+    selected = selection.orthogonal(whole_key, shape).positions[axis]
+    if isinstance(selected, np.ndarray):
+        return np.unique(selected[0]) if selected.size else slice(0, 0, 1)
+    if selected.step == 1:
+        return selected
+    return np.arange(selected.start, selected.stop, selected.step)
 
 
 def _with_extent(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:

@@ -1,11 +1,11 @@
-"""Where the new chunks of a commit are until an index refers to them.
+"""Keeps the new chunks of a commit until an index refers to them.
 
-In a sparse frame a new chunk goes into a file of its own at once. In a contiguous one it waits in a spool, until the
-commit appends it or, for a new file, gives the spool's file its name. Every chunk is followed by a record of its
-checksums.
+In a sparse frame, a new chunk is written to a separate file at once. In a contiguous frame it waits in a spool, until
+the commit appends the spool or, for a new frame, renames the spool's file. A record of its checksums follows every
+chunk.
 
-The chunks that the forks of a transaction have spooled wait in segments of their own. The addresses of segment k begin
-at ``k * SEGMENT``; the spool is a segment like the others.
+Each fork of a transaction spools its chunks into another segment. The addresses of segment k begin at ``k * SEGMENT``;
+the spool itself is one of the segments.
 """
 
 from __future__ import annotations
@@ -42,20 +42,23 @@ __all__ = ["CHECKED_AFTER", "CreatedFiles", "Staging", "digest_of"]
 Int64Array = npt.NDArray[np.int64]
 
 CHECKED_AFTER = 3600.0
-"""Seconds after which a commit makes sure that the files it made are still there."""
+"""Seconds after which a commit makes sure that its new files still exist."""
 
 _TOMBSTONE = b"\xff" * HEADER_LEN
+"""Bytes that no software takes for a chunk."""
 _ONE_BY_ONE = 8
 """How many numbers a writer tries in turn before it looks for the numbers of other writers."""
 _WINDOW = 256
 """From how many numbers a fork first chooses one at random."""
 _MUTEX_OF = "new chunks that wait for a commit"
+"""The mutex's name in errors."""
 
 
 class CreatedFiles:
-    """The files that a transaction and its forks have made, as far as this process knows.
+    """The files that a transaction and its forks have created, as far as this process knows.
 
-    Only these may the transaction remove. Those that a fork makes belong to the transaction as well, its `outer`.
+    The transaction may remove only these files. A fork has another such list, and enters its files into the list of
+    the transaction as well, which is its `outer` one.
     """
 
     def __init__(self, outer: CreatedFiles | None = None) -> None:
@@ -66,11 +69,11 @@ class CreatedFiles:
         self._owner = os.getpid()
         self._mutex = Mutex()
         self.is_needed = False
-        """Whether a commit may need them that has failed, as far as anybody knows."""
+        """Whether a commit that seems to have failed may have succeeded, and need the files."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether this is the process that these files are made in, and not one forked from it."""
+        """Whether this process, and not the one that it was forked from, creates these files."""
         return self._owner == os.getpid()
 
     @property
@@ -79,7 +82,7 @@ class CreatedFiles:
         return self._ended
 
     def add(self, rows: Iterable[int]) -> None:
-        """Note files, given by numbers and digests in turn."""
+        """Add files: for each file its number, and then the digest of its stamp."""
         rows = array("q", rows)
         with self._mutex.held_once(_MUTEX_OF):
             if not self._ended:
@@ -93,31 +96,47 @@ class CreatedFiles:
             return np.array(self._rows, np.int64).reshape(-1, 2)
 
     def end(self) -> None:
-        """Take no more files."""
+        """End the list; later files are not added."""
         with self._mutex.held_once(_MUTEX_OF):
             self._ended = True
 
     def find_unused(self, offsets: Int64Array) -> dict[str, int]:
         """Return the files that an index does not refer to: their names, and the digests of their stamps.
 
-        A forked process must not remove the files that the other one needs.
+        A process forked from this one gets none, because it must not remove files that this one needs.
         """
-        if not (self._rows and self.is_ours):  # to look for nothing in a long index takes time
+        # A search in a long index takes time, even for no files.
+        if not (self._rows and self.is_ours):
             return {}
-        made = self.rows()
-        unused = made[~_are_among(made[:, 0], offsets)]
+        rows = self.rows()
+        unused = rows[~_are_among(rows[:, 0], offsets)]
         return {index.chunk_name(number): digest for number, digest in unused.tolist()}
 
 
 class Staging:
-    """New chunks, each known by a code that stands for it in a transaction's index.
+    """New chunks, each with a code that stands for it in a transaction's index.
 
-    The code of a chunk in its own file is the file's number, counted from `first`. The code of a spooled chunk is
-    negative. Without a spool, all chunks go into files of their own. Threads may put chunks at the same time.
+    The code of a chunk in a separate file is the number of the file. The code of a spooled chunk is negative. Threads
+    may put chunks at the same time.
 
-    Other writers take numbers from `first` on as well. Nobody writes to a file that is there: the next number is tried.
-    The staging area of a fork gets the files of its transaction. Many forks begin with the same number, so each takes
-    another one at random, or the one that `slots` gives for a chunk, from 0 up to `nslots`.
+    Concurrent writers use numbers from `first` on as well. No writer overwrites an existing file: it tries the next
+    number. Many forks begin with the same number, so each of them chooses numbers at random, or by `slots`.
+
+    Parameters
+    ----------
+    store : Store
+        The directory or prefix of the frame.
+    spool : Spool, optional
+        Where the chunks of a contiguous frame wait; without a spool, each chunk gets a file.
+    first : int
+        The first number for a file.
+    transaction : CreatedFiles, optional
+        For a fork, the files of its transaction.
+    slots : callable, optional
+        For a fork, returns a number from 0 to `nslots` - 1 for each chunk. The chunk's file gets this number, counted
+        from `first`, unless another writer uses it.
+    nslots : int
+        The number of slots.
     """
 
     def __init__(
@@ -145,7 +164,7 @@ class Staging:
         # For each spooled chunk: where it starts and stops, and where its record stops.
         self._extents = array("q")
         self._inherited = 0
-        # The numbers of the files that the index is to refer to.
+        # The numbers of the files that the index will refer to.
         self._numbers = array("q")
         self._closed = False
         self._since = time.monotonic(), time.time()
@@ -154,7 +173,7 @@ class Staging:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this is the process that the staging area was made in, and not one forked from it."""
+        """Whether the transaction belongs to this process, and not to the one that this was forked from."""
         return self._owner == os.getpid()
 
     @property
@@ -169,42 +188,48 @@ class Staging:
         if not self.is_ours:
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
-    # Taking chunks.
+    # Staging chunks.
 
     def put(self, n: int, buf: bytes, nblocks: int, head: ChunkHead | None = None) -> Staged:
-        """Put a chunk, which will be chunk `n`, into its file, or into the spool.
+        """Stage a chunk, which will be chunk `n`: write it to its file, or to the spool.
 
-        The row of sizes has a column for each of `nblocks`. A chunk of zeros or NaN gets blocks or a repeated value, so
-        that other readers can read it in parts.
+        The row of sizes has a column for each of `nblocks`.
         """
         self.require_open()
         head = head or chunk.unpack_head(buf)
-        if head.header.special not in (Special.NONE, Special.VALUE):
+        header = head.header
+        if header.special not in (Special.NONE, Special.VALUE):
+            # Other software cannot read parts of a stored chunk of zeros or NaN: store blocks or a repeated value.
             buf = encode.make_storable(buf)
             head = chunk.unpack_head(buf)
+            header = head.header
         row = sizes_row(head, nblocks)
         if self._spool is None:
-            code, record = self._file(n, buf, head)
+            code, record = self._create_file(n, buf, head)
         else:
             record = pack_record(buf, head)
-            code = self._enqueue(self._spool, buf, record)
-        has_data = head.header.special == Special.NONE
-        filters = (head.header.filters, head.header.filters_meta) if has_data else None
-        return Staged(code, row, record_crc(record), filters, digest_of(buf) if self.is_shared else b"")
+            code = self._append(self._spool, buf, record)
+        filters = None
+        if header.special == Special.NONE:
+            filters = header.filters, header.filters_meta
+        digest = digest_of(buf) if self.is_shared else b""
+        return Staged(code, row, record_crc(record), filters, digest)
 
     def tombstone(self) -> int:
-        """Return a code for a chunk that is lost, where no software will read anything: no file, or no chunk."""
-        return self.reserve(1) if self._spool is None else self._enqueue(self._spool, _TOMBSTONE)
+        """Return a code for a lost chunk: the number of no file, or a place in the spool where no chunk is."""
+        if self._spool is None:
+            return self.reserve(1)
+        return self._append(self._spool, _TOMBSTONE)
 
     def reserve(self, count: int) -> int:
-        """Set numbers aside; returns the first."""
+        """Reserve numbers of files, and return the first."""
         with self._mutex.held_once(_MUTEX_OF):
             first = self.next
             self.next += count
             return first
 
     def take_over_files(self, rows: Int64Array) -> None:
-        """Take over the files that a fork has made, as rows of `CreatedFiles.rows`."""
+        """Take over the files that a fork has created; the rows are in the form of `CreatedFiles.rows`."""
         if not rows.size:
             return
         self.files.add(rows.reshape(-1).tolist())
@@ -212,7 +237,7 @@ class Staging:
             self.reserve_up_to(int(rows[:, 0].max()))
 
     def expect_file(self, number: int) -> None:
-        """Note that the index is to refer to a file that a fork has made."""
+        """Note that the index will refer to a file that a fork has created."""
         with self._mutex.held_once(_MUTEX_OF):
             self._numbers.append(number)
         if not self._is_shared:
@@ -223,23 +248,28 @@ class Staging:
         with self._mutex.held_once(_MUTEX_OF):
             self.next = max(self.next, number + 1)
 
-    def _enqueue(self, spool: Spool, buf: bytes, record: bytes = b"") -> int:
+    def _append(self, spool: Spool, buf: bytes, record: bytes = b"") -> int:
+        """Append a chunk to the spool, and return its code."""
         with self._mutex.held_once(_MUTEX_OF):
-            start, count = spool.length, len(self._extents)
-            stop = start + len(buf)
-            base = self._own * SEGMENT
+            count = len(self._extents)
+            start = spool.length
+            address = self._own * SEGMENT + start
+            stop = address + len(buf)
             try:
-                self._extents.extend((base + start, base + stop, base + stop + len(record)))
+                self._extents.extend((address, stop, stop + len(record)))
                 spool.write(buf, record)
             except BaseException:
-                if spool.length == start:  # Ctrl-C can come after the writing, too
+                # Ctrl-C may also arrive after the write: then the chunk is there, and so its extent must be.
+                if spool.length == start:
                     del self._extents[count:]
                 raise
             return -1 - count // 3
 
-    def _file(self, n: int, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
+    def _create_file(self, n: int, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
+        """Write a chunk to a new file; return the number of the file, and the record of checksums."""
         for number in self._candidates(n):
-            name, record = index.chunk_name(number), pack_record(buf, head, number=number)
+            name = index.chunk_name(number)
+            record = pack_record(buf, head, number=number)
             try:
                 digest = self._store.create(name, (buf, record)).digest
             except FileExistsError:
@@ -266,53 +296,59 @@ class Staging:
                 number = self._start + secrets.randbelow(self._window)
                 self.next, self._has_leapt = number + 1, True
             yield number
-            self._window *= 2  # this one is taken as well: there are many other writers
+            # If this number is in use as well, there are many other writers.
+            self._window *= 2
 
     def _pass_others(self) -> None:
-        """Go on after the files of other writers. Where they cannot be listed, each number is tried."""
+        """Reserve all numbers up to the highest one that other writers use."""
+        # Without a listing, the writer just tries one number after the other.
         with suppress(OSError, B2ArrayError):
             numbers = [chunk_number(name) for name in self._store.listing()]
-            self.reserve_up_to(max((number for number in numbers if number is not None), default=-1))
+            highest = max((number for number in numbers if number is not None), default=-1)
+            self.reserve_up_to(highest)
 
     # Segments of forks.
 
     @property
     def is_shared(self) -> bool:
-        """Whether this is for a fork, whose chunks are compared with those of other forks."""
+        """Whether this stages chunks of a fork, so that a merge compares them with the chunks of other forks."""
         return self._is_shared
 
     def inherit(self, segments: Sequence[Segment], extents: Int64Array) -> None:
-        """Begin with the segments of the transaction that was forked, under the same codes."""
+        """Start with the segments of the forked transaction; their chunks have the same codes here."""
         self._segments = [*segments, *self._segments]
         self._own = len(segments)
         self._extents = array("q", extents.reshape(-1).tolist())
         self._inherited = len(extents)
 
     def take_over_segments(self, segments: Sequence[Segment], extents: Int64Array) -> int:
-        """Take over the segments of a fork; return the number that its codes are lower by than its rows here."""
+        """Take over the segments of a fork; return the number to subtract from its codes of spooled chunks."""
         with self._mutex.held_once(_MUTEX_OF):
-            rows, base = len(self._extents) // 3, len(self._segments) * SEGMENT
+            count = len(self._extents) // 3
+            base = len(self._segments) * SEGMENT
             self._segments += segments
             self._extents.extend((extents + base).reshape(-1).tolist())
-        return rows
+        return count
 
     def own_segments(self) -> tuple[list[Segment], Int64Array]:
         """Return the segments and extents that were not inherited, with addresses counted from 0."""
         with self._mutex.held_once(_MUTEX_OF):
-            extents = np.array(self._extents[3 * self._inherited :], np.int64).reshape(-1, 3)
+            addresses = self._extents[3 * self._inherited :]
+            extents = np.array(addresses, np.int64).reshape(-1, 3)
             return self._segments[self._own :], extents - self._own * SEGMENT
 
     def all_segments(self) -> tuple[list[Segment], Int64Array]:
         """Return all segments and extents."""
         with self._mutex.held_once(_MUTEX_OF):
-            return list(self._segments), np.array(self._extents, np.int64).reshape(-1, 3)
+            extents = np.array(self._extents, np.int64).reshape(-1, 3)
+            return list(self._segments), extents
 
     @property
     def inherited_count(self) -> int:
-        """How many spooled chunks are those of the transaction that was forked."""
+        """The number of spooled chunks that belong to the forked transaction."""
         return self._inherited
 
-    # Reading them again.
+    # Reading staged chunks.
 
     def extent(self, code: int) -> tuple[int, int] | None:
         """Return where a spooled chunk starts and stops in the spool, in bytes; None for other codes."""
@@ -342,13 +378,15 @@ class Staging:
 
     @property
     def header_room(self) -> int | None:
-        """How many bytes the spool's file has for a header, in front of the chunks; None if it cannot be a frame."""
+        """The number of bytes that the spool's file reserves for a header; None if the file cannot become a frame."""
         spool = self._spool
-        is_file = spool is not None and spool.on_disk and spool.path is not None and len(self._segments) == 1
-        return spool.reserved if spool is not None and is_file else None
+        if spool is None or spool.path is None or not spool.on_disk:
+            return None
+        # Segments of forks are in other files.
+        return spool.reserved if len(self._segments) == 1 else None
 
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> str:
-        """Complete the spool's file, and return its path."""
+        """Write header and tail of a frame to the spool's file, and return its path."""
         spool = self._spool
         if spool is None or spool.path is None:
             raise ValueError("the spool has no file to give away")
@@ -356,50 +394,58 @@ class Staging:
         return spool.path
 
     def began_before(self, seconds: float) -> None:
-        """Note that the first chunks were put this long ago, by forks."""
+        """Note that forks put the first chunks this long ago."""
         monotonic, wall = self._since
-        self._since = monotonic - max(0.0, seconds), wall - max(0.0, seconds)
+        # The clock of another computer may be ahead.
+        seconds = max(0.0, seconds)
+        self._since = monotonic - seconds, wall - seconds
 
     @property
     def is_old(self) -> bool:
-        """Whether this has taken so long that `vacuum` may have removed what was made here."""
+        """Whether the transaction has taken so long that `vacuum` may have removed its files."""
         monotonic, wall = self._since
         # The monotonic clock stands still while a computer sleeps, and the other one may be set back.
-        return max(time.monotonic() - monotonic, time.time() - wall) >= CHECKED_AFTER
+        elapsed = max(time.monotonic() - monotonic, time.time() - wall)
+        return elapsed >= CHECKED_AFTER
 
     def find_missing(self, offsets: Int64Array) -> list[str]:
-        """Return the names of the files made here that an index refers to and that are gone.
-
-        Only a commit that took long looks for them: `vacuum` leaves younger files alone.
-        """
+        """Return the names of new files that an index refers to but that do not exist any more."""
+        # `vacuum` leaves younger files alone.
         if not (self.is_old and self._numbers):
             return []
-        made = np.array(self._numbers, np.int64)
-        names = [index.chunk_name(number) for number in made[_are_among(made, offsets)].tolist()]
+        numbers = np.array(self._numbers, np.int64)
+        needed = numbers[_are_among(numbers, offsets)]
+        names = [index.chunk_name(number) for number in needed.tolist()]
         heads = self._store.head(names, 1) if names else []
         return [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
 
     @property
     def has_spool(self) -> bool:
-        """Whether chunks wait in a spool, and not in files of their own."""
+        """Whether chunks wait in a spool, and not in separate files."""
         return self._spool is not None
 
     def close(self) -> None:
-        """Take no more chunks, and let go of the spool."""
+        """Refuse further chunks, and close the spool and the segments of merged forks."""
         self._closed = True
         self.files.end()
-        # A forked process must not remove the files that the other one needs.
-        own = self._segments[self._own :] if self.is_ours else [self._spool] if self._spool is not None else []
-        for segment in own:
+        segments: list[Segment] = []
+        if self.is_ours:
+            segments = self._segments[self._own :]
+        elif self._spool is not None:
+            # The process that this one was forked from still needs the segments of forks.
+            segments = [self._spool]
+        for segment in segments:
             segment.close()
 
 
 def _are_among(numbers: Int64Array, offsets: Int64Array) -> npt.NDArray[np.bool_]:
-    """Which numbers are in an index. NumPy would sort the long index to look for a few."""
-    found: npt.NDArray[np.bool_] = np.isin(numbers, offsets[np.isin(offsets, numbers)])
-    return found
+    """Return for each number whether it is in an index."""
+    # With the long index as its second argument, NumPy would sort all of it.
+    common = offsets[np.isin(offsets, numbers)]
+    among: npt.NDArray[np.bool_] = np.isin(numbers, common)
+    return among
 
 
 def digest_of(buf: Buffer) -> bytes:
-    """Return a digest of a chunk, which tells chunks of two forks apart."""
+    """Return a digest by which a merge compares the chunks of two forks."""
     return blake2b(buf, digest_size=DIGEST_NBYTES).digest()
