@@ -1,12 +1,12 @@
 """Decoded blocks that the whole process keeps in memory.
 
-A read asks for its blocks before it fetches, and adds those that it had to decode; one that decodes much adds only its
-first blocks, and one that returns much adds nothing. Their memory is cut from slabs, because new memory is slow to
-touch unless it comes in large pieces. The least recently used slab is evicted as a whole.
+A read asks for its blocks before it fetches, and adds the blocks that it had to decode. A read that decodes many blocks
+adds only the first ones, and a read with a large result adds nothing. The memory of blocks is cut from slabs, because
+the first touch of new memory is slow except in large pieces. The least recently used slab is evicted as a whole.
 
-There is no lock. A thread takes the slab that it fills out of the shared list, and changes shared state only by atomic
-operations of dictionaries and lists. So a call that interrupts its own thread, say from a signal handler, finds the
-cache in order.
+There is no lock. A thread removes the slab that it fills from the shared list, and changes shared state only by atomic
+operations of dictionaries and lists. So a call that interrupts its own thread, for example from a signal handler, finds
+the cache in order.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _LEAST_SLABS = 8
 
 _ENTRY_NBYTES = 200
 _TILE_NBYTES = 800
-"""About the size of the objects that stand for one block, and for one tile; blocks may have fewer bytes."""
+"""About the size of the Python objects for one block, and for one tile; small blocks have fewer bytes of data."""
 
 
 def cost(nblocks: int, nbytes: int) -> int:
-    """Return the memory that the cache takes to keep blocks of together `nbytes` bytes, as one tile."""
+    """Return the memory in bytes that a tile of `nblocks` blocks, together of `nbytes` bytes, takes in the cache."""
     return nbytes + nblocks * _ENTRY_NBYTES + _TILE_NBYTES
 
 
@@ -50,9 +50,9 @@ class Slab:
     Parameters
     ----------
     nbytes : int
-        The part of the cache that it takes: its memory, and the entries of its blocks.
+        The bytes of the cache that it takes: its memory, and the entries of its blocks.
     memory : int
-        The size of its memory.
+        The size of its memory in bytes.
     """
 
     __slots__ = ("added", "filled", "memory", "nbytes", "used")
@@ -65,12 +65,12 @@ class Slab:
         self.added: list[tuple[Key, Sequence[int]]] = []
 
     def has_room(self, nbytes: int, needed: int) -> bool:
-        """Say whether a tile fits that has `nbytes` bytes and takes `needed` with its entries."""
+        """Say whether a tile of `nbytes` bytes fits; together with its entries it takes `needed` bytes."""
         return self.filled + nbytes <= self.memory.nbytes and self.used + needed <= self.nbytes
 
 
 class CacheEntry(NamedTuple):
-    """A block: its row in a tile, and the slab of the cache that holds it; None outside of the cache."""
+    """A block: its row in a tile, and the tile's slab; None for a tile outside of the cache."""
 
     tile: Tile
     row: int
@@ -78,7 +78,7 @@ class CacheEntry(NamedTuple):
 
 
 class Cache:
-    """The blocks of all chunks, and the slabs that they are in, the least recently used one first."""
+    """The blocks of all chunks, and the slabs with their memory, the least recently used one first."""
 
     def __init__(self) -> None:
         self._chunks: dict[Key, dict[int, CacheEntry]] = {}
@@ -91,24 +91,25 @@ class Cache:
         return sum(slab.nbytes for slab in list(self._slabs))
 
     def get_many(self, key: Key, numbers: Iterable[int]) -> dict[int, CacheEntry]:
-        """Return the cached ones among the blocks `numbers` of a chunk; their data must not be changed."""
+        """Return those of some blocks of a chunk that the cache has; the caller must not change their data."""
         of_chunk = self._chunks.get(key)
         if of_chunk is None:
             return {}
-        found = {}
+        cached = {}
         slab = None
         for n in numbers:
             entry = of_chunk.get(n)
             if entry is not None:
-                found[n] = entry
+                cached[n] = entry
                 if entry.slab is not slab and entry.slab is not None:
                     slab = entry.slab
-                    with suppress(KeyError):  # it is being evicted
+                    # Another thread may just be evicting the slab; the entry's memory stays valid.
+                    with suppress(KeyError):
                         self._slabs.move_to_end(slab)
-        return found
+        return cached
 
     def reserve(self, nblocks: int, nbytes: int) -> tuple[Slab, Bytes] | None:
-        """Return a slab and memory in it for a tile; None if that would take too much of the cache."""
+        """Reserve memory for a tile; return its slab and the memory, or None if the tile is too large for the cache."""
         needed = cost(nblocks, nbytes)
         if needed > config.cache_bytes // 2:
             return None
@@ -121,7 +122,8 @@ class Cache:
         start, stop = slab.filled, slab.filled + nbytes
         slab.filled = stop
         slab.used += needed
-        self._filling.append(slab)  # from here on, another thread may fill it
+        # From here on, another thread may fill the slab.
+        self._filling.append(slab)
         return slab, slab.memory[start:stop]
 
     def _new_slab(self, nbytes: int, needed: int) -> Slab:
@@ -133,28 +135,30 @@ class Cache:
         return slab
 
     def _evict(self, most: int) -> None:
-        """Forget slabs until the others have at most this many bytes."""
-        with suppress(KeyError):  # there is none left
+        """Forget slabs until the remaining ones take at most this many bytes."""
+        # Other threads may evict the last slabs at the same time.
+        with suppress(KeyError):
             while self.nbytes > most:
                 self._forget(self._slabs.popitem(last=False)[0])
 
     def shrink(self) -> None:
-        """Forget what the cache may no longer have, because it was made smaller."""
+        """Evict slabs after the user has made the cache smaller."""
         self._evict(config.cache_bytes)
         for slab in list(self._filling):
             if slab not in self._slabs:
-                # Nothing but this list holds the memory of the slab. A new list would give a slab that another thread
-                # has just taken out of the old one to a second thread.
+                # Only this list still refers to the slab. Remove it in place: in a new list, a slab that another thread
+                # has just removed from the old one would be there again. If it is gone already, that thread has it.
                 with suppress(ValueError):
                     self._filling.remove(slab)
 
     def add(self, key: Key, numbers: Sequence[int], tile: Tile, slab: Slab) -> None:
-        """Keep the blocks `numbers` of a chunk, which are the rows of a tile in memory from `reserve`."""
+        """Keep blocks of a chunk: the rows of a tile whose memory `reserve` returned."""
         slab.added.append((key, numbers))
         of_chunk = self._chunks.setdefault(key, {})
         for row, n in enumerate(numbers):
             of_chunk[n] = CacheEntry(tile, row, slab)
-        if slab not in self._slabs:  # it was evicted meanwhile
+        # If another thread has evicted the slab meanwhile, it did not see these entries.
+        if slab not in self._slabs:
             self._forget(slab)
 
     def _forget(self, slab: Slab) -> None:

@@ -1,9 +1,9 @@
-"""Chunks, or some of their blocks, from the store into memory, compared with their checksums.
+"""Reads chunks, or some of their blocks, from a store, and compares the bytes with their checksums.
 
-Whole chunks take one wave of requests. Blocks take one, too, if their chunk's head was read before, or if the frame
-notes their sizes; else one for the heads of their chunks, and one for the blocks. `steps_of`, a generator, asks for the
-bytes of one chunk, step by step; `fetch` puts what the generators of many chunks ask for into one wave. Local files
-have no waves: each chunk is read by itself, mostly in one step, and noted sizes are not used.
+Whole chunks take one wave of requests. So do blocks, if their chunk's head was read before, or if the frame notes their
+sizes. Otherwise blocks take two waves: one for the heads of their chunks, and one for the blocks. `steps_of`, a
+generator, asks for the bytes of one chunk, step by step; `fetch` joins the requests of many such generators into one
+wave. Local files have no waves: each chunk is read by itself, mostly in one step, and noted sizes are not used.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ _FREE = 4096
 _MAX_SCATTERED = 512
 """At most this many blocks get margins around them."""
 _MAX_HEADS = 4096
+"""At most this many heads of a snapshot's chunks stay in memory."""
 _WINDOW_NBYTES = 32 * 2**20
 _WINDOW_CHUNKS = 256
+"""`read_chunks` reads chunks of at most so many bytes, and at most so many chunks, in one wave of requests."""
 _WINDOWS_UNDER_WAY = 3
 _SOURCES_AT_ONCE = 16
 
@@ -48,10 +50,20 @@ Numbers = Sequence[int] | Int64Array
 
 
 class Ask(NamedTuple):
-    """Bytes to read into one buffer of `nbytes` bytes, each span to its place.
+    """Bytes to read into one buffer, each span to its place.
 
-    With `clip` there is one span, and it may be cut off where the object ends. `leads`: the bytes decide what to ask
-    for next; `NDArray.explain` reads no others.
+    Attributes
+    ----------
+    spans : list of Span
+        The bytes.
+    places : list of int
+        The position of each span in the buffer.
+    nbytes : int
+        The size of the buffer.
+    clip : bool
+        Whether the object may end before the span does; then there is only one span.
+    leads : bool
+        Whether the bytes decide which bytes come next. `NDArray.explain` reads only such bytes.
     """
 
     spans: list[Span]
@@ -62,7 +74,21 @@ class Ask(NamedTuple):
 
 
 class _Planned(NamedTuple):
-    """Blocks to read: where each will begin in the buffer of `ask`, and the margin after each."""
+    """Blocks to read.
+
+    Attributes
+    ----------
+    head : ChunkHead
+        The head of their chunk.
+    numbers : sequence or array of int
+        The blocks.
+    ask : Ask
+        The bytes to read.
+    positions : list of int
+        Where each block begins in the buffer, and then where the record of checksums begins, if that is read.
+    margin : int
+        The number of bytes after each block that the decoder may use.
+    """
 
     head: ChunkHead
     numbers: Numbers
@@ -81,16 +107,19 @@ def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
     ------
     ChunkMissingError
         The store does not have a chunk that the index names.
-    ChecksumError Bytes differ from the written ones; the message names the chunk and the block. FormatError
-        A chunk is not what the frame says it is; the message has its number.
+    ChecksumError
+        Bytes differ from the written ones; the message names the chunk and the block.
+    FormatError
+        A chunk contradicts the frame; the message has the number of the chunk.
     ConflictError
-        The same, because another writer has changed the store since it was opened.
+        One of these errors occurred because another writer has changed the store since it was opened.
     """
     try:
         if source.is_local:
             return list(map(_read_alone, repeat(source), requests))
         return _read_together(source, requests)
     except FormatError as error:
+        # Bytes of a later state look like damage. Only now, after an error, is it worth the requests to find out.
         stale = source.staleness()
         if stale is not None:
             raise stale from error
@@ -98,11 +127,16 @@ def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
 
 
 def read_chunks(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
-    """Read whole chunks, many at a time, but never more than a bounded number of bytes."""
-    step = min(max(1, _WINDOW_NBYTES // max(1, source.frame.chunksize)), _WINDOW_CHUNKS)
-    windows = ([ChunkRequest(n, None) for n in numbers[first : first + step]] for first in range(0, len(numbers), step))
+    """Yield whole chunks. Many are read at a time, up to a bounded number of bytes."""
+    in_window = _WINDOW_NBYTES // max(1, source.frame.chunksize)
+    step = min(max(1, in_window), _WINDOW_CHUNKS)
+
+    def windows() -> Iterator[list[ChunkRequest]]:
+        for first in range(0, len(numbers), step):
+            yield [ChunkRequest(n, None) for n in numbers[first : first + step]]
+
     under_way = 1 if source.is_local else _WINDOWS_UNDER_WAY
-    for window in threads.ahead(lambda requests: fetch(source, requests), windows, under_way):
+    for window in threads.ahead(lambda requests: fetch(source, requests), windows(), under_way):
         yield from window
 
 
@@ -116,7 +150,8 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
             with suppress(*MISSING, FormatError):
                 planned = wanted.plan_blocks(wanted.cached.head)
                 if planned is not None:
-                    return wanted.take_blocks(planned, source.gather(*planned.ask[:3]))
+                    region = source.gather(*planned.ask[:3])
+                    return wanted.check_blocks(planned, region)
         steps = wanted.steps()
     else:
         steps = steps_of(source, request)
@@ -136,7 +171,8 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
     except StopIteration as end:
         stored: Stored = end.value
         return stored
-    except ChunkMissingError:  # says where already
+    except ChunkMissingError:
+        # Its message names the chunk already.
         raise
     except (FormatError, UnsupportedError) as error:
         raise _add_location(source, request.chunk, error) from error
@@ -144,7 +180,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
 
 def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
     """Read many chunks, with one wave of requests for each step."""
-    found: list[Stored | None] = [None] * len(requests)
+    chunks: list[Stored | None] = [None] * len(requests)
     waiting: list[tuple[int, Steps, Ask]] = []
 
     def go_on(i: int, steps: Steps, outcome: memoryview | FormatError | None) -> None:
@@ -153,7 +189,7 @@ def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Sto
             if isinstance(step, Ask):
                 waiting.append((i, steps, step))
             else:
-                found[i] = step
+                chunks[i] = step
         except (FormatError, UnsupportedError) as error:
             raise _add_location(source, requests[i].chunk, error) from error
 
@@ -161,31 +197,33 @@ def _read_together(source: Source, requests: Sequence[ChunkRequest]) -> list[Sto
         go_on(i, steps_of(source, request), None)
     while waiting:
         asked, waiting = waiting, []
+        spans = [span for _, _, ask in asked for span in ask.spans]
         try:
-            views = iter(source.read([span for _, _, ask in asked for span in ask.spans], clip=True))
+            views = iter(source.read(spans, clip=True))
         except MISSING as error:
             _refuse_missing(source, [(requests[i].chunk, ask) for i, _, ask in asked], error)
             raise
         for i, steps, ask in asked:
-            go_on(i, steps, _join_views(source, ask, [next(views) for _ in ask.spans]))
-    return [stored for stored in found if stored is not None]
+            own_views = [next(views) for _ in ask.spans]
+            go_on(i, steps, _join_views(source, ask, own_views))
+    return [stored for stored in chunks if stored is not None]
 
 
 def fetch_from(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored | Exception]:
-    """Read chunks of several frames, with one wave of requests for each step. A chunk that fails gives its error."""
-    found: list[Stored | Exception] = [FormatError("not read")] * len(requests)
+    """Read chunks of several frames, with one wave of requests for each step; return an error for each failed chunk."""
+    outcomes: list[Stored | Exception] = [FormatError("not read")] * len(requests)
     waiting: list[_Waiting] = []
 
     def go_on(i: int, source: Source, steps: Steps, outcome: memoryview | FormatError | None) -> None:
         try:
             step = _advance(steps, outcome)
         except (FormatError, UnsupportedError) as error:
-            found[i] = error
+            outcomes[i] = error
             return
         if isinstance(step, Ask):
             waiting.append(_Waiting(i, source, steps, step))
         else:
-            found[i] = step
+            outcomes[i] = step
 
     for i, (source, request) in enumerate(requests):
         go_on(i, source, steps_of(source, request), None)
@@ -197,15 +235,16 @@ def fetch_from(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored |
         answers = threads.ahead(_read_wave, groups, min(len(groups), _SOURCES_AT_ONCE))
         for group, views in zip(groups, answers, strict=True):
             for each, view in zip(group, views, strict=True):
+                # The steps of a chunk handle a FormatError: its object may end early.
                 if isinstance(view, Exception) and not isinstance(view, FormatError):
-                    found[each.number] = view
+                    outcomes[each.number] = view
                 else:
                     go_on(each.number, each.source, each.steps, view)
-    return found
+    return outcomes
 
 
 class _Waiting(NamedTuple):
-    """A chunk whose steps wait for bytes."""
+    """A chunk whose steps wait for bytes; `number` is its position among the requests."""
 
     number: int
     source: Source
@@ -214,18 +253,23 @@ class _Waiting(NamedTuple):
 
 
 def _read_wave(group: list[_Waiting]) -> Sequence[memoryview | Exception]:
-    """Read what the chunks of one frame wait for: the bytes for each, or the error."""
+    """Read the bytes for which the chunks of one frame wait; return them, or an error, for each chunk."""
     source = group[0].source
+    spans = [span for each in group for span in each.ask.spans]
     try:
-        views = iter(source.read([span for each in group for span in each.ask.spans], clip=True))
-    except Exception as error:  # noqa: BLE001 - it is of the chunks of this frame only
+        views = iter(source.read(spans, clip=True))
+    except Exception as error:  # noqa: BLE001 - only the chunks of this frame fail
         # The steps of a chunk would take a FormatError for the end of its object.
-        return [B2ArrayError(str(error)) if isinstance(error, FormatError) else error] * len(group)
+        failure = B2ArrayError(str(error)) if isinstance(error, FormatError) else error
+        return [failure] * len(group)
     return [_join_views(source, each.ask, [next(views) for _ in each.ask.spans]) for each in group]
 
 
 def _advance(steps: Steps, outcome: memoryview | FormatError | None) -> Ask | Stored:
-    """Send a chunk's steps the bytes, or the error, that they wait for; return their next request, or the chunk."""
+    """Resume the steps of a chunk with the bytes, or the error, of the last request; return the next one, or the chunk.
+
+    Without an `outcome`, start the steps.
+    """
     try:
         if isinstance(outcome, FormatError):
             return steps.throw(outcome)
@@ -236,6 +280,7 @@ def _advance(steps: Steps, outcome: memoryview | FormatError | None) -> Ask | St
 
 
 def _join_views(source: Source, ask: Ask, views: list[memoryview]) -> memoryview | FormatError:
+    """Return the requested bytes in one buffer; an error if the object has fewer."""
     for (name, start, stop), view in zip(ask.spans, views, strict=True):
         if len(view) < stop - start and not ask.clip:
             return too_short(where(source.url, name), start, stop, len(view))
@@ -243,38 +288,51 @@ def _join_views(source: Source, ask: Ask, views: list[memoryview]) -> memoryview
 
 
 def _refuse_missing(source: Source, asked: list[tuple[int, Ask]], error: OSError) -> None:
-    """Raise the error of a chunk whose file does not exist, unless the whole frame is gone."""
+    """Raise the error of a chunk whose file does not exist; return if the chunks have no separate files."""
+    missing = str(error.filename or "")
     names = [(n, ask.spans[0].name) for n, ask in asked]
-    n, name = next((each for each in names if str(error.filename or "").endswith(each[1] or "\0")), names[0])
-    source.locate(n)  # a lost chunk has no file
-    if source.url.endswith(TEMPORARY):  # its writer, or the next one, has moved the new frame to its own place
+    n, name = next((each for each in names if each[1] and missing.endswith(each[1])), names[0])
+    # A chunk that a repair has given up has no file, and another error.
+    source.locate(n)
+    if source.url.endswith(TEMPORARY):
+        # A writer has moved the new frame from this temporary place to its final one.
         raise stale_reader(source.url) from error
     if name:
         raise ChunkMissingError(f"chunk {n} of {source.url}: expected its file {name}, found none") from error
 
 
 def _add_location(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
-    location, found_in = source.locate(n), f"chunk {n} of {source.url}"
-    in_file = isinstance(location, Location) and chunk_number(location.name) is not None
-    return prefix_error(f"{found_in}, {location.name}" if in_file else found_in, error)
+    """Return the error with the chunk, and the file of the chunk, in front of its message."""
+    location = source.locate(n)
+    where_read = f"chunk {n} of {source.url}"
+    if isinstance(location, Location) and chunk_number(location.name) is not None:
+        where_read += f", {location.name}"
+    return prefix_error(where_read, error)
 
 
 def steps_of(source: Source, request: ChunkRequest) -> Steps:
-    """Yield what to read next of a chunk, receive it, and return the chunk."""
+    """Yield requests for bytes of a chunk, receive the bytes, and return the chunk."""
     location = source.locate(request.chunk)
     if not isinstance(location, Location):
-        frame, nbytes = source.frame, source.frame.chunk_nbytes(request.chunk)
+        frame = source.frame
+        nbytes = frame.chunk_nbytes(request.chunk)
         if nbytes is None:
-            found = location.name.lower()
-            raise FormatError(f"expected a stored chunk where chunks have sizes of their own, found {found}")
-        made = encode.special_chunk(location, nbytes, typesize=frame.typesize, blocksize=frame.blocksize)
-        return Stored.whole(memoryview(made))
+            special = location.name.lower()
+            raise FormatError(f"expected a stored chunk where chunks have sizes of their own, found {special}")
+        chunk_bytes = encode.special_chunk(
+            location,
+            nbytes,
+            typesize=frame.typesize,
+            blocksize=frame.blocksize,
+        )
+        return Stored.whole(memoryview(chunk_bytes))
     sizes = None if source.is_local else source.known_sizes(request.chunk)
-    return (yield from _Chunk(source, request, location, is_local=source.is_local).steps(sizes))
+    wanted = _Chunk(source, request, location, is_local=source.is_local)
+    return (yield from wanted.steps(sizes))
 
 
 class _Chunk:
-    """A stored chunk, and the blocks of it to read."""
+    """A stored chunk, and the blocks to read from it."""
 
     __slots__ = ("blocks", "cached", "is_local", "location", "number", "record_due", "source")
 
@@ -288,27 +346,30 @@ class _Chunk:
             stored = config.verify != "never" and location.name != SPOOL
             self.record_due = stored and source.state.has_checksums(request.chunk)
         if self.record_due:
-            self.cached = None  # it was read while checksums were not compared
+            # An earlier read with `config.verify` off did not compare this head with its checksum.
+            self.cached = None
 
     def steps(self, sizes: Sizes | None = None) -> Steps:
-        """Yield what to read next, receive it, and return the chunk; `sizes` are the noted ones."""
+        """Yield requests for bytes, receive the bytes, and return the chunk; `sizes` are the sizes in the frame."""
         if self.cached is not None:
             head = self.cached.head
             if self.blocks is None:
-                return (yield from self.whole(head.header.cbytes))
-            return (yield from self.some_blocks(head, b""))
+                return (yield from self.read_whole(head.header.cbytes))
+            return (yield from self.read_blocks(head, b""))
         if sizes is not None:
-            # Sizes that turn out to be wrong were only a hint.
+            # Noted sizes are a hint. If they turn out to be wrong, the chunk is read without them.
             with suppress(FormatError, UnsupportedError):
-                stored = yield from self.by_sizes(sizes)
+                stored = yield from self.read_by_sizes(sizes)
                 if stored is not None:
                     return stored
             self.cached = None
-        nblocks, frame = self.expected_nblocks(), self.source.frame
+        frame = self.source.frame
+        nblocks = self.expected_nblocks()
         if self.blocks is None or (nblocks == len(self.blocks) and not self.is_local):
             nbytes = frame.chunk_nbytes(self.number)
             # Only instrumented chunks are larger. Bytes after the chunk are ignored.
-            return (yield from self.whole((nbytes if nbytes is not None else 2**31) + HEADER_LEN))
+            most = (nbytes if nbytes is not None else 2**31) + HEADER_LEN
+            return (yield from self.read_whole(most))
         head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * frame.use_dict
         view = yield self.ask(0, max(head_nbytes, _FREE), leads=True)
         header = ChunkHeader.unpack(view)
@@ -317,24 +378,31 @@ class _Chunk:
             view = yield self.ask(0, head_nbytes, leads=True)
         head = self.unpack_head(view, header)
         if len(view) >= head.header.cbytes:
-            return (yield from self.take_whole(head, view))
+            return (yield from self.check_whole(head, view))
         head_bytes = bytes(view[:head_nbytes])
-        del view  # so that the blocks can be read into the same memory
-        return (yield from self.some_blocks(head, head_bytes))
+        # The blocks can then be read into the same memory.
+        del view
+        return (yield from self.read_blocks(head, head_bytes))
 
     def expected_nblocks(self) -> int:
+        """Return the number of blocks according to the frame; 0 if it does not say."""
         frame = self.source.frame
         nbytes = frame.chunk_nbytes(self.number)
-        return -(-nbytes // frame.blocksize) if nbytes and frame.blocksize else 0
+        if not nbytes or not frame.blocksize:
+            return 0
+        return -(-nbytes // frame.blocksize)
 
     def ask(self, start: int, stop: int, *, leads: bool = False) -> Ask:
-        """Ask for bytes of the chunk, counted from its start; for fewer if it has to end before."""
+        """Return a request for bytes of the chunk, counted from its start, up to where the chunk must have ended."""
         name, base, end = self.location
-        stop = base + stop if end < 0 else min(base + stop, end)
-        return Ask([Span(name, base + start, stop)], [0], stop - base - start, end < 0, leads)
+        first = base + start
+        stop += base
+        if end >= 0:
+            stop = min(stop, end)
+        return Ask([Span(name, first, stop)], [0], stop - first, end < 0, leads)
 
     def unpack_head(self, view: memoryview, header: ChunkHeader | None = None) -> ChunkHead:
-        """Unpack a head, which must be what the frame says."""
+        """Unpack a head; FormatError if it has another size than the frame says."""
         head = chunk.unpack_head(view, header)
         expected = self.source.frame.chunk_nbytes(self.number)
         if expected is not None and head.header.nbytes != expected:
@@ -343,29 +411,46 @@ class _Chunk:
 
     # All of a chunk.
 
-    def whole(self, cbytes: int, nblocks: int | None = None) -> Steps:
-        """Read a chunk of `cbytes` bytes, as far as is known, with the record of its checksums."""
-        record = checksums.record_nbytes((self.expected_nblocks() or cbytes // 4) if nblocks is None else nblocks)
-        ask = self.ask(0, cbytes + record * self.record_due)
+    def read_whole(self, cbytes: int, nblocks: int | None = None) -> Steps:
+        """Read a whole chunk, with the record of its checksums.
+
+        `cbytes` and `nblocks` are the expected number of bytes and blocks.
+        """
+        if nblocks is None:
+            nblocks = self.expected_nblocks() or cbytes // 4
+        nbytes = cbytes
+        if self.record_due:
+            nbytes += checksums.record_nbytes(nblocks)
+        ask = self.ask(0, nbytes)
         view = yield ask
         head = self.cached.head if self.cached is not None else self.unpack_head(view)
-        found, (_, start, stop) = head.header.cbytes, self.location
-        # The chunk is longer than we asked for. Ask again, unless its object ends here.
-        if len(view) == ask.nbytes < found and (stop < 0 or start + found <= stop):
-            view = yield self.ask(0, found + checksums.record_nbytes(len(head.starts)) * self.record_due)
-        return (yield from self.take_whole(head, view))
+        cbytes = head.header.cbytes
+        _, start, stop = self.location
+        fits = stop < 0 or start + cbytes <= stop
+        # If the chunk is longer than expected, ask again, unless its object ends here.
+        if len(view) == ask.nbytes < cbytes and fits:
+            record = checksums.record_nbytes(len(head.starts)) if self.record_due else 0
+            view = yield self.ask(0, cbytes + record)
+        return (yield from self.check_whole(head, view))
 
-    def take_whole(self, head: ChunkHead, view: memoryview) -> Steps:
-        """Compare a whole chunk with its checksums; `view` may have the record after it."""
+    def check_whole(self, head: ChunkHead, view: memoryview) -> Steps:
+        """Compare a whole chunk with its checksums, and return it.
+
+        The record of checksums follows the chunk, and is read if `view` ends before.
+        """
         stored = Stored.whole(view, head)
-        cbytes, nblocks = head.header.cbytes, len(head.starts)
+        cbytes = head.header.cbytes
+        nblocks = len(head.starts)
         behind = view[cbytes:]
-        if self.record_due and len(behind) < checksums.record_nbytes(nblocks):
-            behind = yield self.ask(cbytes, cbytes + checksums.record_nbytes(nblocks))
+        if self.record_due:
+            record = checksums.record_nbytes(nblocks)
+            if len(behind) < record:
+                behind = yield self.ask(cbytes, cbytes + record)
         self._remember(head, stored.region, behind)
-        # Blocks that are not wanted may be damaged.
+        # Damage to other blocks must not fail this read.
         wanted = None if self.blocks is None else chunk.blocks_to_decode(head, self.blocks)
-        if wanted is None or wanted[-1] >= nblocks:  # other blocks than those of the frame
+        # The chunk may be cut into other blocks than the frame says: then all of it is decoded.
+        if wanted is None or wanted[-1] >= nblocks:
             wanted = range(nblocks)
         if self.cached is not None and self.cached.sums is not None:
             self._check(self.cached.sums, wanted, stored)
@@ -373,58 +458,94 @@ class _Chunk:
 
     # Some blocks of a chunk.
 
-    def some_blocks(self, head: ChunkHead, head_bytes: bytes) -> Steps:
-        """Read the wanted blocks of a chunk with this head, or all of it if that is not much more."""
+    def read_blocks(self, head: ChunkHead, head_bytes: bytes) -> Steps:
+        """Read the wanted blocks of a chunk with this head, or the whole chunk if that is not much more."""
         planned = self.plan_blocks(head)
         if planned is not None:
-            return self.take_blocks(planned, (yield planned.ask), head_bytes)
+            region = yield planned.ask
+            return self.check_blocks(planned, region, head_bytes)
         if len(head.starts) or self.record_due:
-            return (yield from self.whole(head.header.cbytes, len(head.starts)))
+            return (yield from self.read_whole(head.header.cbytes, len(head.starts)))
+        # A special chunk has no blocks: its head says everything.
         self._remember(head, head_bytes, b"")
         return Stored(head, memoryview(b""), head.starts, head.stops)
 
     def plan_blocks(self, head: ChunkHead) -> _Planned | None:
-        """Plan to read the wanted blocks and the record of checksums; None if all of the chunk is to be read.
+        """Plan to read the wanted blocks and the record of checksums; None if the whole chunk should be read.
 
-        There is room for a header in front. Blocks of local files also get margins, which save decoding a copy.
+        The buffer has room for a header in front of the blocks. Blocks of local files also get margins, so that the
+        decoder needs no copy of them.
         """
         blocks = () if self.blocks is None else self.blocks
         if FilterId.DELTA in head.header.filters:
             blocks = chunk.blocks_to_decode(head, blocks)
-        if not len(blocks) or blocks[-1] >= len(head.starts):  # other blocks than those of the frame
+        # The chunk may be cut into other blocks than the frame says.
+        if not len(blocks) or blocks[-1] >= len(head.starts):
             return None
-        if len(blocks) == 1 and self.is_local:  # a point
-            start, stop = int(head.starts[blocks[0]]), int(head.stops[blocks[0]])
-            lead, margin = decode.scratch_margins(head, 1)
-            ranges, places, nbytes = [(start, stop)], [lead], lead + stop - start + margin
-            if self.record_due:
-                cbytes, record = head.header.cbytes, checksums.record_nbytes(len(head.starts))
-                ranges, places, nbytes = [*ranges, (cbytes, cbytes + record)], [lead, nbytes], nbytes + record
-            return _Planned(head, blocks, self._ask_ranges(ranges, places, nbytes), places, margin)
+        if len(blocks) == 1 and self.is_local:
+            return self._plan_block(head, blocks)
         numbers = np.asarray(blocks, np.int64)
-        starts, stops, cbytes = head.starts[numbers].tolist(), head.stops[numbers].tolist(), head.header.cbytes
+        cbytes = head.header.cbytes
+        starts = head.starts[numbers].tolist()
+        stops = head.stops[numbers].tolist()
         lead, margin = decode.scratch_margins(head, len(starts))
-        if not (margin and self.is_local) or len(starts) > _MAX_SCATTERED or sum(stops) - sum(starts) > cbytes:
+        is_scattered = margin and self.is_local and len(starts) <= _MAX_SCATTERED
+        # Blocks that share bytes would be read several times.
+        if not is_scattered or sum(stops) - sum(starts) > cbytes:
             packed = self._plan_packed(starts, stops, cbytes, len(head.starts))
             return None if packed is None else _Planned(head, numbers, *packed)
         if self.record_due:
-            starts, stops = [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(len(head.starts))]
-        ranges, places, positions, nbytes = plan_scatter_read(starts, stops, gap=_FREE, lead=lead, room=margin)
-        return _Planned(head, numbers, self._ask_ranges(ranges, places, nbytes), positions, margin)
+            record = checksums.record_nbytes(len(head.starts))
+            starts, stops = [*starts, cbytes], [*stops, cbytes + record]
+        ranges, places, positions, nbytes = plan_scatter_read(
+            starts,
+            stops,
+            gap=_FREE,
+            lead=lead,
+            room=margin,
+        )
+        ask = self._ask_ranges(ranges, places, nbytes)
+        return _Planned(head, numbers, ask, positions, margin)
+
+    def _plan_block(self, head: ChunkHead, blocks: Numbers) -> _Planned:
+        """Plan to read one block of a local file, as the read of a single item does, without any array."""
+        block = blocks[0]
+        start = int(head.starts[block])
+        stop = int(head.stops[block])
+        lead, margin = decode.scratch_margins(head, 1)
+        ranges = [(start, stop)]
+        places = [lead]
+        nbytes = lead + stop - start + margin
+        if self.record_due:
+            cbytes = head.header.cbytes
+            record = checksums.record_nbytes(len(head.starts))
+            ranges.append((cbytes, cbytes + record))
+            places.append(nbytes)
+            nbytes += record
+        ask = self._ask_ranges(ranges, places, nbytes)
+        return _Planned(head, blocks, ask, places, margin)
 
     def _plan_packed(
-        self, starts: list[int], stops: list[int], cbytes: int, nblocks: int
+        self,
+        starts: list[int],
+        stops: list[int],
+        cbytes: int,
+        nblocks: int,
     ) -> tuple[Ask, list[int]] | None:
+        """Plan to read blocks without margins; None if the whole chunk is not much more."""
         lead = cblosc.margin_in_front(len(starts))
         if self.record_due:
-            starts, stops = [*starts, cbytes], [*stops, cbytes + checksums.record_nbytes(nblocks)]
+            record = checksums.record_nbytes(nblocks)
+            starts, stops = [*starts, cbytes], [*stops, cbytes + record]
         ranges, positions, nbytes = plan_packed_read(starts, stops, gap=_FREE, lead=lead)
         if cbytes - nbytes <= max(nbytes // 2, _FREE):
             return None
         places = [0, *accumulate(stop - start for start, stop in ranges)]
-        return self._ask_ranges(ranges, places[:-1], nbytes), positions
+        ask = self._ask_ranges(ranges, places[:-1], nbytes)
+        return ask, positions
 
     def _ask_ranges(self, ranges: list[tuple[int, int]], places: list[int], nbytes: int) -> Ask:
+        """Return a request for ranges of bytes, counted from the start of the chunk."""
         name, base, end = self.location
         last = base + ranges[-1][1]
         if 0 <= end < last:
@@ -434,66 +555,81 @@ class _Chunk:
             spans.append(Span(name, base + start, base + stop))
         return Ask(spans, places, nbytes)
 
-    def take_blocks(self, planned: _Planned, region: memoryview, head_bytes: bytes = b"") -> Stored:
-        """Compare blocks with their checksums."""
+    def check_blocks(self, planned: _Planned, region: memoryview, head_bytes: bytes = b"") -> Stored:
+        """Compare blocks with their checksums, and return the chunk with these blocks."""
         head, numbers, _, positions, margin = planned
         if self.cached is None:
             self._remember(head, head_bytes, region[positions[-1] :])
         if len(numbers) == 1:
+            # Shifting all blocks is cheaper than a new array, and nobody looks at the other blocks.
             shift = positions[0] - int(head.starts[numbers[0]])
-            stored = Stored(head, region, head.starts + shift, head.stops + shift, margin)
+            starts = head.starts + shift
+            stops = head.stops + shift
         else:
             starts = np.full(len(head.starts), -1, np.int64)
             starts[numbers] = positions[: len(numbers)]
-            stored = Stored(head, region, starts, starts + (head.stops - head.starts), margin)
+            stops = starts + (head.stops - head.starts)
+        stored = Stored(head, region, starts, stops, margin)
         if self.cached is not None and self.cached.sums is not None:
             self._check(self.cached.sums, numbers, stored)
         return stored
 
     # A chunk whose sizes are noted.
 
-    def by_sizes(self, sizes: Sizes) -> Generator[Ask, memoryview, Stored | None]:
+    def read_by_sizes(self, sizes: Sizes) -> Generator[Ask, memoryview, Stored | None]:
         """Read head and wanted blocks at once, from where the noted sizes put them; None if the sizes do not tell."""
         cbytes = int(sizes[0])
         if self.location.stop >= 0 and self.location.start + cbytes > self.location.stop:
             return None
         if self.blocks is None or cbytes <= _FREE:
-            return (yield from self.whole(cbytes))
+            return (yield from self.read_whole(cbytes))
         blocks = self.blocks
+        # Delta decodes each block by the first one.
         if FilterId.DELTA in self.source.frame.filters and 0 not in blocks:
             blocks = (0, *blocks)
-        numbers, bounds = np.asarray(blocks, np.int64), self._bounds(sizes)
+        numbers = np.asarray(blocks, np.int64)
+        bounds = self._bounds(sizes)
         if bounds is None or numbers[-1] >= len(bounds) - 1:
             return None
-        starts, stops, front = bounds[numbers], bounds[numbers + 1], int(bounds[0])
-        planned = self._plan_packed(starts.tolist(), stops.tolist(), cbytes, len(bounds) - 1)
+        nblocks = len(bounds) - 1
+        starts = bounds[numbers]
+        stops = bounds[numbers + 1]
+        planned = self._plan_packed(starts.tolist(), stops.tolist(), cbytes, nblocks)
         if planned is None:
-            return (yield from self.whole(cbytes, len(bounds) - 1))
+            return (yield from self.read_whole(cbytes, nblocks))
         ask, positions = planned
         name, base, _ = self.location
-        view = yield Ask([Span(name, base, base + front), *ask.spans], [], front + ask.nbytes)
-        head_bytes = bytes(view[:front])
-        head = self.unpack_head(view[:front])
+        head_nbytes = int(bounds[0])
+        head_span = Span(name, base, base + head_nbytes)
+        view = yield Ask([head_span, *ask.spans], [], head_nbytes + ask.nbytes)
+        head_bytes = bytes(view[:head_nbytes])
+        head = self.unpack_head(view[:head_nbytes])
         needed = chunk.blocks_to_decode(head, numbers.tolist())
+        # The head decides: if it disagrees with the sizes, the blocks that were read are other bytes.
         if (
-            len(head.starts) == len(bounds) - 1
+            len(head.starts) == nblocks
             and len(needed) == len(numbers)
             and np.array_equal(head.starts[numbers], starts)
             and np.array_equal(head.stops[numbers], stops)
         ):
-            return self.take_blocks(_Planned(head, numbers, ask, positions), view[front:], head_bytes)
-        return (yield from self.some_blocks(head, head_bytes))
+            blocks_planned = _Planned(head, numbers, ask, positions)
+            return self.check_blocks(blocks_planned, view[head_nbytes:], head_bytes)
+        return (yield from self.read_blocks(head, head_bytes))
 
     def _bounds(self, sizes: Sizes) -> Int64Array | None:
-        nbytes = self.source.frame.chunk_nbytes(self.number)
-        if nbytes is not None and sizes[0] == nbytes + HEADER_LEN and not sizes[1:].any():  # stored raw
-            return HEADER_LEN + np.minimum(np.arange(self.expected_nblocks() + 1) * self.source.frame.blocksize, nbytes)
+        """Return where blocks begin and end in the chunk, by the noted sizes; None if the sizes do not tell."""
+        frame = self.source.frame
+        nbytes = frame.chunk_nbytes(self.number)
+        if nbytes is not None and sizes[0] == nbytes + HEADER_LEN and not sizes[1:].any():
+            # The chunk is stored raw: its blocks follow the header, uncompressed.
+            stops = np.arange(self.expected_nblocks() + 1) * frame.blocksize
+            return HEADER_LEN + np.minimum(stops, nbytes)
         return block_bounds(sizes)
 
     # Checksums.
 
     def _remember(self, head: ChunkHead, head_bytes: bytes | memoryview, behind: bytes | memoryview) -> None:
-        """Compare a head with its checksum, if there has to be one, and keep both for the next time."""
+        """Compare a head with its checksum, if the chunk must have one, and keep head and checksums for later reads."""
         if self.cached is not None:
             return
         sums = None
@@ -515,7 +651,8 @@ class _Chunk:
         """Compare blocks with their checksums."""
         if config.verify != "never" and len(stored.starts):
             pick = np.asarray(numbers, np.int64)
-            starts, stops = stored.starts[pick].tolist(), stored.stops[pick].tolist()
+            starts = stored.starts[pick].tolist()
+            stops = stored.stops[pick].tolist()
             checksums.check_blocks(sums, pick.tolist(), stored.region, starts, stops)
 
 
@@ -527,5 +664,5 @@ def chunk_number(name: str) -> int | None:
     >>> chunk_number("0000000A.chunk"), chunk_number("chunks.b2frame")
     (10, None)
     """
-    found = _CHUNK_NAME.fullmatch(name)
-    return int(found[1], 16) if found else None
+    match = _CHUNK_NAME.fullmatch(name)
+    return int(match[1], 16) if match else None

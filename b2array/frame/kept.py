@@ -1,6 +1,6 @@
-"""Earlier states of a frame: those that it keeps itself, and those that its group has packed.
+"""Earlier states of a frame: states that the frame keeps itself, and states that its group has packed.
 
-`load_intact_state` and `find_intact_state` make sure that other software has not written over the chunks of one.
+`load_intact_state` and `find_intact_state` make sure that other software has not overwritten the chunks of a state.
 """
 
 from __future__ import annotations
@@ -22,25 +22,31 @@ from b2array.frame.source import ChunkRequest, Source
 __all__ = ["find_intact_state", "find_state", "is_suspect", "load_intact_state", "require_intact"]
 
 _AT_ONCE = 256
+"""`require_intact` reads the heads of so many chunks together."""
 
 
-def load_intact_state(held: Snapshot, name: str, *, deep: bool = False) -> Snapshot:
-    """Return a state that the frame of a snapshot keeps under a name.
+def load_intact_state(revision: Snapshot, name: str, *, deep: bool = False) -> Snapshot:
+    """Return a state that a frame keeps under a name.
 
-    If other software has changed the frame since, the beginning of each chunk is compared with its checksums, and all
-    of a chunk whose beginning tells nothing. The rest is compared when it is read. With `deep` all of each chunk is
-    compared now: for callers that trust the places of the chunks, and do not read them.
+    If other software has changed the frame since, this compares the head of each chunk with its checksum, and the whole
+    chunk if its head does not depend on the items. Later reads compare the rest. With `deep`, this compares all of each
+    chunk now, for callers that copy references to the chunks and do not read them.
 
     Raises what `load_kept_state` raises; SnapshotLostError if other software has overwritten a chunk.
     """
-    state = load_kept_state(held, name)
+    state = load_kept_state(revision, name)
     if state.at is not None and state.at.suspect:
         require_intact(state, deep=deep)
     return state
 
 
 def find_state(
-    revision: Snapshot, state: MemberState, group: bytes, title: str = "", *, is_same: bool = False
+    revision: Snapshot,
+    state: MemberState,
+    group: bytes,
+    title: str = "",
+    *,
+    is_same: bool = False,
 ) -> Snapshot | None:
     """Return a state that a snapshot of a local group names, given the member's frame; None if that is another frame.
 
@@ -51,6 +57,7 @@ def find_state(
     entry = ledger_in(revision).find(name)
     if entry is not None and entry.group == group:
         return load_kept_state(revision, name)
+    # A state that the frame had to keep is not packed: without its entry, this is another frame.
     if not state.packed or state.sparse != revision.sparse:
         return None
     packed = Kept(
@@ -80,19 +87,26 @@ def find_state(
 
 
 def is_suspect(revision: Snapshot, earlier: State) -> bool:
-    """Whether chunks of an earlier state may be others by now, as far as the present state of the frame tells."""
-    now, then = revision.state.annotations, earlier.annotations
-    # A frame without an identity may be any other one.
-    return not revision.frame.is_ours or now.takeovers != then.takeovers or then.identity is None
+    """Whether other software may have overwritten chunks of an earlier state, judging by the frame's present state."""
+    now = revision.state.annotations
+    then = earlier.annotations
+    was_taken_over = now.takeovers != then.takeovers
+    # Without an identity, nothing tells this frame from another one.
+    return not revision.frame.is_ours or was_taken_over or then.identity is None
 
 
 def find_intact_state(
-    revision: Snapshot, state: MemberState, group: bytes, title: str, *, deep: bool = False
+    revision: Snapshot,
+    state: MemberState,
+    group: bytes,
+    title: str,
+    *,
+    deep: bool = False,
 ) -> Snapshot | None:
-    """Do the same as `find_state`, and make sure that the chunks are there if other software has changed the frame.
+    """Do the same as `find_state`; if other software has changed the frame, make sure that the chunks are intact.
 
-    With `deep`, all of each chunk is compared then; and if nobody else has changed the frame, the beginning of each
-    chunk that the frame has not got in the same place now. Raises what `load_intact_state` raises.
+    With `deep`, this compares all of each chunk in that case. In the other case it compares the head of each chunk that
+    is not at the same place in the frame's present state. Raises what `load_intact_state` raises.
     """
     earlier = find_state(revision, state, group, title)
     if earlier is None or earlier.at is None:
@@ -107,32 +121,44 @@ def find_intact_state(
     return earlier
 
 
-def require_intact(held: Source, *, deep: bool, besides: State | None = None) -> None:
-    """Compare the stored chunks with their checksums: all of each chunk if `deep`, or if its head does not tell.
+def require_intact(source: Source, *, deep: bool, besides: State | None = None) -> None:
+    """Compare the stored chunks of a source with their checksums; raises what `fetch` raises.
 
-    Chunks that are in the same places in another state are left out. Raises what `fetch` raises.
+    Parameters
+    ----------
+    source : Source
+        The state whose chunks are compared.
+    deep : bool
+        Whether to compare all of each chunk. Otherwise its head is compared, if that depends on the items.
+    besides : State, optional
+        Chunks at the same places in this state are skipped.
     """
-    wanted = held.frame.offsets >= 0
+    wanted = source.frame.offsets >= 0
     if besides is not None:
-        wanted &= ~_is_shared(held.state, besides)
-    stored = [n for n in np.flatnonzero(wanted).tolist() if n not in held.state.annotations.lost]
+        wanted &= ~_is_shared(source.state, besides)
+    lost = source.state.annotations.lost
+    stored = [n for n in np.flatnonzero(wanted).tolist() if n not in lost]
     if deep:
-        deque(read_chunks(held, stored), 0)
+        deque(read_chunks(source, stored), 0)
         return
     for first in range(0, len(stored), _AT_ONCE):
         numbers = stored[first : first + _AT_ONCE]
-        begun = fetch(held, [ChunkRequest(n, (0,)) for n in numbers])
-        # The head of such a chunk is the same whatever its items are.
-        plain = [n for n, each in zip(numbers, begun, strict=True) if each.head.header.memcpyed]
-        fetch(held, [ChunkRequest(n, None) for n in plain])
+        chunks = fetch(source, [ChunkRequest(n, (0,)) for n in numbers])
+        # The head of a chunk that is stored raw is the same for all items: compare the whole chunk.
+        raw = [n for n, each in zip(numbers, chunks, strict=True) if each.head.header.memcpyed]
+        fetch(source, [ChunkRequest(n, None) for n in raw])
 
 
 def _is_shared(one: State, other: State) -> npt.NDArray[np.bool_]:
-    """Return which stored chunks of a state are in the same places in another one, whatever their numbers are."""
-    places, records = other.frame.offsets, other.records
+    """Return for each chunk of a state whether another state has it at the same place, under any number."""
+    offsets = one.frame.offsets
+    places = other.frame.offsets
     if not places.size:
         return np.zeros(one.frame.nchunks, np.bool_)
     order = np.argsort(places, kind="stable")
-    rows = order[np.searchsorted(places[order], one.frame.offsets).clip(max=places.size - 1)]
-    shared: npt.NDArray[np.bool_] = (places[rows] == one.frame.offsets) & (records[rows] == one.records)
+    position = np.searchsorted(places[order], offsets)
+    rows = order[position.clip(max=places.size - 1)]
+    # A file name or place can be used again: only an equal record shows that it is the same chunk.
+    same_record = other.records[rows] == one.records
+    shared: npt.NDArray[np.bool_] = (places[rows] == offsets) & same_record
     return shared

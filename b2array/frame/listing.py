@@ -1,9 +1,10 @@
-"""The ledger of a group's snapshots, and the list of members that each snapshot has.
+"""The ledger of a group's snapshots, and the list of members in each snapshot.
 
-The manifest has the ledger. A short list lies in its entry, each other one in an object next to the manifest. Of each
-member it has the path, and what names the state. In an object store that is a revision. On a local disk the list has
-the packed state itself: header, metalayers and index, which refer to chunks in the member's frame. A commit appends,
-and leaves these where they are. A writer that writes the frame anew lets the frame keep the state under its generation.
+The manifest contains the ledger. A short list of members is part of the ledger's entry; a long one is an object next to
+the manifest. The list has the path of each member, and names its state. In an object store it names a revision. On a
+local disk it contains the packed state itself: header, metalayers and index, which refer to chunks in the member's
+frame. A commit only appends to the frame, so that these chunks stay in place. A writer that replaces the whole file
+makes the new frame keep the state, under its generation.
 """
 
 from __future__ import annotations
@@ -28,9 +29,18 @@ _VERSION = 1
 
 
 class MemberState(NamedTuple):
-    """Where a member of a snapshot was, the generation of its state, and whether its frame was sparse.
+    """The state of a member in a snapshot.
 
-    On a local disk, `packed` is the state, as `pack_state` packs it; empty if the frame has kept it from the beginning.
+    Attributes
+    ----------
+    path : str
+        The path of the member's frame in the group.
+    generation : bytes
+        The generation of the state.
+    sparse : bool
+        Whether the frame was sparse.
+    packed : bytes
+        On a local disk, the state as `pack_state` packs it; empty if the frame keeps the state itself.
     """
 
     path: str
@@ -53,17 +63,19 @@ def pack_members(members: Mapping[str, MemberState]) -> bytes:
     >>> unpack_members(packed, packed[-16:])
     {'x': MemberState(path='x.b2nd', generation=b'1', sparse=False, packed=b'')}
     """
-    packed: bytes = msgpack.packb({"v": _VERSION, "members": {name: [*state] for name, state in members.items()}})
+    states = {name: [*state] for name, state in members.items()}
+    packed: bytes = msgpack.packb({"v": _VERSION, "members": states})
     return seal(packed)
 
 
 def unpack_members(buf: Buffer, digest: bytes) -> dict[str, MemberState]:
-    """Read what `pack_members` packed.
+    """Read the members of a snapshot from bytes that `pack_members` returned.
 
-    FormatError: it is something else. UnsupportedError: a later version wrote it.
+    FormatError: these are other bytes. UnsupportedError: a later version wrote them.
     """
     packed = unseal(buf, digest, "the members of a snapshot")
     content: Any = None
+    # Bytes that msgpack cannot unpack fail the check below.
     with suppress(*UNREADABLE):
         content = msgpack.unpackb(packed)
     if not isinstance(content, dict) or content.get("v") != _VERSION:
@@ -72,8 +84,9 @@ def unpack_members(buf: Buffer, digest: bytes) -> dict[str, MemberState]:
     if not isinstance(members, dict):
         raise FormatError(f"expected the members of a snapshot by name, found {members!r}")
     for name, state in members.items():
+        is_name = isinstance(name, str) and is_member_name(name)
         is_state = isinstance(state, list) and [*map(type, state)] == [str, bytes, bool, bytes]
-        if not (isinstance(name, str) and is_member_name(name) and is_state and _is_path(state[0])):
+        if not is_name or not is_state or not _is_path(state[0]):
             raise FormatError(f"expected a member's name, path and generation, found {name!r} and {state!r}")
     return {name: MemberState(*state) for name, state in members.items()}
 
@@ -83,7 +96,7 @@ def _is_path(path: str) -> bool:
 
 
 def load_members(group: Store, url: str, entry: Kept) -> dict[str, MemberState]:
-    """Read the members of a snapshot by its entry in the ledger. Raises what `unpack_members` raises."""
+    """Read the members of a snapshot, given its entry in the ledger. Raises what `unpack_members` raises."""
     view: Buffer = entry.packed
     if not view:
         (view,) = group.read([Span(object_name(entry.place), 0, entry.nbytes)])

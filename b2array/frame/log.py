@@ -1,12 +1,12 @@
-"""The log of a local group: what is in the place of a member, and what its entry says must happen there.
+"""The log of a local group: which frame is in the place of a member, and what the member's entry still has to do there.
 
-One write of the manifest commits the changes of several members. Its log has an `Entry` for each, which takes effect
-later, by its writer or by the next one. An entry can be applied again and again, because `TABLE` decides by what is
-found in the member's place. So the table alone tells what a kill at any moment leaves, and readers decide by it as
-well: they see the new state before it is in its place.
+One write of the manifest commits the changes of several members. Its log has an `Entry` for each member, which its
+writer or the next one applies later. A writer can apply an entry any number of times, because `TABLE` decides by the
+frame in the member's place. So the table alone tells the outcome of a kill at any moment. Readers decide by it as well,
+and see the new state before it is in its place.
 
-The files tell which row of the table counts, and nothing else does: an entry names states (revisions, identities), and
-never times or inodes.
+Only the files decide which row of the table applies: an entry names states (revisions, identities), and never times or
+inodes.
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ from b2array.store.spans import Span
 __all__ = ["TABLE", "Action", "Occupant", "Standing", "StoreOf", "action_of", "inspect_place", "read_member"]
 
 StoreOf = Callable[[str], Store]
-"""Gives the store of a path in the group."""
+"""Returns the store of a path in the group."""
 
 _DAMAGED = "damaged "
 _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
 
-# What is there.
+# The place of a member.
 
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """What is in the place of a member: a frame, a damaged frame, or nothing.
+    """The occupant of a member's place: a frame, a damaged frame, or nothing.
 
     Parameters
     ----------
     frame : Snapshot, optional
         The frame, if it can be read.
     state : str
-        Names the present state: a frame's revision, the version of a damaged file, or "" for nothing.
+        The name of the present state: a frame's revision, or the version of a damaged file; "" for nothing.
     lasting : str
-        Stays the same when a frame is changed, if b2array made it: its identity. Otherwise the same as `state`.
+        The identity of a frame that b2array has created, which changes of the frame preserve. Otherwise the same as
+        `state`.
     name : str, optional
-        The object with the header; None if there is no frame.
+        The object with the header; None without a frame.
     version : Version, optional
         The version of that object.
     """
@@ -70,12 +71,13 @@ class Occupant:
 
 
 def inspect_place(store: Store) -> Occupant:
-    """Look at what the store of a member holds itself, whatever the log says."""
+    """Return the occupant of a member's place, whatever the log says."""
     try:
         frame = snapshot.load_published(store)
     except MISSING:
         return Occupant(None)
     except _UNREADABLE:
+        # The version of its file names a damaged frame, so that an entry may replace just this one.
         names = [FRAME_NAME] if store.is_prefix else ["", FRAME_NAME]
         for name, head in zip(names, store.head(names, 1), strict=True):
             if isinstance(head, Head):
@@ -89,40 +91,40 @@ def inspect_place(store: Store) -> Occupant:
 
 
 class Standing(Enum):
-    """How what is found in the place of a member relates to an entry of the log."""
+    """How the occupant of a member's place relates to an entry of the log."""
 
     BEFORE = auto()
-    """The state that goes; a damaged file counts, if the entry names its version."""
+    """The state before the change; also a damaged file, if the entry names its version."""
     AFTER = auto()
-    """The state that comes."""
+    """The state after the change."""
     NOTHING = auto()
     """There is no frame."""
     OTHER = auto()
-    """Somebody has changed the member since, by other means."""
+    """Another writer has changed the member since, without the group."""
     DAMAGED = auto()
     """A frame that cannot be read, and that the entry does not name."""
 
 
-def _standing(entry: Entry, there: Occupant) -> Standing:
-    if there.name is None:
+def _standing(entry: Entry, occupant: Occupant) -> Standing:
+    if occupant.name is None:
         return Standing.NOTHING
-    if entry.after and there.state == entry.after:
+    if entry.after and occupant.state == entry.after:
         return Standing.AFTER
-    if entry.before in (there.state, there.lasting):
+    if entry.before in (occupant.state, occupant.lasting):
         return Standing.BEFORE
-    return Standing.DAMAGED if there.is_damaged else Standing.OTHER
+    return Standing.DAMAGED if occupant.is_damaged else Standing.OTHER
 
 
-# What must happen.
+# The table.
 
 
 class Action(Enum):
-    """What an entry still has to do."""
+    """The step that an entry still has to take."""
 
     WRITE = auto()
     """Write the header over the beginning of the file."""
     PUT = auto()
-    """Let the staged index or frame take the place of the one that goes, if there is one."""
+    """Move the staged index or frame to the member's place, in exchange for the old one, if there is one."""
     TAKE_OUT = auto()
     """Move the frame out of its place, and delete it."""
     DONE = auto()
@@ -132,7 +134,7 @@ class Action(Enum):
 
     @property
     def is_pending(self) -> bool:
-        """Whether the entry has still to change something. Until then, readers see the state that it brings."""
+        """Whether the entry still has to change something. Until then, readers see the state after the change."""
         return self in (Action.WRITE, Action.PUT, Action.TAKE_OUT)
 
 
@@ -155,41 +157,46 @@ TABLE: Final[Mapping[tuple[Standing, bool], Mapping[Kind, Action]]] = MappingPro
         (Standing.NOTHING, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.DONE),
         (Standing.OTHER, _STAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
         (Standing.OTHER, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
-        # The power failed while the header was written: after it lies the tail that belongs to it.
+        # A power failure interrupted the write of the header: the tail for the new header is in the file already.
         (Standing.DAMAGED, _STAGED): _actions(Action.WRITE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
         (Standing.DAMAGED, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
     }
 )
-"""The action of an entry, by the frame in the member's place, by whether the staged file still exists, and by kind."""
+"""The action of an entry: by the occupant of the member's place, the existence of the staged file, and the kind."""
 
 
 def action_of(entry: Entry, store_of: StoreOf, path: str) -> tuple[Occupant, Action]:
-    """Look at the place of a member, and say what its entry still has to do there."""
-    there = inspect_place(store_of(path))
-    action = _decide(entry, store_of, path, there)
+    """Return the occupant of a member's place, and the step that the member's entry still has to take there."""
+    occupant = inspect_place(store_of(path))
+    action = _decide(entry, store_of, path, occupant)
     if action is Action.LEAVE:
-        # The staged file may have taken its place between the two looks.
-        there = inspect_place(store_of(path))
-        action = _decide(entry, store_of, path, there)
-    return there, action
+        # Another process may have moved the staged file to the member's place between the two looks.
+        occupant = inspect_place(store_of(path))
+        action = _decide(entry, store_of, path, occupant)
+    return occupant, action
 
 
-def _decide(entry: Entry, store_of: StoreOf, path: str, there: Occupant) -> Action:
-    standing = _standing(entry, there)
+def _decide(entry: Entry, store_of: StoreOf, path: str, occupant: Occupant) -> Action:
+    """Look up the action of an entry in the table."""
+    standing = _standing(entry, occupant)
     row = TABLE[standing, _STAGED]
+    # If both rows agree, spare the look at the staged file.
     if row == TABLE[standing, _UNSTAGED]:
         return row[entry.kind]
-    return TABLE[standing, _is_staged(entry, store_of, path)][entry.kind]
+    is_staged = _is_staged(entry, store_of, path)
+    return TABLE[standing, is_staged][entry.kind]
 
 
 def _is_staged(entry: Entry, store_of: StoreOf, path: str) -> bool:
-    """Whether what an entry brings waits for it."""
+    """Whether the new tail, index or frame of an entry is stored."""
     if entry.kind == "delete":
         return False
     if entry.kind == "patch":
+        # The new tail ends with the fingerprint of the new state.
         stop = unpack_header(entry.header).frame_len
+        span = Span("", stop - FINGERPRINT_NBYTES, stop)
         try:
-            (end,) = store_of(path).read([Span("", stop - FINGERPRINT_NBYTES, stop)], clip=True)
+            (end,) = store_of(path).read([span], clip=True)
         except MISSING:
             return False
         return end.hex() == entry.after
@@ -209,35 +216,37 @@ def read_member(
     *,
     again: Callable[..., Snapshot] | None = None,
 ) -> Snapshot:
-    """Return the state of a member by the manifest; FileNotFoundError if there is no such member.
+    """Return the state of a member according to the manifest; FileNotFoundError if there is no such member.
 
-    `again` will read a state anew that is not in its place yet.
+    If the state is not in the member's place yet, its `Snapshot.again` is set to `again`.
     """
     entry = manifest.log.get(path)
     store = store_of(path)
     if entry is not None:
-        there, action = action_of(entry, store_of, path)
+        occupant, action = action_of(entry, store_of, path)
         if action is Action.TAKE_OUT:
             raise FileNotFoundError(f"{store.url} was deleted")
         if action.is_pending:
             try:
-                return replace(_load_staged(store_of, path, entry, there), again=again)
+                staged = _load_staged(store_of, path, entry, occupant)
+                return replace(staged, again=again)
             except (*MISSING, FormatError):
-                # Another process has just applied the entry.
-                if inspect_place(store).state == there.state:
+                # Another process has just applied the entry: then the place has changed, and is read below.
+                if inspect_place(store).state == occupant.state:
                     raise stale_reader(store.url) from None
-        elif there.frame is not None:
-            return there.frame
+        elif occupant.frame is not None:
+            return occupant.frame
     return snapshot.load(store)
 
 
-def _load_staged(store_of: StoreOf, path: str, entry: Entry, there: Occupant) -> Snapshot:
-    """Return the state that an entry has for a member."""
+def _load_staged(store_of: StoreOf, path: str, entry: Entry, occupant: Occupant) -> Snapshot:
+    """Return the state of a member after its entry, from the staged files."""
     if entry.kind == "patch":
-        return snapshot.load_from_header(store_of(path), entry.header, there.version)
+        return snapshot.load_from_header(store_of(path), entry.header, occupant.version)
     staged = store_of(entry.aside(path))
     if entry.kind == "index":
-        return snapshot.load_from_header(store_of(path), b"".join(staged.pieces()), there.version)
+        content = b"".join(staged.pieces())
+        return snapshot.load_from_header(store_of(path), content, occupant.version)
     frame = snapshot.load(staged)
     if frame.generation != entry.after:
         # Applying the entry swaps the frames, so the old one may be here.

@@ -1,7 +1,7 @@
-"""The manifest of a group: the object that lists its members, and changes that they do not show yet.
+"""The manifest of a group: the object that lists its members, and the committed changes that wait to be applied.
 
-This module does no I/O. A member is a frame, in one file or in a directory or prefix of its own. Its path is its name
-with a suffix for its kind, as in the directories of python-blosc2's ``TreeStore``.
+This module does no I/O. A member is a frame: one file, or one directory or prefix. Its path is its name with a suffix
+for its kind, as in the directories of python-blosc2's ``TreeStore``.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ MANIFEST = ".b2group"
 ATTRS = "__vlmeta__"
 """Last part of the name of the frame with a group's attributes."""
 ARRAY = ".b2nd"
+"""Usual suffix of arrays."""
 OTHER = ".b2f"
-"""Suffix of super-chunks; also of an array if a frame of another kind has the usual path."""
+"""Suffix of super-chunks; also of an array, if another kind of frame occupies its usual path."""
 SUFFIXES = (ARRAY, OTHER, ".b2b")
 RETIRED = ".b2retired"
-"""The directory or prefix with what snapshots of the group need of members that are not there any more."""
+"""The directory or prefix with the frames that keep states of deleted members for snapshots of the group."""
 DATA = ".b2data"
 """The prefix, in an object store, with the revisions of contiguous members."""
 
@@ -96,7 +97,8 @@ def _reason_to_refuse(name: str) -> str:
         return "it is empty"
     if _FORBIDDEN.search(name):
         return "it has control characters or backslashes"
-    if any("\ud800" <= letter <= "\udfff" for letter in name):  # of a file whose name is no UTF-8
+    # Python decodes other bytes in the name of a file to surrogates, which msgpack and object stores refuse.
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
         return "it cannot be written as UTF-8"
     for part in name.split("/"):
         if part in ("", ".", ".."):
@@ -108,26 +110,32 @@ def _reason_to_refuse(name: str) -> str:
 
 def is_file_of_group(part: str) -> bool:
     """Whether a part of a path names a file of a group that is not a member."""
-    return part in (MANIFEST, EMBEDDED, RETIRED) or part.endswith((LOCK, TEMPORARY, JOURNAL, WORK, KEPT))
+    if part in (MANIFEST, EMBEDDED, RETIRED):
+        return True
+    return part.endswith((LOCK, TEMPORARY, JOURNAL, WORK, KEPT))
 
 
 def is_member_name(name: str) -> bool:
-    """Whether a name can be that of a member, or of a group's attributes."""
+    """Whether a member, or a group's attributes, can have this name."""
     group = name.removesuffix(ATTRS)
-    return not _reason_to_refuse(name) if group == name else not _reason_to_refuse(group.removesuffix("/") or "any")
+    if group == name:
+        return not _reason_to_refuse(name)
+    # The attributes of the outermost group have no name in front.
+    return not _reason_to_refuse(group.removesuffix("/") or "any")
 
 
 def check_path(path: str) -> None:
-    """Raise `FormatError` unless a path is that of a file below a directory."""
+    """Raise `FormatError` unless a path leads to a file below a directory, and not out of it."""
     parts = path.split("/")
-    if "\0" in path or "\\" in path or any(part in ("", ".", "..") for part in parts):
+    leads_out = any(part in ("", ".", "..") for part in parts)
+    if leads_out or "\0" in path or "\\" in path:
         raise FormatError(f"expected relative paths of files, found {path!r}")
 
 
 def members_among(paths: Iterable[str]) -> dict[str, str]:
-    """Find the members among the files of a directory: their paths by name, in the order of the names.
+    """Return the members among the files of a directory: their paths by name, in the order of the names.
 
-    Frames with attributes are among them.
+    Frames with attributes of groups count as members.
 
     Examples
     --------
@@ -174,33 +182,36 @@ def own_files(paths: Collection[str]) -> Collection[str]:
 
 
 def staged_path(path: str, token: str, *, sparse: bool) -> str:
-    """Return the path of a staged frame: the object that will replace a member's frame."""
-    return f"{path}/{FRAME_NAME}.{token}{TEMPORARY}" if sparse else f"{path}.{token}{TEMPORARY}"
+    """Return the path of the staged object that will replace a member's frame, or the index of a `sparse` one."""
+    if sparse:
+        path = f"{path}/{FRAME_NAME}"
+    return f"{path}.{token}{TEMPORARY}"
 
 
 Kind = Literal["patch", "index", "frame", "delete"]
-"""How a member changes: a header is written over the beginning of its file, its index is replaced, its frame is
-replaced, or it is deleted."""
+"""How a member changes: a writer writes a header over the beginning of its file ("patch"), replaces its index or its
+frame, or deletes it."""
 _KINDS: Final = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How one member gets the state that a commit has given it; `b2array.frame.log` says when this takes effect.
+    """How one member gets its state from a commit; `b2array.frame.log` decides when this takes effect.
 
     Parameters
     ----------
     kind : {"patch", "index", "frame", "delete"}
         How the member changes.
     before : str
-        Names what goes; "" for a new member. A "patch" and an "index" replace one revision, named by its id. The others
-        replace a frame, named by its identity, whatever was written to it since. Frames that other software wrote have
-        no identity: their revision counts. The version of the file names a damaged frame.
+        The name of the old state; "" for a new member. A "patch" or an "index" replaces one revision, named by its id.
+        A "frame" or a "delete" replaces a frame, named by its identity, even if somebody has written to it since.
+        Frames by other software have no identity: their revision names them. The version of its file names a damaged
+        frame.
     after : str
         The id of the new revision; "" for a deleted member.
     payload : bytes or str
-        For a "patch", the header. For the others a token: it names the staged index or frame, or the place where a
-        deleted frame goes first.
+        For a "patch", the header. For another kind a token: it names the staged index or frame, or the place to which
+        a deleted frame is moved first.
     """
 
     kind: Kind
@@ -210,20 +221,20 @@ class Entry:
 
     @property
     def header(self) -> bytes:
-        """The header that a "patch" writes."""
+        """The header that a "patch" writes; empty for other kinds."""
         return self.payload if isinstance(self.payload, bytes) else b""
 
     @property
     def token(self) -> str:
-        """The token of the other kinds."""
+        """The token; empty for a "patch"."""
         return self.payload if isinstance(self.payload, str) else ""
 
     def aside(self, path: str) -> str:
-        """Return the path where a new state of the member at `path` is staged, or where an old one is removed."""
+        """Return the path of the staged index or frame of the member at `path`, or of its frame on the way out."""
         return staged_path(path, self.token, sparse=self.kind == "index")
 
     def pack(self) -> list[Any]:
-        """Return the entry as msgpack takes it."""
+        """Return the entry as a list for msgpack."""
         return [self.kind, self.before, self.after, self.payload]
 
     @classmethod
@@ -231,10 +242,13 @@ class Entry:
         """Read the entry for a path."""
         if not (_is_path(path) or is_embedded(path)):
             raise FormatError(f"expected the paths of members in the log of a manifest, found {path!r}")
-        parts: list[Any] = content if isinstance(content, list) and len(content) == 4 else [None] * 4
+        parts: list[Any] = [None] * 4
+        if isinstance(content, list) and len(content) == 4:
+            parts = content
         kind, before, after, payload = parts
-        is_named = kind in _KINDS and isinstance(before, str) and isinstance(after, str)
-        if not is_named or not (type(payload) is bytes if kind == "patch" else _is_token(payload)):
+        has_payload = type(payload) is bytes if kind == "patch" else _is_token(payload)
+        has_states = isinstance(before, str) and isinstance(after, str)
+        if kind not in _KINDS or not has_states or not has_payload:
             raise FormatError(f"expected how {path!r} changes in the log of a manifest, found something else")
         return cls(kind, before, after, payload)
 
@@ -245,7 +259,7 @@ def index_name(revision: str) -> str:
 
 
 def is_index_name(name: str) -> bool:
-    """Whether a name is one that `index_name` returns."""
+    """Whether `index_name` can have returned this name."""
     front, _, revision = name.rpartition(".")
     return front == FRAME_NAME and _is_revision(revision)
 
@@ -262,16 +276,16 @@ class Row:
     Parameters
     ----------
     path : str
-        Where the member is published: the path of its frame in the group.
+        The path of the member's frame in the group, where commits publish it.
     revision : str
-        The state that the group has committed: it names the object with the index (`index_name`, `data_path`), which
-        never changes. Empty if no commit of the group has written the member yet: then the published index counts.
+        The committed state of the member. It names the object with the index (`index_name`, `data_path`), which never
+        changes. Empty if no commit of the group has written the member yet: then the published index counts.
     sparse : bool
-        Whether each chunk has an object for itself.
+        Whether each chunk is a separate object.
     number : int
         The number of the group's commit that wrote the revision: an older revision has a smaller number.
     next : int
-        The first number that was never given to the file of a chunk here.
+        The first number that no chunk file at this path has ever had.
     """
 
     path: str
@@ -281,18 +295,21 @@ class Row:
     next: int = 0
 
     def pack(self) -> list[Any]:
-        """Return the row as msgpack takes it."""
-        return [self.path, bytes.fromhex(self.revision), self.sparse, self.number, self.next]
+        """Return the row as a list for msgpack."""
+        revision = bytes.fromhex(self.revision)
+        return [self.path, revision, self.sparse, self.number, self.next]
 
     @classmethod
     def unpack(cls, name: object, content: Any) -> Self:
         """Read the row of a member with this name."""
-        parts: list[Any] = content if isinstance(content, list) and len(content) == 5 else [None] * 5
+        parts: list[Any] = [None] * 5
+        if isinstance(content, list) and len(content) == 5:
+            parts = content
         path, revision, sparse, number, following = parts
-        is_place = isinstance(name, str) and isinstance(path, str) and _is_path_of(name, path)
-        is_count = all(type(count) is int and count >= 0 for count in (number, following))
-        is_state = type(revision) is bytes and len(revision) in (0, _REVISION_NBYTES) and type(sparse) is bool
-        if not (is_place and is_state and is_count):
+        has_path = isinstance(name, str) and isinstance(path, str) and _is_path_of(name, path)
+        has_revision = type(revision) is bytes and len(revision) in (0, _REVISION_NBYTES)
+        has_counts = all(type(count) is int and count >= 0 for count in (number, following))
+        if not (has_path and has_revision and has_counts) or type(sparse) is not bool:
             raise FormatError(f"expected a member's name and row in the manifest, found {name!r} and {content!r}")
         return cls(path, revision.hex(), sparse, number, following)
 
@@ -301,40 +318,40 @@ _REVISION_NBYTES = 16
 
 
 def retired_path(token: str) -> str:
-    """Return the path of a frame that keeps states of a member that is not there any more."""
+    """Return the path of a frame that keeps states of a deleted member."""
     return f"{RETIRED}/{token}"
 
 
 Retired = Mapping[str, tuple[tuple[str, bytes], ...]]
-"""Which states the retired frames keep for the group's snapshots: names of these and generations, by token."""
+"""By the token of a retired frame, the states that it keeps: the name of the group's snapshot, and the generation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a group records about its members.
+    """The record of a group about its members.
 
     Parameters
     ----------
     rows : mapping of str to Row, optional
         The members by their names, in an object store. None on a local disk, where the files are the list.
     identity : str
-        Tells this group from others: a member may be a copy from there.
+        The identity of the group, by which a member that was copied from another group is recognized.
     number : int
         The number of the last commit.
     log : mapping of str to Entry
-        The log of a local group: how members get the states that commits have given them, by path.
+        The log of a local group: the entries of members whose committed states wait to be applied, by path.
     summaries : bytes
-        What members say of themselves, packed by `b2array.format.summary`.
+        Summaries of the members, packed by `b2array.format.summary`.
     recent : bytes
-        The last commits, as `b2array.format.recent` lists them.
+        The last commits, packed by `b2array.format.recent`.
     kept : bytes
-        The ledger of the group's snapshots, packed as `b2array.format.kept` does.
+        The ledger of the group's snapshots, packed by `b2array.format.kept`.
     retired : mapping
-        Which frames keep states for the snapshots of a local group, of members that are not there any more.
+        The states of deleted members that retired frames keep for the snapshots of a local group.
     gone : mapping of str to int
-        For paths of deleted members in an object store, the first number that was never given to the file of a chunk.
+        For the paths of deleted members in an object store, the first number that no chunk file there has ever had.
     unknown : tuple
-        Entries of later versions; they stay.
+        Entries of later versions, which every write preserves.
 
     Examples
     --------
@@ -358,8 +375,10 @@ class Manifest:
 
     @property
     def members(self) -> dict[str, str] | None:
-        """The path of each member by its name; None where the files are the list."""
-        return None if self.rows is None else {name: row.path for name, row in self.rows.items()}
+        """The path of each member by its name; None on a local disk, where the files are the list."""
+        if self.rows is None:
+            return None
+        return {name: row.path for name, row in self.rows.items()}
 
     @property
     def commit(self) -> tuple[str, int]:
@@ -367,42 +386,65 @@ class Manifest:
         return self.identity, self.number
 
     def with_summaries(
-        self, records: Mapping[str, Record | None], gone: Collection[str] = (), members: Mapping[str, str] | None = None
+        self,
+        records: Mapping[str, Record | None],
+        gone: Collection[str] = (),
+        members: Mapping[str, str] | None = None,
     ) -> Self:
-        """Return the manifest with these summaries by path, and without the summaries of `gone` paths.
+        """Return the manifest with other summaries of members.
 
-        `members` has all paths by names. Those without a summary are listed among the summaries, too.
+        Parameters
+        ----------
+        records : mapping of str to Record
+            The new summaries, by path.
+        gone : collection of str
+            Paths of deleted members, whose summaries are dropped.
+        members : mapping of str to str, optional
+            The paths of all members, by name. A member without a summary gets an empty one.
         """
         paths = [EMBEDDED if is_embedded(path) else path for path in (members or {}).values()]
         if not self.summaries and not paths:
             return self
-        known = {**dict.fromkeys(paths), **summary.unpack_all(self.summaries), **records}
-        return replace(self, summaries=summary.pack_all({path: known[path] for path in known if path not in gone}))
+        # An empty summary lists the member all the same, for servers that cannot list files.
+        summaries: dict[str, Record | None] = dict.fromkeys(paths)
+        summaries |= summary.unpack_all(self.summaries)
+        summaries |= records
+        for path in summaries.keys() & {*gone}:
+            del summaries[path]
+        return replace(self, summaries=summary.pack_all(summaries))
 
     def with_commit(self, token: str) -> Self:
-        """Return the manifest with the token of its commit before the tokens of the last ones."""
-        return replace(self, recent=recent.with_commit(self.recent, bytes.fromhex(token)))
+        """Return the manifest with the token of its commit in front of the tokens of earlier commits."""
+        tokens = recent.with_commit(self.recent, bytes.fromhex(token))
+        return replace(self, recent=tokens)
 
     def follows(self, other: Self) -> bool:
-        """Whether commits on top of the other manifest's have led to this one."""
+        """Whether this manifest is the result of commits on top of the other one."""
         return recent.has_commit(self.recent, other.recent)
 
     def pack(self) -> bytes:
         """Return the manifest as bytes."""
-        rows = None if self.rows is None else {name: row.pack() for name, row in self.rows.items()}
-        known: dict[str, Any] = {"rows": rows, "ident": self.identity, "number": self.number}
-        known["log"] = {path: entry.pack() for path, entry in self.log.items()}
+        content: dict[str, Any] = {
+            "format": _MAGIC,
+            "version": _VERSION,
+            "rows": None,
+            "ident": self.identity,
+            "number": self.number,
+            "log": {path: entry.pack() for path, entry in self.log.items()},
+        }
+        if self.rows is not None:
+            content["rows"] = {name: row.pack() for name, row in self.rows.items()}
         if self.summaries:
-            known["summaries"] = self.summaries
+            content["summaries"] = self.summaries
         if self.recent:
-            known["recent"] = self.recent
+            content["recent"] = self.recent
         if self.kept:
-            known["kept"] = self.kept
+            content["kept"] = self.kept
         if self.retired:
-            known["retired"] = {token: [list(state) for state in states] for token, states in self.retired.items()}
+            content["retired"] = {token: [list(state) for state in states] for token, states in self.retired.items()}
         if self.gone:
-            known["gone"] = self.gone
-        packed: bytes = msgpack.packb({"format": _MAGIC, "version": _VERSION, **known, **dict(self.unknown)})
+            content["gone"] = self.gone
+        packed: bytes = msgpack.packb(content | dict(self.unknown))
         return packed
 
     @classmethod
@@ -414,37 +456,45 @@ class Manifest:
             raise FormatError(f"expected a group's manifest, found other bytes ({error})") from None
         if not isinstance(content, dict) or content.pop("format", None) != _MAGIC:
             raise FormatError("expected a group's manifest, found something else")
-        version = content.pop("version", None)
-        if type(version) is not int or version < 1:
-            raise FormatError(f"expected a manifest of version {_VERSION}, found {version!r}")
-        if version < _VERSION:
-            raise UnsupportedError(
-                f"expected a manifest of version {_VERSION}, found version {version}, which was never released; remove"
-                f" {MANIFEST} from a local group, and copy the members of other groups one by one"
-            )
-        if version > _VERSION:
-            raise UnsupportedError(f"expected a manifest of version {_VERSION}, found the later version {version}")
+        _check_version(content.pop("version", None))
+        # None says that the files are the list. A manifest that says neither is damaged.
         if "rows" not in content:
             raise FormatError("expected rows in the manifest, found no such entry")
-        rows = content.pop("rows")
-        if rows is not None:
-            rows = {name: Row.unpack(name, row) for name, row in _check_type("rows", rows, dict).items()}
-        log = _check_type("log", content.pop("log", None), dict)
+        rows = None
+        if content["rows"] is not None:
+            rows = {name: Row.unpack(name, row) for name, row in _pop(content, "rows", {}).items()}
+        content.pop("rows", None)
+        log = {path: Entry.unpack(path, entry) for path, entry in _pop(content, "log", {}, required=True).items()}
         return cls(
             rows,
-            _check_type("ident", content.pop("ident", None), str),
-            _check_type("number", content.pop("number", None), int),
-            {path: Entry.unpack(path, entry) for path, entry in log.items()},
-            _check_type("summaries", content.pop("summaries", b""), bytes),
-            _check_type("recent", content.pop("recent", b""), bytes),
-            _check_type("kept", content.pop("kept", b""), bytes),
-            _unpack_retired(_check_type("retired", content.pop("retired", {}), dict)),
-            _check_gone(_check_type("gone", content.pop("gone", {}), dict)),
+            _pop(content, "ident", "", required=True),
+            _pop(content, "number", 0, required=True),
+            log,
+            _pop(content, "summaries", b""),
+            _pop(content, "recent", b""),
+            _pop(content, "kept", b""),
+            _unpack_retired(_pop(content, "retired", {})),
+            _check_gone(_pop(content, "gone", {})),
             tuple(content.items()),
         )
 
 
-def _check_type(key: str, value: Any, kind: type) -> Any:
+def _check_version(version: Any) -> None:
+    if type(version) is not int or version < 1:
+        raise FormatError(f"expected a manifest of version {_VERSION}, found {version!r}")
+    if version < _VERSION:
+        raise UnsupportedError(
+            f"expected a manifest of version {_VERSION}, found version {version}, which was never released; remove"
+            f" {MANIFEST} from a local group, and copy the members of other groups one by one"
+        )
+    if version > _VERSION:
+        raise UnsupportedError(f"expected a manifest of version {_VERSION}, found the later version {version}")
+
+
+def _pop(content: dict[str, Any], key: str, default: Any, *, required: bool = False) -> Any:
+    """Remove an entry and return its value, which must have the type of the default value."""
+    value = content.pop(key, None if required else default)
+    kind = type(default)
     if type(value) is not kind:
         raise FormatError(f"expected {key!r} of type {kind.__name__} in the manifest, found {type(value).__name__}")
     return value
@@ -452,15 +502,16 @@ def _check_type(key: str, value: Any, kind: type) -> Any:
 
 def _check_gone(content: Mapping[Any, Any]) -> Mapping[str, int]:
     for path, number in content.items():
-        if not _is_path(path) or type(number) is not int or number < 0:
+        is_number = type(number) is int and number >= 0
+        if not is_number or not _is_path(path):
             raise FormatError(f"expected a path and a number in the manifest, found {path!r} and {number!r}")
     return content
 
 
 def _unpack_retired(content: Mapping[Any, Any]) -> Retired:
     for token, states in content.items():
-        listed = states if isinstance(states, list) else [None]
-        if not _is_token(token) or not all(map(_is_state, listed)):
+        is_list = isinstance(states, list) and all(map(_is_state, states))
+        if not is_list or not _is_token(token):
             raise FormatError(f"expected a token and kept states in the manifest, found {token!r} and {states!r}")
     return {token: tuple(map(tuple, states)) for token, states in content.items()}
 
@@ -470,9 +521,12 @@ def _is_state(content: Any) -> bool:
 
 
 def _is_path_of(name: str, path: str) -> bool:
+    """Whether a member of this name can have this path."""
     if any(map(is_file_of_group, name.split("/"))):
         return False
-    return members_among([path]) == {name: path} or (path == f"{EMBEDDED}/{name}" and is_embedded(path))
+    if path == f"{EMBEDDED}/{name}":
+        return is_embedded(path)
+    return members_among([path]) == {name: path}
 
 
 def is_attrs(name: str) -> bool:

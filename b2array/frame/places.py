@@ -1,4 +1,4 @@
-"""Where a URL leads: the group that it names or leads through, and the name in it."""
+"""Finds the group that a URL names or leads through, and the rest of the URL as a name in the group."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["ARCHIVE", "GROUP", "ZIP", "Place", "Storage", "cut_path", "group_of"
 Storage = Mapping[str, Any] | None
 
 GROUP = ".b2d"
-"""How the URLs of most groups end."""
+"""The usual ending of a group's URL."""
 ARCHIVE = ".b2z"
-"""How the URLs of most archives end."""
+"""The usual ending of an archive's URL."""
 ZIP = (b"PK\3\4", b"PK\5\6")
-"""How archives begin: with members, and without any."""
+"""The first bytes of an archive: with members, and without any."""
 
 _ENDING = re.compile(r"\.[A-Za-z]\w*\Z")
 
@@ -42,10 +42,10 @@ def group_of(
 ) -> Place | None:
     """Return the innermost group or archive that a URL names or leads through, if any.
 
-    It finds only what is marked as a group: a directory or prefix with a manifest or an embedding frame, a zip archive,
-    or another file that begins with one of `magics`. One wave of requests asks for all places; a server that cannot
-    list, such as an HTTP server, is asked only for those that `_likely` says. The name is without the ending of its
-    file, and need not exist. `is_missing` says that there is no object of this URL: the caller has asked.
+    A group is a directory or prefix with a manifest or an embedding frame, a zip archive, or another file that begins
+    with one of `magics`. One wave of requests looks at all places. A server that cannot list, such as an HTTP server,
+    gets requests only for the places that `_likely` returns. The returned name lacks the ending of its file, and need
+    not exist. With `is_missing`, the caller knows already that this URL has no object.
 
     Examples
     --------
@@ -55,26 +55,43 @@ def group_of(
     Place(group='memory://outer/run.b2d', name='air/temperature')
     """
     outer, mark, fragment = os.fsdecode(url).rpartition("#")
+    # The name of a local file may itself contain "#".
     is_path = os.path.lexists(f"{outer}#{fragment.partition('/')[0]}")
-    if mark and not is_path and (place := group_of(outer, storage_options, magics)) is not None:
-        return Place(place.group, strip_suffix(f"{place.name}/{fragment}".strip("/")))
+    if mark and not is_path:
+        place = group_of(outer, storage_options, magics)
+        if place is not None:
+            return _join_fragment(place, fragment)
     front, parts, back = cut_path(url, storage_options)
     if not parts:
         return None
     store = open_store(f"{front}{parts[0]}/{back}", storage_options=storage_options)
     if store.can.lists:
-        asked = [(count, sign) for count in range(len(parts), 0, -1) for sign in ("", MANIFEST, EMBEDDED)]
+        signs = ("", MANIFEST, EMBEDDED)
+        asked = [(count, sign) for count in range(len(parts), 0, -1) for sign in signs]
     else:
         asked = _likely(parts, is_missing=is_missing)
-    n = _find_innermost(store, parts, asked, magics)
-    return None if n is None else Place(f"{front}{'/'.join(parts[:n])}{back}", strip_suffix("/".join(parts[n:])))
+    count = _find_innermost(store, parts, asked, magics)
+    return None if count is None else _cut_at(front, parts, back, count)
+
+
+def _join_fragment(place: Place, fragment: str) -> Place:
+    """Return the place of a name after "#", below the place that the URL before it leads to."""
+    name = f"{place.name}/{fragment}".strip("/")
+    return Place(place.group, strip_suffix(name))
+
+
+def _cut_at(front: str, parts: Sequence[str], back: str, count: int) -> Place:
+    """Return the place of a URL whose first `count` parts lead to the group."""
+    group = "/".join(parts[:count])
+    name = "/".join(parts[count:])
+    return Place(f"{front}{group}{back}", strip_suffix(name))
 
 
 def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> Place | None:
-    """Return the group that a new frame will be in, and its name there, if any.
+    """Return the group that will contain a new frame, if any, and the name of the frame there.
 
-    A local path is followed through links. Servers are asked only if a part of the URL ends as groups and archives do,
-    so that other new frames cost no request.
+    This resolves links in a local path. Servers get requests only if a part of the URL has the usual ending of a group
+    or an archive, so that other new frames cost no request.
 
     Examples
     --------
@@ -91,37 +108,49 @@ def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> P
     outer, mark, fragment = os.fsdecode(url).rpartition("#")
     if mark:
         place = target_of(outer, storage_options)
-        return None if place is None else Place(place.group, strip_suffix(f"{place.name}/{fragment}".strip("/")))
+        return None if place is None else _join_fragment(place, fragment)
     front, parts, back = cut_path(url, storage_options)
     asked = []
     for count in range(len(parts), 0, -1):
-        if parts[count - 1].endswith(GROUP):
+        part = parts[count - 1]
+        if part.endswith(GROUP):
             asked += [(count, MANIFEST), (count, EMBEDDED)]
-        elif parts[count - 1].endswith(ARCHIVE):
+        elif part.endswith(ARCHIVE):
             asked.append((count, ""))
     if not asked:
         return None
-    n = _find_innermost(open_store(f"{front}{parts[0]}/{back}", storage_options=storage_options), parts, asked, ZIP)
-    return None if n is None else Place(f"{front}{'/'.join(parts[:n])}{back}", strip_suffix("/".join(parts[n:])))
+    root = open_store(f"{front}{parts[0]}/{back}", storage_options=storage_options)
+    level = _find_innermost(root, parts, asked, ZIP)
+    return None if level is None else _cut_at(front, parts, back, level)
 
 
 def _find_innermost(
-    store: Store, parts: Sequence[str], asked: Sequence[tuple[int, str]], magics: tuple[bytes, ...]
+    store: Store,
+    parts: Sequence[str],
+    asked: Sequence[tuple[int, str]],
+    magics: tuple[bytes, ...],
 ) -> int | None:
-    """Return how many parts of a path lead to the first group among the places that are asked for."""
-    heads = store.head(["/".join(filter(None, (*parts[1:n], sign))) for n, sign in asked], 16)
-    for (n, sign), head in zip(asked, heads, strict=True):
-        if isinstance(head, Head) and (sign or bytes(head.data).startswith(magics)):
-            return n
+    """Find the first group among some places, and return how many parts of the path lead to it.
+
+    Each of the places in `asked` is a number of parts, and the object there that marks a group.
+    """
+    names = ["/".join(filter(None, (*parts[1:count], sign))) for count, sign in asked]
+    heads = store.head(names, 16)
+    for (count, sign), head in zip(asked, heads, strict=True):
+        if not isinstance(head, Head):
+            continue
+        # Without a sign the object itself is the group, if it is an archive.
+        if sign or bytes(head.data).startswith(magics):
+            return count
     return None
 
 
 def _likely(parts: Sequence[str], *, is_missing: bool) -> list[tuple[int, str]]:
-    """Return where the group of a URL may be on a server that cannot list, by the number of parts and the sign there.
+    """Return the likely places of a URL's group on a server that cannot list: numbers of parts, and the object there.
 
-    A group can be read there only if it has a manifest; an embedding frame tells the user that this is what is missing.
-    Parts of the URL that end as groups and files of groups do are asked for. Without any, it may be the URL itself, or
-    the part above it.
+    Likely places are the parts of the URL with an ending. Without any, they are the URL itself and the part above it.
+    There a group can be read only if it has a manifest. An embedding frame without a manifest only tells the user what
+    is missing.
 
     Examples
     --------
@@ -132,17 +161,23 @@ def _likely(parts: Sequence[str], *, is_missing: bool) -> list[tuple[int, str]]:
     """
     whole = len(parts)
     asked = [] if is_missing else [(whole, "")]
-    named = [n for n in range(whole, 1, -1) if _ENDING.search(parts[n - 1]) and not parts[n - 1].endswith(SUFFIXES)]
-    for n in named:
-        if parts[n - 1].endswith(GROUP):
-            asked.append((n, MANIFEST))
-            if n == named[0]:
-                asked.append((n, EMBEDDED))
-        elif n < whole:
-            asked.append((n, ""))
-    if not named and not parts[-1].endswith(SUFFIXES):
+    counts = []
+    for count in range(whole, 1, -1):
+        part = parts[count - 1]
+        if _ENDING.search(part) and not part.endswith(SUFFIXES):
+            counts.append(count)
+    for count in counts:
+        if parts[count - 1].endswith(GROUP):
+            asked.append((count, MANIFEST))
+            if count == counts[0]:
+                asked.append((count, EMBEDDED))
+        elif count < whole:
+            asked.append((count, ""))
+    if counts:
+        return asked
+    if not parts[-1].endswith(SUFFIXES):
         asked.append((whole, MANIFEST))
-    if not named and whole > 1:
+    if whole > 1:
         asked.append((whole - 1, MANIFEST))
     return asked
 
@@ -154,7 +189,7 @@ def strip_suffix(name: str) -> str:
 
 
 def cut_path(url: str | os.PathLike[str], storage_options: Storage) -> tuple[str, list[str], str]:
-    """Cut a URL into what comes before its path, the parts of the path, and what comes after it."""
+    """Cut a URL into the text before its path, the parts of the path, and the text after it."""
     store = open_store(url, storage_options=storage_options)
     if isinstance(store, LocalStore):
         drive, path = os.path.splitdrive(store.url)

@@ -39,18 +39,21 @@ EMBEDDED = "embed.b2e"
 """The frame in which python-blosc2 keeps small members of a group. Without it, python-blosc2 opens no directory."""
 
 SPOOL = "<spool>"
-"""Instead of an object's name: the chunk waits for its commit, without a record of its checksums."""
+"""Stands for the name of an object: the chunk waits in a spool, and is read without its record of checksums."""
 
 
 class ChunkRequest(NamedTuple):
-    """A chunk, and the blocks of it that are wanted: None for all."""
+    """A chunk, and the wanted blocks of it; None for the whole chunk."""
 
     chunk: int
     blocks: Sequence[int] | npt.NDArray[np.int64] | None
 
 
 class Location(NamedTuple):
-    """Where a stored chunk is: bytes [start, stop) of an object. The chunk may end before `stop`; -1: not known."""
+    """Where a stored chunk is: in bytes [start, stop) of an object.
+
+    The chunk may end before `stop`. A `stop` of -1 stands for the end of the object.
+    """
 
     name: str
     start: int
@@ -58,7 +61,10 @@ class Location(NamedTuple):
 
 
 class CachedHead(NamedTuple):
-    """The head of a chunk that was read before; if its checksum was compared, also the checksums of the blocks."""
+    """The head of a chunk that was read before, and the checksums of its blocks.
+
+    Without checksums, the head was not compared with its checksum either.
+    """
 
     head: ChunkHead
     sums: npt.NDArray[np.uint32] | None
@@ -69,9 +75,20 @@ FilterSlots = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Staged(NamedTuple):
-    """A new chunk: its code, the row of its sizes, the checksum of its record, and its filters if it has data.
+    """A new chunk of a transaction.
 
-    Chunks that are not stored have no sizes. The `digest` of the bytes is only known of chunks that forks write.
+    Attributes
+    ----------
+    code : int
+        The code that stands for the chunk in the transaction's index.
+    sizes : array of uint32, optional
+        The row for the table of sizes; None for a special value, which is not stored.
+    record : int
+        The checksum of the record of its checksums.
+    filters : FilterSlots, optional
+        Its filters, if it has data.
+    digest : bytes
+        A digest of its bytes; empty outside of forks.
     """
 
     code: int
@@ -89,15 +106,15 @@ class OpenChunkView(Protocol):
 
 
 class OpenChunks(Protocol):
-    """The chunks that a transaction keeps open, by number. Readers hold the mutex while they look at one."""
+    """The chunks that a transaction keeps open. A reader holds the mutex while it looks at one."""
 
     @property
     def mutex(self) -> Mutex:
-        """Held while chunks are opened, changed, read or encoded."""
+        """A thread holds it while it opens, changes, reads or encodes a chunk."""
 
     @property
     def chunks(self) -> Mapping[int, OpenChunkView]:
-        """For reading only."""
+        """The chunks by number; for reading only."""
 
 
 class Source(ABC):
@@ -125,7 +142,7 @@ class Source(ABC):
 
     @property
     def url(self) -> str:
-        """The store, for messages."""
+        """The URL of the store, for messages."""
         return self.store.url
 
     @property
@@ -135,42 +152,43 @@ class Source(ABC):
 
     @property
     def is_local(self) -> bool:
-        """Whether reads are so fast that each worker makes its own, and not one wave of requests for all."""
+        """Whether reads are so fast that each worker reads for itself, without waves of requests."""
         return self.store.can.local
 
     @property
     def heads(self) -> MutableMapping[int, CachedHead]:
-        """The heads of chunks that were read before, by number; always empty where chunks can change."""
+        """The heads of chunks that were read before, by number; always empty for a source whose chunks can change."""
         return {}
 
     @abstractmethod
     def staleness(self) -> ConflictError | None:
-        """Return the error for a reader if the store has changed since: its bytes may belong to another state."""
+        """Return an error if the store has changed since it was opened: its bytes may belong to another state."""
 
     @abstractmethod
     def locate(self, n: int) -> Location | Special:
         """Return where chunk `n` is; ChunkLostError if it is lost. In a contiguous frame it may end before `stop`."""
 
     def locate_unchecked(self, n: int) -> Location | Special:
-        """Do the same, perhaps without looking whether the chunk is lost: then reading it fails."""
+        """Do the same, but perhaps without a check for a lost chunk, whose read then fails."""
         return self.locate(n)
 
     def entry(self, n: int) -> int | Special:
-        """Return the index's entry for chunk `n`; ChunkLostError if it is lost."""
-        found = self.state.frame.entry(n)
+        """Return the index's entry for chunk `n`; ChunkLostError if the chunk is lost."""
+        # First, so that a number out of range raises its own error.
+        entry = self.state.frame.entry(n)
         if n in self.state.annotations.lost:
             raise ChunkLostError(f"chunk {n} of {self.url} is lost: a repair of the frame could not save it")
-        return found
+        return entry
 
     def known_sizes(self, n: int) -> Sizes | None:
-        """Return the sizes of chunk `n` and its blocks, as in `State.sizes`, or None if they are not known."""
+        """Return the sizes of chunk `n` and its blocks, as in `State.sizes`; None if the frame does not note them."""
         row: Sizes = self.state.sizes[n]
         return row if row[0] else None
 
     @abstractmethod
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
-        """Read bytes of the store's objects; `clip`: fewer where an object ends before."""
+        """Read bytes of the store's objects; with `clip`, an object may end before a span does."""
 
     @abstractmethod
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
-        """Read bytes to their places in one buffer; the memory is used again when nothing refers to it."""
+        """Read each span to its place in one buffer, whose memory is reused when nothing refers to it."""
