@@ -332,7 +332,7 @@ def _rebase(member: Member, draft: Draft, manifest: Manifest) -> None:
     if draft.base is None:
         raise ValueError(f"{draft.url}: a new member has no state to go on from")
     try:
-        current = load_member(member, manifest, known=draft.base)
+        current = load_member(member, manifest, last=draft.base)
     except MISSING:
         raise ConflictError(f"{draft.url} was deleted or moved since it was opened") from None
     draft.rebase(current)

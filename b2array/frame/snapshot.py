@@ -1,9 +1,9 @@
 """`Snapshot`: one committed state of a frame, an object that never changes; `load` reads it from a store.
 
 A frame by itself has one index, which every commit replaces. A member of a group in an object store has a revision for
-each commit of the group, and the group's manifest lists the one that counts: `load_member` reads that one. The index
-under the usual name is a published copy, for readers that know nothing of the group. `load` finds out from a note in it
-that there is a group.
+each commit of the group, and the group's manifest lists the revision that counts: `load_member` reads it. The index
+under the usual name is a published copy, for readers that do not know the group. A note in this copy tells `load` that
+there is a group.
 """
 
 from __future__ import annotations
@@ -73,23 +73,24 @@ __all__ = [
 
 _FIRST_READ = 64 * 2**10
 _LAST_READ = 64 * 2**10
+"""So many bytes at the beginning and at the end of a file are read in the first wave of requests."""
 _PICKLED_NBYTES = 2**16
-"""A table of sizes that takes more than this, and serves writers only, stays out of pickles."""
+"""Pickles leave out tables of sizes with more bytes, if only writers need them."""
 _MANY_CHUNKS = 2**18
 _FEW_SEARCHES = 8
-"""In an index of so many chunks, the ends of so many chunks are looked for before the index is sorted."""
+"""An index of so many chunks is searched so many times before a sorted copy of it is made."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """The group in an object store that commits for a frame, and what the group calls the frame."""
+    """A frame as a member of a group in an object store: the group's catalog, and the name of the frame there."""
 
     catalog: Catalog
     name: str
 
     @property
     def group(self) -> Store:
-        """Where the group is."""
+        """The store of the group."""
         return self.catalog.group
 
 
@@ -97,13 +98,35 @@ class Member:
 class Snapshot(Source):
     """A frame as it was when it was read.
 
-    It begins at `start` in its file. `version` is the store's version of the file, and `generation` changes with every
-    commit. `unique` identifies the file; see `b2array.store.base.Head`. `header` has the stored bytes. A snapshot from
-    a pickle lacks them, and perhaps the sizes of blocks. A state that was kept under a name is `at` an entry of the
-    frame's ledger, and has no stored header. A state that a group has committed, and not carried out yet, is read
-    `again` by the group's manifest: its store may have an earlier one. With ``carries_out`` it is carried out first. A
-    `member` of a group in an object store has its index in the object `index`, if that is not the published one. If
-    this state is published, `published` is the version of the published index, as far as it is known.
+    Parameters
+    ----------
+    store : Store
+        The store of the frame.
+    state : State
+        The parsed frame.
+    start : int
+        The offset of the frame in its file.
+    version : Version or None
+        The store's version of the file with the index.
+    generation : str
+        Names the state; it changes with every commit.
+    unique : str
+        Identifies the file; see `b2array.store.base.Head`.
+    header : bytes
+        The stored header. Empty for a state under a name, and after unpickling.
+    at : Kept, optional
+        The entry in the frame's ledger, for a state that was kept under a name.
+    ends : tuple of Tail
+        The ends of the file that were read with the index.
+    again : callable, optional
+        Reads the state anew by the manifest of its local group, because the group has committed the state but not
+        applied it yet, so that the store may have an earlier one. With ``carries_out``, it applies the state first.
+    member : Member, optional
+        The group in an object store that commits for the frame.
+    index : str
+        The object with the index of a member, if that is not the published index.
+    published : Version, optional
+        The version of the published index, if this state is published and the version is known.
     """
 
     store: Store
@@ -151,39 +174,41 @@ class Snapshot(Source):
         return self.index or (FRAME_NAME if self.sparse else "")
 
     def _is_packed_elsewhere(self) -> bool:
-        """Whether the frame has no bytes that tell of this state; `version` then has known ones of a later state."""
+        """Whether the group has packed this state, so that the frame itself has no bytes which identify it."""
         return self.at is not None and bool(self.at.packed)
 
     @property
     def expected_version(self) -> Version | None:
-        """The version of the file that reading requires."""
+        """The version of the file that a read requires."""
         return self._expected
 
     def _last_bytes(self) -> tuple[bytes, int]:
-        """Return the last bytes of this state, which no other file has there, and where they end."""
-        described, at = self.state.frame, self.at
-        if at is None:
+        """Return the last bytes of this state, which no other file has at this place, and the place of their end."""
+        described = self.state.frame
+        if self.at is None:
             return described.fingerprint, self.start + described.frame_len
-        return at.digest, self.start + described.header_len + at.place + at.nbytes
+        stop = described.header_len + self.at.place + self.at.nbytes
+        return self.at.digest, self.start + stop
 
     def _new_cache_key(self, *, is_ours: bool) -> object | None:
         """Return the key of this frame's blocks in the cache; None if they must not be cached.
 
-        Two snapshots have equal keys only if their blocks are equal. A key is made of the place and state of the file
-        (what `unique` says: the store, the object, its version), the frame's start in it, and the generation. Each part
-        is needed. Files can be copies of each other, fingerprint and all. A file can hold many frames. Other software
-        rewrites chunks and leaves header, index and trailer as they are.
+        Two snapshots have equal keys only if their blocks are equal. A key consists of the place and state of the file
+        (`unique`: the store, the object, its version), the frame's start in it, and the generation. All of these are
+        needed: files can be exact copies of each other, a file can contain many frames, and other software rewrites
+        chunks without a change of header, index or trailer.
 
-        Where that does not tell all states apart, only this snapshot has the key, so that refreshing or opening again
-        starts afresh. This is so for directories, whose chunks have versions of their own; for local files that were
-        changed a moment ago; for states that this process committed or unpickled; and for frames by b2array in places
-        without versions, such as HTTP. Frames by other software in such places are not cached at all.
+        In some cases these do not distinguish all states: for directories, because each chunk has another version; for
+        local files that were changed a moment ago; for states that this process committed or unpickled; and for frames
+        by b2array in stores without versions, such as HTTP. Then no other snapshot gets the same key, so that a refresh
+        or another open starts with an empty cache. Frames by other software in such stores are not cached at all.
         """
         if not is_ours and not self.version:
             return None
         if self.sparse or not self.unique:
             return object()
-        return blake2b(repr((self.unique, self.start, self.generation)).encode(), digest_size=16).digest()
+        parts = self.unique, self.start, self.generation
+        return blake2b(repr(parts).encode(), digest_size=16).digest()
 
     def staleness(self) -> ConflictError | None:
         """Return the error that says why the store does not hold this state any more; None if it does."""
@@ -194,17 +219,19 @@ class Snapshot(Source):
         except ConflictError as error:
             return error
         except FormatError:
-            # A disk may have damaged a local file; elsewhere, somebody has put something else in its place.
-            return stale_reader(self.url) if not self.store.can.local and self._is_replaced() else None
+            # A disk may have damaged a local file. In an object store, somebody has replaced the object.
+            is_replaced = not self.store.can.local and self._is_replaced()
+            return stale_reader(self.url) if is_replaced else None
         except (OSError, B2ArrayError):
+            # If the store fails, nobody knows: the caller's own error counts.
             return None
         if self.at is not None and current.at is not None and current.at.suspect:
             return lost_snapshot(self.url, self.at.title)
-        same = (current.generation, current.at) == (self.generation, self.at)
-        return None if same else stale_reader(self.url)
+        is_same = current.generation == self.generation and current.at == self.at
+        return None if is_same else stale_reader(self.url)
 
     def _is_replaced(self) -> bool:
-        """Whether the store is known to hold another header, or nothing that can be read."""
+        """Whether the store certainly has another header now, or nothing that can be read."""
         if not self.header:
             return False
         try:
@@ -213,9 +240,10 @@ class Snapshot(Source):
             return True
 
     def has_same_chunks(self, other: Snapshot) -> bool:
-        """Whether a chunk's number means the same in another state: metalayers and sizes are equal."""
+        """Whether each number stands for the same chunk in another state: metalayers and sizes are equal."""
         a, b = self.frame, other.frame
-        return (a.metalayers, a.nbytes, a.chunksize) == (b.metalayers, b.nbytes, b.chunksize)
+        has_same_sizes = a.nbytes == b.nbytes and a.chunksize == b.chunksize
+        return has_same_sizes and a.metalayers == b.metalayers
 
     def locate(self, n: int) -> Location | Special:
         """Return where chunk `n` is; ChunkLostError if it is lost. In a contiguous frame it may end before `stop`."""
@@ -223,9 +251,10 @@ class Snapshot(Source):
         return entry if isinstance(entry, Special) else self.location_of(entry)
 
     def locate_unchecked(self, n: int) -> Location | Special:
-        """Do the same without looking whether the chunk is lost, which would unpack the annotations."""
+        """Do the same without a check for a lost chunk, which would unpack the annotations."""
         offsets = self.frame.offsets
         entry = int(offsets[n]) if 0 <= n < len(offsets) else -1
+        # Special values, and numbers out of range, are the rare cases.
         return self.locate(n) if entry < 0 else self.location_of(entry)
 
     def location_of(self, entry: int) -> Location:
@@ -233,17 +262,22 @@ class Snapshot(Source):
         described = self.frame
         if described.frame_type == FrameType.SPARSE:
             return Location(index.chunk_name(entry), 0, -1)
-        base, after = self.start + described.header_len, self._next_entry(entry)
-        return Location("", base + entry, base + (described.cbytes if after is None else after))
+        base = self.start + described.header_len
+        # The index does not say where a chunk ends, but no chunk extends beyond the start of the next one.
+        stop = self._next_entry(entry)
+        if stop is None:
+            stop = described.cbytes
+        return Location("", base + entry, base + stop)
 
     def _next_entry(self, entry: int) -> int | None:
-        """Return the least entry of the index that is larger, or None."""
+        """Return the least entry of the index that is larger than this one; None for the largest entry."""
         offsets, ordered = self.frame.offsets, self._ordered
-        if ordered is None and len(offsets) >= _MANY_CHUNKS and self._searches < _FEW_SEARCHES:
-            # An ordered copy of a long index takes more memory and time than a few looks at all of it.
-            object.__setattr__(self, "_searches", self._searches + 1)
-            return index.least_after(offsets, entry)
         if ordered is None:
+            is_long = len(offsets) >= _MANY_CHUNKS
+            if is_long and self._searches < _FEW_SEARCHES:
+                # An ordered copy of a long index takes more memory and time than a few searches of the whole index.
+                object.__setattr__(self, "_searches", self._searches + 1)
+                return index.least_after(offsets, entry)
             ordered = offsets[offsets >= 0]
             ordered.sort()
             object.__setattr__(self, "_ordered", ordered)
@@ -251,14 +285,14 @@ class Snapshot(Source):
         return int(ordered[after]) if after < len(ordered) else None
 
     def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
-        """Read bytes of the store's objects; `clip`: fewer where an object ends before."""
+        """Read bytes of the store's objects; with `clip`, an object may end before a span does."""
         views = self.store.read(spans, expected=self._expected, clip=clip)
         if self._is_unchecked:
             self._require_unchanged()
         return views
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
-        """Read bytes to their places in one buffer; the memory is used again when nothing refers to it."""
+        """Read each span to its place in one buffer, whose memory is reused when nothing refers to it."""
         view = self.store.gather(spans, places, nbytes, expected=self._expected)
         if self._is_unchecked:
             self._require_unchanged()
@@ -280,12 +314,15 @@ class Snapshot(Source):
         )
 
     def _require_unchanged(self) -> None:
-        """Raise ConflictError if a frame without checksums was changed before its chunks were read."""
+        """Raise ConflictError if another writer has changed the file since it was opened.
+
+        Called after a read of a frame without checksums, which would not notice bytes of another state.
+        """
         try:
-            found = self.store.stamp_read(self.name).version
+            current = self.store.stamp_read(self.name).version
         except FileNotFoundError:
             raise ConflictError(f"{self.url} was deleted or moved since it was opened") from None
-        if found != self.version:
+        if current != self.version:
             raise stale_reader(self.url)
 
 
@@ -306,13 +343,20 @@ def _unpickle(
 
 
 def load(store: Store, *, start: int = 0, bare: bool = False) -> Snapshot:
-    """Read the current frame of a store, or the state that a group in an object store lists.
+    """Read the current frame of a store; for a member of a group in an object store, the state that the group lists.
 
-    A `bare` snapshot has no index and no layout: for callers that only open kept states of it.
+    One wave of requests finds out whether the store is one file or a directory, and reads the first 64 KiB of the file
+    and, if the server supports that, the last 64 KiB. More requests follow if index and trailer are elsewhere, if
+    another writer has changed the file between these requests, or if the frame notes that it is in a group.
 
-    One wave of requests finds out whether the store is one file or a directory, and reads the first 64 KiB and, where
-    servers can be asked for it, the last 64 KiB of the file. More follow if index and trailer are not in these, if
-    another writer came between these requests, or if the frame notes that it is in a group.
+    Parameters
+    ----------
+    store : Store
+        The store.
+    start : int
+        The offset of the frame in its file.
+    bare : bool
+        Whether to leave out index and layout, because the caller only opens kept states of the frame.
 
     Raises
     ------
@@ -323,15 +367,16 @@ def load(store: Store, *, start: int = 0, bare: bool = False) -> Snapshot:
 
 
 def load_published(store: Store, *, start: int = 0, bare: bool = False, sparse: bool | None = None) -> Snapshot:
-    """Read the frame that is in a store, whatever a group says of it. Raises what `load` raises.
+    """Read the frame that is in a store, whatever its group lists. Raises what `load` raises.
 
-    A caller that knows whether the frame is `sparse` spares requests.
+    If the caller knows whether the frame is `sparse`, this takes fewer requests. The other parameters are the same.
     """
     start = operator.index(start)
     if start < 0:
         raise ValueError(f"the offset of a frame in its file must be at least 0, not {start}")
     for _ in range(config.retries):
-        with suppress(ConflictError):  # another writer came between the two waves
+        # Another writer may have changed the file between two waves of requests: try again.
+        with suppress(ConflictError):
             return _load(store, start, bare=bare, sparse=sparse)
     return _load(store, start, bare=bare, sparse=sparse)
 
@@ -339,39 +384,56 @@ def load_published(store: Store, *, start: int = 0, bare: bool = False, sparse: 
 # Members of groups in object stores.
 
 
-def _follow_group(held: Snapshot, *, bare: bool) -> Snapshot:
-    """Return the state that the group of a frame lists; the same state for a frame that is in no such group."""
-    noted = held.state.annotations.group_commit
-    if noted is None or held.start or held.store.can.local:
-        return held
-    store_of = held.store.around(noted.path)
-    if store_of is None:  # a copy, at another path
-        return held
+def _follow_group(published: Snapshot, *, bare: bool) -> Snapshot:
+    """Return the state that the group of a published frame lists; for a frame without such a group, the same state."""
+    noted = published.state.annotations.group_commit
+    if noted is None or published.start or published.store.can.local:
+        return published
+    store_of = published.store.around(noted.path)
+    if store_of is None:
+        # The frame was copied to another path.
+        return published
     catalog = Catalog(store_of(""))
     try:
         manifest, _ = catalog.read()
-    except PermissionError:  # without permission to list, this is also the answer for a missing object
-        return held
+    except PermissionError:
+        # Without permission to list, a server answers so for a missing object as well.
+        return published
     if manifest.identity != noted.identity or manifest.rows is None:
-        return held
+        return published
     member = Member(catalog, noted.path.rpartition(".")[0])
     row = manifest.rows.get(member.name)
     if row is None or row.path != noted.path:
-        raise FileNotFoundError(f"{held.url} was deleted")
-    if row.revision in ("", held.generation):
-        return replace(held, member=member, published=held.version)
+        raise FileNotFoundError(f"{published.url} was deleted")
+    if row.revision in ("", published.generation):
+        return replace(published, member=member, published=published.version)
     try:
         return load_revision(member, row, bare=bare)
     except (FileNotFoundError, NotADirectoryError):
-        raise FormatError(f"{held.url}: expected revision {row.revision}, which the group lists, found none") from None
+        raise FormatError(
+            f"{published.url}: expected revision {row.revision}, which the group lists, found none"
+        ) from None
 
 
 def load_member(
-    member: Member, manifest: Manifest, *, known: Snapshot | None = None, for_writing: bool = False
+    member: Member,
+    manifest: Manifest,
+    *,
+    last: Snapshot | None = None,
+    for_writing: bool = False,
 ) -> Snapshot:
-    """Return the state of a member that a manifest lists, which may be the `known` one.
+    """Return the state of a member that a manifest lists.
 
-    `for_writing` reads the published index, if that is the listed state: then the next commit knows its version.
+    Parameters
+    ----------
+    member : Member
+        The member.
+    manifest : Manifest
+        The manifest of its group.
+    last : Snapshot, optional
+        A state of the member that was read before, which is returned if the manifest still lists it.
+    for_writing : bool
+        Whether to read the published index if that is the listed state, so that the next commit knows its version.
 
     Raises
     ------
@@ -381,8 +443,8 @@ def load_member(
     row = (manifest.rows or {}).get(member.name)
     if row is None:
         raise FileNotFoundError(f"{where(member.catalog.url, member.name)} was deleted")
-    if known is not None and row.revision and row.revision == known.generation:
-        return known
+    if last is not None and row.revision and row.revision == last.generation:
+        return last
     store = member.group.below(row.path)
     if row.revision and not (for_writing and row.sparse):
         try:
@@ -393,7 +455,7 @@ def load_member(
                 raise
             return copy
     try:
-        # If only its files told of the member, it may be another kind.
+        # A row that was made from a list of files does not know the kind of the frame for sure.
         published = load_published(store, sparse=row.sparse if row.revision else None)
     except (FileNotFoundError, NotADirectoryError):
         if not row.revision:
@@ -415,28 +477,33 @@ def _listed_inside(published: Snapshot, row: Row) -> Snapshot | None:
 
 
 def _published_copy(member: Member, row: Row) -> Snapshot | None:
-    """Return what is published of a revision whose index is damaged or missing; None if that is another state."""
+    """Return the published copy of a revision whose index is damaged or missing; None if another state is published."""
     try:
         published = load_published(member.group.below(row.path), sparse=row.sparse)
     except (OSError, B2ArrayError):
+        # The caller raises the error of the revision.
         return None
     if published.generation != row.revision:
         return None
     return replace(published, member=member, published=published.version)
 
 
-def find_damage(held: Snapshot) -> tuple[str, str] | None:
-    """Return the object with the index that a group lists, and what is wrong with it, if a published copy stands in."""
-    if held.member is None or held.index or not held.generation:
+def find_damage(published: Snapshot) -> tuple[str, str] | None:
+    """Check the index that a group lists, after a read of the published copy; return its name and error if it is bad.
+
+    None if the listed index is intact, or if the snapshot is not such a copy.
+    """
+    member = published.member
+    if member is None or published.index or not published.generation:
         return None
-    manifest, _ = held.member.catalog.read()
-    row = (manifest.rows or {}).get(held.member.name)
-    if row is None or row.revision != held.generation:
+    manifest, _ = member.catalog.read()
+    row = (manifest.rows or {}).get(member.name)
+    if row is None or row.revision != published.generation:
         return None
     name = index_name(row.revision) if row.sparse else data_path(row.revision)
-    place = where(held.url if row.sparse else held.member.group.url, name)
+    place = where(published.url if row.sparse else member.group.url, name)
     try:
-        load_revision(held.member, row)
+        load_revision(member, row)
     except FileNotFoundError:
         return name, f"{place}: expected the index that the group lists, found none"
     except (FormatError, UnsupportedError) as error:
@@ -445,11 +512,13 @@ def find_damage(held: Snapshot) -> tuple[str, str] | None:
 
 
 def load_revision(member: Member, row: Row, *, bare: bool = False) -> Snapshot:
-    """Return the state of a revision of a member. Raises what `load_member` raises."""
+    """Return the revision of a member that a row lists. Raises what `load_member` raises."""
     if row.sparse:
-        store, name = member.group.below(row.path), index_name(row.revision)
+        store = member.group.below(row.path)
+        name = index_name(row.revision)
     else:
-        store, name = member.group.below(data_path(row.revision), shown_as=row.path), ""
+        store = member.group.below(data_path(row.revision), shown_as=row.path)
+        name = ""
     (head,) = store.head([name], _FIRST_READ)
     if isinstance(head, Exception):
         raise head
@@ -460,20 +529,27 @@ def load_revision(member: Member, row: Row, *, bare: bool = False) -> Snapshot:
 
 
 def _load(store: Store, start: int, *, bare: bool, in_one_wave: bool = True, sparse: bool | None = None) -> Snapshot:
-    names = (FRAME_NAME,) if store.is_prefix else ("",) if start else ("", FRAME_NAME)
-    if sparse is not None:
-        names = (FRAME_NAME,) if sparse else ("",)
+    if sparse is None and store.is_prefix:
+        sparse = True
+    elif sparse is None and start:
+        # A frame that begins later in its file cannot be a directory.
+        sparse = False
+    names = ("", FRAME_NAME) if sparse is None else (FRAME_NAME if sparse else "",)
+    tail = None
     if start or store.is_prefix or not in_one_wave or sparse:
-        heads, tail = store.head(names, _FIRST_READ, offset=start), None
+        heads = store.head(names, _FIRST_READ, offset=start)
     else:
         heads, tail = store.ends(names, _FIRST_READ, _LAST_READ)
-    found = [(name, head) for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
-    if not found:
+    objects = [(name, head) for name, head in zip(names, heads, strict=True) if not isinstance(head, Exception)]
+    if not objects:
         if isinstance(heads[0], IsADirectoryError) and isinstance(heads[-1], NotADirectoryError):
-            raise stale_reader(store.url)  # another writer has replaced the directory by a file in between
+            # Another writer has replaced the directory by a file between the two looks.
+            raise stale_reader(store.url)
         raise _refusal(store, heads)
-    # On object stores an empty object may stand for the directory.
-    name, head = found[-1] if not found[0][1].data else found[0]
+    name, head = objects[0]
+    if not head.data:
+        # In object stores, an empty object may stand for the directory.
+        name, head = objects[-1]
     version = head.version
     if tail is None or name or tail.version != version:
         return _parse(store, name, start, head.data, version, head.unique, bare=bare)
@@ -482,88 +558,113 @@ def _load(store: Store, start: int, *, bare: bool, in_one_wave: bool = True, spa
     except FormatError:
         if version:
             raise
-        # Nothing but this tells that beginning and end are of different states.
+        # Without versions, only this error shows that beginning and end are parts of different states.
         return _load(store, start, bare=bare, in_one_wave=False)
 
 
 def find_frame(store: Store) -> Snapshot | None:
-    """Return the frame that a new one is to replace, if there is one that can be read."""
-    for read in (load, load_published):  # a group may list another revision, or not list it any more
+    """Return the frame that a new one would replace; None if there is no readable frame."""
+    # A group may list another revision of the frame, or may have deleted it.
+    for read in (load, load_published):
+        # A frame that cannot be read may be replaced like any other file.
         with suppress(FileNotFoundError, FormatError, UnsupportedError):
             return read(store)
     return None
 
 
-def reload(held: Snapshot, *, even_new: bool = False, carries_out: bool = False) -> Snapshot:
-    """Return the state that the store of a snapshot holds now: with the same parsed frame if nothing was committed.
+def reload(seen: Snapshot, *, even_new: bool = False, carries_out: bool = False) -> Snapshot:
+    """Return the present state in the store of a snapshot, with the same parsed frame if nobody has committed since.
 
-    Header and fingerprint are compared, which tell every state that b2array has written from all others. Raises what
-    `load` raises, and ConflictError if the frame was deleted and another one made in its place, unless `even_new`. A
-    writer `carries_out` what a group has committed before: nobody may write to a frame that waits in another place.
+    Header and fingerprint identify every state that b2array has written. Raises what `load` raises.
+
+    Parameters
+    ----------
+    seen : Snapshot
+        The state that was read before.
+    even_new : bool
+        Whether the present frame may be another one, which was made in the place of the old one. Otherwise this raises
+        ConflictError then.
+    carries_out : bool
+        Whether to apply the commits of a local group first, because the caller will write: no writer may change a frame
+        that waits in another place.
     """
-    if held.member is not None:
-        return _reload_member(held, held.member, even_new=even_new)
-    if held.at is not None and held.at.group:
-        if held.again is not None:
-            return held.again()  # the group knows where the state is now
-        if held.at.packed:
-            return held
-    if held.header and held.frame.is_ours and held.again is None:
-        head = head_if_unchanged(held.store, held.frame, held.header, held.start, held.index)
+    if seen.member is not None:
+        return _reload_member(seen, seen.member, even_new=even_new)
+    if seen.at is not None and seen.at.group:
+        if seen.again is not None:
+            # Only the group knows where the state is now.
+            return seen.again()
+        if seen.at.packed:
+            return seen
+    if seen.header and seen.frame.is_ours and seen.again is None:
+        head = head_if_unchanged(seen.store, seen.frame, seen.header, seen.start, seen.index)
         if head is not None:
-            return replace(held, version=head.version, unique=head.unique)
-    if held.again is None:
-        current = load(held.store, start=held.start, bare=held.at is not None)
+            return replace(seen, version=head.version, unique=head.unique)
+    if seen.again is None:
+        current = load(seen.store, start=seen.start, bare=seen.at is not None)
     else:
-        current = held.again(carries_out=carries_out)
-    return _require_same_frame(held, current, even_new=even_new)
+        current = seen.again(carries_out=carries_out)
+    return _require_same_frame(seen, current, even_new=even_new)
 
 
-def _reload_member(held: Snapshot, member: Member, *, even_new: bool) -> Snapshot:
+def _reload_member(seen: Snapshot, member: Member, *, even_new: bool) -> Snapshot:
     manifest, _ = member.catalog.read()
-    if manifest.rows is None:  # no commit of the group has written its manifest yet
-        current = load_published(held.store)
-        return _require_same_frame(held, replace(current, member=member, published=current.version), even_new=even_new)
+    if manifest.rows is None:
+        # No commit of the group has written its manifest yet.
+        published = load_published(seen.store)
+        current = replace(published, member=member, published=published.version)
+        return _require_same_frame(seen, current, even_new=even_new)
     row = manifest.rows.get(member.name)
-    if held.at is None and row is not None and row.revision == held.generation:
-        return held
-    return _require_same_frame(held, load_member(member, manifest), even_new=even_new)
+    if seen.at is None and row is not None and row.revision == seen.generation:
+        return seen
+    current = load_member(member, manifest)
+    return _require_same_frame(seen, current, even_new=even_new)
 
 
-def _require_same_frame(held: Snapshot, current: Snapshot, *, even_new: bool) -> Snapshot:
-    """Return the current state, or the state of a snapshot; ConflictError if another frame took the place."""
-    if held.at is not None:
-        return load_kept_state(current, held.at.name, held.at.generation)
-    if current.state.annotations.identity != held.state.annotations.identity and not even_new:
+def _require_same_frame(seen: Snapshot, current: Snapshot, *, even_new: bool) -> Snapshot:
+    """Return the current state of a frame, or its state under a name; ConflictError if it is another frame."""
+    if seen.at is not None:
+        return load_kept_state(current, seen.at.name, seen.at.generation)
+    is_same = current.state.annotations.identity == seen.state.annotations.identity
+    if not is_same and not even_new:
         raise ConflictError(
-            f"{held.url} was deleted and made again since it was opened; open it again, or call refresh()"
+            f"{seen.url} was deleted and made again since it was opened; open it again, or call refresh()"
         )
     return current
 
 
-def ledger_in(held: Snapshot) -> Ledger:
+def ledger_in(revision: Snapshot) -> Ledger:
     """Return the ledger of a frame; FormatError or UnsupportedError, with the frame's URL, if it cannot be read."""
-    return prefix_errors(held.url, lambda: ledger_of(held.state))
+    return prefix_errors(revision.url, lambda: ledger_of(revision.state))
 
 
-def load_kept_state(held: Snapshot, name: str, generation: bytes | None = None) -> Snapshot:
-    """Return a state that the frame of a snapshot keeps under a name.
+def load_kept_state(revision: Snapshot, name: str, generation: bytes | None = None) -> Snapshot:
+    """Return a state that a frame keeps under a name.
 
-    KeyError if no snapshot has this name. ConflictError if the state of this `generation` is gone. FormatError if its
-    index is damaged. SnapshotLostError if other software has overwritten it.
+    Raises
+    ------
+    KeyError
+        The frame has no snapshot of this name.
+    ConflictError
+        The snapshot of this name is not the state of this `generation` any more.
+    FormatError
+        The index of the state is damaged.
+    SnapshotLostError
+        Other software has overwritten the index of the state.
     """
-    ledger = ledger_in(held)
+    ledger = ledger_in(revision)
     entry = ledger.find(name)
     if generation is not None and (entry is None or entry.generation != generation):
-        raise ConflictError(f"{held.url}: the snapshot {name!r} was dropped since it was opened")
+        raise ConflictError(f"{revision.url}: the snapshot {name!r} was dropped since it was opened")
     if entry is None:
-        raise unknown_name(held.url, name, ledger.names)
-    return load_kept_states(held, [entry])[0]
+        raise unknown_name(revision.url, name, ledger.names)
+    return load_kept_states(revision, [entry])[0]
 
 
 def unknown_name(url: str, name: str, names: Iterable[str]) -> KeyError:
     """Return the error for a missing snapshot, given the names of the existing ones."""
-    return KeyError(f"{url} has no snapshot {name!r}; it has {', '.join(map(repr, names)) or 'none'}")
+    existing = ", ".join(map(repr, names))
+    return KeyError(f"{url} has no snapshot {name!r}; it has {existing or 'none'}")
 
 
 def lost_snapshot(url: str, title: str) -> SnapshotLostError:
@@ -573,102 +674,139 @@ def lost_snapshot(url: str, title: str) -> SnapshotLostError:
     )
 
 
-def load_kept_states(held: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
-    """Return states that the frame of a snapshot keeps, with one wave of requests.
+def load_kept_states(revision: Snapshot, entries: Sequence[Kept]) -> list[Snapshot]:
+    """Return states that a frame keeps, with one wave of requests.
 
-    States of a frame that other software has changed since are `suspect`. FormatError if one is damaged. ConflictError
-    if it seems so, but the frame has changed since it was read. SnapshotLostError if other software has overwritten it.
+    If other software has changed the frame since, the entries of these states are marked as `suspect`.
+
+    Raises
+    ------
+    FormatError
+        The index of a state is damaged.
+    ConflictError
+        The frame has changed since it was read, so that an index is not in its place any more.
+    SnapshotLostError
+        Other software has overwritten the index of a state.
     """
-    if not held.frame.is_ours:
+    if not revision.frame.is_ours:
         entries = [replace(entry, suspect=True) for entry in entries]
-    spans, known = {}, {}
+    spans: dict[Kept, Span] = {}
+    packed: dict[Kept, Buffer] = {}
     for entry in entries:
-        base = 0 if held.sparse else held.start + held.frame.header_len + entry.place
-        span = Span(object_name(entry.place) if held.sparse else "", base, base + entry.nbytes)
-        views = [end.data[span.start - end.start :] for end in held.ends if end.start <= span.start]
-        view = entry.packed or next((view[: entry.nbytes] for view in views if len(view) >= entry.nbytes), None)
+        span = _span_of(revision, entry)
+        view = entry.packed or _view_of(revision, span)
         if view is None:
             spans[entry] = span
         else:
-            known[entry] = view
+            packed[entry] = view
     try:
-        known.update(zip(spans, held.read([*spans.values()]) if spans else (), strict=True))
+        views = revision.read([*spans.values()]) if spans else ()
     except (FileNotFoundError, FormatError) as error:
-        if len(entries) > 1:  # to name the one that is lost
-            return [found for entry in entries for found in load_kept_states(held, [entry])]
+        # Read the states one by one, so that the error names the lost one.
+        if len(entries) > 1:
+            return [load_kept_states(revision, [entry])[0] for entry in entries]
         (entry,) = entries
-        stale = held.staleness()
-        if stale is not None:  # the frame was deleted, or the state was dropped, since the frame was read
+        # Another writer may have deleted the frame, or dropped the state, since the frame was read.
+        stale = revision.staleness()
+        if stale is not None:
             raise stale from None
         if entry.suspect:
-            raise lost_snapshot(held.url, entry.title) from error
+            raise lost_snapshot(revision.url, entry.title) from error
         raise FormatError(
-            f"{held.url}: snapshot {entry.name!r}: expected its index of {entry.nbytes} bytes, found none"
+            f"{revision.url}: snapshot {entry.name!r}: expected its index of {entry.nbytes} bytes, found none"
         ) from error
-    found = []
-    for entry in entries:
-        try:
-            state = unpack_state(known[entry], entry)
-        except (FormatError, UnsupportedError) as error:
-            if entry.suspect:
-                raise lost_snapshot(held.url, entry.title) from error
-            raise prefix_error(f"{held.url}: snapshot {entry.name!r}", error) from error
-        if state.frame.frame_type != held.frame.frame_type:
-            raise prefix_error(f"{held.url}: snapshot {entry.name!r}", _wrong_kind(state.frame.frame_type))
-        found.append(
-            Snapshot(
-                held.store,
-                state,
-                held.start,
-                held.version,
-                entry.generation.hex(),
-                held.unique,
-                at=entry,
-                again=held.again,
-                member=held.member,
-                index=held.index,
-            )
-        )
-    return found
+    packed.update(zip(spans, views, strict=True))
+    return [_unpack_kept(revision, entry, packed[entry]) for entry in entries]
+
+
+def _span_of(revision: Snapshot, entry: Kept) -> Span:
+    """Return the bytes of a kept state's index: an object of a sparse frame, or a part of a contiguous one."""
+    if revision.sparse:
+        return Span(object_name(entry.place), 0, entry.nbytes)
+    start = revision.start + revision.frame.header_len + entry.place
+    return Span("", start, start + entry.nbytes)
+
+
+def _view_of(revision: Snapshot, span: Span) -> memoryview | None:
+    """Return bytes that were read together with the frame; None if they were not."""
+    nbytes = span.stop - span.start
+    for end in revision.ends:
+        if end.start <= span.start:
+            first = span.start - end.start
+            view = end.data[first : first + nbytes]
+            if len(view) == nbytes:
+                return view
+    return None
+
+
+def _unpack_kept(revision: Snapshot, entry: Kept, packed: Buffer) -> Snapshot:
+    """Return a kept state, given the bytes of its index."""
+    try:
+        state = unpack_state(packed, entry)
+    except (FormatError, UnsupportedError) as error:
+        if entry.suspect:
+            raise lost_snapshot(revision.url, entry.title) from error
+        raise prefix_error(f"{revision.url}: snapshot {entry.name!r}", error) from error
+    if state.frame.frame_type != revision.frame.frame_type:
+        raise prefix_error(f"{revision.url}: snapshot {entry.name!r}", _wrong_kind(state.frame.frame_type))
+    return Snapshot(
+        revision.store,
+        state,
+        revision.start,
+        revision.version,
+        entry.generation.hex(),
+        revision.unique,
+        at=entry,
+        again=revision.again,
+        member=revision.member,
+        index=revision.index,
+    )
 
 
 def head_if_unchanged(store: Store, described: Frame, header: bytes, start: int = 0, index: str = "") -> Head | None:
-    """Return the beginning of a frame by b2array if the store still holds this state of it, else None."""
-    stop, name = described.frame_len, index or (FRAME_NAME if described.frame_type == FrameType.SPARSE else "")
+    """Return the beginning of a frame by b2array if the store still has this state of the frame, else None."""
+    name = index
+    if not name and described.frame_type == FrameType.SPARSE:
+        name = FRAME_NAME
+    stop = described.frame_len
+    # A small frame is read as a whole, so that its fingerprint takes no further request.
     wanted = stop if stop <= _FIRST_READ else len(header)
     (head,) = store.head([name], wanted, offset=start)
     if isinstance(head, Exception) or head.data[: len(header)] != header:
         return None
-    tail = head.data[stop - FINGERPRINT_NBYTES :]
+    first = stop - FINGERPRINT_NBYTES
+    tail = head.data[first:]
     if wanted < stop:
-        (tail,) = store.read([Span(name, start + stop - FINGERPRINT_NBYTES, start + stop)], clip=True)
+        (tail,) = store.read([Span(name, start + first, start + stop)], clip=True)
     return head if tail == described.fingerprint else None
 
 
 def load_from_header(store: Store, data: Buffer, version: Version | None, unique: str = "") -> Snapshot:
-    """Read a frame. `data` has at least its header, and the store the rest. Raises what `load` raises."""
+    """Read a frame whose header the caller has: `data` contains it, and perhaps more. Raises what `load` raises."""
     try:
         sparse = unpack_header(data).frame_type == FrameType.SPARSE
     except (FormatError, UnsupportedError) as error:
         raise prefix_error(store.url, error) from error
-    return _parse(store, FRAME_NAME * sparse, 0, memoryview(data), version, unique)
+    return _parse(store, FRAME_NAME if sparse else "", 0, memoryview(data), version, unique)
 
 
 def _refusal(store: Store, errors: Sequence[object]) -> Exception:
+    """Return the error for a store without a frame, given the errors of its requests."""
     absent = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
     for error in errors:
         if isinstance(error, HiddenError):
             return error
         if isinstance(error, Exception) and (says_more(error) or not isinstance(error, absent)):
             return error
-    # An HTTP server is asked only where its URL says so: each of its answers may take a second.
+    # Each answer of an HTTP server may take a second: look for zarr's objects there only if the URL suggests it.
     may_be_zarr = store.can.lists or store.url.endswith(".zarr")
     if may_be_zarr and any(not isinstance(head, Exception) for head in store.head(foreign.ZARR, 1)):
         return FileNotFoundError(foreign.zarr_text(store.url))
     if any(isinstance(error, IsADirectoryError) for error in errors):
         return FileNotFoundError(f"{store.url} is a directory without {FRAME_NAME}: no sparse frame")
     if store.is_prefix:
-        return FileNotFoundError(f"{where(store.url, FRAME_NAME)} does not exist: no sparse frame")
+        path = where(store.url, FRAME_NAME)
+        return FileNotFoundError(f"{path} does not exist: no sparse frame")
     return FileNotFoundError(f"{store.url} does not exist")
 
 
@@ -696,32 +834,42 @@ def _parse(
         elif end is not None and _has_tail(end, first, stop):
             tail = end.data[first - end.start : stop - end.start]
         else:
-            tail = read_whole(store, Span(name, start + first, start + stop), version)
-        found = frame.unpack(data, tail, head, bare=bare)
+            span = Span(name, start + first, start + stop)
+            tail = read_whole(store, span, version)
+        described = frame.unpack(data, tail, head, bare=bare)
     except (FormatError, UnsupportedError) as error:
         raise prefix_error(store.url, error) from error
     header = bytes(data[:header_len])
-    generation = found.fingerprint.hex() if found.is_ours else _digest(header, tail, version)
-    state = State(found, None) if bare else parse(found)
+    if described.is_ours:
+        generation = described.fingerprint.hex()
+    else:
+        generation = _digest(header, tail, version)
+    state = State(described, None) if bare else parse(described)
     ends: tuple[Tail, ...] = ()
+    # The indexes of kept states are often in the bytes that were just read, which spares a wave of requests.
     if state.annotations.kept and not (name or store.can.local):
         ends = tuple(each for each in (Tail(data, start, version), end) if each is not None)
     return Snapshot(store, state, start, version, generation, unique, header, ends=ends)
 
 
 def _has_tail(end: Tail, first: int, stop: int) -> bool:
-    """Whether the end of a file has the tail of its frame. Without a version, sizes must agree, too."""
+    """Whether the end of a file contains the tail of its frame."""
     size = end.start + len(end.data)
-    return end.start <= first and (stop <= size if end.version else stop == size)
+    # Without a version, only an equal size shows that the end is not of a later state.
+    fits = stop <= size if end.version else stop == size
+    return fits and end.start <= first
 
 
-def _wrong_kind(found: FrameType) -> FormatError:
-    expected = FrameType(1 - found)
-    return FormatError(f"expected a {expected.name.lower()} frame, found a {found.name.lower()} one")
+def _wrong_kind(kind: FrameType) -> FormatError:
+    expected = FrameType(1 - kind)
+    return FormatError(f"expected a {expected.name.lower()} frame, found a {kind.name.lower()} one")
 
 
 def _digest(header: bytes, tail: Buffer, version: Version | None) -> str:
-    """Name a state that other software wrote: it may write chunks again without changing a byte of the frame."""
+    """Return a name for a state that other software wrote.
+
+    The version is part of it, because other software rewrites chunks without a change of header, index or trailer.
+    """
     digest = blake2b(header, digest_size=16)
     digest.update(tail)
     digest.update(str(version or "").encode())
