@@ -91,24 +91,26 @@ def _lists(row: Row | None, state: MemberState) -> bool:
 
 def _restore_member(changes: RowTransaction, name: str, state: MemberState, revision: Snapshot) -> None:
     """Give a member in an object store an earlier revision, or make it again from that."""
-    path = changes.members().get(name)
+    path, ledger = changes.members().get(name), revision
     if path == state.path and not is_embedded(path):
-        handle = changes.open(path, "r+")
+        latest = changes.open(path, "r+").snapshot
         draft = draft_of(changes, path)
-        is_same = handle.snapshot.state.annotations.identity == revision.state.annotations.identity
+        is_same = latest.state.annotations.identity == revision.state.annotations.identity
         if is_same and draft.sparse and revision.sparse:
             edits.go_back(draft, revision.state)
             return
+        ledger = latest if is_same else revision  # the member's own snapshots stay
     if path is not None:
         changes.remove({name: path})
 
     def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:  # noqa: ARG001
         if not isinstance(url, FreePlace):
             raise TypeError(f"expected a free place for a member that is made again, found {url!r}")
-        if revision.sparse:
+        # In memory, no object can be below the name of another one.
+        if revision.sparse and url.sparse is None:
             # Its chunks are still there, under numbers that no later member of the name has got.
             return Draft(url.store, None, revision.state, is_same=True, first=url.first)
-        keeps = states_to_copy(revision)
+        keeps = states_to_copy(ledger)
         return copied(revision, url.store, FrameType.CONTIGUOUS, is_same=True, kept=keeps)
 
     changes.create(name, state.path[len(name) :], new, overwrite=True)

@@ -912,6 +912,32 @@ def test_an_archive_says_that_it_has_no_place_for_snapshots_of_the_group(tmp_pat
         open_group(url).snapshot("s")
 
 
+@pytest.mark.parametrize("layout", ["sparse", "contiguous"])
+def test_going_back_leaves_the_snapshots_that_a_member_has_for_itself(where: Where, layout: Any) -> None:
+    group = where.open("w")
+    group.create("x", data=np.arange(4), chunks=(2,), layout=layout)
+    group.snapshot("first")
+    group["x"][0] = 5
+    group["x"].snapshot("own")
+    group["x"][1] = 6
+    group.restore("first")
+    assert where.open()["x"][:].tolist() == [0, 1, 2, 3]
+    assert where.open(at="first")["x"][:].tolist() == [0, 1, 2, 3]
+    group["x"].restore("own")
+    assert where.open()["x"][:].tolist() == [5, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("before", "after"), [("sparse", "contiguous"), ("contiguous", "sparse")])
+def test_a_member_that_has_another_layout_now_goes_back(where: Where, before: Any, after: Any) -> None:
+    group = where.open("w")
+    group.create("x", data=np.arange(4), chunks=(2,), layout=before)
+    group.snapshot("first")
+    group.create("x", data=np.arange(3), chunks=(2,), layout=after, overwrite=True)
+    group.restore("first")
+    assert where.open()["x"][:].tolist() == [0, 1, 2, 3]
+    assert where.open(at="first")["x"][:].tolist() == [0, 1, 2, 3]
+
+
 def test_a_manifest_without_snapshots_has_no_word_of_them(where: Where) -> None:
     group = prepared(where)
     change(group)
@@ -1210,12 +1236,18 @@ class Model:
         """Return what readers see."""
         return {**{name: (each.items.tolist(), each.attrs) for name, each in self.members.items()}, "": self.attrs}
 
-    def go_back(self, then: Model) -> None:
-        """Be as the group was; members that are still the same keep their own snapshots."""
+    def go_back(self, then: Model, *, is_local: bool) -> None:
+        """Be as the group was; members that are still the same keep their own snapshots.
+
+        In an object store the revision of a member that is made again has the snapshots of that time.
+        """
         before, self.members, self.attrs = self.members, deepcopy(then.members), dict(then.attrs)
         for name, each in self.members.items():
             now = before.get(name)
-            each.own = now.own if now is not None and now.born == each.born else None
+            if now is not None and now.born == each.born:
+                each.own = now.own
+            elif is_local:
+                each.own = None
 
 
 def seen(group: Group) -> Contents:
@@ -1373,7 +1405,7 @@ class Histories(RuleBasedStateMachine):
     def restore(self, n: int, data: Any, then: str | None) -> None:
         """Go back, perhaps in a transaction that changes what it went back to, and keeps it."""
         name, value = data.draw(st.sampled_from(sorted(self.kept))), next(self.serials)
-        self.model.go_back(self.kept[name])
+        self.model.go_back(self.kept[name], is_local=self.kind == "local")
         if then is None:
             self.handles[n].restore(name)
             return
