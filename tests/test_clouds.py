@@ -646,7 +646,7 @@ def test_without_the_right_to_list_nothing_says_whether_an_object_is_missing_or_
         for kind in (FileNotFoundError, PermissionError):
             with pytest.raises(kind, match=r"does not exist, or may not be read.*missing"):
                 ask()
-    with pytest.raises(FileNotFoundError, match="no group that you may read, and you may not list what is there"):
+    with pytest.raises(FileNotFoundError, match="no group that you may read, and you may not list the files there"):
         b2array.open_group(f"{unlisted}/missing.b2d", **options)
     with pytest.raises(FileNotFoundError, match="has no member 'missing'"):
         b2array.open(f"{unlisted}/g.b2d/missing", **options)

@@ -88,7 +88,7 @@ def test_a_file_that_was_cut_says_so(tmp_path: Path, share: float) -> None:
 
 def test_the_embedding_frame_leads_to_its_group(tmp_path: Path) -> None:
     b2array.open_group(tmp_path / "g.b2d", "w")["x"] = X
-    with pytest.raises(FormatError, match=r"is where a group keeps small members; open the group .*g\.b2d$"):
+    with pytest.raises(FormatError, match=r"is the file for small members of a group; open the group .*g\.b2d$"):
         b2array.open_group(tmp_path / "g.b2d" / "embed.b2e")
     assert isinstance(b2array.open(tmp_path / "g.b2d" / "embed.b2e"), b2array.SChunk)
 

@@ -76,7 +76,7 @@ class GroupOnDisk(Protocol):
     def current(self, path: str) -> Snapshot:
         """Return the state of a member that belongs to the members that are shown."""
 
-    def state_of_embedded(self, path: str) -> str:
+    def name_embedded_state(self, path: str) -> str:
         """Name the state of a member in the embedding frame."""
 
     def remove_embedded(self, path: str, entry: Entry) -> None:
@@ -350,7 +350,7 @@ def _check_read(group: GroupOnDisk, change: GroupChange, written: Mapping[str, M
     """Raise ConflictError if another writer has changed or deleted a member that was only read."""
     for path in change.only_read(written):
         store = group.store_of(path)
-        state = group.state_of_embedded(path) if is_embedded(path) else inspect_place(store).state
+        state = group.name_embedded_state(path) if is_embedded(path) else inspect_place(store).state
         if state != change.read[path]:
             raise ConflictError(f"{store.url} was changed by another writer since the transaction has read it")
 
@@ -415,7 +415,7 @@ def _stage_deletions(group: GroupOnDisk, change: GroupChange, attempt: _Attempt)
     for path in group.paths_of(change.removed.keys(), attempt.before):
         if path not in attempt.log:
             inner = is_embedded(path)
-            before = group.state_of_embedded(path) if inner else inspect_place(group.store_of(path)).lasting
+            before = group.name_embedded_state(path) if inner else inspect_place(group.store_of(path)).lasting
             attempt.log[path] = Entry("delete", before, "", os.urandom(8).hex())
 
 

@@ -41,7 +41,7 @@ from b2array.grid.chunking import Access
 from b2array.grid.partition import boxes
 from b2array.group.addressing import split_member
 from b2array.group.kept import Moment
-from b2array.group.local import copy_of
+from b2array.group.local import copier_of
 from b2array.store import disk
 from b2array.store.atomic import AtomicFile, require_free
 from b2array.store.open import open_store
@@ -381,7 +381,7 @@ def _tree_b2nd(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
 
 def _write_b2nd(url: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
     if source.handle is not None and source.is_bytes and url.endswith(".b2frame"):
-        new = copy_of(source.handle, settings.storage_options or {}, snapshots=settings.snapshots)
+        new = copier_of(source.handle, settings.storage_options or {}, snapshots=settings.snapshots)
         commit(new(url, overwrite=settings.overwrite, layout=settings.layout))
         return
     if source.handle is not None and source.is_array:

@@ -37,8 +37,8 @@ from b2array.group.copying import copy_snapshots
 from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.kept import earlier_states, moment
 from b2array.group.listed import AnyGroup, group_at
-from b2array.group.local import NewFrame, copy_of
-from b2array.group.unpacked import is_place, unpacked
+from b2array.group.local import NewFrame, copier_of
+from b2array.group.unpacked import is_place, open_unpacked
 from b2array.store.atomic import AtomicFile, place_beside, require_free
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
@@ -91,7 +91,9 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     if isinstance(home, AnyGroup) and not split_member(url)[1]:
         # A damaged list of snapshots must not keep the members from being copied.
         with suppress(FormatError, UnsupportedError):
-            snapshots = {name: partial(moment, home, name) for name in group_ledger(home.url, home.stored()).names}
+            snapshots = {
+                name: partial(moment, home, name) for name in group_ledger(home.url, home.load_manifest()).names
+            }
     yield replace(tree_of(home, paths, error), snapshots=snapshots)
 
 
@@ -125,7 +127,7 @@ def _frame(
     """
     handle, storage = source.handle, settings.storage_options or {}
     if handle is not None and source.is_bytes:
-        return OTHER, copy_of(handle, storage, snapshots=settings.snapshots, earlier=earlier)
+        return OTHER, copier_of(handle, storage, snapshots=settings.snapshots, earlier=earlier)
 
     def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
         kind = settings.layout if layout == "auto" else layout
@@ -155,7 +157,7 @@ def _frame(
 def _attributes(attrs: Mapping[str, Any], storage: Storage) -> NewFrame:
     frame = create_schunk(chunksize=2**13)
     frame.vlmeta.update(attrs)
-    return copy_of(frame._handle, storage or {})
+    return copier_of(frame._handle, storage or {})
 
 
 def _path(prefix: str, name: str) -> str:
@@ -258,7 +260,7 @@ def _building_b2z(url: str, settings: Options) -> Iterator[Building]:
         return
     require_free(store, {"": ZIP[0][:2]}, "an archive", overwrite=settings.overwrite)
     with AtomicFile(store, overwrite=settings.overwrite) as path, zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(EMBEDDED, embedded.nothing())
+        archive.writestr(EMBEDDED, embedded.pack_empty_frame())
 
         beside = str(Path(store.url).resolve()) if isinstance(store, LocalStore) else path
 
@@ -286,7 +288,7 @@ def _building_into_b2z(address: str, prefix: str, settings: Options) -> Iterator
             f"{redact_url(address)} is an archive on another computer, to which no member can be added: b2array.convert"
             " writes a new one"
         )
-    home = unpacked(address, storage, "r+", resume=None)
+    home = open_unpacked(address, storage, "r+", resume=None)
     try:
         with _building_in(home, prefix, settings) as building:
             yield building

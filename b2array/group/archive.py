@@ -31,62 +31,73 @@ from b2array.store.open_file import BinaryFile
 from b2array.store.secrets import redact_url
 from b2array.store.spans import Span
 
-__all__ = ["NOTE", "Archive", "changed_as_a_whole", "is_content"]
+__all__ = ["NOTE", "Archive", "is_content", "make_archive_error"]
 
 NOTE = ".b2work"
-"""What a writer notes about the archive, next to the members in its directory."""
+"""The file in which a writer notes the version of the archive, next to the members in its directory."""
 
 
-def changed_as_a_whole(place: Place) -> ReadOnlyError:
-    """Return the error for who wants to change a member of an archive, which is written when its group is closed."""
+def make_archive_error(place: Place) -> ReadOnlyError:
+    """Return the error for changing a single member: an archive is written as a whole, when its group is closed."""
     return ReadOnlyError(
         f'{redact_url(place.group)} is an archive, which is changed as a whole: \'with b2array.open_group(url, "a")'
         f" as group:' and then group[{place.name!r}]"
     )
 
 
-_TAIL = 2**16 + 2**10  # the longest comment, and what a small directory takes
+_TAIL = 2**16 + 2**10
+"""Bytes to read at the end of an archive: the longest comment, and a small directory before it."""
 _LOCAL_HEADER = struct.Struct("<4s22x2H")
 _ENCRYPTED = 1
-_UNREADABLE = (zipfile.BadZipFile, ValueError, EOFError, LookupError, NotImplementedError, OverflowError, struct.error)
-
-
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    ValueError,
+    EOFError,
+    LookupError,
+    NotImplementedError,
+    OverflowError,
+    struct.error,
+)
+"""The errors that `zipfile` raises for damaged archives."""
 _PIECE = 2**22
 
 
 class _Entry(NamedTuple):
-    start: int  # of the local header
+    """A file in the archive: the start of its local header, its size, and whether its bytes are there as they are."""
+
+    start: int
     nbytes: int
     stored: bool
 
 
 def is_content(path: str) -> bool:
-    """Whether a file of a directory belongs into an archive: locks and what waits for a commit do not."""
+    """Return whether an archive stores a file of its writer's directory: no manifest, lock, note or unfinished file."""
     name = path.rpartition("/")[2]
-    unfinished = re.search(rf"{UNFINISHED}(/|$)", path) is not None
-    return not (name in (MANIFEST, NOTE) or name.endswith((LOCK, TEMPORARY, JOURNAL)) or unfinished)
+    if name in (MANIFEST, NOTE) or name.endswith((LOCK, TEMPORARY, JOURNAL)):
+        return False
+    return re.search(rf"{UNFINISHED}(/|$)", path) is None
 
 
 class Archive:
-    """The members of a group in a zip archive, as they were when somebody first asked for them. For reading."""
+    """The members of a group in a zip archive, as listed at the first use. Read-only."""
 
     def __init__(
         self,
         url: str | BinaryFile,
         storage_options: Mapping[str, Any],
-        known: tuple[Stamp, dict[str, _Entry], Members] | None = None,
+        contents: tuple[Stamp, dict[str, _Entry], Members] | None = None,
     ) -> None:
         self._options = dict(storage_options)
-        self._known = known
+        self._listing = contents
         self.store: Store = open_store(url, storage_options=self._options)
         self._address = self.store.url if self.store.can.local else url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._address, self._options, self._known)
+        return type(self), (self._address, self._options, self._listing)
 
     @property
     def url(self) -> str:
-        """Where the archive is, without secrets."""
+        """The URL of the archive, without secrets."""
         return self.store.url
 
     def members(self) -> Members:
@@ -94,8 +105,8 @@ class Archive:
         return self._state()[2]
 
     def refresh(self) -> None:
-        """Read the list of members again when it is next needed."""
-        self._known = None
+        """Forget the list of members; the next use reads it again."""
+        self._listing = None
         self.store.close()
 
     def close(self) -> None:
@@ -103,19 +114,21 @@ class Archive:
         self.store.close()
 
     def unpack(self, target: Store) -> None:
-        """Copy every file of the archive to a store, except files of locks and of commits under way."""
+        """Copy every file of the archive to a store, except locks and files of commits under way."""
         stamp, entries, _ = self._state()
+        # Overlapping files would let a small archive unpack to any size.
         if sum(entry.nbytes for entry in entries.values()) > stamp.size:
-            raise FormatError(f"{self.url}: expected files beside each other, found some in the place of others")
-        with self._of_one_archive(stamp), zipfile.ZipFile(_ArchiveFile(self.store, stamp)) as opened:
-            for info in opened.infolist():
+            raise FormatError(f"{self.url}: expected separate files, found files that overlap")
+        with self._of_one_archive(stamp), zipfile.ZipFile(_ArchiveFile(self.store, stamp)) as archive:
+            for info in archive.infolist():
                 path = _path_of(info)
                 if path in entries and is_content(path):
-                    prefix_errors(f"{self.url}: {path}", partial(self._copy, opened, info, entries[path], target))
+                    copy = partial(self._copy, archive, info, entries[path], target)
+                    prefix_errors(f"{self.url}: {path}", copy)
 
     @contextmanager
     def _of_one_archive(self, stamp: Stamp) -> Iterator[None]:
-        """Raise ConflictError instead of FormatError in the block if the archive was replaced: it is not damaged."""
+        """Turn a FormatError in the block into ConflictError if the archive is not damaged, but was replaced."""
         try:
             yield
         except FormatError:
@@ -124,55 +137,68 @@ class Archive:
             raise
 
     @staticmethod
-    def _copy(opened: zipfile.ZipFile, info: zipfile.ZipInfo, entry: _Entry, target: Store) -> None:
+    def _copy(
+        archive: zipfile.ZipFile,
+        info: zipfile.ZipInfo,
+        entry: _Entry,
+        target: Store,
+    ) -> None:
         if not entry.stored:
             raise UnsupportedError("expected a file that is stored as it is, found one that is compressed or encrypted")
         try:
-            with opened.open(info) as file:
-                target.create(_path_of(info), iter(partial(file.read, _PIECE), b""))
+            with archive.open(info) as file:
+                pieces = iter(partial(file.read, _PIECE), b"")
+                target.create(_path_of(info), pieces)
         except _UNREADABLE as error:
             raise FormatError(f"expected a file in the archive, found other bytes ({error})") from None
 
     def _state(self) -> tuple[Stamp, dict[str, _Entry], Members]:
-        if self._known is None:
-            self._known = in_one_state(self._read)
-        return self._known
+        if self._listing is None:
+            self._listing = in_one_state(self._read)
+        return self._listing
 
     def _read(self) -> tuple[Stamp, dict[str, _Entry], Members]:
+        """List the members from the directory of the archive, and from the frame of embedded members."""
         stamp = self.store.stamp("")
+        inner: Mapping[str, str] = {}
         with self._of_one_archive(stamp):
             entries = prefix_errors(self.url, lambda: _entries(self.store, stamp))
-            inner = embedded.members(SChunk(self._open(EMBEDDED, stamp, entries))) if EMBEDDED in entries else {}
+            if EMBEDDED in entries:
+                embedding = SChunk(self._open(EMBEDDED, stamp, entries))
+                inner = embedded.members(embedding)
         return stamp, entries, Members({**inner, **members_among(entries)})
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
-        """Open a member by its path. It must be one file, and neither compressed nor encrypted."""
+        """Open a member by its path. The archive must store it as one file, neither compressed nor encrypted."""
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an archive: open_group(url, 'a') opens it as a whole for changes")
         stamp, entries, _ = self._state()
         with self._of_one_archive(stamp):
-            if is_embedded(path):
-                return embedded.open_embedded(SChunk(self._open(EMBEDDED, stamp, entries)), path)
-            return self._open(path, stamp, entries)
+            if not is_embedded(path):
+                return self._open(path, stamp, entries)
+            embedding = SChunk(self._open(EMBEDDED, stamp, entries))
+            return embedded.open_member(embedding, path)
         raise AssertionError  # for the type checker
 
     def _open(self, path: str, stamp: Stamp, entries: Mapping[str, _Entry]) -> Handle:
-        entry, where = entries.get(path), f"{self.url}: {path}"
+        where = f"{self.url}: {path}"
+        entry = entries.get(path)
         if entry is None or not entry.stored:
             kind = "a directory" if entry is None else "compressed or encrypted"
             raise UnsupportedError(f"{where} is {kind} in the archive and cannot be read in place; unpack the archive")
         start = entry.start + self._header_nbytes(where, entry, stamp)
-        # Its own store keeps the archive open as long as the member is used, even if another archive replaces it.
+        # A separate store keeps this archive open while the member is in use, even if another archive replaces it.
         store = open_store(self._address, storage_options=self._options)
-        held = prefix_errors(where, lambda: snapshot.load(store, start=start))
-        if held.version not in (None, stamp.version):
+        source = prefix_errors(where, lambda: snapshot.load(store, start=start))
+        if source.version not in (None, stamp.version):
             raise stale_reader(self.url)
-        if held.frame.frame_len > entry.nbytes:
-            raise FormatError(f"{where}: expected a frame in {entry.nbytes} bytes, found {held.frame.frame_len}")
-        return Handle(held, "r")
+        if source.frame.frame_len > entry.nbytes:
+            raise FormatError(f"{where}: expected a frame in {entry.nbytes} bytes, found {source.frame.frame_len}")
+        return Handle(source, "r")
 
     def _header_nbytes(self, where: str, entry: _Entry, stamp: Stamp) -> int:
-        # Its extra fields differ from those in the central directory.
+        """Return the size of a file's local header; FormatError if it is no header, or the file exceeds the archive."""
+        # The central directory does not tell the size: its extra fields differ from the ones in the local header.
         span = Span("", entry.start, entry.start + _LOCAL_HEADER.size)
         (head,) = self.store.read([span], expected=stamp.version)
         magic, name_nbytes, extra_nbytes = _LOCAL_HEADER.unpack(head)
@@ -185,9 +211,10 @@ class Archive:
 
 
 def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
+    """Read the directory of an archive, and check its names, sizes and offsets."""
     try:
-        with zipfile.ZipFile(_ArchiveFile(store, stamp)) as opened:
-            infos = opened.infolist()
+        with zipfile.ZipFile(_ArchiveFile(store, stamp)) as archive:
+            infos = archive.infolist()
     except (FormatError, LimitError):
         raise
     except _UNREADABLE as error:
@@ -200,7 +227,8 @@ def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
         check_path(name)
         if name in entries:
             raise FormatError(f"expected every file once in the archive, found {name!r} again")
-        stored = info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & _ENCRYPTED
+        is_encrypted = bool(info.flag_bits & _ENCRYPTED)
+        stored = info.compress_type == zipfile.ZIP_STORED and not is_encrypted
         if stored and info.file_size != info.compress_size:
             raise FormatError(f"{name}: expected {info.file_size} bytes, found {info.compress_size}")
         if not 0 <= info.header_offset <= stamp.size - _LOCAL_HEADER.size:
@@ -210,15 +238,18 @@ def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
 
 
 def _path_of(info: zipfile.ZipInfo) -> str:
+    # Some writers on Windows, which is system 0, separate directories by backslashes.
     return info.orig_filename.replace("\\", "/") if info.create_system == 0 else info.orig_filename
 
 
 class _ArchiveFile(io.RawIOBase):
-    """An archive as a file, from which `zipfile` reads the directory; its end, which has that, is read once."""
+    """An archive as a file for `zipfile`. One request reads its end, which usually has the whole directory."""
 
     def __init__(self, store: Store, stamp: Stamp) -> None:
         super().__init__()
-        self._store, self._stamp, self._at = store, stamp, 0
+        self._store = store
+        self._stamp = stamp
+        self._at = 0
         self._tail_start = max(0, stamp.size - _TAIL)
         self._tail = self._range(self._tail_start, stamp.size)
 
@@ -227,15 +258,19 @@ class _ArchiveFile(io.RawIOBase):
         return view
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = max(0, offset + (0, self._at, self._stamp.size)[whence])
+        origins = 0, self._at, self._stamp.size
+        self._at = max(0, offset + origins[whence])
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        start, end = min(self._at, self._stamp.size), self._stamp.size
+        end = self._stamp.size
+        start = min(self._at, end)
         stop = min(start + size, end) if size >= 0 else end
+        # Damaged sizes must not make this process allocate any amount of memory.
         if stop - start > config.limits.metadata_nbytes:
             raise LimitError(f"the directory of the archive takes {stop - start} bytes")
         self._at = stop
-        if start >= self._tail_start:
-            return bytes(self._tail[start - self._tail_start : stop - self._tail_start])
-        return bytes(self._range(start, stop))
+        if start < self._tail_start:
+            return bytes(self._range(start, stop))
+        first = start - self._tail_start
+        return bytes(self._tail[first : first + stop - start])

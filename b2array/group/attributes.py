@@ -1,4 +1,4 @@
-"""The attributes of a group, in a frame without chunks as python-blosc2's ``TreeStore`` has them."""
+"""The attributes of a group, in a frame without chunks, as python-blosc2's ``TreeStore`` stores them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from b2array.group.embedded import EmbedFile
 from b2array.group.fork import Changes
 from b2array.group.kept import Moment
 from b2array.group.listed import AnyGroup
-from b2array.group.local import copy_of
+from b2array.group.local import copier_of
 
 __all__ = ["Attrs", "Home", "writable"]
 
 Home = AnyGroup | Archive | EmbedFile | Changes | Moment
-"""Where the members of a group are."""
+"""The home of a group: lists and opens its members, wherever they are."""
 
 
 def writable(home: Home, mode: Mode, url: str) -> AnyGroup | Changes:
-    """Return the home of members that can be changed; raise ReadOnlyError for others."""
+    """Return the home if its members can be changed; otherwise raise ReadOnlyError."""
     if isinstance(home, Moment):
         raise ReadOnlyError(f"{url}: a snapshot can only be read; restore() goes back to it")
     if mode == "r" or isinstance(home, Archive | EmbedFile):
@@ -35,8 +35,8 @@ def writable(home: Home, mode: Mode, url: str) -> AnyGroup | Changes:
 
 
 @cache
-def _nothing() -> Handle:
-    """Return an empty frame, for reading, in place of one that is missing."""
+def _empty_frame() -> Handle:
+    """Return a read-only frame without attributes, for a group that has no frame of attributes."""
     return create_schunk(chunksize=2**13)._handle.at_snapshot()
 
 
@@ -51,45 +51,53 @@ class Attrs(Attributes):
         self._mode: Mode = mode
 
     def __getattr__(self, name: str) -> Any:
-        # The frame is opened once, because a loop over the attributes asks for each of them.
+        # Open the frame once: a loop over the attributes reads each of them through it.
         if name != "_handle":
             raise AttributeError(name)
-        self._handle = self._found() or _nothing()
+        self._handle = self._open_frame() or _empty_frame()
         return self._handle
 
-    def _found(self) -> Handle | None:
+    def _open_frame(self) -> Handle | None:
+        """Open the frame of attributes; None if the group has no such frame."""
         path = self._home.members().get(self._name)
-        return None if path is None else self._home.open(path, self._mode, lazy=True)
+        if path is None:
+            return None
+        return self._home.open(path, self._mode, lazy=True)
 
     def require(self) -> Handle:
-        """Return the frame for changes, or make it. A group that has one exists even without members."""
+        """Open the frame for changes; make a missing one. With this frame, the group exists even without members."""
         writable(self._home, self._mode, self._home.url)
-        frame = self._found()
-        return frame if frame is not None and frame.mode == "r+" else self._make(frame, {})
+        frame = self._open_frame()
+        if frame is not None and frame.mode == "r+":
+            return frame
+        return self._make(frame, {})
 
     def _make(self, embedded: Handle | None, values: Mapping[str, Any]) -> Handle:
-        """Make the frame with these attributes, and the attributes of an embedded frame, which cannot be changed."""
+        """Make the frame with these attributes, and with the attributes of the `embedded` frame that it replaces."""
         home = writable(self._home, self._mode, self._home.url)
         new = create_schunk(chunksize=2**13)._handle
         attributes = {} if embedded is None else dict(Attributes(embedded))
         Attributes(new).update(attributes | dict(values))
+        copy_into = copier_of(new, home.storage_options)
         with changing(home) as changes:
             if embedded is not None:
-                changes.remove({self._name: home.members()[self._name]})
-            # An interrupted writer may have left one that the group does not list.
-            return changes.create(self._name, OTHER, copy_of(new, home.storage_options), overwrite=True)
+                path = home.members()[self._name]
+                changes.remove({self._name: path})
+            # Overwrite: an interrupted writer may have left a frame that the group does not list.
+            return changes.create(self._name, OTHER, copy_into, overwrite=True)
 
     def add(self, others: Attributes) -> None:
-        """Add attributes; FileExistsError if one of them is there already."""
-        if clash := sorted(self.keys() & others.keys()):
+        """Add attributes; raise FileExistsError if the group has one of them already."""
+        clash = sorted(self.keys() & others.keys())
+        if clash:
             raise FileExistsError(f"{self._home.url}: there is an attribute {clash[0]!r}")
         self.update(others)
 
     def update(self, other: Any = (), /, **named: Any) -> None:
-        """Set several attributes, as `dict.update`, in one commit."""
+        """Set several attributes like `dict.update`, in one commit."""
         writable(self._home, self._mode, self._home.url)
         values = dict(other, **named)
-        frame = self._found()
+        frame = self._open_frame()
         if frame is not None and frame.mode == "r+":
             self._handle = frame
             super().update(values)

@@ -14,7 +14,7 @@ from b2array.frame.listing import MemberState
 from b2array.frame.snapshot import Snapshot
 from b2array.group.changing import AnyTransaction
 from b2array.group.kept import Moment, entry_of, retire
-from b2array.group.local import copy_of
+from b2array.group.local import copier_of
 from b2array.group.local_transaction import LocalTransaction
 from b2array.group.rows import RowTransaction, free_place
 from b2array.group.transaction import next_note
@@ -44,7 +44,7 @@ def _copy_states(changes: LocalTransaction, moments: Sequence[Moment]) -> None:
         for member, state in then.states.items():
             key = member, state.generation
             if key not in copies:
-                earlier = then.held(state.path)
+                earlier = then.state_of(state.path)
                 # One retired frame gets all states from the same file, so that they share chunks.
                 missing[earlier.url, earlier.version].append(
                     replace(earlier, at=entry_of(then, state, group), member=None)
@@ -83,14 +83,14 @@ def _copy_revisions(changes: RowTransaction, moments: Sequence[Moment]) -> None:
             path = new.get(name, state.path)
             key = path, state.generation
             if key not in copies:
-                copies[key] = _copy_unlisted(changes, path, then.held(state.path))
+                copies[key] = _copy_unlisted(changes, path, then.state_of(state.path))
             states[name] = copies[key]
         changes.snapshots.copy(then.entry, states)
 
 
 def _copy_unlisted(changes: RowTransaction, path: str, source: Snapshot) -> MemberState:
     """Copy a state of a member that the group does not list."""
-    new = copy_of(Handle(source, "r"), changes.storage_options, snapshots=False)
+    new = copier_of(Handle(source, "r"), changes.storage_options, snapshots=False)
     draft = new(free_place(changes, path), overwrite=False)
     state = _write_state(changes, draft, path, draft.state)
     # A later member at this path must not give its chunks these numbers.

@@ -1,4 +1,4 @@
-"""Small members inside one frame, as python-blosc2's stores keep them: its data are their frames in a row."""
+"""Small members that python-blosc2 embeds in one frame, whose data are the members' frames one after another."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = [
     "holds_members",
     "is_store",
     "members",
-    "nothing",
-    "open_embedded",
+    "name_state",
+    "open_member",
+    "pack_empty_frame",
     "remove",
-    "state",
 ]
 
 EMBED_SUFFIX = ".b2e"
@@ -41,34 +41,35 @@ class EmbedFile:
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self._options = dict(storage_options)
         self.store: Store = open_store(url, storage_options=self._options)
-        self._held: SChunk | None = None
+        self._frame: SChunk | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.store.url, self._options)
 
     @property
     def url(self) -> str:
-        """Where the file is, without secrets."""
+        """The URL of the file, without secrets."""
         return self.store.url
 
-    def _frame(self) -> SChunk:
-        if self._held is None:
-            self._held = SChunk(Handle(snapshot.load(self.store), "r"))
-        return self._held
+    def _open_frame(self) -> SChunk:
+        if self._frame is None:
+            source = snapshot.load(self.store)
+            self._frame = SChunk(Handle(source, "r"))
+        return self._frame
 
     def members(self) -> Members:
-        """Return what stands for the path of each member by its name."""
-        return Members(members(self._frame()))
+        """Return a path for each member by its name; the paths lead into the frame."""
+        return Members(members(self._open_frame()))
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
-        """Open a member, which is read into memory."""
+        """Read a member into memory, and open it there."""
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an embedding store of python-blosc2, which can only be read")
-        return open_embedded(self._frame(), path)
+        return open_member(self._open_frame(), path)
 
     def refresh(self) -> None:
-        """Read the file again when it is next needed."""
-        self._held = None
+        """Forget the frame; the next use reads the file again."""
+        self._frame = None
 
     def close(self) -> None:
         """Close the file."""
@@ -76,25 +77,25 @@ class EmbedFile:
 
 
 def holds_members(frame: Frame) -> bool:
-    """Whether a frame by itself is an embedding store of python-blosc2."""
+    """Return whether a frame is an embedding store of python-blosc2 on its own, not one inside a group."""
     return frame.metalayer(_MARK) is not None
 
 
 def is_store(url: str, storage_options: Mapping[str, Any]) -> bool:
-    """Whether a file is an embedding store of python-blosc2."""
-    held = snapshot.find_frame(open_store(url, storage_options=storage_options))
-    return held is not None and holds_members(held.frame)
+    """Return whether a file is an embedding store of python-blosc2."""
+    source = snapshot.find_frame(open_store(url, storage_options=storage_options))
+    return source is not None and holds_members(source.frame)
 
 
-def nothing() -> bytes:
-    """Return a frame without members. python-blosc2 does not open a group without such a frame."""
+def pack_empty_frame() -> bytes:
+    """Return the bytes of a frame without members. python-blosc2 opens no group without an embedding frame."""
     empty = create_schunk(chunksize=2**13, meta={"b2tree": {"version": 1}})
     empty.vlmeta[EMBEDDED_NOTES] = {EMBEDDED_MAP: {}, "current_offset": 0}
     return empty.to_bytes()
 
 
 class EmbeddedStore(MemoryStore):
-    """The bytes of an embedded member, by the URL of the member."""
+    """The bytes of an embedded member. Messages name the member by its URL."""
 
     advice = f"python-blosc2 keeps it in {EMBEDDED}, so it can only be read: group[name] = group[name] gives it a file"
 
@@ -103,56 +104,59 @@ class EmbeddedStore(MemoryStore):
         self.url = url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.url, self.__getstate__())
+        return _rebuild_store, (self.url, self.__getstate__())
 
 
-def _restored(url: str, objects: Any) -> EmbeddedStore:
+def _rebuild_store(url: str, objects: Any) -> EmbeddedStore:
     store = EmbeddedStore(url, b"")
     store.__setstate__(objects)
     return store
 
 
-def members(held: SChunk) -> dict[str, str]:
-    """Return what stands for the paths of the embedded members, by their names."""
-    return {name: f"{EMBEDDED}/{name}" for name in _extents(held)}
+def members(schunk: SChunk) -> dict[str, str]:
+    """Return a path for each embedded member by its name: the path of the embedding frame, and the name."""
+    return {name: f"{EMBEDDED}/{name}" for name in _find_extents(schunk)}
 
 
-def _extents(held: SChunk) -> dict[str, range | None]:
-    return embedded_extents(held._handle.source.state, held.url)
+def _find_extents(schunk: SChunk) -> dict[str, range | None]:
+    """Return the range of bytes of each embedded member by its name; None for a reference to an array on a server."""
+    return embedded_extents(schunk._handle.source.state, schunk.url)
 
 
-def open_embedded(held: SChunk, path: str) -> Handle:
-    """Open an embedded member for reading; a reference to an array on a server is not supported."""
+def open_member(schunk: SChunk, path: str) -> Handle:
+    """Open an embedded member for reading. References to arrays on servers raise UnsupportedError."""
     name = path.removeprefix(EMBEDDED + "/")
-    extents = _extents(held)
+    extents = _find_extents(schunk)
     if name not in extents:
-        raise FormatError(f"{held.url}: expected the embedded member {name!r}, found none")
+        raise FormatError(f"{schunk.url}: expected the embedded member {name!r}, found none")
     extent = extents[name]
     if extent is None:
-        raise UnsupportedError(f"{held.url}: the member {name!r} is a reference to an array on a server")
+        raise UnsupportedError(f"{schunk.url}: the member {name!r} is a reference to an array on a server")
     if len(extent) > config.limits.chunk_nbytes:
-        raise LimitError(f"{held.url}: the embedded member {name!r} takes {len(extent)} bytes")
-    content = held.get_slice(extent.start, extent.stop)
-    store = EmbeddedStore(held.url.removesuffix(EMBEDDED) + name, content)
+        raise LimitError(f"{schunk.url}: the embedded member {name!r} takes {len(extent)} bytes")
+    content = schunk.get_slice(extent.start, extent.stop)
+    store = EmbeddedStore(schunk.url.removesuffix(EMBEDDED) + name, content)
     return Handle(snapshot.load(store), "r")
 
 
-def state(held: SChunk, path: str) -> str:
-    """Name the state of an embedded member; empty if there is none."""
+def name_state(schunk: SChunk, path: str) -> str:
+    """Return a digest of an embedded member, which names its state; "" for a missing member."""
     name = path.removeprefix(EMBEDDED + "/")
-    extents = _extents(held)
+    extents = _find_extents(schunk)
     if name not in extents:
         return ""
     extent = extents[name]
-    content = b"a reference to an array on a server" if extent is None else held.get_slice(extent.start, extent.stop)
+    content = b"a reference to an array on a server"
+    if extent is not None:
+        content = schunk.get_slice(extent.start, extent.stop)
     return blake2b(content, digest_size=16).hexdigest()
 
 
-def remove(held: SChunk, names: Collection[str]) -> None:
-    """Remove embedded members from the list. Their bytes stay."""
-    notes = held.vlmeta[EMBEDDED_NOTES]
-    kept = {key: entry for key, entry in notes[EMBEDDED_MAP].items() if key[1:] not in names}
+def remove(schunk: SChunk, names: Collection[str]) -> None:
+    """Remove embedded members from the list in the frame. Their bytes stay in the frame."""
+    notes = schunk.vlmeta[EMBEDDED_NOTES]
+    rest = {key: entry for key, entry in notes[EMBEDDED_MAP].items() if key[1:] not in names}
     try:
-        held.vlmeta[EMBEDDED_NOTES] = {**notes, EMBEDDED_MAP: kept}
+        schunk.vlmeta[EMBEDDED_NOTES] = {**notes, EMBEDDED_MAP: rest}
     except TypeError as error:
-        raise FormatError(f"{held.url}: expected notes of embedded members, found others ({error})") from None
+        raise FormatError(f"{schunk.url}: expected notes of embedded members, found other notes ({error})") from None

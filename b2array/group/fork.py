@@ -29,7 +29,7 @@ from b2array.frame.fetch import read_chunks
 from b2array.frame.manifest import is_attrs, is_embedded
 from b2array.frame.source import Source
 from b2array.group.listed import AnyGroup
-from b2array.group.local import LocalGroup, NewFrame, copy_of
+from b2array.group.local import LocalGroup, NewFrame, copier_of
 from b2array.group.members import Members, check_new
 from b2array.store.base import Mutex
 
@@ -221,7 +221,7 @@ def _take_new(changes: Changes, name: str, copies: Sequence[NewMember]) -> None:
     """Make a member as forks have made it, or add their attributes to it."""
     first, path = copies[0], changes.members().get(name)
     if path is None:
-        new = copy_of(first.handle, changes.view.storage_options, keeps_layout=True)
+        new = copier_of(first.handle, changes.view.storage_options, keeps_layout=True)
         handle = changes.create(name, first.suffix, new, overwrite=True)
     else:
         handle = changes.open(path, "r+")

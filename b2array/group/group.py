@@ -40,7 +40,7 @@ from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.fork import Changes, GroupFork
 from b2array.group.kept import Moment, moment
 from b2array.group.listed import AnyGroup, group_at
-from b2array.group.local import NewFrame, copy_of
+from b2array.group.local import NewFrame, copier_of
 from b2array.group.members import Members, check_new
 from b2array.group.restoring import restore
 from b2array.group.snapshots import GroupDiff
@@ -76,7 +76,7 @@ _NEIGHBOURS: Final = {
     **dict.fromkeys(("group_keys",), ": group.groups() is a dictionary, see its keys"),
     **dict.fromkeys(("visit", "visititems", "members"), ": group.walk() yields names and members"),
 }
-"""What other libraries' groups have, and what to write instead."""
+"""Methods of groups in other libraries, with a hint at what to write instead."""
 
 refuse_calls("b2array.group", "b2array.open_group(url, 'w') makes a group, b2array.open_group(url) opens one")
 
@@ -94,47 +94,47 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
 ) -> Group:
     """Open a group of arrays, or make one.
 
-    A local ``.b2z`` file is a whole group. To make or change one, use it in a ``with`` statement, or call
-    `Group.close`: until then the members are in a directory next to it, ``.b2work``. `Group.close` packs them into a
-    new file, which replaces the old one in one step. Readers find the old file until then. One writer at a time can
-    change it.
+    A local ``.b2z`` file holds a whole group. To make or change one, use the group in a ``with`` statement, or call
+    `Group.close` at the end. Until then the members are in a directory ``.b2work`` next to the file. `Group.close`
+    packs them into a new file, which replaces the old one in one step; readers see the old file until then. Only one
+    writer at a time can change the file.
 
     Parameters
     ----------
     url : str, os.PathLike or binary file
-        A directory, a prefix that fsspec understands, or a ``.b2z`` file, which python-blosc2 reads and writes as well;
-        also one that is open, or that ``fsspec.open`` returns. Whoever opens a part of a group to change it gets the
-        part as ``group["part"]`` gives it.
+        A directory, a prefix that fsspec understands, or a ``.b2z`` file, which python-blosc2 can also read and write.
+        An archive can also be an open file, or a file from ``fsspec.open``. To change a group inside another group,
+        open it by its own URL; the result is the same as ``group["part"]``.
     mode : {"r", "r+", "a", "w", "w-", "x"}
-        "r": read; "r+": read and change; "a": the same, and make the group if there is none; "w": make an empty group,
-        which replaces one that is there; "w-" and "x": make a group where there is none.
+        "r": read; "r+": read and change; "a": like "r+", but make a missing group; "w": make an empty group, and
+        replace an existing one; "w-" and "x": make a group, and refuse to replace one.
     follow : bool, default False
-        Whether the group, and arrays taken from it, show what others commit, without `refresh`. Then each use of them
-        looks at the store first.
+        Whether the group, and the arrays opened through it, show the commits of other writers without `refresh`. Each
+        use of them then checks the store first.
     at : str, datetime.datetime or datetime.date, optional
-        The name of a snapshot, which can only be read, or a moment, as for `open`; see `Group.snapshot`.
+        The name of a snapshot, or a time, as for `open`; see `Group.snapshot`. A snapshot is read-only.
     resume : bool, optional
-        For ``.b2z`` files: whether to continue with what a writer has left that was killed or failed, or to remove it.
-        Without it, finding something is an error; mode "w" removes it.
+        For ``.b2z`` files whose last writer was killed or failed: whether to continue with its changes, or to remove
+        them. By default such changes raise an error; mode "w" removes them.
     storage_options : mapping, optional
-        For fsspec.
+        Options for fsspec.
     fs : fsspec.AbstractFileSystem, optional
-        A file system, in which the URL is a path.
+        A file system; the URL is a path in it.
 
     Raises
     ------
     FileNotFoundError
-        There is no group.
+        There is no group at the URL.
     FileExistsError
-        There is something already; with "w", something that is not known to be a group.
+        Something exists at the URL; with "w", something other than a group.
     KeyError
-        There is no such snapshot.
+        No snapshot has this name.
     FormatError
-        The URL is that of a file which is not an archive.
+        The URL names a file that is not an archive.
     ReadOnlyError
-        Archives on other computers and some protocols can only be read.
+        The archive is not on a local disk, or the protocol can only read.
     ConflictError
-        A writer of the ``.b2z`` file is at work, did not finish, or somebody has replaced the file since.
+        Another writer is changing the ``.b2z`` file, or did not finish, or another program has replaced the file.
 
     Examples
     --------
@@ -148,14 +148,16 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
     check_mode(mode, at, follow=follow)
     name = name_of(at, lambda: open_group(url, storage_options=storage_options, fs=fs))
     if is_open_file(url):
-        open_store(url, storage_options=storage_options, fs=fs)  # refuses options
-        return _in_file(url, mode, follow=follow, at=name)
+        # An open file takes no options: `open_store` refuses them.
+        open_store(url, storage_options=storage_options, fs=fs)
+        return _open_file(url, mode, follow=follow, at=name)
     url, storage_options = address_of(cast(str | os.PathLike[str], url), storage_options, fs)
     address, options = os.fspath(url), storage_options or {}
     if name is not None:
-        return _at_snapshot(address, options, name)
+        return _open_at_snapshot(address, options, name)
     if mode != "r" and unpacked.is_place(address, options):
-        return Group(unpacked.unpacked(address, options, mode, resume=resume), "", "r+", follow=follow)
+        directory = unpacked.open_unpacked(address, options, mode, resume=resume)
+        return Group(directory, "", "r+", follow=follow)
     if address.endswith(EMBED_SUFFIX) and embedded.is_store(address, options):
         return in_embed_file(address, mode, follow=follow, storage_options=options)
     required = mode in ("r", "r+")
@@ -166,16 +168,19 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
                 f"{home.url} is an archive, which can only be read; a local file that ends with .b2z can be changed"
             )
         return Group(home, "", mode, follow=follow)
-    found = None if mode == "r" else whole.around(home)
-    if found is not None:
-        outer, part = found
-        return _prepared_part(Group(outer, "", "r+", follow=follow), part, mode)
+    if mode == "r":
+        _prepare(home, mode, required=required)
+        return Group(home, "", "r", follow=follow)
+    outer_part = whole.find_outer_group(home)
+    if outer_part is not None:
+        outer, part = outer_part
+        return _prepare_part(Group(outer, "", "r+", follow=follow), part, mode)
     _prepare(home, mode, required=required)
-    return Group(home, "", "r" if mode == "r" else "r+", follow=follow)
+    return Group(home, "", "r+", follow=follow)
 
 
 def in_embed_file(address: str, mode: AnyMode, *, follow: bool, storage_options: Mapping[str, Any]) -> Group:
-    """Open an embedding store of python-blosc2."""
+    """Open an embedding store of python-blosc2, which is read-only."""
     home = EmbedFile(address, storage_options)
     if mode != "r":
         raise ReadOnlyError(
@@ -185,21 +190,24 @@ def in_embed_file(address: str, mode: AnyMode, *, follow: bool, storage_options:
 
 
 def check_mode(mode: str, at: object, *, follow: bool) -> None:
-    """Raise ValueError for a mode that there is not, or that does not go with a snapshot."""
+    """Raise ValueError for an unknown mode, or for one that a snapshot does not allow."""
     if mode not in MODES:
-        raise ValueError(f"mode must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
+        known_modes = ", ".join(map(repr, MODES))
+        raise ValueError(f"mode must be one of {known_modes}, not {mode!r}")
     if at is not None and (mode != "r" or follow):
         raise ValueError(f"a snapshot is opened for reading, and never changes: at={at!r} goes with mode 'r' alone")
 
 
 def _prepare(home: AnyGroup, mode: AnyMode, *, required: bool) -> None:
-    """Make a group, or make it empty or complete, as the mode says."""
-    there = required or whole.exists(home)
-    if mode in ("w", "w-", "x") or not there:
-        check_ending(cut(home.store.url)[1], home.store.url, group=True)
-    if mode in ("w-", "x") and there:
-        raise FileExistsError(f"{home.store.url} exists; mode='w' replaces a group")
-    if not there:
+    """Make a missing group, and empty or complete an existing one, according to the mode."""
+    url = home.store.url
+    exists = required or whole.exists(home)
+    if mode in ("w", "w-", "x") or not exists:
+        path = cut(url)[1]
+        check_ending(path, url, group=True)
+    if mode in ("w-", "x") and exists:
+        raise FileExistsError(f"{url} exists; mode='w' replaces a group")
+    if not exists:
         whole.initialise(home)
     elif mode == "w":
         whole.clear(home)
@@ -209,8 +217,8 @@ def _prepare(home: AnyGroup, mode: AnyMode, *, required: bool) -> None:
         home.recover()
 
 
-def _prepared_part(outer: Group, name: str, mode: AnyMode) -> Group:
-    """Make a group in another one, or make it empty or complete, as the mode says."""
+def _prepare_part(outer: Group, name: str, mode: AnyMode) -> Group:
+    """Return a group inside another one; make it or empty it first, according to the mode."""
     home = cast(AnyGroup, outer._home)
     home.recover()
     part = outer._inner(name)
@@ -226,47 +234,50 @@ def _prepared_part(outer: Group, name: str, mode: AnyMode) -> Group:
     return part
 
 
-def _at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Group:
-    """Open a group, or a group in another one, as it was."""
-    here, manifest = group_at(address, options), Manifest()
-    with suppress(OSError, B2ArrayError):  # below it turns out what else may be there
-        manifest = here.stored()
+def _open_at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Group:
+    """Open a group, or a group inside another one, at a snapshot."""
+    here = group_at(address, options)
+    manifest = Manifest()
+    # Without a manifest, the URL may name an archive or a group inside another one, which the code below looks for.
+    with suppress(OSError, B2ArrayError):
+        manifest = here.load_manifest()
     if group_ledger(here.url, manifest).find(at) is not None:
         return Group(moment(here, at, manifest), "", "r")
     place = group_of(address, options)
-    home = whole.home_of(address if place is None else place.group, options)
-    prefix = f"{place.name}/" if place is not None and place.name else ""
+    outer, name = (address, "") if place is None else (place.group, place.name)
+    home = whole.home_of(outer, options)
     if isinstance(home, Archive):
-        raise _no_snapshot(home.url, at)
+        raise _make_snapshot_error(home.url, at)
     then = moment(home, at)
-    if not then.members().is_group(prefix.rstrip("/")):
-        raise FileNotFoundError(f"{home.url} had no group {prefix.rstrip('/')!r} at the snapshot {at!r}")
+    if not then.members().is_group(name):
+        raise FileNotFoundError(f"{home.url} had no group {name!r} at the snapshot {at!r}")
+    prefix = f"{name}/" if name else ""
     return Group(then, prefix, "r")
 
 
-def _no_snapshot(url: str, at: str) -> KeyError:
-    return KeyError(f"{url} has no snapshot {at!r}; archives have none of the whole group, only of single arrays")
+def _make_snapshot_error(url: str, at: str) -> KeyError:
+    return KeyError(f"{url} has no snapshot {at!r}; archives keep snapshots of single arrays only")
 
 
-def _in_file(file: BinaryFile, mode: AnyMode, *, follow: bool, at: str | None) -> Group:
+def _open_file(file: BinaryFile, mode: AnyMode, *, follow: bool, at: str | None) -> Group:
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
     home = whole.home_in_file(file)
     if at is not None:
-        raise _no_snapshot(home.url, at)
+        raise _make_snapshot_error(home.url, at)
     return Group(home, "", mode, follow=follow)
 
 
 class Group(MutableMapping[str, Any]):
-    """Named arrays and groups.
+    """Named arrays and groups, as a mapping that `open_group` returns.
 
-    Made by `open_group`. A mapping that lists what is directly in the group. Names with slashes reach further down; a
-    slash at the beginning is ignored. A group exists as soon as a member's name begins with its own.
+    The mapping lists the arrays and groups directly in the group. A name with slashes names a member further down; a
+    leading slash is ignored. A group exists as soon as the name of a member begins with the name of the group.
 
-    A handle shows the members that there were when it was first asked for one, and its own changes; `refresh` shows
-    those of others. An array is opened in its latest state. For a member that a `transaction` has changed in the
-    meantime, it raises `ConflictError`: all that one handle opens belongs together. Threads may share a handle for
-    reading.
+    A handle lists the members at the time of its first use, and shows its own changes; `refresh` shows the changes of
+    other writers. An array opens in its latest state. If a `transaction` has changed the member since the handle listed
+    it, opening it raises `ConflictError`: all members that one handle opens belong to one commit. Threads may share a
+    handle for reading.
     """
 
     __slots__ = ("_follow", "_home", "_mode", "_prefix")
@@ -285,23 +296,25 @@ class Group(MutableMapping[str, Any]):
 
     @property
     def name(self) -> str:
-        """Its name in the outermost group, whose own name is empty."""
+        """The name of this group in the outermost group; the outermost group is ""."""
         return self._prefix.rstrip("/")
 
     @property
     def parent(self) -> Group | None:
-        """The group that this one is in; None for the outermost one."""
+        """The group that contains this one; None for the outermost group."""
+        if not self._prefix:
+            return None
         outer = self.name.rpartition("/")[0]
-        return self._at(f"{outer}/" * bool(outer)) if self._prefix else None
+        return self._at(f"{outer}/" if outer else "")
 
     @property
     def mode(self) -> Mode:
-        """For reading ("r"), or for reading and changing ("r+")."""
+        """How the group was opened: "r" for reading, "r+" for reading and changing."""
         return self._mode
 
     @property
     def attrs(self) -> Attrs:
-        """The group's attributes, a mapping. Each assignment is a commit."""
+        """The attributes of the group, as a mapping. Each assignment is a commit."""
         if self._follow:
             self._home.refresh()
         return Attrs(self._home, self._prefix, self._mode)
@@ -313,7 +326,7 @@ class Group(MutableMapping[str, Any]):
             raise AttributeError(f"'Group' object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _members(self) -> Members:
-        """Return the members of the outermost group; those that are there now, if the handle follows others."""
+        """Return the members of the outermost group, listed anew if the handle follows other writers."""
         if self._follow:
             self._home.refresh()
         return self._home.members()
@@ -322,13 +335,17 @@ class Group(MutableMapping[str, Any]):
         return f"{self._prefix}{name}".rstrip("/")
 
     def _below(self, name: str = "") -> dict[str, str]:
-        """Return the paths of all members in and below this group, or one in it, by their names in this group."""
-        n = len(self._prefix)
-        return {full[n:]: path for full, path in self._members().below(self._full(name)).items()}
+        """Return the paths of all members in and below a group, by their names relative to this group.
 
-    def _shown(self) -> Iterator[str]:
+        `name` is a group or a member in this group; by default it is this group itself.
+        """
+        start = len(self._prefix)
+        below = self._members().below(self._full(name))
+        return {full[start:]: path for full, path in below.items()}
+
+    def _list_names(self) -> Iterator[str]:
         for name in self._below():
-            # A frame with attributes is no member, but it makes its group exist.
+            # A frame of attributes is not a member, but its group exists because of it.
             yield name.removesuffix(ATTRS).rstrip("/") if is_attrs(name) else name
 
     def _inner(self, name: str) -> Group:
@@ -337,38 +354,42 @@ class Group(MutableMapping[str, Any]):
     def _at(self, prefix: str) -> Group:
         return Group(self._home, prefix, self._mode, follow=self._follow)
 
-    def _opened(self, path: str, *, lazy: bool = False) -> NDArray | SChunk | Items:
-        member = _opened(self._home, path, self._mode, lazy=lazy and not self._follow)
-        return type(member)(Handle(Following(member._handle.snapshot), self._mode)) if self._follow else member
+    def _open_path(self, path: str, *, lazy: bool = False) -> NDArray | SChunk | Items:
+        if not self._follow:
+            return _open_member(self._home, path, self._mode, lazy=lazy)
+        member = _open_member(self._home, path, self._mode)
+        cursor = Following(member._handle.snapshot)
+        return type(member)(Handle(cursor, self._mode))
 
     def __getitem__(self, name: str) -> Any:
-        """Open an array (or a super-chunk), or give a group; a table or objects of python-blosc2 as `Table` or `Items`.
+        """Open an array, a super-chunk or a group; a table or objects of python-blosc2 as `Table` or `Items`.
 
         Raises
         ------
         KeyError
-            There is no such member.
+            The group has no such member.
         FormatError, UnsupportedError
-            The member is damaged, or stored in its archive in a way that cannot be read in place.
+            The member is damaged, or the archive stores it in a way that cannot be read in place.
         ConflictError
-            A transaction changed it after the group was opened.
+            A transaction changed the member after this handle listed it.
         """
-        full, path = self._found(name)
+        full, path = self._locate(name)
         if path is not None:
-            return self._opened(path)
+            return self._open_path(path)
         return self._table(full) or self._at(f"{full}/")
 
     def _table(self, full: str) -> Table | None:
         prefix = f"{full}/"
         return Table(self._home, prefix) if is_table(self._home, prefix) else None
 
-    def _found(self, name: str) -> tuple[str, str | None]:
-        """Return the full name of a member, and its path, or None for a group; KeyError if there is no such member."""
+    def _locate(self, name: str) -> tuple[str, str | None]:
+        """Return the full name and the path of a member, and None as the path of a group; KeyError for neither."""
         try:
             name = check_name(name)
         except ValueError as error:
             raise KeyError(str(error)) from None
-        members, full = self._members(), self._full(name)
+        members = self._members()
+        full = self._full(name)
         if full in members:
             return full, members[full]
         if members.is_group(full):
@@ -376,41 +397,44 @@ class Group(MutableMapping[str, Any]):
         raise KeyError(f"{name!r}: {self.url} has no such member")
 
     def read_many(self, selections: Mapping[str, Any]) -> dict[str, Any]:
-        """Read selections of several members at once; `b2array.read_many` says how.
+        """Read selections of several members at once, as `b2array.read_many` does.
 
         Parameters
         ----------
         selections : mapping of str to key
-            Names of arrays, and what to read of them.
+            The key to read from each array, by the name of the array.
 
         Returns
         -------
         dict
-            The result for each name.
+            The selected items, by the name of the array.
 
         Examples
         --------
         >>> group = open_group("memory://many.b2d", "w")
         >>> group["x"], group["y"] = [1, 2, 3], [4, 5, 6]
-        >>> {name: found.tolist() for name, found in group.read_many({"y": 1, "x": slice(1, 3)}).items()}
+        >>> {name: values.tolist() for name, values in group.read_many({"y": 1, "x": slice(1, 3)}).items()}
         {'y': 5, 'x': [2, 3]}
         """
         names = [*selections]
         if names:
-            self._members()  # they are listed once, and not in each thread
+            # List the members here, so that each thread does not list them again.
+            self._members()
         arrays = threads.ahead(self.__getitem__, names, min(len(names), _OPENED_AT_ONCE))
-        found = read_many([(array, selections[name]) for name, array in zip(names, arrays, strict=True)])
-        return dict(zip(names, found, strict=True))
+        requests = [(array, selections[name]) for name, array in zip(names, arrays, strict=True)]
+        results = read_many(requests)
+        return dict(zip(names, results, strict=True))
 
     def __contains__(self, name: object) -> bool:
         name = name.removeprefix("/") if isinstance(name, str) else ""
         if not name or is_attrs(name):
             return False
-        members, full = self._members(), self._prefix + name
+        full = self._prefix + name
+        members = self._members()
         return full in members or members.is_group(full)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        # NumPy would make an array of the names.
+        # Without this method, NumPy would make an array of the names.
         raise TypeError(f"{self.url} is a group, not an array; its method copy copies members")
 
     def __iter__(self) -> Iterator[str]:
@@ -420,36 +444,36 @@ class Group(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def arrays(self) -> dict[str, Any]:
-        """Open the members that are directly in this group and are not groups, as a dictionary of their names.
+        """Return the arrays (and super-chunks) directly in this group, in a dictionary by name.
 
-        A loop over it gives names, as with any dictionary; ``group.arrays().items()`` gives pairs, as
-        zarr's method does. Away from this computer, members that the manifest describes are not read before their items
-        are needed.
+        A loop over the dictionary yields names; ``group.arrays().items()`` yields pairs of name and array, like the
+        method of zarr. In a remote store, an array that the manifest describes is not read until its items are needed.
         """
-        return {name: self._opened(path, lazy=True) for name, path in self._paths().items()}
+        return {name: self._open_path(path, lazy=True) for name, path in self._paths_here().items()}
 
-    def _glance(self) -> dict[str, Any]:
-        """Do what `arrays` does, for reading. In a transaction, other writers may change them until the commit."""
-        return {name: _opened(self._home, path, "r", lazy=True) for name, path in self._paths().items()}
+    def _arrays_to_read(self) -> dict[str, Any]:
+        """Return the arrays like `arrays`, but read-only. Opening them is no part of a transaction under way."""
+        return {name: _open_member(self._home, path, "r", lazy=True) for name, path in self._paths_here().items()}
 
-    def _paths(self) -> dict[str, str]:
+    def _paths_here(self) -> dict[str, str]:
+        """Return the paths of the members directly in this group, by their names in it."""
         members = self._members()
         paths = {name: members.get(self._prefix + name) for name in self}
         return {name: path for name, path in paths.items() if path}
 
     def groups(self) -> dict[str, Group]:
-        """Return the groups that are directly in this one, as a dictionary of their names."""
+        """Return the groups directly in this one, in a dictionary by name."""
         members = self._members()
         inner = [name for name in self if self._prefix + name not in members]
         return {name: self._inner(name) for name in inner if not is_table(self._home, f"{self._prefix}{name}/")}
 
     def walk(self) -> Iterator[tuple[str, Any]]:
-        """Yield names and members of everything in and below this group; a group comes before its members.
+        """Yield the name and the member for everything in and below this group; a group precedes its members.
 
         Warns
         -----
         UserWarning
-            A member cannot be opened, and is skipped.
+            A member cannot be opened; `walk` skips it.
         """
         for name in self:
             try:
@@ -463,7 +487,7 @@ class Group(MutableMapping[str, Any]):
                     yield f"{name}/{inner}", each
 
     def tree(self) -> Names:
-        """Draw the members and groups as text, without opening them. In notebooks the groups fold.
+        """Return a drawing of the members and groups as text, without opening them. Notebooks can fold the groups.
 
         Examples
         --------
@@ -475,17 +499,17 @@ class Group(MutableMapping[str, Any]):
         │   └── x
         └── b
         """
-        return Names.of(self, self._shown())
+        return Names.of(self, self._list_names())
 
     def to_xarray(self, **options: Any) -> xr.Dataset:
-        """Return the arrays that are directly in the group as a dataset, which is read when its values are needed.
+        """Return the arrays directly in the group as a lazy dataset of xarray.
 
-        ``xarray.open_datatree(group, engine="b2array")`` returns the groups below it, too.
+        ``xarray.open_datatree(group, engine="b2array")`` also returns the groups below it.
 
         Parameters
         ----------
         **options
-            As for `xarray.open_dataset`: ``chunks={}`` for arrays of dask, ``decode_times=False``, and so on.
+            Options of `xarray.open_dataset`, such as ``chunks={}`` for dask arrays, or ``decode_times=False``.
 
         Examples
         --------
@@ -518,22 +542,22 @@ class Group(MutableMapping[str, Any]):
         Parameters
         ----------
         name : str
-            Missing groups in the name are made as well.
+            The name of the array; missing groups in it are made as well.
         shape, dtype
             As for `b2array.create`.
         data : array-like, optional
-            The array's items, instead of a shape.
+            The items of the array, instead of a shape.
         overwrite : bool, default False
-            Whether to replace an array that is there.
+            Whether to replace an existing array.
         chunks, ..., meta
             As for `b2array.create`.
 
         Raises
         ------
         FileExistsError
-            There is a group of that name, or a member that is not to be replaced.
+            A group has this name, or a member has it and `overwrite` is False.
         ValueError
-            The name is not valid, or a part of it is an array already.
+            The name is not valid, or a part of it names an array.
         """
         home = self._writable()
         name = free_name(self, name, overwrite=overwrite)
@@ -543,12 +567,18 @@ class Group(MutableMapping[str, Any]):
 
         def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
             wanted: MemberKeywords = {"layout": layout, **options}
-            given = ArrayOptions(**wanted, overwrite=overwrite, storage_options=home.storage_options)
+            settings = ArrayOptions(
+                **wanted,
+                overwrite=overwrite,
+                storage_options=home.storage_options,
+            )
             if shape is None:
-                return copying.holding(data, url, dtype, given)
-            return drafts.draft_filled(url, shape, float if dtype is None else dtype, given)
+                return copying.holding(data, url, dtype, settings)
+            wanted_type = float if dtype is None else dtype
+            return drafts.draft_filled(url, shape, wanted_type, settings)
 
-        return NDArray(put_member(home, self._prefix + name, ARRAY, new, overwrite=overwrite))
+        handle = put_member(home, self._prefix + name, ARRAY, new, overwrite=overwrite)
+        return NDArray(handle)
 
     create_array = create
 
@@ -556,35 +586,37 @@ class Group(MutableMapping[str, Any]):
     def require_array(
         self, name: str, shape: Shape, dtype: npt.DTypeLike = float, **options: Unpack[MemberKeywords]
     ) -> NDArray:
-        """Return the array of that name, or make it as `create` does.
+        """Return the array with this name, or make it as `create` does.
 
         Raises
         ------
         TypeError
-            There is something else of that name, or an array of another shape or type.
+            The member with this name is not an array, or has another shape or type.
         """
         if name not in self:
             return self.create(name, shape, dtype, **options)
-        found, wanted = self[name], (np.broadcast_shapes(shape), np.dtype(dtype))
-        if not isinstance(found, NDArray) or (found.shape, found.dtype) != wanted:
-            raise TypeError(f"{self.url}: expected an array {name!r} of {wanted[0]}, {wanted[1]}, found {found!r}")
-        return found
+        member = self[name]
+        wanted = np.broadcast_shapes(shape), np.dtype(dtype)
+        if not isinstance(member, NDArray) or (member.shape, member.dtype) != wanted:
+            raise TypeError(f"{self.url}: expected an array {name!r} of {wanted[0]}, {wanted[1]}, found {member!r}")
+        return member
 
     def require_group(self, name: str, *, attrs: Mapping[str, Any] | None = None) -> Group:
-        """Return the group of that name; make an empty one if it is missing. `create_group` is the same.
+        """Return the group with this name; make an empty one if it is missing. `create_group` is the same.
 
         Parameters
         ----------
         name : str
-            Missing groups in the name are made as well.
+            The name of the group; missing groups in it are made as well.
         attrs : mapping, optional
-            Attributes to set, in the same commit. Others that are there stay.
+            Attributes to set in the same commit. The group keeps its other attributes.
 
         Raises
         ------
-        ValueError, TypeError
-            The name is not valid, or a part of it is an array already; an attribute cannot be stored. Nothing was
-            written then.
+        ValueError
+            The name is not valid, or a part of it names an array. Nothing was written.
+        TypeError
+            An attribute cannot be stored. Nothing was written.
 
         Examples
         --------
@@ -593,7 +625,8 @@ class Group(MutableMapping[str, Any]):
         {'grid': 'coarse'}
         """
         self._writable()
-        drafts.encode_metalayers(attrs)  # raises TypeError for attributes that cannot be stored
+        # Check the attributes before anything is written: this raises TypeError.
+        drafts.encode_metalayers(attrs)
         inner = self._inner(check_name(name))
         is_new = not self._members().is_group(inner.name)
         if is_new:
@@ -605,13 +638,13 @@ class Group(MutableMapping[str, Any]):
         return inner
 
     def create_group(self, name: str, *, attrs: Mapping[str, Any] | None = None) -> Group:
-        """Return the group of that name, or make an empty one. `require_group` is the same."""
+        """Return the group with this name, or make an empty one. `require_group` is the same."""
         return self.require_group(name, attrs=attrs)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Store an array-like, and replace the array of that name."""
+        """Store an array-like under a name, and replace the array that has this name."""
         if value is None:
-            raise TypeError(f"None is no array; del group[{name!r}] removes a member")
+            raise TypeError(f"None is not an array; del group[{name!r}] removes a member")
         self.create(name, data=value, overwrite=True).close()
 
     def __delitem__(self, name: str) -> None:
@@ -623,17 +656,17 @@ class Group(MutableMapping[str, Any]):
             changes.remove(doomed)
 
     def pop(self, name: str, *default: Any) -> Any:
-        """Remove an array, and return a copy of it in memory; `default` if there is none.
+        """Remove an array, and return an in-memory copy of it; return `default` for a missing one.
 
-        The copy has the attributes and snapshots. Its chunks stay compressed. `move` gives an array or a group another
-        name without any copy in memory.
+        The copy has the attributes and snapshots of the array, and its chunks stay compressed. To rename an array or a
+        group without a copy in memory, use `move`.
 
         Raises
         ------
         KeyError
-            There is no such member, and no default.
+            The group has no such member, and no default was passed.
         ValueError
-            It is a group.
+            The member is a group.
         ConflictError
             Another writer has changed the array meanwhile.
 
@@ -646,25 +679,28 @@ class Group(MutableMapping[str, Any]):
         ([1, 2], [])
         """
         if len(default) > 1:
-            raise TypeError(f"pop() takes a name and at most one default, not {1 + len(default)} arguments")
+            count = 1 + len(default)
+            raise TypeError(f"pop() takes a name and at most one default, not {count} arguments")
         try:
-            full, path = self._found(name)
+            full, path = self._locate(name)
         except KeyError:
             if default:
                 return default[0]
             raise
         if path is None:
-            raise ValueError(f"{name!r} is a group, which stays: move() gives it another name, del removes it")
-        with self._changing() as changes:
+            raise ValueError(f"{name!r} is a group, which pop() does not remove: move() renames it, del removes it")
+        with self._change_members() as changes:
             home = cast(Changes, changes._home)
-            held = home.open(path, "r")
-            copied = Handle(commit(copy_of(held, {})(None, overwrite=False)), "r+")
-            states = {} if is_embedded(path) else {path: held.snapshot.generation}
+            handle = home.open(path, "r")
+            copy_into = copier_of(handle, {})
+            copied = Handle(commit(copy_into(None, overwrite=False)), "r+")
+            # An embedded member has no generation to compare.
+            states = {} if is_embedded(path) else {path: handle.snapshot.generation}
             home.remove({full: path}, states)
         return NDArray(copied) if _is_array(path, copied) else SChunk(copied)
 
     def popitem(self) -> tuple[str, Any]:
-        """Remove the first array, and return its name and a copy of it in memory. Raises what `pop` raises."""
+        """Remove the first array, and return its name and an in-memory copy of it. Raises what `pop` raises."""
         members = self._members()
         name = next((name for name in self if self._full(name) in members), None)
         if name is None:
@@ -672,12 +708,13 @@ class Group(MutableMapping[str, Any]):
         return name, self.pop(name)
 
     def clear(self) -> None:
-        """Remove all arrays and groups in this group, in one commit; the group and its attributes stay."""
+        """Remove all arrays and groups in this group, in one commit; the group keeps its attributes."""
         own = self._full(ATTRS)
-        with self._changing() as changes:
+        with self._change_members() as changes:
             home = cast(Changes, changes._home)
             members = home.members().below(self.name)
             home.remove({name: path for name, path in members.items() if name != own})
+            # Without any member, only a frame of attributes makes an inner group exist.
             if self._prefix and own not in members:
                 changes.attrs.require()
 
@@ -690,28 +727,27 @@ class Group(MutableMapping[str, Any]):
         storage_options: Mapping[str, Any] | None = None,
         fs: AbstractFileSystem | None = None,
     ) -> None:
-        """Copy an array, or a group with all below it, in one commit. Chunks are copied, not compressed again.
+        """Copy an array, or a group and everything below it, in one commit, without compressing chunks again.
 
-        Arrays keep the snapshots that they have for themselves. Snapshots of the whole group are not copied;
-        `b2array.convert` copies a group with them.
+        Each array keeps its own snapshots. Snapshots of the whole group are not copied; `b2array.convert` copies them.
 
         Parameters
         ----------
         source : str
-            What to copy; "/" is this group.
+            The array or group to copy; "/" is this group.
         into : Group, str or os.PathLike
-            Where to; this group or another one, or the URL of one, which is made if it is not there.
+            The destination: this group, another group, or the URL of a group, which is made if it does not exist.
         name : str, optional
-            The name there; `source` by default.
+            The name in the destination; by default `source`.
         storage_options, fs
-            As for `open_group`, for a group that is named by its URL.
+            As for `open_group`, if `into` is a URL.
 
         Raises
         ------
         KeyError
-            There is no such member.
+            The group has no such member.
         FileExistsError
-            There is a member, group or attribute of that name already.
+            The destination has a member, group or attribute with this name.
 
         Examples
         --------
@@ -722,8 +758,9 @@ class Group(MutableMapping[str, Any]):
         [1, 2]
         """
         if isinstance(into, os.PathLike) or (isinstance(into, str) and _is_url(into)):
+            # Look for the source first: a wrong name must not leave an empty group at the URL.
             if not self._below(source.removeprefix("/")):
-                raise KeyError(source)  # before a group is made for it
+                raise KeyError(source)
             with open_group(into, "a", storage_options=storage_options, fs=fs) as target:
                 self.copy(source, target, name)
             return
@@ -731,64 +768,68 @@ class Group(MutableMapping[str, Any]):
             raise TypeError(
                 f"expected a group to copy into, or its URL, found {into!r}; write group.copy({source!r}, group, name)"
             )
-        with into._changing() as changes:
-            self._copied(source, changes, name)
+        with into._change_members() as changes:
+            self._copy_members(source, changes, name)
 
-    def _copied(self, source: str, into: Group, name: str | None) -> dict[str, Handle]:
-        """Copy members into a group, and return the handles that were copied, by their paths."""
+    def _copy_members(self, source: str, into: Group, name: str | None) -> dict[str, Handle]:
+        """Copy members into a group, and return a handle to each source by its path."""
         start = source.removeprefix("/")
         chosen = self._below(start)
         if not chosen:
             raise KeyError(source)
         target = free_name(into, name or start) if name or start else ""
-        copied = {}
+        sources: dict[str, Handle] = {}
         for other, path in chosen.items():
-            full = "/".join(filter(None, (into.name, target, other[len(start) :].removeprefix("/"))))
-            copied[path] = self._home.open(path, "r")
+            rest = other[len(start) :].removeprefix("/")
+            full = "/".join(filter(None, (into.name, target, rest)))
+            handle = self._home.open(path, "r")
             if isinstance(self._home, Changes):
                 self._home.note_read(path)
-            _add_copy(into, full, copied[path])
-        return copied
+            _add_copy(into, full, handle)
+            sources[path] = handle
+        return sources
 
     def move(self, source: str, name: str) -> None:
         """Rename an array or a group in this group, in one commit. Raises what `copy` raises."""
         if f"{check_name(name)}/".startswith(f"{check_name(source)}/"):
             raise ValueError(f"{source!r} cannot be moved into itself, to {name!r}")
         if isinstance(self._home, GroupFork):
-            raise ValueError("a fork of a group cannot move members: do that before you fork")  # noqa: TRY004
-        with self._changing() as changes:
+            raise ValueError("a fork of a group cannot move members: move them before you fork")  # noqa: TRY004
+        with self._change_members() as changes:
             home = cast(Changes, changes._home)
-            copied = changes._copied(source, changes, name)
-            states = {path: held.snapshot.generation for path, held in copied.items() if not is_embedded(path)}
-            home.remove(home.members().below(changes._full(source.removeprefix("/"))), states)
+            sources = changes._copy_members(source, changes, name)
+            states = {path: handle.snapshot.generation for path, handle in sources.items() if not is_embedded(path)}
+            old = changes._full(source.removeprefix("/"))
+            home.remove(home.members().below(old), states)
 
     @contextmanager
-    def _changing(self) -> Iterator[Group]:
-        """Let the block change members, in one commit. Unlike `transaction` this does not list all members again."""
+    def _change_members(self) -> Iterator[Group]:
+        """Commit the changes of the block together. Unlike `transaction`, this does not list all members again."""
         with changing(self._writable()) as changes:
             yield Group(changes, self._prefix, self._mode)
 
     def transaction(self, *, replace: bool = False) -> AbstractContextManager[Group]:
-        """Make everything that is changed inside the ``with`` block one commit.
+        """Commit all changes of a ``with`` block together.
 
-        Changes through the group that the block gets, and through arrays taken from it, are part of the commit. Other
-        handles show nothing of them before. If the block raises, nothing has happened. Readers who open members through
-        one group see all of the commit or nothing of it. Readers who open a member directly, by its own URL or with
-        python-blosc2, may see its changes before or after those of other members.
+        The block gets a group. The commit has all changes made through this group, and through arrays opened from it;
+        other handles do not show the changes before the commit. If the block raises an exception, nothing changes.
+        Readers that open members through one group handle see all of the commit or nothing of it. Readers that open a
+        member directly, by its own URL or with python-blosc2, may see its changes before or after the changes of other
+        members.
 
         Parameters
         ----------
         replace : bool, default False
-            Whether the block begins with a group without members and attributes. Those that were there are deleted by
-            the commit; until then handles that were opened before read them.
+            Whether the block starts with a group without members and attributes. The commit deletes the old members;
+            until then, handles that were opened before can read them.
 
         Raises
         ------
         ValueError
-            A transaction is under way already; or, in the block, a member that was not deleted is to be replaced.
+            A transaction is already under way; or the block replaces a member without deleting it first.
         ConflictError
-            Another writer changed what was read or written in the block. Nothing has happened then. A member that the
-            block opened and did not change counts as read, with everything in it.
+            Another writer changed something that the block has read or written. Nothing was committed. A member that
+            the block opened without changing it counts as read completely.
 
         Examples
         --------
@@ -800,14 +841,16 @@ class Group(MutableMapping[str, Any]):
         >>> group["level"].attrs
         {'unit': 'm'}
         """
-        return Block(f"a transaction of {self.url}", self._begun(replace=replace))
+        return Block(f"a transaction of {self.url}", self._run_transaction(replace=replace))
 
     @contextmanager
-    def _begun(self, *, replace: bool) -> Iterator[Group]:
+    def _run_transaction(self, *, replace: bool) -> Iterator[Group]:
+        """Do what `transaction` does; `transaction` adds a message for users who forget the ``with``."""
         home = self._writable()
         if isinstance(home, Changes):
             raise ValueError("a transaction is under way on this group already")  # noqa: TRY004 - not the user's type
-        changes = begin(home, self._prefix if replace else None)
+        prefix = self._prefix if replace else None
+        changes = begin(home, prefix)
         try:
             yield Group(changes, self._prefix, self._mode)
         except BaseException:
@@ -818,18 +861,19 @@ class Group(MutableMapping[str, Any]):
     def fork(self) -> Group:
         """Return a handle for a worker, whose changes can become part of the transaction under way.
 
-        It can be pickled, and goes to threads, processes and other machines. It shows the group as the transaction has
-        it now, and its own changes; no other fork sees them. Give it back to `merge` when the worker has finished. One
-        fork may serve many workers: each unpickled copy collects its own changes. It can be forked itself.
+        A fork can be pickled and sent to threads, processes and other machines. It shows the group as the transaction
+        shows it now, plus its own changes, which no other fork sees. When the worker has finished, pass the fork to
+        `merge`. One fork may serve many workers: each unpickled copy collects its own changes. A fork can be forked.
 
-        A fork writes items of arrays, makes members and sets attributes. It does not delete, move or replace members,
-        and does not change shapes. The members that it makes are in memory, and in its pickle: let the transaction make
-        large arrays. To prepare all members takes time in a large group: fork a group in it, or single arrays.
+        A fork writes items of arrays, makes members and sets attributes. It cannot delete, move or replace members, or
+        change shapes. The members that a fork makes stay in memory and in its pickle, so make large arrays in the
+        transaction. Forking prepares every member, which takes time in a large group: fork an inner group, or single
+        arrays.
 
         Raises
         ------
         ValueError
-            There is no transaction under way.
+            No transaction is under way.
 
         Examples
         --------
@@ -850,29 +894,29 @@ class Group(MutableMapping[str, Any]):
         return Group(home.fork(self._prefix), self._prefix, "r+")
 
     def merge(self, *workers: Group) -> None:
-        """Take what was changed through forks into the transaction, or into a fork.
+        """Add the changes of forks to this transaction, or to this fork.
 
-        A fork takes forks of itself, and its siblings: forks of the same transaction that were made when this one was.
-        So workers can merge in a tree, and the transaction merges one fork.
+        A fork can merge its own forks and its siblings, which are forks of the same state of the transaction. Workers
+        can thus merge in a tree, and the transaction merges a single fork.
 
-        Equal bytes in one chunk, and equal new members, are fine, as of a task that ran twice. A merged fork cannot be
-        used any more.
+        Two forks may write equal bytes to one chunk, or make equal members, for example because a task ran twice. A
+        merged fork cannot be used again.
 
         Parameters
         ----------
         *workers : Group
-            Forks of this group, or copies of them that came back from other processes.
+            Forks of this group, or copies of forks that other processes have sent back.
 
         Raises
         ------
         ConflictError
-            Two forks have written different items into one chunk, or made different members of one name, or the
-            transaction has changed the same since, or has ended. The transaction has changed between siblings what
-            these have written. Nothing was taken then.
+            Two forks wrote different items to one chunk, or made different members with one name; or the transaction
+            has changed the same chunk or member, or has ended; or siblings wrote to a chunk or member that the
+            transaction changed between their forks. Nothing was merged.
         ValueError
-            A fork is to be merged into itself, or was merged before.
+            A fork would be merged into itself, or was merged before.
         TypeError
-            One of them is no fork.
+            One of the workers is not a fork.
         """
         home = self._home
         if not isinstance(home, Changes):
@@ -882,30 +926,30 @@ class Group(MutableMapping[str, Any]):
     def snapshot(
         self, name: str, message: str = "", attrs: Mapping[str, Any] | None = None, *, replace: bool = False
     ) -> None:
-        """Keep all members and attributes, as they are at one moment, under a name; in a transaction, as that ends.
+        """Keep the state of all members and attributes under a name; in a transaction, the state at its end.
 
-        A snapshot takes an index for each member, and no chunk. ``open_group(url, at=name)`` opens it, and
-        ``b2array.open(url_of_a_member, at=name)`` one member of it. Members may be deleted or replaced afterwards:
-        before they go, their states are copied. Members in ``embed.b2e`` get files of their own, because embedded ones
-        cannot keep states.
+        A snapshot stores an index for each member, and no chunks. ``open_group(url, at=name)`` opens the snapshot, and
+        ``b2array.open(url_of_a_member, at=name)`` opens one member of it. You can delete or replace members afterwards:
+        the commit first copies the states that snapshots need. Members inside ``embed.b2e`` move to separate files,
+        because embedded members cannot keep old states.
 
         Parameters
         ----------
         name : str
-            At most 255 bytes.
+            The name of the snapshot, at most 255 bytes.
         message : str, optional
             A remark.
         attrs : mapping, optional
-            What else is to be known of it, as for attributes of arrays.
+            Other metadata of the snapshot, of the same types as attributes of arrays.
         replace : bool, default False
-            Whether a snapshot of this name may be replaced.
+            Whether to replace an existing snapshot of this name.
 
         Raises
         ------
         FileExistsError
             The group has a snapshot of this name.
         ValueError
-            This group is inside another one, whose snapshot has all of it.
+            This group is inside another group, whose snapshots include it.
         UnsupportedError
             The group is in an archive.
 
@@ -924,7 +968,7 @@ class Group(MutableMapping[str, Any]):
         ([1, 2], ['level', 'rain'])
         """
         entry = make_entry(name, message, attrs)
-        home = self._keeper()
+        home = self._home_for_snapshots()
         if isinstance(home, AnyTransaction):
             home.snapshots.make(entry, replace=replace)
             return
@@ -932,86 +976,89 @@ class Group(MutableMapping[str, Any]):
             try:
                 with self.transaction() as changes:
                     changes.snapshot(name, message, attrs, replace=replace)
-            except ConflictError:  # another writer has made or deleted a member meanwhile
+            except ConflictError:
+                # Another writer has made or deleted a member meanwhile: take the snapshot of the newer state.
                 if attempt >= config.retries:
                     raise
             else:
                 return
 
-    def _keeper(self) -> AnyGroup | AnyTransaction:
-        """Return the home of the members if it can keep states; raise ReadOnlyError or ValueError otherwise."""
-        home = self._outermost(self._writable())
+    def _home_for_snapshots(self) -> AnyGroup | AnyTransaction:
+        """Return the home of the group if its snapshots can change; raise ReadOnlyError or ValueError otherwise."""
+        home = self._require_outermost(self._writable())
         if not isinstance(home, AnyGroup | AnyTransaction):
-            raise ValueError("a fork cannot make, drop or go back to snapshots: do that in the transaction")  # noqa: TRY004
+            raise ValueError("a fork cannot make, drop or restore snapshots: use the transaction")  # noqa: TRY004
         return home
 
     @contextmanager
-    def _keeping(self) -> Iterator[AnyTransaction]:
-        """Let the block change snapshots: in the transaction under way, or in one of its own."""
-        is_under_way = isinstance(self._keeper(), AnyTransaction)
+    def _change_snapshots(self) -> Iterator[AnyTransaction]:
+        """Yield the transaction under way; without one, begin a transaction and commit it after the block."""
+        is_under_way = isinstance(self._home_for_snapshots(), AnyTransaction)
         with nullcontext(self) if is_under_way else self.transaction() as changes:
             yield cast(AnyTransaction, changes._home)
 
-    def _outermost(self, home: H) -> H:
-        """Return the home; raise ValueError for an inner group, whose members are part of the outermost one."""
+    def _require_outermost(self, home: H) -> H:
+        """Return the home; raise ValueError for an inner group, because only the outermost group has snapshots."""
         if self._prefix:
             raise ValueError(
-                f"{self.url} is inside the group {self._home.url}, and has no snapshots of its own; "
-                f"b2array.open_group({printable(self._home.url)!r}) has those of everything in it"
+                f"{self.url} is inside the group {self._home.url}, which has the snapshots: use "
+                f"b2array.open_group({printable(self._home.url)!r})"
             )
         return home
 
-    def _directory(self) -> AnyGroup | None:
-        """Return the home of the members with its snapshots; None for an archive, which has none."""
-        home = self._outermost(self._home)
+    def _home_with_snapshots(self) -> AnyGroup | None:
+        """Return the group whose manifest lists the snapshots; None for an archive, which has no such list."""
+        home = self._require_outermost(self._home)
         if isinstance(home, Moment):
             return home.group
         if isinstance(home, Changes):
-            raise ValueError("a transaction is under way on this group: its snapshots are listed when it is over")  # noqa: TRY004
+            raise ValueError("a transaction is under way on this group: list its snapshots after the transaction")  # noqa: TRY004
         return None if isinstance(home, Archive | EmbedFile) else home.copy()
 
     @property
     def snapshots(self) -> tuple[SnapshotInfo, ...]:
-        """The snapshots, the oldest first. To see which bytes each holds alone, indexes of all members are read."""
-        directory = self._directory()
-        return () if directory is None else snapshots.listed(directory)
+        """The snapshots, the oldest first. This reads the indexes of all members, to count each snapshot's bytes."""
+        group = self._home_with_snapshots()
+        return () if group is None else snapshots.list_snapshots(group)
 
     def restore(self, name: str) -> None:
-        """Go back to a snapshot, in one commit: members, groups, attributes. Later members go. All snapshots stay.
+        """Restore members, groups and attributes from a snapshot, in one commit.
+
+        The commit deletes members made after the snapshot. All snapshots remain.
 
         Raises
         ------
         KeyError
-            There is no snapshot of this name.
+            The group has no snapshot with this name.
         """
-        with self._keeping() as changes:
+        with self._change_snapshots() as changes:
             restore(changes, name)
 
     def drop_snapshot(self, name: str) -> None:
-        """Forget a snapshot, in one commit. `b2array.vacuum` or `b2array.repack` then free what it held alone.
+        """Drop a snapshot, in one commit. `b2array.vacuum` or `b2array.repack` then free the bytes only it needed.
 
         Raises
         ------
         KeyError
-            There is no snapshot of this name.
+            The group has no snapshot with this name.
         """
-        with self._keeping() as changes:
+        with self._change_snapshots() as changes:
             changes.snapshots.drop([name])
 
     def diff(self, at: str, then: str | None = None) -> GroupDiff:
-        """Return how the group differs from a snapshot. Indexes and attributes are compared, and no items.
+        """Return how the group differs from a snapshot, by its indexes and attributes. No items are read.
 
         Parameters
         ----------
         at : str
-            A snapshot.
+            The name of a snapshot.
         then : str, optional
-            Another one to compare it with; by default the group as it is now.
+            The name of a second snapshot to compare with the first; by default the present state of the group.
 
         Raises
         ------
         KeyError
-            There is no such snapshot.
+            The group has no such snapshot.
 
         Examples
         --------
@@ -1023,16 +1070,16 @@ class Group(MutableMapping[str, Any]):
         >>> group.diff("start")
         GroupDiff(made=('c',), deleted=(), changed={'a': [(slice(0, 2, None),)]}, attrs=())
         """
-        directory = self._directory()
-        if directory is None:
-            raise _no_snapshot(self.url, at)
-        return snapshots.differences(directory, at, then)
+        group = self._home_with_snapshots()
+        if group is None:
+            raise _make_snapshot_error(self.url, at)
+        return snapshots.diff_moments(group, at, then)
 
     def consolidate(self) -> None:
-        """Put summaries of all members into the group's manifest, from where readers take them.
+        """Write summaries of all members into the manifest, so that readers open members with fewer requests.
 
-        Transactions do so for the members that they change. This does it for members that other software has made, or
-        that somebody changed by their own URL. See :ref:`summaries`.
+        A transaction summarizes the members that it changes. Call this method after other software has made members, or
+        after members were changed by their own URLs. See :ref:`summaries`.
 
         Examples
         --------
@@ -1041,14 +1088,15 @@ class Group(MutableMapping[str, Any]):
         whole.consolidate(self._writable())
 
     def refresh(self) -> None:
-        """Show what others have done to the group since it was opened. Open arrays stay as they are."""
+        """Show the changes that other writers have made to the group. Arrays that are already open do not change."""
         self._home.refresh()
 
     def close(self) -> None:
         """Close files. The handle opens them again when it needs them.
 
-        A ``.b2z`` file that was opened for changes is written now. After that the group shows it, for reading; arrays
-        that were taken from the group before are gone. If this fails, the old file is as it was.
+        For a ``.b2z`` file that was opened for changes, this writes the new file. The group then shows the new file,
+        read-only, and arrays opened from the group before can no longer be used. If writing fails, the old file is
+        unchanged.
         """
         if isinstance(self._home, Changes):
             return
@@ -1062,8 +1110,9 @@ class Group(MutableMapping[str, Any]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is not None and isinstance(self._home, unpacked.Unpacked) and not self._prefix:
-            if said := self._home.leave():
-                error.add_note(said)
+            note = self._home.leave()
+            if note:
+                error.add_note(note)
         else:
             self.close()
 
@@ -1073,17 +1122,19 @@ class Group(MutableMapping[str, Any]):
         return self._at(self._prefix)
 
     def __deepcopy__(self, _: object) -> NoReturn:
-        # A second handle would change the same files.
-        raise TypeError(f"{self!r} is no value that can be copied: b2array.convert copies a group to another place")
+        # A deep copy must be independent, but a second handle would change the same files.
+        raise TypeError(f"{self!r} cannot be copied: b2array.convert copies a group to another place")
 
     def __repr__(self) -> str:
-        pending = ", in a transaction" * isinstance(self._home, Changes)
-        return f"<b2array.Group {printable(self.url)}: {count_text(len(self), 'member')}{pending}>"
+        pending = ", in a transaction" if isinstance(self._home, Changes) else ""
+        count = count_text(len(self), "member")
+        return f"<b2array.Group {printable(self.url)}: {count}{pending}>"
 
     @property
     def info(self) -> Tree:
-        """The members and groups as a tree; with shapes, types and sizes, if there are no more than 100."""
-        return Tree(self, self._shown(), self._below(), partial(_opened, self._home, mode="r", lazy=True))
+        """The members and groups as a tree; with shapes, types and sizes, if there are no more than 100 members."""
+        open_path = partial(_open_member, self._home, mode="r", lazy=True)
+        return Tree(self, self._list_names(), self._below(), open_path)
 
     def _repr_html_(self) -> str:
         return self.info._repr_html_()
@@ -1092,7 +1143,7 @@ class Group(MutableMapping[str, Any]):
 
 
 def _is_url(text: str) -> bool:
-    """Say whether a text is meant for a place: h5py takes the name of a copy there."""
+    """Return whether `into` of `Group.copy` looks like a URL; users of h5py may pass the new name there instead."""
     return "://" in text or text.rstrip("/").endswith((".b2d", ".b2z"))
 
 
@@ -1101,8 +1152,13 @@ def _home_of(worker: object) -> object:
 
 
 def free_name(group: Group, name: str, *, overwrite: bool | None = None) -> str:
-    """Check and return the name of a new member of a group; None: the caller has no such argument."""
-    name, members = check_name(name), group._home.members()
+    """Return the checked name of a new member of a group; raise FileExistsError if it is not free.
+
+    With `overwrite`, an existing member may have the name. None means that the user's function has no such argument, so
+    the error does not mention it.
+    """
+    name = check_name(name)
+    members = group._home.members()
     full = group._prefix + name
     if not overwrite and full in members:
         hint = "" if overwrite is None else "; overwrite=True replaces it"
@@ -1111,35 +1167,50 @@ def free_name(group: Group, name: str, *, overwrite: bool | None = None) -> str:
     return name
 
 
-def _add_copy(group: Group, full: str, held: Handle) -> None:
-    """Copy a frame; attributes may be added to those that the group has already."""
+def _add_copy(group: Group, full: str, handle: Handle) -> None:
+    """Add a copy of a frame to a group under a full name; add attributes to the attributes of an existing group."""
     home = group._writable()
     if full not in home.members():
-        suffix = ARRAY if held.frame.metalayer("b2nd") is not None else OTHER
-        put_member(home, full, suffix, copy_of(held, home.storage_options), overwrite=False)
+        suffix = ARRAY if handle.frame.metalayer("b2nd") is not None else OTHER
+        new = copier_of(handle, home.storage_options)
+        put_member(home, full, suffix, new, overwrite=False)
     elif is_attrs(full):
-        group.attrs.add(Attributes(held))
+        group.attrs.add(Attributes(handle))
     else:
         raise FileExistsError(f"{home.url}: there is a member {full!r}")
 
 
-def put_member(home: AnyGroup | Changes, full: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
-    """Make a member, in the place of one of that name if there is one and the caller has allowed it."""
+def put_member(
+    home: AnyGroup | Changes,
+    full: str,
+    suffix: str,
+    new: NewFrame,
+    *,
+    overwrite: bool,
+) -> Handle:
+    """Make a member; with `overwrite`, replace the member that has this name."""
     with changing(home) as changes:
         old = home.members().get(full)
         if old is not None and home is not changes:
-            if not overwrite:  # another writer has made it since the caller looked
+            # Another writer may have made the member since the caller looked.
+            if not overwrite:
                 raise FileExistsError(f"{home.url}: there is a member {full!r}; overwrite=True replaces it")
             changes.remove({full: old})
         return changes.create(full, suffix, new, overwrite=overwrite)
 
 
-def _opened(home: Home, path: str, mode: Mode, *, lazy: bool = False) -> NDArray | SChunk | Items:
-    held = home.open(path, mode, lazy=lazy)
-    if not path.endswith(ARRAY) and holds_items(held.described.state.frame):
-        return Items(held)
-    return NDArray(held) if _is_array(path, held) else SChunk(held)
+def _open_member(
+    home: Home,
+    path: str,
+    mode: Mode,
+    *,
+    lazy: bool = False,
+) -> NDArray | SChunk | Items:
+    handle = home.open(path, mode, lazy=lazy)
+    if not path.endswith(ARRAY) and holds_items(handle.described.state.frame):
+        return Items(handle)
+    return NDArray(handle) if _is_array(path, handle) else SChunk(handle)
 
 
-def _is_array(path: str, held: Handle) -> bool:
-    return path.endswith(ARRAY) or held.described.state.frame.metalayer("b2nd") is not None
+def _is_array(path: str, handle: Handle) -> bool:
+    return path.endswith(ARRAY) or handle.described.state.frame.metalayer("b2nd") is not None

@@ -1,16 +1,16 @@
-"""`Moment`, a group as it was at a snapshot; and what a snapshot of a local group needs of members that go.
+"""`Moment`, a group at a snapshot; and retired frames, which keep the states of deleted members.
 
-A snapshot of a local group has the packed states of its members, whose chunks lie in the members' frames. A member may
-be deleted or replaced. Before that, the transaction copies the states that snapshots need to a retired frame, which is
-no member. The manifest names these frames, and which states they keep. In an object store a snapshot names revisions,
-which stay where they are.
+A snapshot of a local group stores the packed states of the members; the chunks remain in the members' frames. Before a
+transaction deletes or replaces a member, it copies the states that snapshots need to a retired frame, which is not a
+member. The manifest lists the retired frames, and the states in each. In an object store, a snapshot names revisions,
+which nothing moves.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -41,142 +41,174 @@ __all__ = [
     "RetiredFrame",
     "earlier_states",
     "entry_of",
+    "find_needed_states",
+    "find_unneeded",
     "is_same_file",
     "moment",
     "remove_frame",
     "retire",
-    "states_needed",
-    "unneeded",
 ]
 
 _OURS = re.compile(rf"[0-9a-fA-F]{{16}}{re.escape(KEPT)}\Z|{re.escape(RETIRED)}/[0-9a-f]{{16}}/")
-"""Lists of members, and retired frames. Files with other names may be somebody's."""
+"""The paths of lists of members and of retired frames. Files with other names may belong to someone else."""
 
 
-# Members that go.
+# Retired frames.
 
 
 class RetiredFrame(NamedTuple):
-    """A retired frame, and the names and generations of the states that it keeps."""
+    """A retired frame, and the name and generation of each state in it."""
 
     token: str
     states: tuple[tuple[str, bytes], ...]
 
 
-def states_needed(held: Snapshot, pins: Sequence[Pin]) -> list[Snapshot]:
-    """Return the states in a member's frame that the group's snapshots need, once for each of these, the oldest first.
+def find_needed_states(source: Snapshot, pins: Sequence[Pin]) -> list[Snapshot]:
+    """Return the states in a member's frame that snapshots of the group need, the oldest first.
 
-    A state of another frame, which somebody has replaced by this one, is lost already. Raises what `find_state` raises.
+    A state that several snapshots need appears once for each. A state of another frame, which this one has replaced, is
+    already lost. Raises what `find_state` raises.
     """
-    states = []
+    entries: list[tuple[Kept, Snapshot]] = []
     for pin in pins:
-        state = find_state(held, pin.state, pin.group, pin.title)
+        state = find_state(source, pin.state, pin.group, pin.title)
         if state is not None and state.at is not None:
-            states += [replace(state, at=_entry(entry, state.at)) for entry in pin.entries]
-    return sorted(states, key=lambda each: each.at.time if each.at is not None else 0.0)
+            at = state.at
+            new = [_entry_of_snapshot(entry, at) for entry in pin.entries]
+            entries += [(entry, replace(state, at=entry)) for entry in new]
+    entries.sort(key=lambda pair: pair[0].time)
+    return [state for _, state in entries]
 
 
-def _entry(entry: Kept, at: Kept) -> Kept:
-    """Return the entry under which a retired frame keeps a state for a snapshot."""
+def _entry_of_snapshot(entry: Kept, at: Kept) -> Kept:
+    """Return an entry for a state in a retired frame, with the name, time and message of the snapshot's `entry`."""
     return replace(at, name=entry.name, time=entry.time, message=entry.message)
 
 
 def retire(view: LocalGroup, states: Sequence[Snapshot]) -> RetiredFrame:
-    """Copy kept states of one member to a retired frame, which the next manifest names.
+    """Copy kept states of one member to a retired frame; the caller lists the frame in the next manifest.
 
-    It is a sparse frame, which python-blosc2 does not take for a member. FormatError: a state is damaged.
+    The frame is sparse, so that python-blosc2 does not take it for a member. FormatError says that a state is damaged.
     """
     token = os.urandom(8).hex()
-    store = view.store_of(retired_path(token))
-    entries = [held.at for held in states if held.at is not None]
+    path = retired_path(token)
+    entries = [state.at for state in states if state.at is not None]
     keeps = [KeptState(*each) for each in zip(entries, states, strict=True)]
-    commit(copied(states[-1], store, FrameType.SPARSE, kept=keeps))
-    for path in (retired_path(token), RETIRED, ""):
-        view.store_of(path).force()
-    return RetiredFrame(token, tuple((entry.name, entry.generation) for entry in entries))
+    draft = copied(states[-1], view.store_of(path), FrameType.SPARSE, kept=keeps)
+    commit(draft)
+    # The frame, and its name in the directories around it, must be on the disk before the member disappears.
+    for each in (path, RETIRED, ""):
+        view.store_of(each).force()
+    names = tuple((entry.name, entry.generation) for entry in entries)
+    return RetiredFrame(token, names)
 
 
-def earlier_states(moments: Sequence[Moment], name: str, group: bytes, now: Snapshot) -> list[KeptState]:
-    """Return the states that a member had at snapshots of its group, for its copy in a group of another identity.
+def earlier_states(
+    moments: Sequence[Moment],
+    name: str,
+    group: bytes,
+    now: Snapshot,
+) -> list[KeptState]:
+    """Return the states of a member at snapshots of its group, for a copy of the member in another group.
 
-    Only states count whose chunks lie where the member's chunks lie now.
+    A copy can keep only states whose chunks are still in the same places in the member's frame.
     """
     states: dict[bytes, KeptState] = {}
     for then in moments:
         state = then.states.get(name)
         if state is None or then.is_retired(state.path) or state.generation in states:
             continue
-        held = then.held(state.path)
-        is_same = held.state.annotations.identity == now.state.annotations.identity
-        # A revision of a contiguous member is an object with chunks in other places, and so is a file that was packed.
-        is_comparable = held.sparse or (held.store.can.local and is_same_file(held, now))
+        source = then.state_of(state.path)
+        is_same = source.state.annotations.identity == now.state.annotations.identity
+        # Another revision of a contiguous member has its chunks in other places, and so does a file that was packed.
+        is_comparable = source.sparse or (source.store.can.local and is_same_file(source, now))
         # A file without chunks has no room for the chunks of other states.
-        has_room = now.frame.nchunks or not held.frame.nchunks
+        has_room = now.frame.nchunks or not source.frame.nchunks
         if is_same and is_comparable and has_room:
-            entry = replace(entry_of(then, state, group), name=name_for_group(state.generation))
-            states[state.generation] = KeptState(entry, held)
+            entry = entry_of(then, state, group)
+            named = replace(entry, name=name_for_group(state.generation))
+            states[state.generation] = KeptState(named, source)
     return [*states.values()]
 
 
 def is_same_file(one: Snapshot, other: Snapshot) -> bool:
-    """Whether two states were read from one file, so that equal places mean the same chunks."""
-    return one.version is not None and other.version is not None and one.version.tag == other.version.tag
+    """Return whether two states were read from one file, where equal offsets mean the same chunks."""
+    if one.version is None or other.version is None:
+        return False
+    return one.version.tag == other.version.tag
 
 
 def entry_of(then: Moment, state: MemberState, group: bytes) -> Kept:
-    """Return the entry of a retired frame's ledger for the state that a member had at a snapshot of its group."""
+    """Return the entry for a ledger that keeps the state of a member at a snapshot of its group."""
     entry = then.entry
-    return Kept(entry.name, entry.time, entry.message, generation=state.generation, group=group)
+    return Kept(
+        entry.name,
+        entry.time,
+        entry.message,
+        generation=state.generation,
+        group=group,
+    )
 
 
 def remove_frame(store: Store) -> None:
-    """Remove a retired frame, as far as possible."""
+    """Remove a retired frame. If a part of it cannot be removed, `vacuum` tries again."""
+    # No snapshot needs the frame any more, so a file that stays does no harm.
     with suppress(OSError, B2ArrayError):
         store.remove(FRAME_NAME, is_part)
 
 
-def unneeded(group: AnyGroup, manifest: Manifest) -> list[str]:
+def find_unneeded(group: AnyGroup, manifest: Manifest) -> list[str]:
     """Return the paths in a group that no snapshot needs: leftovers of dropped snapshots and of killed writers."""
-    needed = {object_name(entry.place) for entry in group_ledger(group.url, manifest).entries}
+    ledger = group_ledger(group.url, manifest)
+    needed = {object_name(entry.place) for entry in ledger.entries}
     needed |= {retired_path(token) for token in manifest.retired}
-    found = set()
+    leftovers = set()
     for path in group.store.walk():
-        if (match := _OURS.match(path)) is not None:
-            found.add(match[0].rstrip("/"))
-    return sorted(found - needed)
+        match = _OURS.match(path)
+        if match is not None:
+            leftovers.add(match[0].rstrip("/"))
+    return sorted(leftovers - needed)
 
 
-# The group as it was.
+# The group at a snapshot.
 
 
 def moment(group: AnyGroup, name: str, manifest: Manifest | None = None) -> Moment:
-    """Return a group as it was at a snapshot; KeyError if no snapshot has this name.
+    """Load a group at a snapshot; raise KeyError if no snapshot has this name.
 
-    The caller may have read the `manifest` already.
+    A caller that has read the `manifest` passes it, to save a request.
     """
-    manifest, members = manifest or group.stored(), None
-    entry = group_ledger(group.url, manifest).find(name)
-    if entry is not None:
-        try:
-            members = load_members(group.store, group.url, entry)
-        except FileNotFoundError:  # it may have been dropped meanwhile
-            if group.stored() == manifest:
-                raise FormatError(f"{group.url}: expected the members of the snapshot {name!r}, found none") from None
-            return moment(group, name)
-    if entry is None or members is None:
-        raise unknown_name(group.url, name, group_ledger(group.url, manifest).names)
+    if manifest is None:
+        manifest = group.load_manifest()
+    ledger = group_ledger(group.url, manifest)
+    entry = ledger.find(name)
+    if entry is None:
+        raise unknown_name(group.url, name, ledger.names)
+    try:
+        members = load_members(group.store, group.url, entry)
+    except FileNotFoundError:
+        # Another writer may have dropped the snapshot meanwhile, or made a new one under this name.
+        if group.load_manifest() == manifest:
+            raise FormatError(f"{group.url}: expected the members of the snapshot {name!r}, found none") from None
+        return moment(group, name)
     return Moment(group, manifest, entry, members)
 
 
 class Moment:
-    """The members of a group as they were at a snapshot. For reading."""
+    """The members of a group at a snapshot, read-only."""
 
-    def __init__(self, group: AnyGroup, manifest: Manifest, entry: Kept, states: Mapping[str, MemberState]) -> None:
+    def __init__(
+        self,
+        group: AnyGroup,
+        manifest: Manifest,
+        entry: Kept,
+        states: Mapping[str, MemberState],
+    ) -> None:
         self.group = group
         self._manifest = manifest
         self.entry = entry
         self.states = states
-        self._shown = Members({name: state.path for name, state in states.items()})
+        self._members = Members({name: state.path for name, state in states.items()})
         self._states = {state.path: state for state in states.values()}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -184,17 +216,17 @@ class Moment:
 
     @property
     def url(self) -> str:
-        """Where the group is, without secrets."""
+        """The URL of the group, without secrets."""
         return self.group.url
 
     @property
     def store(self) -> Store:
-        """Where the group is."""
+        """The store of the group."""
         return self.group.store
 
     @property
     def identity(self) -> str:
-        """Names the group."""
+        """The identity of the group."""
         return self._manifest.identity
 
     @property
@@ -204,7 +236,7 @@ class Moment:
 
     def members(self) -> Members:
         """Return the path of each member by its name, in the order of the names."""
-        return self._shown
+        return self._members
 
     def refresh(self) -> None:
         """Do nothing: a snapshot never changes."""
@@ -214,75 +246,88 @@ class Moment:
         self.group.close()
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
-        """Open a member as it was; ConflictError if the snapshot was dropped, FormatError if the state is gone."""
+        """Open a member at the snapshot.
+
+        ConflictError says that the snapshot was dropped, FormatError that the state is lost.
+        """
         if mode != "r":
             raise ReadOnlyError(f"{self.url}: a snapshot can only be read; restore() goes back to it")
-        return Handle(self.held(path), "r")
+        return Handle(self.state_of(path), "r")
 
-    def held(self, path: str, *, deep: bool = False) -> Snapshot:
-        """Return the state of a member. Raises what `open` raises.
+    def state_of(self, path: str, *, deep: bool = False) -> Snapshot:
+        """Load the state of a member at the snapshot. Raises what `open` raises.
 
-        With `deep`, for callers that trust the places of the chunks, it is made sure that they are there.
+        With `deep`, also check that the chunks are where the index says, for callers that rely on it.
         """
         for is_last in (False, True):
             try:
-                found = self._found(path, deep=deep)
+                state = self._find_state(path, deep=deep)
             except ConflictError:
                 if is_last:
                     raise
-                found = None
-            if found is not None:
-                return found if isinstance(self.group, ListedGroup) else replace(found, again=self._again(path))
-            if not is_last:  # the member may have been retired meanwhile
-                self._manifest = self.group.stored()
+                state = None
+            if state is not None and isinstance(self.group, ListedGroup):
+                return state
+            if state is not None:
+                # A local file may be replaced while the state is read: then look for the state again.
+                again = partial(_reload_state, self.group, self.entry, path)
+                return replace(state, again=again)
+            # Another transaction may have retired the member meanwhile, as a newer manifest says.
+            if not is_last:
+                self._manifest = self.group.load_manifest()
         now = group_ledger(self.url, self._manifest).find(self.name)
         if now is None or now.digest != self.entry.digest:
             raise ConflictError(f"{self.url}: the snapshot {self.name!r} was dropped since it was opened")
         raise FormatError(
-            f"{self.url}: expected the state {self.name!r} of {path}, found none: somebody has removed or replaced the"
-            " member without the group"
+            f"{self.url}: expected the state {self.name!r} of {path}, found none: the member was removed or replaced"
+            " without the group"
         )
 
-    def _again(self, path: str) -> Callable[..., Snapshot]:
-        return partial(_held_again, self.group, self.entry, path)
-
     def is_retired(self, path: str) -> bool:
-        """Whether a retired frame keeps the state of a member that had this path."""
+        """Return whether a retired frame keeps the state of the member that had this path."""
         return self._token(path) is not None
 
     def _token(self, path: str) -> str | None:
+        """Return the token of the retired frame that keeps the state of a member; None if no frame does."""
         wanted = self.name, self._states[path].generation
-        return next((token for token, states in self._manifest.retired.items() if wanted in states), None)
+        for token, states in self._manifest.retired.items():
+            if wanted in states:
+                return token
+        return None
 
-    def _found(self, path: str, *, deep: bool = False) -> Snapshot | None:
-        if isinstance(self.group, ListedGroup) and self._token(path) is None:
-            return self.group.state_at(self._manifest, self.name, self._states[path])
-        token, state = self._token(path), self._states[path]
+    def _find_state(self, path: str, *, deep: bool = False) -> Snapshot | None:
+        """Load the state of a member where the manifest says it is; None if it is not there."""
+        token = self._token(path)
+        state = self._states[path]
+        if token is not None:
+            # Another transaction may have removed the frame meanwhile.
+            with suppress(*MISSING):
+                frame = snapshot.load(self.group.store_of(retired_path(token)))
+                return _state_in_retired(frame, self.name, state)
+            return None
+        if isinstance(self.group, ListedGroup):
+            return self.group.state_at(self._manifest, self.name, state)
         try:
-            if token is not None:
-                return _retired_state(snapshot.load(self.group.store_of(retired_path(token))), self.name, state)
-            if isinstance(self.group, ListedGroup):
-                return None
-            held = self.group.state_of(path, self._manifest)
+            source = self.group.state_of(path, self._manifest)
         except MISSING:
             return None
-        return kept.find_intact_state(held, state, self.identity.encode(), repr(self.name), deep=deep)
+        return kept.find_intact_state(source, state, self.identity.encode(), repr(self.name), deep=deep)
 
 
-def _retired_state(held: Snapshot, name: str, state: MemberState) -> Snapshot | None:
-    """Return the state that a retired frame keeps for a snapshot."""
-    entry = ledger_in(held).find(name)
+def _state_in_retired(frame: Snapshot, name: str, state: MemberState) -> Snapshot | None:
+    """Return the state that a retired frame keeps for a snapshot; None if the frame keeps another state."""
+    entry = ledger_in(frame).find(name)
     if entry is None or entry.generation != state.generation:
         return None
-    return kept.load_intact_state(held, name)
+    return kept.load_intact_state(frame, name)
 
 
-def _held_again(group: AnyGroup, entry: Kept, path: str, *, carries_out: bool = False) -> Snapshot:  # noqa: ARG001
-    """Return the state of a member at a snapshot, from where it is now; ConflictError if the snapshot was dropped."""
+def _reload_state(group: AnyGroup, entry: Kept, path: str, *, carries_out: bool = False) -> Snapshot:  # noqa: ARG001
+    """Find and load the state of a member at a snapshot again; ConflictError if the snapshot was dropped."""
     try:
         then = moment(group, entry.name)
     except KeyError:
         then = None
     if then is None or then.entry.digest != entry.digest:
         raise ConflictError(f"{group.url}: the snapshot {entry.name!r} was dropped since it was opened")
-    return then.held(path)
+    return then.state_of(path)

@@ -1,8 +1,8 @@
-"""The members of a group in an object store: the rows of its manifest list them, with the revision that counts.
+"""The members of a group in an object store. Each has a row in the manifest, which names its committed revision.
 
-A revision never changes. So everything that one handle of the group opens belongs together, and no reader waits for a
-writer. Without a manifest, as in a directory that was copied there, the store is listed once, and the first commit of
-the group writes the list.
+A revision never changes. So all members that one handle opens belong to one commit, and no reader waits for a writer. A
+group without a manifest, such as a directory that was copied to the store, is listed once; its first commit writes the
+manifest.
 """
 
 from __future__ import annotations
@@ -34,50 +34,60 @@ __all__ = ["AnyGroup", "ListedGroup", "group_at", "name_of"]
 
 
 def name_of(path: str) -> str:
-    """Return the name of the member at a path."""
-    return path.removeprefix(f"{EMBEDDED}/") if is_embedded(path) else path.rpartition(".")[0]
+    """Return the name of the member with a path."""
+    if is_embedded(path):
+        return path.removeprefix(f"{EMBEDDED}/")
+    return path.rpartition(".")[0]
 
 
 class ListedGroup:
-    """The members of a group in an object store as they were when somebody first asked for them.
+    """The members of a group in an object store, as listed at the first use.
 
-    `known` is the manifest that lists them, and its version.
+    A caller that has read the manifest passes it as `listing`, with its version.
     """
 
     is_local = False
 
     def __init__(
-        self, url: str, storage_options: Mapping[str, Any], known: tuple[Manifest, Version | None] | None = None
+        self,
+        url: str,
+        storage_options: Mapping[str, Any],
+        listing: tuple[Manifest, Version | None] | None = None,
     ) -> None:
         self.storage_options = dict(storage_options)
         self.store = open_store(url, storage_options=self.storage_options)
         self.catalog = Catalog(self.store)
         self._address = url
-        self._known: tuple[Manifest, Version | None, Members] | None = None
+        self._listing: tuple[Manifest, Version | None, Members] | None = None
         self._is_pinned = False
         self._lists_own = True
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
-        if known is not None:
-            self.show(*known)
+        if listing is not None:
+            self.show(*listing)
 
     @classmethod
     def of(cls, catalog: Catalog) -> Self:
-        """Return the group whose manifest a catalog reads."""
+        """Return the group of a catalog, and share the catalog."""
         group = cls.__new__(cls)
-        group.storage_options, group.store, group.catalog = {}, catalog.group, catalog
+        group.storage_options = {}
+        group.store = catalog.group
+        group.catalog = catalog
         group._address = catalog.url
-        group._known, group._records = None, (b"", {})
-        group._is_pinned, group._lists_own = False, True
+        group._listing = None
+        group._records = b"", {}
+        group._is_pinned = False
+        group._lists_own = True
         return group
 
     def __reduce__(self) -> tuple[Any, ...]:
-        known = None if self._known is None else self._known[:2]
-        return type(self), (self._address, self.storage_options, known)
+        listing = None if self._listing is None else self._listing[:2]
+        return type(self), (self._address, self.storage_options, listing)
 
     def copy(self, *, pinned: bool = False) -> Self:
-        """Return another handle that shows the same members; always these, if it is `pinned`."""
+        """Return a second handle that shows the same members; a `pinned` one ignores later commits of its members."""
         copied = type(self)(self._address, self.storage_options)
-        copied.catalog, copied._known = self.catalog, self._state()
+        copied.catalog = self.catalog
+        copied._listing = self._state()
         copied._is_pinned = pinned
         if pinned and not self._lists_own:
             manifest, version = self.catalog.last_seen()
@@ -86,12 +96,12 @@ class ListedGroup:
 
     @property
     def url(self) -> str:
-        """Where the group is, without secrets: what comes before a slash and a path."""
+        """The URL of the group, without secrets and without a slash at the end."""
         url = self.store.url.rstrip("/")
         return f"{url}/" if url.endswith(":") else url
 
     def address(self, path: str) -> str:
-        """Return the URL of a path in the group; ValueError if it would be that of another place."""
+        """Return the URL of a path in the group; ValueError if the URL would name another place."""
         self._require_plain()
         return join_url(self._address, path)
 
@@ -101,37 +111,38 @@ class ListedGroup:
         return self.store.below(path)
 
     def _require_plain(self) -> None:
+        # In URLs of these stores "?" is a letter of a name, but `join_url` puts a path before it, as before a query.
         if "?" in self._address and (self.store.can.lock or self.store.can.compare):
-            # These stores have no queries: it is a letter of the group's name, but not where `join_url` puts it.
             raise ValueError(f"{self.url}: expected the URL of a group, found a '?' behind it")
 
-    # What is listed.
+    # The list of members.
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest that lists the members shown."""
+        """The manifest whose members this handle shows."""
         return self._state()[0]
 
     @property
     def rows(self) -> Mapping[str, Row]:
-        """The rows of the members shown, by their names."""
+        """The rows of the manifest, by the names of the members."""
         return self.manifest.rows or {}
 
     def members(self) -> Members:
         """Return the path of each member by its name, in the order of the names."""
         return self._state()[2]
 
-    def seen(self) -> tuple[Manifest, Version | None]:
-        """Return the manifest that lists the members shown, and its version."""
+    def versioned_manifest(self) -> tuple[Manifest, Version | None]:
+        """Return the manifest whose members this handle shows, and its version."""
         return self._state()[:2]
 
     def is_listed(self) -> bool:
-        """Whether a manifest lists the members that are shown; does not read one."""
-        return self._known is not None and self._known[0] != Manifest()
+        """Return whether this handle has read a manifest with members; this sends no request."""
+        return self._listing is not None and self._listing[0] != Manifest()
 
-    def has_manifest(self) -> bool:
-        """Whether there is a manifest that lists members, as far as it can be read; then these are shown."""
-        with suppress(Exception):  # `exists` decides what else counts
+    def show_manifest(self) -> bool:
+        """Read the manifest, and show its members; return False without a manifest that can be read."""
+        # Whether something else marks the group, `whole.exists` finds out, and raises the errors that matter.
+        with suppress(Exception):
             manifest, version = self.catalog.read()
             if manifest == Manifest():
                 return False
@@ -140,18 +151,18 @@ class ListedGroup:
         return False
 
     def show_files(self, paths: Collection[str]) -> None:
-        """Show the members whose files are these, whatever a manifest says that nobody can read."""
+        """Show the members with these files, for a group whose manifest cannot be read."""
         self.show(Manifest(rows_among(paths)), None)
 
     def show(self, manifest: Manifest, version: Version | None) -> None:
-        """Show the members of a manifest until the next `refresh`, or the next commit through one of them."""
+        """Show the members of a manifest until the next `refresh`, or until one of the members commits."""
         self._lists_own = manifest.rows is not None
         manifest = complete_manifest(self.store, manifest, shows_mounts=True)
-        self._known = manifest, version, Members(manifest.members or {})
+        self._listing = manifest, version, Members(manifest.members or {})
 
     def refresh(self) -> None:
-        """Read the manifest again when it is next needed."""
-        self._known = None
+        """Forget the manifest; the next use reads it again."""
+        self._listing = None
 
     def close(self) -> None:
         """Close files."""
@@ -159,21 +170,23 @@ class ListedGroup:
 
     def _state(self) -> tuple[Manifest, Version | None, Members]:
         written = self.catalog.written
-        if self._known is None:
+        if self._listing is None:
             self.show(*self.catalog.read())
-        elif written is not None and not self._is_pinned and written[0].number > self._known[0].number:
-            self.show(*written)  # a handle shows the commits of its members, with what others have committed by then
-        if self._known is None:
+        elif written is not None and not self._is_pinned and written[0].number > self._listing[0].number:
+            # A member of this handle has committed: show that, and the earlier commits of other writers with it.
+            self.show(*written)
+        if self._listing is None:
             raise ValueError("expected the manifest that was just read")
-        return self._known
+        return self._listing
 
-    def stored(self) -> Manifest:
-        """Read the manifest as it is now."""
+    def load_manifest(self) -> Manifest:
+        """Read the manifest as it is now, without a change of the members shown."""
         return self.catalog.read()[0]
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Replace the manifest by a changed one; try again if another writer came first."""
+        """Change the manifest in the store, and return it; try again if another writer was faster."""
         for _ in attempts(self.store):
+            # Another writer has replaced the manifest meanwhile: change the new one.
             with self.store.lock(MANIFEST), suppress(ConflictError):
                 manifest, version = self.catalog.read()
                 manifest = change(complete_manifest(self.store, manifest))
@@ -182,10 +195,10 @@ class ListedGroup:
         raise too_many_conflicts(self.store)
 
     def recover(self) -> None:
-        """Do nothing: a commit has no steps that another writer would have to take."""
+        """Do nothing: in an object store, no interrupted commit needs another writer to complete it."""
 
     def require_ledger(self) -> None:
-        """Raise UnsupportedError if the group has no place for snapshots."""
+        """Raise UnsupportedError if the manifest cannot list snapshots."""
         if self.catalog.last_seen()[0].rows is None and self.manifest.kept:
             raise UnsupportedError(
                 f"{self.url} was copied from a local disk with snapshots, and can only be read: b2array.convert copies"
@@ -195,61 +208,69 @@ class ListedGroup:
     # Members.
 
     def member(self, path: str) -> Member:
-        """Return the member at a path, as its snapshots refer to it."""
+        """Return the catalog of the group and the name of a member, by which snapshots of its frame refer to it."""
         return Member(self.catalog, name_of(path))
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
-        """Open a member by its path, in the state that the shown manifest lists.
+        """Open a member by its path, in the state that the manifest of this handle lists.
 
-        If it may be `lazy`, a reader sends no request for a member that the manifest describes.
+        With `lazy`, opening for reading sends no request if the manifest has a summary of the member.
         """
         if is_embedded(path):
-            return embedded.open_embedded(self._embedding(), path)
-        if mode == "r":
-            promised = self._promised(path) if lazy or self.store.can.lock else None
-            return promised or Handle(self.current(path), mode)
-        return Handle(self.current(path, for_writing=True), mode)
+            return embedded.open_member(self._embedding(), path)
+        if mode != "r":
+            return Handle(self.current(path, for_writing=True), mode)
+        promised = self._promise(path) if lazy or self.store.can.lock else None
+        return promised or Handle(self.current(path), mode)
 
     def current(self, path: str, *, for_writing: bool = False) -> Snapshot:
-        """Return the state of a member that the shown manifest lists. Raises what `open` raises."""
-        return self._listed_in(self.manifest, path, for_writing=for_writing)
+        """Load the state of a member that the manifest of this handle lists. Raises what `open` raises."""
+        return self._load_in(self.manifest, path, for_writing=for_writing)
 
-    def _listed_in(self, manifest: Manifest, path: str, *, for_writing: bool = False) -> Snapshot:
+    def _load_in(self, manifest: Manifest, path: str, *, for_writing: bool = False) -> Snapshot:
+        """Load the state of a member that a manifest lists."""
         try:
             return load_member(self.member(path), manifest, for_writing=for_writing)
         except MISSING:
-            # The caller may have taken the path from an earlier list.
+            # The member is not damaged if the caller has its path from an earlier list.
             is_listed = path in (manifest.members or {}).values()
-            if not is_listed or complete_manifest(self.store, self.stored(), shows_mounts=True) != manifest:
+            if not is_listed or complete_manifest(self.store, self.load_manifest(), shows_mounts=True) != manifest:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
 
     def state_at(self, manifest: Manifest, name: str, state: MemberState) -> Snapshot | None:
-        """Return the state that a member had at a snapshot that a manifest lists; None if it is not there any more."""
+        """Load the state of a member at a snapshot that a manifest lists; None if the state does not exist any more."""
         path, generation, sparse, _ = state
         if is_embedded(path):
-            return embedded.open_embedded(self._embedding(), path).snapshot
+            return embedded.open_member(self._embedding(), path).snapshot
         if manifest.rows is not None:
-            with suppress(*MISSING):  # `vacuum` may have removed it, if the snapshot was dropped
-                revision = load_revision(self.member(path), Row(path, generation.hex(), sparse))
-                return replace(revision, member=None)  # it stays the same, whatever the group lists later
+            row = Row(path, generation.hex(), sparse)
+            # If somebody has dropped the snapshot, `vacuum` may have removed the revision.
+            with suppress(*MISSING):
+                revision = load_revision(self.member(path), row)
+                # Without its member, the revision stays the same when the group commits.
+                return replace(revision, member=None)
             return None
-        with suppress(*MISSING, ConflictError):  # files of a local disk that were copied here keep it themselves
-            held = load_published(self.store_of(path))
-            return kept.find_intact_state(held, state, manifest.identity.encode(), repr(name))
+        # Files that were copied here from a local disk keep the states of snapshots themselves.
+        with suppress(*MISSING, ConflictError):
+            source = load_published(self.store_of(path))
+            return kept.find_intact_state(source, state, manifest.identity.encode(), repr(name))
         return None
 
     def _embedding(self) -> SChunk:
-        return SChunk(Handle(load_published(self.store_of(EMBEDDED)), "r"))
+        source = load_published(self.store_of(EMBEDDED))
+        return SChunk(Handle(source, "r"))
 
-    def _promised(self, path: str) -> Handle | None:
+    def _promise(self, path: str) -> Handle | None:
+        """Return a handle from the summary of a member; None if the manifest has no summary of this revision."""
         packed = self.manifest.summaries
         if self._records[0] is not packed:
             self._records = packed, summary.unpack_all(packed)
-        row, record = self.rows.get(name_of(path)), self._records[1].get(path)
+        row = self.rows.get(name_of(path))
+        record = self._records[1].get(path)
         if row is None or record is None:
             return None
-        read = partial(self._listed_in, self.manifest, path)
+        read = partial(self._load_in, self.manifest, path)
         return summaries.promise_revision(self.store_of(path), record, row.revision, read)
 
 
@@ -258,6 +279,7 @@ AnyGroup: TypeAlias = LocalGroup | ListedGroup
 
 
 def group_at(url: str, storage_options: Mapping[str, Any]) -> AnyGroup:
-    """Return the group at a URL. Nothing is read."""
-    is_local = open_store(url, storage_options=storage_options).can.local
-    return LocalGroup(url, storage_options) if is_local else ListedGroup(url, storage_options)
+    """Return the home of a group at a URL, without reading anything."""
+    store = open_store(url, storage_options=storage_options)
+    kind = LocalGroup if store.can.local else ListedGroup
+    return kind(url, storage_options)

@@ -1,7 +1,7 @@
 """The members of a group in a local directory.
 
-The files are the list of members, as for python-blosc2. The log in the manifest has the last word about the
-members that it names; see `b2array.frame.log`. Members are opened from the summaries in the manifest; see
+The files in the directory are the list of members, as for python-blosc2. For a member that the log in the manifest
+names, the log decides; see `b2array.frame.log`. Readers open members from summaries in the manifest; see
 `b2array.group.summaries`.
 """
 
@@ -56,18 +56,18 @@ from b2array.store.base import (
 )
 from b2array.store.open import join_url, open_store
 
-__all__ = ["LocalGroup", "NewFrame", "copy_of"]
+__all__ = ["LocalGroup", "NewFrame", "copier_of"]
 
 
 class NewFrame(Protocol):
-    """A function that makes the frame of a new member, ready for the commit."""
+    """A function that prepares the frame of a new member for a commit."""
 
     def __call__(self, url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
-        """Return the frame for a place, or in memory, with this layout if the user asks for none."""
+        """Return a draft of the frame at a place, or in memory. `layout` counts if the user asks for none."""
         ...
 
 
-def copy_of(
+def copier_of(
     source: Handle,
     storage_options: Mapping[str, Any],
     *,
@@ -75,10 +75,11 @@ def copy_of(
     snapshots: bool = True,
     earlier: Sequence[KeptState] = (),
 ) -> NewFrame:
-    """Return what makes a new member as a copy of a frame, without compressing the chunks again.
+    """Return a function that makes a new member as a copy of a frame, without compressing the chunks again.
 
-    Unless it is to keep the layout, a copy from another kind of store gets the layout that is usual there. With
-    `snapshots`, it has those that the frame has for itself, and `earlier` states that snapshots of its group name.
+    With `keeps_layout`, or in the same kind of store, the copy has the layout of the frame; otherwise the usual layout
+    of its store. With `snapshots`, the copy has the frame's own snapshots, and the `earlier` states, which snapshots of
+    its group name.
     """
     own: Kind = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
 
@@ -87,72 +88,87 @@ def copy_of(
             layout = own
         place = place_new(url, layout, storage_options, overwrite=overwrite)
         origin = source.source
-        states = sorted([*states_to_copy(origin), *earlier], key=lambda each: each.entry.time) if snapshots else []
-        return copied(origin, place.store, place.kind, overwrite=overwrite, kept=states, first=place.first)
+        states: list[KeptState] = []
+        if snapshots:
+            states = [*states_to_copy(origin), *earlier]
+            states.sort(key=lambda each: each.entry.time)
+        return copied(
+            origin,
+            place.store,
+            place.kind,
+            overwrite=overwrite,
+            kept=states,
+            first=place.first,
+        )
 
     return new
 
 
 def _is_alike(store: Store, place: AnyPlace, storage_options: Mapping[str, Any]) -> bool:
-    """Whether a place is in the same kind of store: both files, or both objects."""
+    """Return whether a place is in the same kind of store: both on a local disk, or both in an object store."""
     if place is None:
         return False
-    other = place.store if isinstance(place, FreePlace) else open_store(place, storage_options=storage_options)
+    if isinstance(place, FreePlace):
+        return store.can.local == place.store.can.local
+    other = open_store(place, storage_options=storage_options)
     return store.can.local == other.can.local
 
 
 class LocalGroup:
-    """The members of a local group as they were when somebody first asked for them, and the manifest.
+    """The members of a local group and its manifest, as listed at the first use.
 
-    `known` are a manifest and the paths of the members by their names.
+    A caller that has listed the group passes the manifest and the members as `listing`.
     """
 
     is_local = True
 
     def __init__(
-        self, url: str, storage_options: Mapping[str, Any], known: tuple[Manifest, Members] | None = None
+        self,
+        url: str,
+        storage_options: Mapping[str, Any],
+        listing: tuple[Manifest, Members] | None = None,
     ) -> None:
         self.storage_options = dict(storage_options)
-        self._known = known
+        self._listing = listing
         self._records: tuple[bytes, dict[str, Any]] = b"", {}
-        # The embedded members, with the version of their frame.
+        # The embedded members, with the version of their frame: another version is listed again.
         self._inner: tuple[Version | None, dict[str, str]] = None, {}
-        # Groups inside this one, by their names.
+        # The groups inside this one, by name.
         self._mounts: dict[str, LocalGroup] = {}
-        # The version of the manifest whose log this handle has seen carried out.
-        self._settled: Version | None = None
+        # The version of the manifest whose log this handle has applied: the log need not be applied again.
+        self._applied: Version | None = None
         self.store = open_store(url, storage_options=self.storage_options)
-        # Members are opened when they are asked for. By then the working directory may be another one.
+        # An absolute path: when a member is opened, the working directory may be another one.
         self._address = self.store.url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._address, self.storage_options, self._known)
+        return type(self), (self._address, self.storage_options, self._listing)
 
     def copy(self) -> Self:
-        """Return another handle that shows the same members."""
+        """Return a second handle that shows the same members."""
         return type(self)(self._address, self.storage_options, self._state())
 
     @property
     def url(self) -> str:
-        """Where the group is, without secrets: what comes before a slash and a path."""
+        """The path of the group, without a slash at the end."""
         url = self.store.url.rstrip("/")
         return f"{url}/" if url.endswith(":") else url
 
     def address(self, path: str) -> str:
-        """Return the path of a member in the file system; FormatError if a symbolic link would lead there."""
+        """Return the path of a member in the file system; FormatError if symbolic links are on the way."""
         self.store.refuse_links(path)
         return join_url(self._address, path)
 
     def store_of(self, path: str) -> Store:
-        """Return the store of a path in the group. It refuses symbolic links in between."""
+        """Return the store of a path in the group. It refuses symbolic links below the group."""
         return self.store.below(path) if path else self.store
 
-    # Groups inside of this one.
+    # Groups inside this one.
 
     def mount_of(self, path: str) -> tuple[LocalGroup, str] | None:
-        """Return the group inside this one that a member belongs to, and its path there; None for this group's.
+        """Return the inner group that owns a member, and the member's path there; None if this group owns it.
 
-        A group owns everything below it, up to the next one.
+        A group owns everything below its directory, down to the next group.
         """
         parts = path.split("/")
         for n in range(1, len(parts)):
@@ -171,7 +187,7 @@ class LocalGroup:
         return {name: path for name, path in members.items() if self.mount_of(path) is None}
 
     def require_own(self, path: str) -> None:
-        """Raise ValueError if a member belongs to a group inside this one: a commit has one manifest."""
+        """Raise ValueError if an inner group owns a member, because a commit writes one manifest."""
         mount = self.mount_of(path)
         if mount is not None:
             raise ValueError(
@@ -179,17 +195,18 @@ class LocalGroup:
                 f" of one group, so begin it with b2array.open_group({printable(mount[0].url)!r}, 'r+')"
             )
 
-    def has_manifest(self) -> bool:
-        """Whether there is a manifest that is not empty, as far as it can be read."""
-        with suppress(Exception):  # `exists` decides what else counts
-            return self._stored(versioned=False)[0] != Manifest()
+    def show_manifest(self) -> bool:
+        """Return whether there is a manifest that can be read; members of a local group are shown on demand."""
+        # Whether something else marks the group, `whole.exists` finds out, and raises the errors that matter.
+        with suppress(Exception):
+            return self.load_manifest() != Manifest()
         return False
 
     # The manifest.
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest that belongs to the members shown."""
+        """The manifest of the members that this handle shows."""
         return self._state()[0]
 
     def members(self) -> Members:
@@ -197,16 +214,16 @@ class LocalGroup:
         return self._state()[1]
 
     def show_files(self, paths: Collection[str]) -> None:
-        """Show the members whose files are these, whatever a manifest says that nobody can read."""
+        """Show the members with these files, for a group whose manifest cannot be read."""
         self.show(Manifest(), Members(members_among(paths)))
 
     def show(self, manifest: Manifest, members: Members) -> None:
         """Show these members until the next `refresh`."""
-        self._known = manifest, members
+        self._listing = manifest, members
 
     def refresh(self) -> None:
-        """Read the list of members again when it is next needed."""
-        self._known = None
+        """Forget the list of members; the next use lists them again."""
+        self._listing = None
         self._mounts = {}
 
     def close(self) -> None:
@@ -214,125 +231,143 @@ class LocalGroup:
         self.store.close()
 
     def _state(self) -> tuple[Manifest, Members]:
-        if self._known is None:
-            self._known = self._local_state()
-        return self._known
+        if self._listing is None:
+            self._listing = self._list()
+        return self._listing
 
-    def _local_state(self) -> tuple[Manifest, Members]:
-        """Read manifest and files, again if a commit came in between; at last while no writer can come."""
-        manifest, _ = self._stored()
+    def _list(self) -> tuple[Manifest, Members]:
+        """Read the manifest, and list the files.
+
+        If a commit came in between, do it again; in the last attempt exclude writers.
+        """
+        manifest, _ = self.read()
         if manifest.members is not None:
             return manifest, Members(manifest.members)
         for attempt in range(config.retries + 1):
             last = attempt == config.retries
             with self.store.lock(MANIFEST, shared=True) if last else nullcontext():
                 before = manifest
-                members = self._members_in(self.store.walk(), manifest)
-                manifest, _ = self._stored()
+                members = self.members_of(manifest)
+                manifest, _ = self.read()
                 if manifest == before:
                     return manifest, members
-        return manifest, self._members_in(self.store.walk(), manifest)
+        return manifest, self.members_of(manifest)
 
     def members_of(self, manifest: Manifest) -> Members:
-        """Return the members that there are now, as a manifest leaves them."""
+        """List the present members, as they are after the log of a manifest is applied."""
         return self._members_in(self.store.walk(), manifest)
 
     def _members_in(self, files: Collection[str], manifest: Manifest) -> Members:
-        """Find the members by their files, in the embedding frame, in the log, and in groups inside of this one."""
-        outer = members_among(own_files(files))
+        """Find the members among files, in the embedding frame, in the log, and in inner groups."""
+        paths = members_among(own_files(files))
         for name in mounts_among(files):
-            mount = self.mount_of(f"{name}/")
-            inner = {} if mount is None else mount[0].members()
-            outer |= {f"{name}/{each}": f"{name}/{path}" for each, path in inner.items() if not is_embedded(path)}
+            paths |= self._members_of_mount(name)
         for path, entry in manifest.log.items():
             if is_embedded(path):
                 continue
-            # What has a name for a while, or has none yet, depends on how far a writer has come.
+            # The files do not tell: they depend on how far the writer of the log has come.
             name = path.rpartition(".")[0]
-            found, action = action_of(entry, self.store_of, path)
+            here, action = action_of(entry, self.store_of, path)
             if action in (Action.WRITE, Action.PUT):
-                outer[name] = path
-            elif outer.get(name) == path and (action is Action.TAKE_OUT or found.name is None):
-                del outer[name]
-            elif found.name is not None and name not in outer:
-                outer[name] = path
-        return Members({**(self._embedded(manifest) if EMBEDDED in files else {}), **outer})
+                paths[name] = path
+            elif paths.get(name) == path and (action is Action.TAKE_OUT or here.name is None):
+                del paths[name]
+            elif here.name is not None and name not in paths:
+                paths[name] = path
+        inner = self._embedded_members(manifest) if EMBEDDED in files else {}
+        return Members({**inner, **paths})
 
-    def _embedded(self, manifest: Manifest) -> dict[str, str]:
-        """Return the members in the embedding frame, but for those that the log deletes."""
+    def _members_of_mount(self, name: str) -> dict[str, str]:
+        """Return the paths of an inner group's members by their names, both relative to this group."""
+        mount = self.mount_of(f"{name}/")
+        if mount is None:
+            return {}
+        inner = mount[0].members()
+        return {f"{name}/{each}": f"{name}/{path}" for each, path in inner.items() if not is_embedded(path)}
+
+    def _embedded_members(self, manifest: Manifest) -> dict[str, str]:
+        """Return the members in the embedding frame, except the members that the log deletes."""
         version = self.store.stamp(EMBEDDED).version
         if version is None or version != self._inner[0]:
             self._inner = version, embedded.members(self._embedding("r"))
+        _, inner = self._inner
+        log = manifest.log
         return {
             name: path
-            for name, path in self._inner[1].items()
-            if path not in manifest.log or self.state_of_embedded(path) != manifest.log[path].before
+            for name, path in inner.items()
+            if path not in log or self.name_embedded_state(path) != log[path].before
         }
 
     def paths_of(self, names: Collection[str], manifest: Manifest) -> dict[str, str]:
-        """Return the names of members by all paths that there are for these names, as the manifest leaves them.
+        """Find all paths of members with these names, as they are after the log is applied; return names by paths.
 
-        In a local directory there may be several: somebody who writes to a URL of his own may have made a second one.
+        One name may have several paths: a writer that does not know the group may have made a second file.
         """
-        found = {}
+        names_by_path = {}
         for name in names:
-            for path in (f"{name}{suffix}" for suffix in SUFFIXES):
-                entry = manifest.log.get(path)
-                if entry is None:
-                    there, is_going = inspect_place(self.store_of(path)), False
-                else:
-                    there, action = action_of(entry, self.store_of, path)
-                    is_going = action is Action.TAKE_OUT
-                if there.name is not None and not is_going:
-                    found[path] = name
+            for suffix in SUFFIXES:
+                path = f"{name}{suffix}"
+                if self._remains(path, manifest):
+                    names_by_path[path] = name
+        # A group that python-blosc2 did not make may lack the embedding frame.
         with suppress(FileNotFoundError):
-            inner = self._embedded(manifest)
-            found |= {inner[name]: name for name in inner.keys() & set(names)}
-        return found
+            inner = self._embedded_members(manifest)
+            names_by_path |= {inner[name]: name for name in inner.keys() & set(names)}
+        return names_by_path
 
-    def around(self, names: Collection[str], manifest: Manifest) -> Members:
-        """Return the members that decide whether new ones may have these names, as the manifest leaves them."""
+    def _remains(self, path: str, manifest: Manifest) -> bool:
+        """Return whether a frame is at a path, and the log of the manifest does not delete it."""
+        entry = manifest.log.get(path)
+        if entry is None:
+            return inspect_place(self.store_of(path)).name is not None
+        here, action = action_of(entry, self.store_of, path)
+        return here.name is not None and action is not Action.TAKE_OUT
+
+    def members_near(self, names: Collection[str], manifest: Manifest) -> Members:
+        """List the members that decide whether new members may have these names: those around and below the names."""
         outer = {each for name in names for each in accumulate(name.split("/")[:-1], "{}/{}".format)}
-        near = Members({name: path for path, name in self.paths_of(outer, manifest).items()})
+        paths = self.paths_of(outer, manifest)
+        near = Members({name: path for path, name in paths.items()})
         for name in names:
+            # Usually no directory has the name of a new member.
             with suppress(*MISSING):
                 files = [f"{name}/{file}" for file in self.store_of(name).walk()]
                 for other, path in self._members_in(files, Manifest()).items():
                     near.add(other, path)
         return near
 
-    def state_of_embedded(self, path: str) -> str:
-        """Name the state of a member in the embedding frame."""
-        return embedded.state(self._embedding("r"), path)
+    def name_embedded_state(self, path: str) -> str:
+        """Return a digest that names the state of an embedded member."""
+        return embedded.name_state(self._embedding("r"), path)
 
     def _embedding(self, mode: Mode) -> SChunk:
-        return SChunk(Handle(snapshot.load(self.store_of(EMBEDDED)), mode))
+        source = snapshot.load(self.store_of(EMBEDDED))
+        return SChunk(Handle(source, mode))
 
     def read(self) -> tuple[Manifest, Version | None]:
-        """Read the manifest and its version. Where there is no manifest, there is no version either."""
-        return self._stored()
+        """Read the manifest and its version. A missing manifest is an empty one without a version."""
+        return read_manifest(self.store)
 
-    def stored(self) -> Manifest:
-        """Read the manifest as it is now."""
-        return self._stored(versioned=False)[0]
+    def load_manifest(self) -> Manifest:
+        """Read the manifest as it is now, without its version."""
+        manifest, _ = read_manifest(self.store, versioned=False)
+        return manifest
 
     def require_ledger(self) -> None:
-        """Raise UnsupportedError if the group has no place for snapshots."""
-
-    def _stored(self, *, versioned: bool = True) -> tuple[Manifest, Version | None]:
-        return read_manifest(self.store, versioned=versioned)
+        """Raise UnsupportedError if the manifest cannot list snapshots."""
 
     def write(self, manifest: Manifest, version: Version | None) -> None:
-        """Replace the manifest of that version, or raise ConflictError. The caller holds its lock."""
+        """Replace the manifest of this version, or raise ConflictError. The caller holds the manifest's lock."""
         write_manifest(self.store, manifest, version)
 
     def holds(self, manifest: Manifest) -> bool:
-        """Whether the stored manifest is this one."""
-        return self._stored()[0] == manifest
+        """Return whether the manifest in the store equals this one."""
+        return self.read()[0] == manifest
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Replace the manifest by a changed one; try again if another writer came first."""
+        """Change the manifest in the store, and return it; try again if another writer was faster."""
         for _ in attempts(self.store):
+            # Another writer has replaced the manifest meanwhile: change the new one.
             with self.store.lock(MANIFEST), suppress(ConflictError):
                 manifest, version = self.read()
                 manifest = change(manifest)
@@ -341,27 +376,27 @@ class LocalGroup:
         raise too_many_conflicts(self.store)
 
     def recover(self) -> None:
-        """Complete a commit that was interrupted, and show the result.
+        """Complete an interrupted commit, and show its result.
 
-        A group that was copied from an object store becomes a local one.
+        If the group was copied from an object store, make it a local group first.
         """
-        manifest, version = self._stored()
+        manifest, version = self.read()
         if manifest.rows is not None:
             with self.store.lock(MANIFEST):
-                localize(self.store, *self._stored())
+                localize(self.store, *self.read())
             self.refresh()
             return
-        if manifest.log and version != self._settled:
+        if manifest.log and version != self._applied:
             with self.store.lock(MANIFEST):
-                manifest, version = self._stored()
+                manifest, version = self.read()
                 self.apply_log(manifest)
-                self._settled = version
+                self._applied = version
             self.refresh()
 
     def apply_log(self, manifest: Manifest, *, locked: Collection[str] = ()) -> dict[str, Entry]:
-        """Apply the log, and return what cannot be applied now.
+        """Apply the log of a manifest, and return the entries that cannot be applied now.
 
-        The caller holds the manifest's lock, and those of the members `locked`.
+        The caller holds the lock of the manifest, and the locks of the members `locked`.
         """
         return apply.apply_log(
             self.store_of,
@@ -371,9 +406,9 @@ class LocalGroup:
         )
 
     def apply_entry(self, path: str) -> None:
-        """Give a member the frame that waits for it in another place: nobody else may write there.
+        """Apply an entry that puts a new frame in a member's place, so that a writer finds the frame there.
 
-        It may wait there even after `recover`, because of a later commit.
+        `recover` may have left such an entry, or another writer may have committed it since.
         """
         entry = self.manifest.log.get(path)
         if entry is not None and entry.kind == "frame":
@@ -381,10 +416,10 @@ class LocalGroup:
                 apply.apply_entry(self.store_of, path, entry)
 
     def remove_embedded(self, path: str, entry: Entry) -> None:
-        """Remove a member from the embedding frame, unless that is done."""
-        held = self._embedding("r+")
-        if embedded.state(held, path) == entry.before:
-            embedded.remove(held, [path.removeprefix(f"{EMBEDDED}/")])
+        """Remove a member from the embedding frame, unless an earlier attempt has removed it."""
+        schunk = self._embedding("r+")
+        if embedded.name_state(schunk, path) == entry.before:
+            embedded.remove(schunk, [path.removeprefix(f"{EMBEDDED}/")])
             self.store_of(EMBEDDED).force()
 
     # Members.
@@ -392,59 +427,70 @@ class LocalGroup:
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
         """Open a member by its path; raise ConflictError if a later transaction has changed it."""
         if is_embedded(path):
-            return embedded.open_embedded(self._embedding("r"), path)
-        if (mount := self.mount_of(path)) is not None:
-            return mount[0].open(mount[1], mode)
+            return embedded.open_member(self._embedding("r"), path)
+        mount = self.mount_of(path)
+        if mount is not None:
+            owner, inner = mount
+            return owner.open(inner, mode)
         if mode == "r":
-            return self._promised(path) or Handle(self.current(path), mode)
+            return self._promise(path) or Handle(self.current(path), mode)
+        # A writer must find the frame of the last commit in its place.
         self.recover()
         self.apply_entry(path)
         return Handle(self.current(path), mode)
 
-    def _record(self, path: str) -> Any:
-        """Return the summary of a member in the manifest, or None."""
-        packed = self._state()[0].summaries
+    def _promise(self, path: str) -> Handle | None:
+        """Return a handle from the summary of a member; None if the member must be read at once."""
+        manifest, _ = self._state()
+        # The summary of a member in the log describes the state before the log is applied.
+        if path in manifest.log:
+            return None
+        packed = manifest.summaries
         if self._records[0] is not packed:
             self._records = packed, summary.unpack_all(packed)
-        return self._records[1].get(path)
-
-    def _promised(self, path: str) -> Handle | None:
-        record = None if path in self._state()[0].log else self._record(path)
+        record = self._records[1].get(path)
         return None if record is None else summaries.promise(self.store_of(path), record)
 
     def state_of(self, path: str, manifest: Manifest | None = None) -> Snapshot:
-        """Return the state of a member by a manifest, or by the manifest of now."""
-        if (mount := self.mount_of(path)) is not None:
-            return mount[0].state_of(mount[1])
-        manifest = manifest or self.stored()
+        """Load the state of a member, as it is after the log of a manifest is applied; by default the present one."""
+        mount = self.mount_of(path)
+        if mount is not None:
+            owner, inner = mount
+            return owner.state_of(inner)
+        manifest = manifest or self.load_manifest()
         if manifest.rows is not None:
-            held = load_member(Member(Catalog(self.store), path.rpartition(".")[0]), manifest)
-            return replace(held, member=None)
-        again = partial(_read_again, self._address, self.storage_options, path)
+            member = Member(Catalog(self.store), path.rpartition(".")[0])
+            source = load_member(member, manifest)
+            return replace(source, member=None)
+        again = partial(_reload_state, self._address, self.storage_options, path)
         return read_member(self.store_of, manifest, path, again=again)
 
     def current(self, path: str) -> Snapshot:
-        """Return the state of a member that belongs to the members that are shown. Raises what `open` raises."""
-        if (mount := self.mount_of(path)) is not None:
-            return mount[0].current(mount[1])
+        """Load the state of a member that belongs to the manifest shown. Raises what `open` raises."""
+        mount = self.mount_of(path)
+        if mount is not None:
+            owner, inner = mount
+            return owner.current(inner)
         manifest, _ = self._state()
         try:
-            held = self.state_of(path, manifest)
+            source = self.state_of(path, manifest)
         except MISSING:
-            # The caller may have taken the path from an earlier list: a commit through this handle shows its own
-            # manifest, but none of the changes that others have made before.
+            # The caller may have the path from an earlier list: a commit through this handle shows its own manifest,
+            # but not the changes that other writers made before it.
             raise stale_reader(self.url) from None
-        identity, number, _ = held.state.annotations.group_commit or ("", 0, "")
+        identity, number, _ = source.state.annotations.group_commit or ("", 0, "")
+        # The member has the state of a later commit of the group, unless its directory was copied from another group.
         if number and (identity != manifest.identity or number > manifest.number):
-            now, _ = self._stored()
+            now, _ = self.read()
             if now.identity == identity and now.commit != manifest.commit:
                 raise stale_reader(self.url)
-        return held
+        return source
 
 
-def _read_again(address: str, options: Mapping[str, Any], path: str, *, carries_out: bool = False) -> Snapshot:
-    """Return the state of a member that is committed now; pickles of arrays may take this call along."""
+def _reload_state(address: str, options: Mapping[str, Any], path: str, *, carries_out: bool = False) -> Snapshot:
+    """Load the committed state of a member again, for an array that was pickled or reads again after a conflict."""
     group = LocalGroup(address, options)
-    if carries_out:  # nobody may write to a frame that still waits in another place
+    # A writer must find a new frame in its place, and not in the log.
+    if carries_out:
         group.apply_entry(path)
     return group.state_of(path)

@@ -23,7 +23,7 @@ from b2array.format.header import FIRST_BYTES
 from b2array.frame.log import inspect_place
 from b2array.frame.manifest import ARRAY, OTHER, Manifest, is_embedded, staged_path
 from b2array.frame.source import FRAME_NAME
-from b2array.group.local import LocalGroup, NewFrame, copy_of
+from b2array.group.local import LocalGroup, NewFrame, copier_of
 from b2array.group.members import Members
 from b2array.group.snapshots_on_disk import SnapshotsOnDisk
 from b2array.group.transaction import Transaction, handle_new, next_note, require_names_free
@@ -59,7 +59,7 @@ class LocalTransaction(Transaction):
         if not self.change.marked:
             return
         if is_embedded(path):
-            state = self.view.state_of_embedded(path)
+            state = self.view.name_embedded_state(path)
         else:
             self.open_unnoted(path, "r+")
             member = self.change.members[path]
@@ -218,7 +218,7 @@ def _members_near(view: LocalGroup, names: set[str], manifest: Manifest) -> Memb
 
     Only these are looked for: to list all members of a large group takes long.
     """
-    near = view.around(names, manifest)
+    near = view.members_near(names, manifest)
     for path, name in view.paths_of(names, manifest).items():
         near.add(name, path)
     return near
@@ -279,4 +279,4 @@ def _move_out_embedded(changes: LocalTransaction) -> None:
         source = changes.view.open(path, "r")
         suffix = OTHER if source.frame.metalayer("b2nd") is None else ARRAY
         changes.remove({name: path})
-        changes.create(name, suffix, copy_of(source, changes.storage_options), overwrite=True)
+        changes.create(name, suffix, copier_of(source, changes.storage_options), overwrite=True)

@@ -1,4 +1,4 @@
-"""`Members`: the names of a group's members, and the groups that these names make."""
+"""`Members`: the names and paths of a group's members, and the inner groups that the names imply."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["Members", "check_new"]
 
 
 class Members(Mapping[str, str]):
-    """The paths of members by their names, which it yields in order. A frame with attributes is among them.
+    """A mapping from the names of members, in order, to their paths. Frames of attributes count as members.
 
-    To look at one name, to add and to remove one takes the same time whatever the number of members.
+    Looking up, adding or removing a name takes the same time in small and large groups.
 
     Examples
     --------
@@ -25,24 +25,24 @@ class Members(Mapping[str, str]):
 
     def __init__(self, paths: Mapping[str, str] = {}) -> None:
         self._paths: dict[str, str] = {}
-        # By the name of each group: the names directly in it, and how many members each of them stands for.
+        # For each group, the number of members at or below each name directly in it. At zero the name disappears.
         self._inner: dict[str, dict[str, int]] = {}
         for name, path in paths.items():
             self.add(name, path)
 
     def add(self, name: str, path: str) -> None:
-        """Add a member, or give it another path."""
+        """Add a member, or change the path of a member."""
         if name not in self._paths:
-            for group, child in _steps(name):
+            for group, child in _split(name):
                 inner = self._inner.setdefault(group, {})
                 inner[child] = inner.get(child, 0) + 1
         self._paths[name] = path
 
     def remove(self, name: str) -> None:
-        """Remove a member, if there is one of that name."""
+        """Remove the member with a name, if there is one."""
         if self._paths.pop(name, None) is None:
             return
-        for group, child in _steps(name):
+        for group, child in _split(name):
             inner = self._inner[group]
             inner[child] -= 1
             if not inner[child]:
@@ -51,7 +51,7 @@ class Members(Mapping[str, str]):
                 del self._inner[group]
 
     def copy(self) -> Self:
-        """Return the same members, to be changed."""
+        """Return an independent copy, for changes."""
         new = type(self)()
         new._paths = dict(self._paths)
         new._inner = {group: dict(inner) for group, inner in self._inner.items()}
@@ -73,44 +73,48 @@ class Members(Mapping[str, str]):
         return type(self), (self._paths,)
 
     def is_group(self, name: str) -> bool:
-        """Whether members have names in this group; the outermost one is ""."""
+        """Return whether a group has this name, that is, whether members are below it; the outermost group is ""."""
         return name in self._inner or not name
 
     def children(self, group: str) -> Iterator[str]:
         """Yield the names of arrays and groups directly in a group, in the order of the full names."""
-        inner, front = self._inner.get(group, {}), f"{group}/" if group else ""
-        yield from sorted(
-            (name for name in inner if name != ATTRS),
-            key=lambda name: f"{name}/" if front + name in self._inner else name,
-        )
+        inner = self._inner.get(group, {})
+        front = f"{group}/" if group else ""
+
+        def full(name: str) -> str:
+            # Full names below a group begin with the name of the group and a slash, which counts in their order.
+            return f"{name}/" if front + name in self._inner else name
+
+        names = [name for name in inner if name != ATTRS]
+        yield from sorted(names, key=full)
 
     def below(self, name: str) -> dict[str, str]:
-        """Return the paths of a member, or of all members in and below a group, by their full names in order."""
-        found = {name: self._paths[name]} if name in self._paths else {}
+        """Return the path of a member, or the paths of all members below a group, by their full names in order."""
+        paths = {name: self._paths[name]} if name in self._paths else {}
         groups = [name] if self.is_group(name) else []
         while groups:
             group = groups.pop()
             for child in self._inner.get(group, {}):
                 full = f"{group}/{child}" if group else child
                 if full in self._paths:
-                    found[full] = self._paths[full]
+                    paths[full] = self._paths[full]
                 if full in self._inner:
                     groups.append(full)
-        return dict(sorted(found.items()))
+        return dict(sorted(paths.items()))
 
 
-def _steps(name: str) -> Iterator[tuple[str, str]]:
-    """Yield each group that a name leads through, and the name's next part in it."""
+def _split(name: str) -> Iterator[tuple[str, str]]:
+    """Yield each group around a member, from the outermost on, with the part of the member's name directly in it."""
     parts = name.split("/")
     groups = ["", *accumulate(parts[:-1], "{}/{}".format)]
     return zip(groups, parts, strict=True)
 
 
 def check_new(name: str, members: Members, url: str) -> None:
-    """Check the name of a new member of the group at a URL; raise nothing if it has such a member.
+    """Check the name of a new member of the group at a URL. The name of an existing member passes.
 
-    Raises FileExistsError if there is a group of that name. Raises ValueError for names that not every place can hold,
-    and if a part of the name is an array.
+    Raises FileExistsError if a group has the name, and ValueError if some store could not hold the name, or if a part
+    of it names an array.
     """
     if name in members:
         return

@@ -19,7 +19,7 @@ from b2array.frame.snapshot import Snapshot
 from b2array.group.changing import AnyTransaction
 from b2array.group.fork import draft_of
 from b2array.group.kept import Moment, moment
-from b2array.group.local import copy_of
+from b2array.group.local import copier_of
 from b2array.group.local_transaction import LocalTransaction
 from b2array.group.rows import RowTransaction
 from b2array.group.snapshots_on_disk import is_pinned
@@ -67,7 +67,7 @@ def _restore_local(changes: LocalTransaction, then: Moment) -> None:
         else:
             layout: Kind = "sparse" if then.states[member].sparse else "contiguous"
             source = then.open(path, "r")
-            new = partial(copy_of(source, changes.storage_options), layout=layout)
+            new = partial(copier_of(source, changes.storage_options), layout=layout)
             changes.create(member, path[len(member) :], new, overwrite=True)
 
 
@@ -79,7 +79,7 @@ def _restore_rows(changes: RowTransaction, then: Moment) -> None:
         for name, state in then.states.items()
         if members.get(name) != state.path or not _lists(rows.get(name), state)
     }
-    revisions = map_concurrently(lambda state: then.held(state.path), differing.values())
+    revisions = map_concurrently(lambda state: then.state_of(state.path), differing.values())
     for (name, state), revision in zip(differing.items(), revisions, strict=True):
         _restore_member(changes, name, state, revision)
 

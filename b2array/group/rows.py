@@ -61,7 +61,7 @@ class RowTransaction(Transaction):
             group.refresh()
         # Pinned: a commit through another handle of the group must not change what the transaction builds on.
         view = group.copy(pinned=True)
-        group.show(*view.seen())
+        group.show(*view.versioned_manifest())
         identity = view.manifest.identity or os.urandom(8).hex()
         super().__init__(group, view, RowChange(identity, marked))
 
@@ -170,7 +170,7 @@ class RowTransaction(Transaction):
             },
             require=partial(_require_fit, self, drafts),
             edit=partial(_list_snapshots, self._snapshots, view, change.unlisted),
-            start=view.seen(),
+            start=view.versioned_manifest(),
         )
         self._ended = True  # whatever happens now, there is nothing to abort
         for member in written.values():

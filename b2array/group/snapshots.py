@@ -1,10 +1,11 @@
-"""Snapshots of a group, as users see them: all members and attributes at one moment."""
+"""Snapshots of a whole group: restores and lists them, and compares a group at two of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from b2array import threads
 from b2array.array import snapshots
@@ -22,24 +23,26 @@ from b2array.group.kept import Moment, is_same_file, moment
 from b2array.group.listed import AnyGroup, ListedGroup, name_of
 from b2array.group.local import LocalGroup
 
-__all__ = ["GroupDiff", "differences", "listed"]
+__all__ = ["GroupDiff", "diff_moments", "list_snapshots"]
 
 _AT_ONCE = 16
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDiff:
-    """How a group differs between two moments, as `Group.diff` returns it.
+    """The differences of a group between two moments, as `Group.diff` returns them.
 
     Parameters
     ----------
     made, deleted : tuple of str
-        Names of members that only the later moment has, and of those that only the earlier one has.
+        The names of members that exist only at the later moment, and only at the earlier one.
     changed : dict
-        By the names of members that both have: the boxes in which an array may differ, as `NDArray.diff` returns them;
-        for a super-chunk a list with nothing in it. A member that was replaced has one box with everything.
+        For each member that exists at both moments and may differ, by name: the boxes that may differ, as
+        `NDArray.diff` returns them; one box for the whole array if it was replaced; an empty list for a super-chunk.
     attrs : tuple of str
-        The names of members and groups with other attributes; the outermost group is "".
+        The names of members and groups whose attributes differ; the outermost group is "".
     """
 
     made: tuple[str, ...] = ()
@@ -54,85 +57,116 @@ class GroupDiff:
 # Lists.
 
 
-def listed(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
-    """List the snapshots of a group, the oldest first, with the bytes that each of them holds alone."""
+def list_snapshots(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
+    """List the snapshots of a group, the oldest first, with the bytes that no other snapshot needs."""
     group.refresh()
-    manifest, members = group.manifest, group.members()
+    manifest = group.manifest
     entries = group_ledger(group.url, manifest).entries
     if not entries:
         return ()
     if isinstance(group, ListedGroup) and manifest == group.manifest:
-        return _of_revisions(group, manifest, entries)
+        return _list_by_revisions(group, manifest, entries)
+    members = group.members()
     moments = [moment(group, entry.name, manifest) for entry in entries]
-    own = {entry.name: entry.nbytes for entry in entries}
-    paths = sorted({state.path for then in moments for state in then.states.values()})
-    paths = [path for path in paths if not is_embedded(path)]
+    paths = {state.path for then in moments for state in then.states.values()}
+    own_paths = sorted(path for path in paths if not is_embedded(path))
 
-    def look(path: str) -> dict[str, int]:
-        return _own_of_member(group, manifest, moments, path, is_member=path in members.values())
+    def count_in_member(path: str) -> dict[str, int]:
+        is_member = path in members.values()
+        return _count_own_nbytes(group, manifest, moments, path, is_member=is_member)
 
-    def look_aside(token: str) -> dict[str, int]:
-        with suppress(OSError, B2ArrayError):  # a damaged frame does not hide the snapshots
-            held = snapshot.load(group.store_of(retired_path(token)))
-            return {each.name: each.nbytes for each in snapshots.list_snapshots(Handle(held, "r"), alone=True)}
+    def count_in_retired(token: str) -> dict[str, int]:
+        # A damaged frame must not hide the snapshots: it counts as empty.
+        with suppress(OSError, B2ArrayError):
+            source = snapshot.load(group.store_of(retired_path(token)))
+            infos = snapshots.list_snapshots(Handle(source, "r"), alone=True)
+            return {each.name: each.nbytes for each in infos}
         return {}
 
-    alone = [
-        *threads.ahead(look, paths, max(1, min(len(paths), _AT_ONCE))),
-        *threads.ahead(look_aside, [*manifest.retired], max(1, min(len(manifest.retired), _AT_ONCE))),
+    counts = [
+        *_each(count_in_member, own_paths),
+        *_each(count_in_retired, [*manifest.retired]),
     ]
-    for counted in alone:
-        for name, nbytes in counted.items():
+    own = {entry.name: entry.nbytes for entry in entries}
+    for count in counts:
+        for name, nbytes in count.items():
             if name in own:
                 own[name] += nbytes
     return tuple(snapshot_info(entry, own[entry.name]) for entry in entries)
 
 
-def _own_of_member(
-    group: AnyGroup, manifest: Manifest, moments: Sequence[Moment], path: str, *, is_member: bool
+def _each(function: Callable[[A], R], arguments: Sequence[A]) -> Iterator[R]:
+    """Call a function with each argument, in several threads, because each call waits for requests."""
+    workers = max(1, min(len(arguments), _AT_ONCE))
+    return threads.ahead(function, arguments, workers)
+
+
+def _count_own_nbytes(
+    group: AnyGroup,
+    manifest: Manifest,
+    moments: Sequence[Moment],
+    path: str,
+    *,
+    is_member: bool,
 ) -> dict[str, int]:
-    """Return the bytes of a local member that each snapshot holds alone, by the snapshot's name."""
-    identity, users = manifest.identity.encode(), dict[bytes, list[str]]()
+    """Count the bytes of a local member that only one snapshot needs, by the name of the snapshot."""
+    identity = manifest.identity.encode()
+    users: dict[bytes, list[str]] = {}
     states: list[FrameState] = []
-    with suppress(OSError, B2ArrayError):  # a damaged member does not hide the snapshots
-        held = group.state_of(path, manifest) if isinstance(group, LocalGroup) else load_published(group.store_of(path))
+    # A damaged member must not hide the snapshots: it counts as empty.
+    with suppress(OSError, B2ArrayError):
+        if isinstance(group, LocalGroup):
+            source = group.state_of(path, manifest)
+        else:
+            source = load_published(group.store_of(path))
         for then in moments:
             for state in then.states.values():
-                if state.path == path and not then.is_retired(path):
-                    users.setdefault(state.generation, []).append(then.name)
-                    if len(users[state.generation]) == 1:
-                        earlier = find_state(held, state, identity)
-                        states.append(held.state if earlier is None else earlier.state)
-        others = [each.state for each in load_kept_states(held, ledger_in(held).entries) if not _is_of(each, identity)]
-        own = own_nbytes([*states, *others, *([held.state] if is_member else [])])
-        return {names[0]: nbytes for names, nbytes in zip(users.values(), own, strict=False) if len(names) == 1}
+                if state.path != path or then.is_retired(path):
+                    continue
+                names = users.setdefault(state.generation, [])
+                names.append(then.name)
+                if len(names) == 1:
+                    earlier = find_state(source, state, identity)
+                    states.append(source.state if earlier is None else earlier.state)
+        # The chunks of the present state, and of the array's own snapshots, are not free when the group's are dropped.
+        rest = [source.state] if is_member else []
+        kept = load_kept_states(source, ledger_in(source).entries)
+        rest += [each.state for each in kept if not _is_of(each, identity)]
+        own = own_nbytes([*states, *rest])
+        pairs = zip(users.values(), own, strict=False)
+        return {names[0]: nbytes for names, nbytes in pairs if len(names) == 1}
     return {}
 
 
-def _is_of(held: Snapshot, group: bytes) -> bool:
-    """Whether a frame keeps a state for snapshots of a group."""
-    return held.at is not None and held.at.group == group
+def _is_of(source: Snapshot, group: bytes) -> bool:
+    """Return whether a frame keeps a state for snapshots of a group, not for a snapshot of the array itself."""
+    return source.at is not None and source.at.group == group
 
 
-def _of_revisions(group: ListedGroup, manifest: Manifest, entries: Sequence[Kept]) -> tuple[SnapshotInfo, ...]:
-    """List the snapshots of a group in an object store, which name revisions."""
+def _list_by_revisions(
+    group: ListedGroup,
+    manifest: Manifest,
+    entries: Sequence[Kept],
+) -> tuple[SnapshotInfo, ...]:
+    """List the snapshots of a group in an object store, whose snapshots name revisions of the members."""
     moments = [moment(group, entry.name, group.manifest) for entry in entries]
     wanted = {state for then in moments for state in then.states.values() if not is_embedded(state.path)}
-    wanted |= {
-        MemberState(row.path, bytes.fromhex(row.revision), row.sparse) for row in group.rows.values() if row.revision
-    }
+    for row in group.rows.values():
+        if row.revision:
+            wanted.add(MemberState(row.path, bytes.fromhex(row.revision), row.sparse))
 
-    def look(state: MemberState) -> tuple[MemberState, Snapshot | None]:
-        with suppress(OSError, B2ArrayError):  # a damaged member does not hide the snapshots
+    def load(state: MemberState) -> tuple[MemberState, Snapshot | None]:
+        # A damaged member must not hide the snapshots: it counts as empty.
+        with suppress(OSError, B2ArrayError):
             return state, group.state_at(manifest, "", state)
         return state, None
 
-    answers = threads.ahead(look, sorted(wanted), max(1, min(len(wanted), _AT_ONCE)))
-    held = {state: one for state, one in answers if one is not None}
+    sources = {state: source for state, source in _each(load, sorted(wanted)) if source is not None}
     own = dict.fromkeys((entry.name for entry in entries), 0)
-    for path in {state.path for state in held}:
-        here = [state for state in held if state.path == path]
-        for state, nbytes in zip(here, snapshots.own_nbytes([held[state].state for state in here]), strict=True):
+    for path in {state.path for state in sources}:
+        here = [state for state in sources if state.path == path]
+        counts = own_nbytes([sources[state].state for state in here])
+        for state, nbytes in zip(here, counts, strict=True):
             users = [then.name for then in moments if state in then.states.values()]
             if len(users) == 1 and not _is_listed(group, state):
                 own[users[0]] += nbytes
@@ -140,48 +174,58 @@ def _of_revisions(group: ListedGroup, manifest: Manifest, entries: Sequence[Kept
 
 
 def _is_listed(group: ListedGroup, state: MemberState) -> bool:
+    """Return whether the group lists this revision as the present state of the member."""
     row = group.rows.get(name_of(state.path))
-    return row is not None and (row.path, row.revision) == (state.path, state.generation.hex())
+    if row is None:
+        return False
+    return (row.path, row.revision) == (state.path, state.generation.hex())
 
 
 # Differences.
 
 
-def differences(group: AnyGroup, at: str, then: str | None) -> GroupDiff:
-    """Compare a group at two snapshots, or at one and now."""
+def diff_moments(group: AnyGroup, at: str, then: str | None) -> GroupDiff:
+    """Compare a group at the snapshot `at` with the group at the snapshot `then`; None stands for now."""
     before = moment(group, at)
     later: Moment | _Now = _Now(group) if then is None else moment(group, then)
-    names: Mapping[str, str] = later.members()
-    old = before.members()
+    new_paths: Mapping[str, str] = later.members()
+    old_paths = before.members()
     changed: dict[str, list[Box]] = {}
     attrs = set()
-    for name in sorted(old.keys() & names.keys()):
+    for name in sorted(old_paths.keys() & new_paths.keys()):
         if isinstance(later, Moment) and before.states[name] == later.states[name]:
             continue
-        one, other = before.held(old[name], deep=True), later.held(names[name], deep=True)
-        if one.generation == other.generation:
+        old = before.state_of(old_paths[name], deep=True)
+        new = later.state_of(new_paths[name], deep=True)
+        if old.generation == new.generation:
             continue
-        # Each revision of a contiguous member is an object in itself, with chunks in other places. A file may have been
-        # packed between the two looks.
-        is_comparable = one.sparse or (one.store.can.local and is_same_file(one, other))
-        is_same_frame = is_comparable and one.url == other.url and one.frame.frame_type == other.frame.frame_type
-        boxes, has_other_attrs = _compared(one.state, other.state, is_same_frame=is_same_frame)
-        if is_attrs(name):
-            if has_other_attrs:
-                attrs.add(_group_of(name))
-            continue
-        if boxes is not None:
-            changed[name] = boxes
+        is_same_frame = _is_same_frame(old, new)
+        boxes, has_other_attrs = _compare_states(old.state, new.state, is_same_frame=is_same_frame)
         if has_other_attrs:
-            attrs.add(name)
-    made, deleted = names.keys() - old.keys(), old.keys() - names.keys()
-    attrs |= {_group_of(name) for name in made | deleted if is_attrs(name)}
-    arrays = [tuple(sorted(name for name in some if name.rpartition("/")[2] != ATTRS)) for some in (made, deleted)]
-    return GroupDiff(arrays[0], arrays[1], changed, tuple(sorted(attrs)))
+            attrs.add(_group_of(name) if is_attrs(name) else name)
+        if boxes is not None and not is_attrs(name):
+            changed[name] = boxes
+    added = new_paths.keys() - old_paths.keys()
+    deleted = old_paths.keys() - new_paths.keys()
+    attrs |= {_group_of(name) for name in added | deleted if is_attrs(name)}
+    return GroupDiff(_sort_arrays(added), _sort_arrays(deleted), changed, tuple(sorted(attrs)))
+
+
+def _is_same_frame(old: Snapshot, new: Snapshot) -> bool:
+    """Return whether two states are of one frame, so that equal offsets mean the same chunks."""
+    # Each revision of a contiguous member is an object with chunks in other places, and a local file may have been
+    # packed between the two reads.
+    is_comparable = old.sparse or (old.store.can.local and is_same_file(old, new))
+    return is_comparable and old.url == new.url and old.frame.frame_type == new.frame.frame_type
+
+
+def _sort_arrays(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of members in order, without frames of attributes."""
+    return tuple(sorted(name for name in names if not is_attrs(name)))
 
 
 class _Now:
-    """The members as they are now."""
+    """The present members of a group, with the methods of `Moment` that a comparison uses."""
 
     def __init__(self, group: AnyGroup) -> None:
         self._group = group
@@ -192,26 +236,31 @@ class _Now:
         members = self._group.members()
         return self._group.without_mounts(members) if isinstance(self._group, LocalGroup) else members
 
-    def held(self, path: str, *, deep: bool = False) -> Snapshot:  # noqa: ARG002
-        """Return the state of a member."""
+    def state_of(self, path: str, *, deep: bool = False) -> Snapshot:  # noqa: ARG002
+        """Load the state of a member."""
         return self._group.open(path, "r").snapshot
 
 
 def _group_of(name: str) -> str:
+    """Return the name of the group whose attributes are in the frame with this name."""
     return name.removesuffix(ATTRS).rstrip("/")
 
 
-def _compared(one: FrameState, other: FrameState, *, is_same_frame: bool) -> tuple[list[Box] | None, bool]:
-    """Return the boxes in which two states differ, None if they do not, and whether their attributes differ."""
+def _compare_states(one: FrameState, other: FrameState, *, is_same_frame: bool) -> tuple[list[Box] | None, bool]:
+    """Return the boxes that may differ between two states, None for equal ones; and whether their attributes differ."""
     names = {*one.attr_names} | {*other.attr_names}
     a, b = one.annotations, other.annotations
-    has_other_attrs = (a.dims, a.fill) != (b.dims, b.fill) or any(one.attr(name) != other.attr(name) for name in names)
+    has_other_attrs = (a.dims, a.fill) != (b.dims, b.fill)
+    has_other_attrs = has_other_attrs or any(one.attr(name) != other.attr(name) for name in names)
     if one.layout is None or other.layout is None:
         same = is_same_frame and one.frame.offsets.tolist() == other.frame.offsets.tolist()
         return (None if same else []), has_other_attrs
     if is_same_frame:
         return differing(one, other) or None, has_other_attrs
-    shape = (one if len(one.layout.shape) >= len(other.layout.shape) else other).require_layout().shape
-    if len(one.layout.shape) == len(other.layout.shape):
-        shape = tuple(map(max, one.layout.shape, other.layout.shape))
+    # Nothing in the indexes tells which chunks are equal: one box covers both shapes.
+    first, second = one.layout.shape, other.layout.shape
+    if len(first) == len(second):
+        shape = tuple(map(max, first, second))
+    else:
+        shape = max(first, second, key=len)
     return [tuple(slice(0, extent) for extent in shape)], has_other_attrs

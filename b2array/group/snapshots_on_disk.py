@@ -26,7 +26,7 @@ from b2array.frame.listing import MemberState, group_ledger
 from b2array.frame.log import inspect_place
 from b2array.frame.manifest import Manifest, Retired, is_embedded, retired_path
 from b2array.frame.snapshot import Snapshot, ledger_in, reload
-from b2array.group.kept import RetiredFrame, remove_frame, retire, states_needed
+from b2array.group.kept import RetiredFrame, find_needed_states, remove_frame, retire
 from b2array.group.local import LocalGroup
 from b2array.group.snapshot_changes import SnapshotChanges
 from b2array.store.base import MISSING, create_under_own_name
@@ -230,7 +230,7 @@ def _read_again(view: LocalGroup, path: str, before: Manifest, states: dict[str,
 def _copy_states(view: LocalGroup, revision: Snapshot, pins: Sequence[Pin]) -> RetiredFrame | None:
     """Copy the states that snapshots need of a member to a retired frame; None if there is nothing to copy."""
     try:
-        states = states_needed(revision, pins)
+        states = find_needed_states(revision, pins)
         return retire(view, states) if states else None
     except (FormatError, SnapshotLostError) as error:
         names = ", ".join(pin.title for pin in pins)
@@ -262,6 +262,6 @@ def is_pinned(view: LocalGroup, path: str) -> bool:
     own = [entry for entry in ledger_in(latest).entries if not (entry.packed or entry.group)]
     if own:
         return False
-    pins = pins_in(view.store, view.stored(), path)
+    pins = pins_in(view.store, view.load_manifest(), path)
     states = [find_state(latest, pin.state, pin.group) for pin in pins]
     return any(state is not None and state.frame.nchunks for state in states)

@@ -1,10 +1,10 @@
-"""Functions that read an array or a super-chunk by its URL, alone or in a group: `copy`, `load`, `open_schunk`."""
+"""`copy`, `load` and `open_schunk`: read an array or a super-chunk by its URL, alone or in a group."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from b2array.array.schunk import SChunk, schunk_at
 from b2array.codec.cparams import AnyCParams
 from b2array.commit.handle import Mode
 from b2array.errors import FormatError
-from b2array.group.addressing import listed_member, open, open_array
+from b2array.group.addressing import open, open_array, open_listed_member
 from b2array.group.group import Group
 from b2array.group.tables import Table
 from b2array.keywords import spell_out
@@ -49,46 +49,46 @@ def copy(
     src_fs: AbstractFileSystem | None = None,
     dst_fs: AbstractFileSystem | None = None,
 ) -> NDArray:
-    """Copy an array, its attributes and metalayers, and return a handle that can change the copy.
+    """Copy an array with its attributes and metalayers, and return a handle that can change the copy.
 
-    Chunks are copied as they are where chunks, blocks, compression and type stay the same; otherwise they are encoded
-    again, a few at a time, in bounded memory.
+    If chunks, blocks, compression and type stay the same, the compressed chunks are copied unchanged. Otherwise they
+    are encoded again, a few at a time, in bounded memory.
 
     Parameters
     ----------
     src : NDArray, View, str or os.PathLike
-        What to copy: the state that the handle shows, or the array at a URL, as `open` finds it.
+        The array to copy: a handle, whose present state is copied, or a URL as for `open`.
     dst : str or os.PathLike, optional
-        Where to; in memory if left out.
+        The URL of the copy; by default the copy is in memory.
     dtype : dtype-like, optional
-        Type to convert to.
+        The type of the copy; by default the type of `src`.
     casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
-        Which conversions are allowed; see `numpy.can_cast`.
+        The conversions to allow; see `numpy.can_cast`.
     chunks, blocks : int, str, sequence or mapping, optional
-        Other extents, in items, as `create` takes them; by default they stay.
+        The extents of the copy, in items, as for `create`; by default the extents of `src`.
     access : {"balanced", "planes", "series", "boxes"}, optional
-        Choose other chunks and blocks, for keys of this kind; see `create`.
+        Choose chunks and blocks for keys of this kind; see `create`.
     cparams : CParams, optional
-        Other compression.
+        The compression of the copy; by default the compression of `src`.
     layout : {"auto", "contiguous", "sparse"}
-        One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
+        One file, or a directory with a file for each chunk; "auto" chooses one file on local disks, else a directory.
     overwrite, interop
         As for `create`.
     src_options, dst_options : mapping, optional
-        Storage options for fsspec, for URLs.
+        Storage options for fsspec, if `src` and `dst` are URLs.
     src_fs, dst_fs : fsspec.AbstractFileSystem, optional
-        File systems, in which `src` and `dst` are paths.
+        File systems; `src` and `dst` are then paths in them.
     progress : bool, default False
-        Show on stderr how many chunks are done.
+        Whether to show on stderr how many chunks are done.
     snapshots : bool, default True
-        Whether the copy also has the snapshots of `src`. Snapshots of views are not copied.
+        Whether to copy the snapshots of `src` as well. Snapshots of views are not copied.
 
     Raises
     ------
     FileExistsError
-        There is something already.
+        Something exists at `dst`, and `overwrite` is False.
     TypeError
-        The conversion is not allowed.
+        `casting` does not allow the conversion.
     ValueError, LimitError, UnsupportedError
         As for `create`.
 
@@ -100,7 +100,7 @@ def copy(
     >>> b.chunks, bool((b[...] == a[...]).all())
     ((2, 2), True)
     """
-    given: CopyKeywords = {
+    options: CopyKeywords = {
         "chunks": chunks,
         "blocks": blocks,
         "access": access,
@@ -112,26 +112,36 @@ def copy(
         "fs": dst_fs,
     }
     if isinstance(src, NDArray | View) and not (src_options is None and src_fs is None):
-        raise TypeError("src_options and src_fs are for a source that is named by its URL; this one is open")
+        raise TypeError("src_options and src_fs are for a source given by its URL; this source is open")
     if isinstance(src, View):
-        return src.copy(dst, dtype=dtype, casting=casting, **given)
-    opened = nullcontext(src) if isinstance(src, NDArray) else open_array(src, storage_options=src_options, fs=src_fs)
-    with opened as source:
-        return source.copy(dst, dtype=dtype, casting=casting, progress=progress, snapshots=snapshots, **given)
+        return src.copy(dst, dtype=dtype, casting=casting, **options)
+    if isinstance(src, NDArray):
+        context: AbstractContextManager[NDArray] = nullcontext(src)
+    else:
+        context = open_array(src, storage_options=src_options, fs=src_fs)
+    with context as source:
+        return source.copy(
+            dst,
+            dtype=dtype,
+            casting=casting,
+            progress=progress,
+            snapshots=snapshots,
+            **options,
+        )
 
 
 @spell_out()
 def load(
     url: Url, *, storage_options: Mapping[str, Any] | None = None, fs: AbstractFileSystem | None = None
 ) -> npt.NDArray[Any]:
-    """Read a whole array into memory. The URL may be that of a member of a group, as for `open`.
+    """Read a whole array into memory. The URL may name a member of a group, as for `open`.
 
     Raises
     ------
     FileNotFoundError, FormatError, UnsupportedError
         As for `open`.
     TypeError
-        There is a group or a super-chunk.
+        The URL names a group or a super-chunk.
     """
     with open_array(url, storage_options=storage_options, fs=fs) as stored:
         return np.asarray(stored)
@@ -147,34 +157,37 @@ def open_schunk(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> SChunk:
-    """Open a frame as numbered chunks.
+    """Open a frame as a super-chunk, a sequence of numbered chunks.
 
     Parameters
     ----------
     url : str or os.PathLike
-        A file, a directory with a sparse frame, or what fsspec understands; also a member of a group, as for `open`.
+        A file, a directory with a sparse frame, or a URL that fsspec understands; also a member of a group, as for
+        `open`.
     mode : {"r", "r+"}
-        For reading, or for reading and changing.
+        "r" for reading, "r+" for reading and changing.
     offset : int, default 0
-        Where the frame begins in the file, in bytes.
+        The position of the frame in the file, in bytes.
     at : str, optional
-        The name of a snapshot, which can only be read.
+        The name of a snapshot, which is read-only.
     storage_options : mapping, optional
-        For fsspec.
+        Options for fsspec.
     fs : fsspec.AbstractFileSystem, optional
-        A file system, in which the URL is a path.
+        A file system; the URL is a path in it.
 
     Raises
     ------
     FileNotFoundError
-        There is nothing.
+        Nothing exists at the URL.
     FormatError, UnsupportedError
-        It is no frame, or one of an unknown kind.
+        The URL does not name a frame, or names a frame of an unknown kind.
     TypeError
-        It is a group.
+        The URL names a group.
     """
     address, options = address_of(url, storage_options, fs)
-    member = None if offset or at is not None else listed_member(address, mode, options, follow=False)
+    member = None
+    if not offset and at is None:
+        member = open_listed_member(address, mode, options, follow=False)
     if member is None:
         try:
             return schunk_at(address, mode, offset=offset, at=at, storage_options=options)

@@ -1,7 +1,8 @@
-"""The summaries in a group's manifest: readers open members with them, and read the members later.
+"""Summaries of members in a group's manifest. Readers open a member from its summary, and read the member later.
 
-A summary describes one state, which it names. On a local disk, where a write to a member by its own URL does not change
-the manifest, that is compared with the member; in an object store, with the revision that the manifest lists.
+A summary describes one state of a member, and has its fingerprint. A reader checks that the member is still in this
+state: on a local disk against the member, because a write by the member's own URL does not change the manifest; in an
+object store against the revision that the manifest lists.
 """
 
 from __future__ import annotations
@@ -22,56 +23,82 @@ from b2array.store.base import Store
 __all__ = ["promise", "promise_revision"]
 
 _outdated: set[tuple[str, bytes]] = set()
-"""Stores and fingerprints of summaries that were out of date: the warning comes only once."""
+"""The URL and fingerprint of each summary that proved to be out of date; it is not used again."""
 
 
 def promise(store: Store, record: Any) -> Handle | None:
-    """Return a handle to the local member that a record describes, or None if the member must be read at once."""
-    said = _readable(record)
-    if said is None:
+    """Return a handle to a local member from its summary; None if the member must be read at once."""
+    described = _try_unpack(record)
+    if described is None:
         return None
-    # On this computer a look at the member costs little, and what it was then can be read later.
-    described = said.state.frame
-    head = head_if_unchanged(store, described, said.header)
+    # On a local disk a look at the member costs little, and an open file keeps this state readable.
+    frame = described.state.frame
+    head = head_if_unchanged(store, frame, described.header)
     if head is None:
         return None
-    data, version = head.data, head.version
-    if len(data) < described.frame_len:
-        data = memoryview(said.header)
-    return Handle(Promised(store, said, lambda: load_from_header(store, data, version, head.unique)), "r")
+    data = head.data
+    if len(data) < frame.frame_len:
+        data = memoryview(described.header)
+
+    def read() -> Snapshot:
+        return load_from_header(store, data, head.version, head.unique)
+
+    return Handle(Promised(store, described, read), "r")
 
 
-def promise_revision(store: Store, record: Any, revision: str, read: Callable[[], Snapshot]) -> Handle | None:
-    """Return a handle to the member that a record describes, if it describes this revision. `read` reads the member.
+def promise_revision(
+    store: Store,
+    record: Any,
+    revision: str,
+    read: Callable[[], Snapshot],
+) -> Handle | None:
+    """Return a handle to a member from its summary, if the summary describes this revision; otherwise None.
 
-    Without a revision nothing tells whether the record is out of date. Then the member is compared with it when it is
-    read; one that differs is not described again.
+    The handle calls `read` to read the member. A row without a revision does not tell whether the summary is out of
+    date: then the handle compares the member with the summary when it reads the member.
     """
-    said = _readable(record)
-    if said is None or (store.url, said.fingerprint) in _outdated:
+    described = _try_unpack(record)
+    if described is None or (store.url, described.fingerprint) in _outdated:
         return None
+
+    def read_and_compare() -> Snapshot:
+        source = read()
+        _require_described(source, described)
+        return source
+
     if not revision:
-        return Handle(Promised(store, said, lambda: _as_described(read(), said)), "r")
-    return Handle(Promised(store, said, read), "r") if said.fingerprint.hex() == revision else None
+        return Handle(Promised(store, described, read_and_compare), "r")
+    if described.fingerprint.hex() != revision:
+        return None
+    return Handle(Promised(store, described, read), "r")
 
 
-def _as_described(held: Snapshot, said: Summary) -> Snapshot:
-    """Return a member that is as described; ConflictError if it is not. Only its items may differ."""
-    if held.frame.fingerprint != said.fingerprint and _description(held.state) != _description(said.state):
-        _outdated.add((held.url, said.fingerprint))
+def _require_described(source: Snapshot, described: Summary) -> None:
+    """Raise ConflictError if a member differs from its summary in anything but items."""
+    if source.frame.fingerprint == described.fingerprint:
+        return
+    if _description(source.state) != _description(described.state):
+        _outdated.add((source.url, described.fingerprint))
         raise ConflictError(
-            f"{held.url} is not as the manifest of its group describes it, since it was changed by its own URL; open "
-            "the group again, and let Group.consolidate() bring the manifest up to date"
+            f"{source.url} was changed by its own URL, and differs from its summary in the manifest of its group; open "
+            "the group again, and call Group.consolidate() to update the manifest"
         )
-    return held
 
 
 def _description(state: State) -> tuple[Any, ...]:
-    said = state.annotations
-    return state.layout, state.cparams, said.fill, said.dims, state.attrs()
+    """Return the properties that a promised handle has already shown."""
+    annotations = state.annotations
+    return (
+        state.layout,
+        state.cparams,
+        annotations.fill,
+        annotations.dims,
+        state.attrs(),
+    )
 
 
-def _readable(record: Any) -> Summary | None:
-    with suppress(FormatError, UnsupportedError):  # of a later version, or damaged: then the member itself is read
+def _try_unpack(record: Any) -> Summary | None:
+    # If a later version wrote the summary, or it is damaged, readers read the member itself.
+    with suppress(FormatError, UnsupportedError):
         return summary.unpack(record)
     return None

@@ -1,8 +1,8 @@
-"""`Table`: a table of python-blosc2 (`blosc2.CTable`), for reading. It is a group whose members hold the columns.
+"""`Table`: reads tables of python-blosc2 (`blosc2.CTable`), which are groups whose members store the columns.
 
-A table has a description ``_meta``, a mask of the rows that were not deleted, ``_valid_rows``, and under ``_cols`` one
-array or more for each column: the items, ``.notnull`` where some are missing, the bytes of text next to its offsets
-(``.utf8``), or the words next to their codes (``_dict``).
+A table has a member ``_meta`` with its description, a mask ``_valid_rows`` of the rows that were not deleted, and below
+``_cols`` the arrays of each column: the items, and, where a column needs them, a mask of the items that are not missing
+(``.notnull``), the bytes of its text (``.utf8``), or the words for its codes (``_dict``).
 
 Source: ``ctable_storage.py`` and ``schema.py`` of python-blosc2.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,7 +35,7 @@ _NUMBERS = frozenset(
     [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
     + ["float32", "float64", "complex64", "complex128", "bool", "string", "bytes", "ndarray"]
 )
-"""Kinds of columns that one array holds as they are."""
+"""The kinds of columns whose items are stored in one array, in their own type."""
 _UNITS = ("s", "ms", "us", "ns")
 _TEXT = np.dtypes.StringDType()
 
@@ -42,11 +43,11 @@ Array = npt.NDArray[Any]
 
 
 class Home(Protocol):
-    """Where the members of a group are."""
+    """A group whose members can be listed and opened."""
 
     @property
     def url(self) -> str:
-        """Where the group is, without secrets."""
+        """The URL of the group, without secrets."""
 
     def members(self) -> Mapping[str, str]:
         """Return the paths of members by their names."""
@@ -56,34 +57,37 @@ class Home(Protocol):
 
 
 def is_table(home: Home, prefix: str) -> bool:
-    """Whether the group with a prefix of names is a table."""
+    """Return whether the members whose names begin with a prefix are a table; this may read the description."""
     path = home.members().get(prefix + DESCRIPTION)
     if path is None:
         return False
     try:
-        return SChunk(home.open(path, "r")).vlmeta.get("kind") in (_KIND, _KIND.encode())
-    except B2ArrayError:  # whatever it is, its members can be opened
+        kind = SChunk(home.open(path, "r")).vlmeta.get("kind")
+    except B2ArrayError:
+        # Without a readable description it is a group, whose other members can be opened.
         return False
+    return kind in (_KIND, _KIND.encode())
 
 
 class Table:
-    """A table of python-blosc2, for reading: ``table["column"]`` is a column. Its length is the number of rows.
+    """A table of python-blosc2, read-only: ``table["column"]`` reads a column. The length is the number of rows.
 
-    `b2array.open` and groups return it. A column is an array with an item for each row that was not deleted: numbers,
-    bools and text of one length in their own types, times as datetime64, other text as StringDType, other bytes as
-    objects. Where items are missing, it is a masked array. Columns of lists, structs, Python objects and computed
-    values cannot be read; an error names them.
+    `b2array.open` and groups return tables. A column is an array with an item for each row that was not deleted.
+    Numbers, bools and text of fixed length have their own types; times are datetime64, other text is StringDType, and
+    other bytes are objects. A column with missing items is a masked array. Columns of lists, structs, Python objects
+    and computed values cannot be read, and raise UnsupportedError.
     """
 
     def __init__(self, home: Home, prefix: str = "") -> None:
-        self._home, self._prefix = home, prefix
+        self._home = home
+        self._prefix = prefix
         self._url = f"{home.url}/{prefix.rstrip('/')}".rstrip("/")
-        self._schema = self._located(self._read_schema)
+        self._schema = self._with_url(self._read_schema)
         self._rows: npt.NDArray[np.int64] | None = None
 
     @property
     def url(self) -> str:
-        """Where the table is."""
+        """The URL of the table."""
         return self._url
 
     @property
@@ -93,14 +97,14 @@ class Table:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The name that python-blosc2 gives the type of each column."""
+        """The type of each column, as python-blosc2 calls it, by the name of the column."""
         return {name: column["kind"] for name, column in self._schema.items()}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._schema)
 
     def __len__(self) -> int:
-        return len(self._valid())
+        return len(self._valid_rows())
 
     def __contains__(self, name: object) -> bool:
         return name in self._schema
@@ -114,47 +118,54 @@ class Table:
         Raises
         ------
         KeyError
-            There is no such column.
+            The table has no such column.
         UnsupportedError
             Columns of its kind cannot be read.
         """
         column = self._schema.get(name)
         if column is None:
-            raise KeyError(f"{name!r}: {self.url} has the columns {', '.join(self._schema) or 'none'}")
-        return self._located(lambda: self._column(name, column))
+            names = ", ".join(self._schema) or "none"
+            raise KeyError(f"{name!r}: {self.url} has the columns {names}")
+        return self._with_url(lambda: self._read_column(name, column))
 
     def to_records(self) -> Array:
-        """Read all columns into a structured array; a masked one if items are missing. Text becomes `str` objects."""
-        columns = {name: self[name] for name in self._schema}
-        fields: list[Any] = [
-            (name, "O" if values.dtype.kind == "T" else values.dtype, values.shape[1:])
-            for name, values in columns.items()
-        ]
-        is_masked = any(isinstance(values, np.ma.MaskedArray) for values in columns.values())
-        records: Array = np.ma.zeros(len(self), fields) if is_masked else np.zeros(len(self), fields)
+        """Read all columns into a structured array, masked if items are missing. Text becomes `str` objects."""
+        columns: dict[str, Array] = {}
+        is_masked = False
+        for name in self._schema:
+            values = self[name]
+            is_masked = is_masked or isinstance(values, np.ma.MaskedArray)
+            # A structured array cannot have fields of StringDType.
+            columns[name] = values.astype("O") if values.dtype.kind == "T" else values
+        fields: list[Any] = [(name, values.dtype, values.shape[1:]) for name, values in columns.items()]
+        zeros = np.ma.zeros if is_masked else np.zeros
+        records: Array = zeros(len(self), fields)
         for name, values in columns.items():
-            records[name] = values.astype("O") if values.dtype.kind == "T" else values
+            records[name] = values
         return records
 
     def __repr__(self) -> str:
-        return (
-            f"<b2array.Table {self.url}: {count_text(len(self), 'row')}, columns {', '.join(self._schema) or 'none'}>"
-        )
+        rows = count_text(len(self), "row")
+        names = ", ".join(self._schema) or "none"
+        return f"<b2array.Table {self.url}: {rows}, columns {names}>"
 
     # Reading.
 
-    def _located(self, verb: Callable[[], Any]) -> Any:
+    def _with_url(self, function: Callable[[], Any]) -> Any:
+        """Call a function, and put the URL of the table in front of its errors."""
         try:
-            return verb()
+            return function()
         except B2ArrayError as error:
             raise prefix_error(self.url, error) from error
 
     def _read_schema(self) -> dict[str, Mapping[str, Any]]:
-        text = SChunk(self._handle(DESCRIPTION)).vlmeta.get("schema")
-        try:
-            schema = json.loads(text) if isinstance(text, str | bytes) else None
-        except (ValueError, RecursionError):
-            schema = None
+        """Read the description of each column, by the name of the column."""
+        text = SChunk(self._open(DESCRIPTION)).vlmeta.get("schema")
+        schema = None
+        if isinstance(text, str | bytes):
+            # Text that is not JSON describes no columns: the error below shows it.
+            with suppress(ValueError, RecursionError):
+                schema = json.loads(text)
         schema = schema if isinstance(schema, dict) else {}
         columns = schema.get("columns")
         if not isinstance(columns, list) or not all(map(_is_column, columns)):
@@ -164,14 +175,16 @@ class Table:
         more = [{"name": name, "kind": "computed"} for name in names if isinstance(name, str)]
         return {column["name"]: column for column in [*columns, *more]}
 
-    def _handle(self, name: str) -> Handle:
+    def _open(self, name: str) -> Handle:
+        """Open a member of the table."""
         path = self._home.members().get(self._prefix + name)
         if path is None:
             raise FormatError(f"expected a member {name!r} of the table, found none")
         return self._home.open(path, "r")
 
-    def _array(self, name: str) -> NDArray:
-        array = NDArray(self._handle(name))
+    def _open_array(self, name: str) -> NDArray:
+        """Open a member that will be read as a whole; LimitError if it is too large for that."""
+        array = NDArray(self._open(name))
         if array.nbytes > config.limits.chunk_nbytes:
             raise LimitError(
                 f"{name}: {array.nbytes} bytes of a column would be read into memory, more than "
@@ -179,62 +192,76 @@ class Table:
             )
         return array
 
-    def _valid(self) -> npt.NDArray[np.int64]:
+    def _valid_rows(self) -> npt.NDArray[np.int64]:
         """Return the positions of the rows that were not deleted."""
         if self._rows is None:
-            self._rows = self._located(self._read_rows)
+            self._rows = self._with_url(self._read_rows)
         return self._rows
 
     def _read_rows(self) -> npt.NDArray[np.int64]:
-        valid = self._array(_ROWS)
-        if valid.dtype != np.bool_ or valid.ndim != 1:
-            raise FormatError(f"expected a mask of rows, found an array of {valid.dtype} in {valid.ndim} dimensions")
-        return np.flatnonzero(valid[...])
+        mask = self._open_array(_ROWS)
+        if mask.dtype != np.bool_ or mask.ndim != 1:
+            raise FormatError(f"expected a mask of rows, found an array of {mask.dtype} in {mask.ndim} dimensions")
+        return np.flatnonzero(mask[...])
 
-    def _column(self, name: str, column: Mapping[str, Any]) -> Array:
-        path, kind = f"_cols/{name}", column["kind"]
+    def _read_column(self, name: str, column: Mapping[str, Any]) -> Array:
+        path = f"_cols/{name}"
+        kind = column["kind"]
         if kind in _NUMBERS:
-            values = self._take(self._array(path), name)
+            values = self._read_valid(path, name)
         elif kind == "timestamp":
-            values = self._times(path, name, column)
+            values = self._read_times(path, name, column)
         elif kind == "utf8":
-            values = self._text(path, name)
+            values = self._read_text(path, name)
         elif kind in ("vlstring", "vlbytes"):
-            return self._objects(path, name, bytes if kind == "vlbytes" else str)
+            item_type = bytes if kind == "vlbytes" else str
+            return self._read_objects(path, name, item_type)
         elif kind == "dictionary":
-            return self._words(path, name, column)
+            return self._read_words(path, name, column)
         else:
             raise UnsupportedError(f"the column {name!r} is of kind {kind!r:.40}, which only python-blosc2 reads")
-        return self._with_missing(values, path, name, column)
+        return self._mask_missing(values, path, name, column)
 
-    def _take(self, array: NDArray, name: str) -> Array:
-        rows = self._valid()
+    def _read_valid(self, path: str, name: str) -> Array:
+        """Read the items of an array in the rows that were not deleted."""
+        array = self._open_array(path)
+        rows = self._valid_rows()
         if not array.ndim or (len(rows) and len(array) <= rows[-1]):
             raise FormatError(f"expected an item of the column {name!r} for each row, found shape {array.shape}")
         values: Array = array[...][rows]
         return values
 
-    def _with_missing(self, values: Array, path: str, name: str, column: Mapping[str, Any]) -> Array:
+    def _mask_missing(
+        self,
+        values: Array,
+        path: str,
+        name: str,
+        column: Mapping[str, Any],
+    ) -> Array:
+        """Mask the missing items: by a mask next to the column, or by the value that stands for a missing item."""
         if self._prefix + f"{path}.notnull" in self._home.members():
-            there = self._take(self._array(f"{path}.notnull"), name)
-            missing = ~_along(there.astype(bool), values)
+            not_null = self._read_valid(f"{path}.notnull", name)
+            missing = ~_broadcast_mask(not_null.astype(bool), values)
         elif column.get("null_value") is not None and values.ndim == 1:
-            missing = _equals(values, column["null_value"])
+            missing = _find_marker(values, column["null_value"])
         else:
             return values
-        return np.ma.MaskedArray(values, missing) if missing.any() else values
+        return _mask(values, missing)
 
-    def _times(self, path: str, name: str, column: Mapping[str, Any]) -> Array:
-        unit, values = column.get("unit"), self._take(self._array(path), name)
+    def _read_times(self, path: str, name: str, column: Mapping[str, Any]) -> Array:
+        unit = column.get("unit")
+        values = self._read_valid(path, name)
         if unit not in _UNITS or values.dtype != np.int64:
             raise FormatError(f"expected times in one of {_UNITS} for the column {name!r}, found {unit!r:.40}")
         return values.view(f"M8[{unit}]")
 
-    def _text(self, path: str, name: str) -> Array:
-        offsets, content = self._array(path)[...], self._array(f"{path}.utf8")[...].tobytes()
-        rows = self._valid()
-        is_fit = offsets.dtype == np.int64 and offsets.ndim == 1 and (not len(rows) or len(offsets) > rows[-1] + 1)
-        if not is_fit or (len(offsets) and (offsets[0] < 0 or (np.diff(offsets) < 0).any())):
+    def _read_text(self, path: str, name: str) -> Array:
+        """Read text that is stored as the bytes of all items, and the offset of each item among them."""
+        offsets = self._open_array(path)[...]
+        content = self._open_array(f"{path}.utf8")[...].tobytes()
+        rows = self._valid_rows()
+        is_sequence = offsets.dtype == np.int64 and offsets.ndim == 1
+        if not is_sequence or (len(rows) and len(offsets) <= rows[-1] + 1) or not _is_rising(offsets):
             raise FormatError(f"expected rising offsets of text for the column {name!r}, found others")
         if len(offsets) and offsets[-1] > len(content):
             raise FormatError(f"expected {offsets[-1]} bytes of text for the column {name!r}, found {len(content)}")
@@ -244,58 +271,81 @@ class Table:
             raise FormatError(f"expected UTF-8 in the column {name!r}, found {error.object[:20]!r}") from None
         return np.array(texts, _TEXT)
 
-    def _objects(self, path: str, name: str, kind: type) -> Array:
-        items, rows = Items(self._handle(path)), self._valid()
+    def _read_objects(self, path: str, name: str, kind: type) -> Array:
+        """Read text or bytes that are stored as serialized objects."""
+        items = Items(self._open(path))
+        rows = self._valid_rows()
         if len(rows) and len(items) <= rows[-1]:
             raise FormatError(f"expected an item of the column {name!r} for each row, found {len(items)} items")
         everything = list(items)
         return _objects_of([everything[row] for row in rows.tolist()], kind, name)
 
-    def _words(self, path: str, name: str, column: Mapping[str, Any]) -> Array:
-        codes, words = self._take(self._array(path), name), _words_of(Items(self._handle(f"{path}_dict")), name)
+    def _read_words(self, path: str, name: str, column: Mapping[str, Any]) -> Array:
+        """Read words that are stored as codes, and a list of the different words."""
+        codes = self._read_valid(path, name)
+        words = _words_of(Items(self._open(f"{path}_dict")), name)
         missing = codes == column.get("null_code", -1)
         codes = np.where(missing, 0, codes)
-        if codes.dtype.kind not in "iu" or (codes < 0).any() or ((codes >= len(words)) & ~missing).any():
+        is_integer = codes.dtype.kind in "iu"
+        if not is_integer or (codes < 0).any() or ((codes >= len(words)) & ~missing).any():
             raise FormatError(f"expected codes below {len(words)} in the column {name!r}, found others")
+        # Without any words all items are missing, and each gets an empty text.
         values = words[codes] if len(words) else np.full(len(codes), "", _TEXT)
-        return np.ma.MaskedArray(values, missing) if missing.any() else values
+        return _mask(values, missing)
+
+
+def _mask(values: Array, missing: Array) -> Array:
+    """Return a masked array if items are missing, else the values themselves."""
+    return np.ma.MaskedArray(values, missing) if missing.any() else values
 
 
 def _is_column(column: object) -> bool:
-    return isinstance(column, dict) and isinstance(column.get("name"), str) and isinstance(column.get("kind"), str)
+    """Return whether a part of the description names a column and its kind."""
+    if not isinstance(column, dict):
+        return False
+    return isinstance(column.get("name"), str) and isinstance(column.get("kind"), str)
 
 
-def _along(there: Array, values: Array) -> Array:
-    """Give a mask of rows the shape of their items."""
-    if there.ndim != 1:
-        raise FormatError(f"expected one mark of a missing item for each row, found shape {there.shape}")
-    return np.broadcast_to(there.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
+def _is_rising(offsets: Array) -> bool:
+    if not len(offsets):
+        return True
+    return bool(offsets[0] >= 0 and (np.diff(offsets) >= 0).all())
 
 
-def _equals(values: Array, marker: Any) -> Array:
+def _broadcast_mask(mask: Array, values: Array) -> Array:
+    """Return a mask of rows in the shape of the items."""
+    if mask.ndim != 1:
+        raise FormatError(f"expected one mark of a missing item for each row, found shape {mask.shape}")
+    inner = [1] * (values.ndim - 1)
+    return np.broadcast_to(mask.reshape(-1, *inner), values.shape)
+
+
+def _find_marker(values: Array, marker: Any) -> Array:
+    """Return a mask of the items that equal the marker of missing items. NaN equals NaN here."""
     try:
         item = np.asarray(marker).astype(values.dtype)
-        marked: Array = np.isnan(values) if values.dtype.kind in "fc" and np.isnan(item) else values == item
+        is_nan = values.dtype.kind in "fc" and np.isnan(item)
+        return np.asarray(np.isnan(values) if is_nan else values == item)
     except (TypeError, ValueError):
-        marked = np.zeros(values.shape, bool)
-    return np.asarray(marked)
+        # The type cannot represent the marker, so no item is the marker.
+        return np.zeros(values.shape, bool)
 
 
 def _objects_of(items: list[Any], kind: type, name: str) -> Array:
-    """Return an array of text or bytes, whose missing items are None."""
+    """Return an array of text or bytes, in which None marks missing items: these are masked."""
     missing = np.array([item is None for item in items], bool)
     if not all(isinstance(item, kind | None) for item in items):
         raise FormatError(f"expected items of type {kind.__name__} in the column {name!r}, found others")
     filled = [kind() if item is None else item for item in items]
     if kind is str:
-        values: Array = np.array(filled, _TEXT)
-    else:
-        values = np.empty(len(filled), object)
-        values[:] = filled
-    return np.ma.MaskedArray(values, missing) if missing.any() else values
+        return _mask(np.array(filled, _TEXT), missing)
+    values = np.empty(len(filled), object)
+    values[:] = filled
+    return _mask(values, missing)
 
 
 def _words_of(items: Items, name: str) -> Array:
+    """Return the words of a column with codes; FormatError if the list has other values."""
     words = list(items)
     if not all(isinstance(word, str) for word in words):
         raise FormatError(f"expected words for the codes of the column {name!r}, found other values")

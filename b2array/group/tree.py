@@ -1,4 +1,4 @@
-"""Groups as text: a tree of members with shapes, types and sizes."""
+"""Drawings of groups as text: a tree of members, with shapes, types and sizes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from b2array.array.objects import Items
 from b2array.array.schunk import SChunk
 from b2array.display.tables import fold, put_title, short, size, table
 from b2array.errors import B2ArrayError
-from b2array.frame.manifest import ATTRS
+from b2array.frame.manifest import is_attrs
 from b2array.printable import html_text, printable
 
-__all__ = ["Names", "Tree", "branches", "nested"]
+__all__ = ["Names", "Tree", "draw_branches", "nest"]
 
 _SHOWN = 100
-"""Larger groups show names only: to describe a member, it must be opened."""
+"""In a group with more members, a tree shows only names: to describe a member, the tree must open it."""
 
 
 class Names(str):
-    """A tree of names as text, which shows itself as it is printed; in notebooks its groups fold."""
+    """A drawing of names as text, whose `repr` is the text itself. In notebooks its groups can be folded."""
 
     __slots__ = ("_html",)
 
@@ -28,11 +28,11 @@ class Names(str):
 
     @classmethod
     def of(cls, group: Any, names: Iterable[str]) -> Names:
-        """Draw names in a group."""
-        tree = nested(dict.fromkeys(names))
-        found = cls("\n".join([f"/{printable(group.name)}", *branches(tree)]))
-        found._html = put_title("b2array.Group", group.url, [_items(tree)])
-        return found
+        """Draw the names of members as a tree below a group."""
+        tree = nest(dict.fromkeys(names))
+        drawing = cls("\n".join([f"/{printable(group.name)}", *draw_branches(tree)]))
+        drawing._html = put_title("b2array.Group", group.url, [_items(tree)])
+        return drawing
 
     def __repr__(self) -> str:
         return str(self)
@@ -42,37 +42,45 @@ class Names(str):
 
 
 class Tree:
-    """A group that prints as a tree. It opens the members, given by their names and paths, to describe them."""
+    """A description of a group, which prints as a tree. To describe members, it opens each path with `open_path`."""
 
     def __init__(
         self,
         group: Any,
         names: Iterable[str],
         paths: Mapping[str, str],
-        opened: Callable[[str], NDArray | SChunk | Items],
+        open_path: Callable[[str], NDArray | SChunk | Items],
     ) -> None:
-        self._url, self._name, self._attrs = group.url, group.name, dict(group.attrs)
+        self._url = group.url
+        self._name = group.name
+        self._attrs = dict(group.attrs)
         self._members: dict[str, Any] = dict.fromkeys(filter(None, names))
-        for member, path in paths.items() if len(paths) <= _SHOWN else ():
-            if member.rpartition("/")[2] != ATTRS:
-                try:
-                    self._members[member] = opened(path)
-                except (B2ArrayError, OSError) as error:  # one damaged member does not hide the others
-                    self._members[member] = error
+        if len(paths) > _SHOWN:
+            return
+        for member, path in paths.items():
+            if is_attrs(member):
+                continue
+            try:
+                self._members[member] = open_path(path)
+            except (B2ArrayError, OSError) as error:
+                # A damaged member must not hide the others: the tree shows the error in its place.
+                self._members[member] = error
 
     def __repr__(self) -> str:
-        return "\n".join([f"/{printable(self._name)}", *branches(nested(self._members), _described)])
+        branches = draw_branches(nest(self._members), _describe)
+        return "\n".join([f"/{printable(self._name)}", *branches])
 
     def _repr_html_(self) -> str:
-        parts = [_items(nested(self._members))]
+        parts = [_items(nest(self._members))]
         if self._attrs:
             attrs = {name: short(value) for name, value in self._attrs.items()}
-            parts.insert(0, fold(f"attributes ({len(attrs)})", table(attrs)))
+            title = f"attributes ({len(attrs)})"
+            parts.insert(0, fold(title, table(attrs)))
         return put_title("b2array.Group", self._url, parts)
 
 
-def nested(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn names with slashes into nested mappings. The value of a name is under the empty name."""
+def nest(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn a mapping of names with slashes into nested mappings, in which the key "" has the value of a name."""
     root: dict[str, Any] = {}
     for name, member in members.items():
         node = root
@@ -83,19 +91,25 @@ def nested(members: Mapping[str, Any]) -> dict[str, Any]:
     return root
 
 
-def branches(tree: Mapping[str, Any], described: Callable[[Any], str] | None = None) -> Iterator[str]:
-    """Yield the lines of a tree of names, each with its description."""
+def draw_branches(
+    tree: Mapping[str, Any],
+    describe: Callable[[Any], str] | None = None,
+) -> Iterator[str]:
+    """Yield the lines of a tree that `nest` made: names, and descriptions of their values."""
     inner = [(printable(name), node) for name, node in tree.items() if name]
     width = max((len(name) for name, _ in inner), default=0)
     for n, (name, node) in enumerate(inner, 1):
-        last, member = n == len(inner), node.get("")
-        text = "" if described is None or member is None else described(member)
-        yield ("└── " if last else "├── ") + (f"{name:<{width}}  {text}" if text else name)
-        for line in branches(node, described):
-            yield ("    " if last else "│   ") + line
+        is_last = n == len(inner)
+        member = node.get("")
+        text = "" if describe is None or member is None else describe(member)
+        branch = "└── " if is_last else "├── "
+        yield branch + (f"{name:<{width}}  {text}" if text else name)
+        margin = "    " if is_last else "│   "
+        for line in draw_branches(node, describe):
+            yield margin + line
 
 
-def _described(member: Any) -> str:
+def _describe(member: Any) -> str:
     if isinstance(member, NDArray):
         return f"{member.shape} {member.dtype}, {size(member.nbytes)}, stored in {size(member.cbytes)}"
     if isinstance(member, SChunk):
@@ -106,14 +120,17 @@ def _described(member: Any) -> str:
 
 
 def _items(tree: Mapping[str, Any]) -> str:
+    """Return the members and groups of a tree as HTML."""
     parts = []
     for name, node in tree.items():
         member = node.get("") if name else None
         if isinstance(member, NDArray):
-            # Without values: this page is about many arrays.
-            parts.append(fold(f"{name}  {_described(member)}", member._page()))
+            # Leave out the values: this page is about many arrays.
+            title = f"{name}  {_describe(member)}"
+            parts.append(fold(title, member._page()))
         elif name and not any(node):
-            parts.append(f"<div>{html_text(name)} {html_text(_described(member)) if member is not None else ''}</div>")
+            text = "" if member is None else html_text(_describe(member))
+            parts.append(f"<div>{html_text(name)} {text}</div>")
         elif name:
             parts.append(f'<details open=""><summary><b>{html_text(name)}</b></summary>{_items(node)}</details>')
     return f'<div style="margin-left: 1.2em">{"".join(parts)}</div>'

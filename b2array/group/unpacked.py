@@ -1,19 +1,20 @@
-"""Groups in a ``.b2z`` file that are made or changed: their members are in a directory next to it until `close`.
+"""Groups in a ``.b2z`` file while they are made or changed: until `close`, the members are in a directory next to it.
 
-The directory is a group as any other, and each change of it is a commit there. `close` packs it: it writes a new
-archive next to the old one, renames it, and removes the directory. Until then the old archive stays as it is.
+The directory is an ordinary group, and each change is a commit in it. `close` packs the members into a new archive next
+to the old one, renames the new archive, and removes the directory. Until then the old archive does not change.
 
-A lock belongs to the directory as long as the writer lives. A note in it says which archive the writer began with, and
-at the end which one it has written. So whoever finds the directory without its writer knows how far that one has come:
+The writer holds a lock as long as it lives. A note in the directory has the version of the archive with which the
+writer began, and, once the new archive is written, the version of the new one. From this note, the next writer knows
+what a killed writer has left:
 
-===========================================  =========================================================
-the note                                     the directory holds
-===========================================  =========================================================
-is missing                                   nothing: the members were being unpacked, or removed
-names the archive that is there as written   nothing: the archive has it all
-names the archive that is there as begun     changes that were not packed, which somebody may continue
-names another archive                        changes of an archive that somebody else has replaced
-===========================================  =========================================================
+==========================================  ==========================================================
+the note                                    the directory
+==========================================  ==========================================================
+is missing                                  has nothing of value: the writer was unpacking or removing it
+names the present archive as written        has nothing of value: the archive has everything
+names the present archive as its beginning  has changes that were not packed; the next writer may continue
+names another archive                       has changes of an archive that another program has replaced
+==========================================  ==========================================================
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from b2array.frame.places import ZIP
 from b2array.frame.source import FRAME_NAME
 from b2array.group import whole
 from b2array.group.archive import NOTE, Archive, is_content
-from b2array.group.local import LocalGroup, copy_of
+from b2array.group.local import LocalGroup, copier_of
 from b2array.group.members import Members
 from b2array.store import disk
 from b2array.store.atomic import AtomicFile, place_beside, require_free
@@ -49,69 +50,76 @@ from b2array.store.links import refuse_link
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 
-__all__ = ["Unpacked", "abandoned", "is_place", "remove", "unpacked"]
+__all__ = ["Unpacked", "is_place", "lock_abandoned", "open_unpacked", "remove"]
 
 _SUFFIX = ".b2z"
 _NOTE_NBYTES = 2**12
 
 
 class Unpacked(LocalGroup):
-    """The members of an archive in the directory of its writer.
+    """The members of an archive, in the directory of its writer.
 
-    `unpacked` makes one that owns the directory. Copies of it, also in other processes, use the directory and own
-    nothing. After `close` it shows the archive.
+    `open_unpacked` returns an object that owns the directory. Its copies use the directory without owning it, in other
+    processes as well. After `close`, the object shows the archive.
     """
 
     _lock: FileIO | None = None
-    _begun: Version | None = None
+    _begin: Version | None = None
     _archive: Archive | None = None
 
     @property
     def url(self) -> str:
-        """Where the archive is."""
+        """The path of the archive."""
         return self.store.url.removesuffix(WORK)
 
     def own(self, lock: FileIO, begun: Version | None) -> None:
-        """Own the directory, whose lock this is. The writer began with this version of the archive, if there is one."""
-        self._lock, self._begun = lock, begun
-        self._finalizer = weakref.finalize(self, _forgotten, lock, self.url)
+        """Own the directory and its lock. `begun` is the version of the old archive, if there is one."""
+        self._lock = lock
+        self._begun = begun
+        self._finalizer = weakref.finalize(self, _warn_of_forgotten, lock, self.url)
 
     def members(self) -> Members:
         """Return the path of each member by its name, in the order of the names."""
-        return super().members() if self._archive is None else self._archive.members()
+        if self._archive is not None:
+            return self._archive.members()
+        return super().members()
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
-        """Open a member by its path; after `close` that of the archive, for reading."""
-        return super().open(path, mode, lazy=lazy) if self._archive is None else self._archive.open(path, "r")
+        """Open a member by its path; after `close`, read-only in the archive."""
+        if self._archive is not None:
+            return self._archive.open(path, "r")
+        return super().open(path, mode, lazy=lazy)
 
     def refresh(self) -> None:
-        """Read the list of members again when it is next needed."""
-        super().refresh() if self._archive is None else self._archive.refresh()
+        """Forget the list of members; the next use lists them again."""
+        if self._archive is not None:
+            self._archive.refresh()
+        else:
+            super().refresh()
 
     def require_ledger(self) -> None:
-        """Refuse: the list of snapshots lies in a group's manifest, which archives do not have."""
+        """Raise UnsupportedError: an archive has no manifest, which could list snapshots."""
         raise UnsupportedError(
-            f"{self.url} is an archive, which has no place for snapshots of the group; its arrays can have their own,"
-            " and a directory has both"
+            f"{self.url} is an archive, which can keep snapshots of its arrays, but not of the whole group; convert it"
+            " to a directory first"
         )
 
     def recover(self) -> None:
-        """Complete a commit that was interrupted. ReadOnlyError after `close`: nothing can be changed then."""
+        """Complete an interrupted commit; raise ReadOnlyError after `close`."""
         if self._archive is not None:
-            raise ReadOnlyError(
-                f"{self.url} is closed, and was packed; open_group(url, 'a') opens it for changes again"
-            )
+            raise ReadOnlyError(f"{self.url} was packed and closed; open_group(url, 'a') opens it for changes again")
         super().recover()
 
     def close(self) -> None:
         """Pack the members into the archive, in one step, and remove the directory.
 
-        If that fails, the archive is the old one, the directory stays, and `close` can be called again. ConflictError
-        says that somebody has replaced the archive.
+        If packing fails, the old archive and the directory remain, and `close` can be called again. ConflictError says
+        that another program has replaced the archive.
         """
         super().close()
         lock = self._lock
-        if lock is None or lock.closed:  # a copy, or in a forked process
+        # Only the owner packs: a copy has no lock, and a forked process finds it closed.
+        if lock is None or lock.closed:
             return
         self.recover()
         self.refresh()
@@ -121,33 +129,35 @@ class Unpacked(LocalGroup):
         try:
             self._pack(packed.path)
             written = LocalStore(packed.path).stamp("").version
-            _write(self.store.url, begun, written)
+            _write_note(self.store.url, begun, written)
             packed.finish()
         except BaseException:
             packed.abort()
             raise
-        archive.force()  # the new name is on the disk before the directory goes
+        # The new name must be on the disk before the directory is removed.
+        archive.force()
         self._archive = Archive(self.url, self.storage_options)
         self._release()
 
     def discard(self) -> None:
-        """Remove the directory. The archive stays as it was when the writer opened it."""
+        """Remove the directory with all changes. The old archive remains."""
         super().close()
         if self._lock is not None and not self._lock.closed:
             self._archive = Archive(self.url, self.storage_options)
             self._release()
 
     def leave(self) -> str:
-        """Leave the directory to whoever continues, and say how; "" if this handle owns nothing."""
+        """Leave the directory to the next writer, and return a hint how to continue; "" for a copy."""
         super().close()
         lock, self._lock = self._lock, None
         if lock is None or lock.closed:
             return ""
         self._finalizer.detach()
         lock.close()
-        return f"{self.url} was not written. {_offer(self.url)}"
+        return f"{self.url} was not written. {_describe_ways(self.url)}"
 
     def _release(self) -> None:
+        """Remove the directory, and give up its lock."""
         lock, self._lock = cast(FileIO, self._lock), None
         self._finalizer.detach()
         remove(self.store.url)
@@ -155,45 +165,48 @@ class Unpacked(LocalGroup):
         lock.close()
 
     def _pack(self, path: Path) -> None:
-        """Write all files into an archive, uncompressed, so that readers find them there as they are."""
+        """Write all files into an archive, uncompressed, so that readers can read them in place."""
         files = [each for each in self.store.walk() if is_content(each)]
-        sparse = {each.removesuffix(f"/{FRAME_NAME}") for each in files if each.endswith(f"/{FRAME_NAME}")}
+        ending = f"/{FRAME_NAME}"
+        sparse = {each.removesuffix(ending) for each in files if each.endswith(ending)}
         alone = [each for each in files if each.rpartition("/")[0] not in sparse]
+        ordered = sorted({*alone, *sparse}, key=lambda name: (name != EMBEDDED, name))
         with zipfile.ZipFile(path, "w") as archive:
-            for each in sorted({*alone, *sparse}, key=lambda name: (name != EMBEDDED, name)):
+            for each in ordered:
                 if each in sparse:
                     self._pack_sparse(archive, each)
                 else:
                     archive.write(Path(self.store.url, each), each)
 
     def _pack_sparse(self, archive: zipfile.ZipFile, path: str) -> None:
-        """Write a member that has a directory of its own as one file: there are no others in archives."""
-        held = Handle(snapshot.load(self.store_of(path)), "r")
+        """Write a sparse member, which is a directory, as one file: archives have only contiguous members."""
+        handle = Handle(snapshot.load(self.store_of(path)), "r")
+        copy_into = copier_of(handle, {})
         with place_beside(str(Path(self.store.url, path))) as frame:
-            commit(copy_of(held, {})(frame, overwrite=False, layout="contiguous"))
+            commit(copy_into(frame, overwrite=False, layout="contiguous"))
             archive.write(frame, path)
 
 
 def is_place(url: str, storage_options: Mapping[str, Any]) -> bool:
-    """Whether a URL names an archive that can be made or changed: a file on this computer that ends with ``.b2z``."""
+    """Return whether a URL names an archive that can be made or changed: a local file that ends with ``.b2z``."""
     if not url.endswith(_SUFFIX):
         return False
     store = open_store(url, storage_options=storage_options)
     return isinstance(store, LocalStore) and not Path(store.url).is_dir()
 
 
-def unpacked(url: str, storage_options: Mapping[str, Any], mode: str, *, resume: bool | None) -> Unpacked:
-    """Make the directory of an archive's writer, or take over the one of a writer that did not finish.
+def open_unpacked(url: str, storage_options: Mapping[str, Any], mode: str, *, resume: bool | None) -> Unpacked:
+    """Open an archive for changes: unpack it into a directory, or take over the directory of a killed writer.
 
     Parameters
     ----------
     url : str
-        For which `is_place` is true.
+        A URL for which `is_place` is true.
     mode : {"r+", "a", "w", "w-", "x"}
         As for `open_group`.
     resume : bool, optional
-        Whether to take over what another writer has left, or to remove it. By default a ConflictError offers both; mode
-        "w" removes it.
+        Whether to take over the directory that another writer has left, or to remove it. By default such a directory
+        raises ConflictError, whose message says so; mode "w" removes it.
     """
     if resume and mode == "w":
         raise ValueError("mode 'w' begins with an empty group, and cannot resume; write mode='a'")
@@ -210,9 +223,10 @@ def unpacked(url: str, storage_options: Mapping[str, Any], mode: str, *, resume:
         )
     try:
         refuse_link(work)
-        begun = _version(path, replace=mode == "w")
-        home = _begun(path, work, storage_options, mode, begun, resume=resume)
+        begun = _check_archive(path, replace=mode == "w")
+        home = _prepare(path, work, storage_options, mode, begun, resume=resume)
     except BaseException:
+        # Without a directory, the lock file has no purpose.
         if not os.path.lexists(work):
             LocalStore(path).drop_lock()
         lock.close()
@@ -221,18 +235,24 @@ def unpacked(url: str, storage_options: Mapping[str, Any], mode: str, *, resume:
     return home
 
 
-def _begun(
-    path: str, work: str, storage_options: Mapping[str, Any], mode: str, begun: Version | None, *, resume: bool | None
+def _prepare(
+    path: str,
+    work: str,
+    storage_options: Mapping[str, Any],
+    mode: str,
+    begun: Version | None,
+    *,
+    resume: bool | None,
 ) -> Unpacked:
-    """Do what `unpacked` does, with this version of the archive. The caller holds the lock."""
-    left = _left(work, begun)
+    """Do the work of `open_unpacked` for this version of the archive. The caller holds the lock."""
+    left = _read_note(work, begun)
     if left is None or mode == "w" or resume is False:
         remove(work)
     elif resume is None:
-        raise ConflictError(f"{path}: a writer did not finish. {_offer(path)}")
-    elif left != _text(begun):
+        raise ConflictError(f"{path}: a writer did not finish. {_describe_ways(path)}")
+    elif left != _format_version(begun):
         raise ConflictError(
-            f"{path} was replaced after the writer began whose changes are in {work}; resume=False removes them"
+            f"{path} was replaced since a writer left its changes in {work}; resume=False removes the changes"
         )
     if os.path.lexists(work):
         home = Unpacked(work, storage_options)
@@ -248,15 +268,18 @@ def _begun(
             Archive(path, {}).unpack(home.store)
         if mode == "w" or not Path(work, EMBEDDED).exists():
             whole.initialise(home)
-        _write(work, begun)
+        _write_note(work, begun)
     except BaseException:
         remove(work)
         raise
     return home
 
 
-def _version(path: str, *, replace: bool) -> Version | None:
-    """Return the version of the archive, None if there is none; raise FormatError or FileExistsError for others."""
+def _check_archive(path: str, *, replace: bool) -> Version | None:
+    """Return the version of an archive; None for a missing file.
+
+    A file that is not an archive raises FormatError, or FileExistsError if the caller wants to `replace` it.
+    """
     store = LocalStore(path)
     (head,) = store.head([""], 16)
     if replace:
@@ -270,8 +293,8 @@ def _version(path: str, *, replace: bool) -> Version | None:
     return store.stamp("").version
 
 
-def _left(work: str, version: Version | None) -> str | None:
-    """Return the version from which a writer began that left changes, unless the archive has them."""
+def _read_note(work: str, version: Version | None) -> str | None:
+    """Return the version of the archive with which an unfinished writer began; None if it has left no changes."""
     (head,) = LocalStore(work).head([NOTE], _NOTE_NBYTES)
     if not isinstance(head, Head):
         return None
@@ -279,45 +302,50 @@ def _left(work: str, version: Version | None) -> str | None:
         begun, written = msgpack.unpackb(head.data)
     except (ValueError, TypeError, msgpack.UnpackException):
         return None
-    is_note = isinstance(begun, str) and isinstance(written, str)
-    return begun if is_note and (version is None or written != _text(version)) else None
+    if not isinstance(begun, str) or not isinstance(written, str):
+        return None
+    is_packed = version is not None and written == _format_version(version)
+    return None if is_packed else begun
 
 
-def _write(work: str, begun: Version | None, written: Version | None = None) -> None:
-    """Write the note: the version of the archive that the writer began with, and the one that it has written."""
-    LocalStore(work).replace(NOTE, msgpack.packb([_text(begun), _text(written)]))
+def _write_note(work: str, begun: Version | None, written: Version | None = None) -> None:
+    """Write the note: the version of the archive at the beginning, and the version that the writer has written."""
+    note = [_format_version(begun), _format_version(written)]
+    LocalStore(work).replace(NOTE, msgpack.packb(note))
 
 
-def _text(version: Version | None) -> str:
+def _format_version(version: Version | None) -> str:
     return str(version or "")
 
 
 def remove(work: str) -> None:
-    """Remove a directory; without its note, remaining files hold nothing. On Windows, files stay that are open."""
+    """Remove a writer's directory, as far as possible: on Windows, open files stay."""
+    # Remove the note first: without it, the files that stay have no value. It is missing if the writer never began.
     with suppress(FileNotFoundError, NotADirectoryError):
         Path(work, NOTE).unlink()
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _offer(path: str) -> str:
+def _describe_ways(path: str) -> str:
     return (
         f"The changes are in {path}{WORK}: open_group(url, 'a', resume=True) continues with them, and resume=False or"
         " b2array.vacuum removes them"
     )
 
 
-def _forgotten(lock: FileIO, path: str) -> None:
-    """Say that nobody has closed a group; in a forked process, which does not have the lock, say nothing."""
+def _warn_of_forgotten(lock: FileIO, path: str) -> None:
+    """Warn that the owner of a directory was dropped without `close`."""
+    # In a forked process the lock is closed: the parent still owns the directory.
     if not lock.closed:
         lock.close()
-        warn(f"{path}: the group was dropped before it was closed; use it in a with statement. {_offer(path)}")
+        warn(f"{path}: the group was dropped before it was closed; use it in a with statement. {_describe_ways(path)}")
 
 
 @contextmanager
-def abandoned(url: str, storage_options: Mapping[str, Any]) -> Iterator[str | None]:
-    """Return the directory that a writer of an archive left behind; None if there is none or the writer is at work.
+def lock_abandoned(url: str, storage_options: Mapping[str, Any]) -> Iterator[str | None]:
+    """Lock and yield the directory that a killed writer of an archive has left; None if no directory is abandoned.
 
-    No other writer begins in the ``with`` block.
+    Until the block ends, the lock keeps other writers from beginning.
     """
     path = os.path.realpath(open_store(url, storage_options=storage_options).url)
     if not Path(path + WORK).is_dir():

@@ -1,4 +1,4 @@
-"""A group as a whole: find it, make it, complete it, describe all of its members, remove it."""
+"""Functions for a whole group: find it, make it, complete it, summarize its members, remove it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from b2array.frame.manifest import EMBEDDED, MANIFEST, Manifest, is_embedded, me
 from b2array.frame.places import ZIP, group_of
 from b2array.frame.source import FRAME_NAME
 from b2array.group import embedded
-from b2array.group.archive import Archive, changed_as_a_whole
+from b2array.group.archive import Archive, make_archive_error
 from b2array.group.changing import committing
 from b2array.group.fork import Changes
 from b2array.group.listed import AnyGroup, ListedGroup, group_at
@@ -29,13 +29,13 @@ from b2array.store.open import open_store
 from b2array.store.open_file import BinaryFile
 
 __all__ = [
-    "around",
     "check_replaceable",
     "clear",
     "complete",
     "consolidate",
     "discard",
     "exists",
+    "find_outer_group",
     "home_of",
     "initialise",
     "is_archive",
@@ -43,61 +43,65 @@ __all__ = [
 
 
 def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> AnyGroup | Archive:
-    """Return the home of a group's members; raise FileNotFoundError if the group is required and missing."""
+    """Return the home of a group at a URL; raise FileNotFoundError if the group is `required` and missing."""
     home = group_at(url, storage_options)
-    # Look for the manifest first: if it exists, this is the only request.
-    there = not home.url.endswith(".b2z") and home.has_manifest()
-    if not there and is_archive(home.store):
+    # Look for the manifest first: if there is one, this is the only request.
+    has_manifest = not home.url.endswith(".b2z") and home.show_manifest()
+    if not has_manifest and is_archive(home.store):
         return Archive(url, storage_options)
-    if required and not (there or exists(home, shown=True)):
-        raise FileNotFoundError(f"{home.store.url}: there is no group{_unlisted(home.store)}")
+    if required and not (has_manifest or exists(home, visible=True)):
+        hint = _explain_missing_list(home.store)
+        raise FileNotFoundError(f"{home.store.url}: there is no group{hint}")
     return home
 
 
-def around(home: AnyGroup) -> tuple[AnyGroup, str] | None:
-    """Return the group that a group is part of, or will be, and its name there; None for a group by itself.
+def find_outer_group(home: AnyGroup) -> tuple[AnyGroup, str] | None:
+    """Return the group around a place where a group is or will be, and its name there; None for a separate group.
 
-    A group by itself has a mark, a manifest or an embedding frame. A part of another one exists by the names of its
-    members, which the manifest of the other one may list. Its commits and snapshots have them, too. So whoever changes
-    the part changes the other one. ReadOnlyError: it would be part of an archive.
+    A manifest or an embedding frame marks a separate group. Any other group exists because of the names of members,
+    which the outer group lists, commits and keeps in snapshots; so changes go through the outer group. ReadOnlyError
+    says that the outer group is an archive.
     """
-    if home.is_listed() if isinstance(home, ListedGroup) else _is_marked(home):
+    is_separate = home.is_listed() if isinstance(home, ListedGroup) else _is_marked(home)
+    if is_separate:
         return None
-    # A local link may lead into a group.
-    place = group_of(os.path.realpath(home.store.url) if home.is_local else home.address(""), home.storage_options)
+    # On a local disk, a symbolic link may lead into a group.
+    url = os.path.realpath(home.store.url) if home.is_local else home.address("")
+    place = group_of(url, home.storage_options)
     if place is None or not place.name:
         return None
     outer = home_of(place.group, home.storage_options)
     if isinstance(outer, Archive):
-        raise changed_as_a_whole(place)
+        raise make_archive_error(place)
     return outer, place.name
 
 
 def home_in_file(file: BinaryFile) -> Archive:
-    """Return the archive that an open file holds. Raises FormatError for anything else."""
+    """Return the archive in an open file; raise FormatError for any other file."""
     store = open_store(file)
     if not is_archive(store):
         (head,) = store.head([""], 16)
-        found = "nothing" if isinstance(head, Exception) else foreign.describe(head.data)
-        raise FormatError(f"{store.url}: expected a zip archive, found {found}")
+        kind = "nothing" if isinstance(head, Exception) else foreign.describe(head.data)
+        raise FormatError(f"{store.url}: expected a zip archive, found {kind}")
     return Archive(file, {})
 
 
-def _unlisted(store: Store) -> str:
-    """Say so if only a manifest could have shown a group."""
+def _explain_missing_list(store: Store) -> str:
+    """Return the end of an error message if the store cannot list files, so that only a manifest could show a group."""
     try:
         store.listing()
     except UnsupportedError:
         return " with a manifest, and without one it cannot be found, because this server does not list files"
     except PermissionError:
-        return " that you may read, and you may not list what is there"
+        return " that you may read, and you may not list the files there"
     except OSError:
+        # A missing directory needs no explanation.
         pass
     return ""
 
 
 def is_archive(store: Store) -> bool:
-    """Whether the URL names a zip archive, and not a directory or prefix."""
+    """Return whether a store is a zip archive, and not a directory or prefix; raise FormatError for other files."""
     if store.is_prefix:
         return False
     (head,) = store.head([""], 16)
@@ -106,51 +110,67 @@ def is_archive(store: Store) -> bool:
     if bytes(head.data[2:9]) == b"b2frame":
         outer, _, last = store.url.rpartition("/")
         if last == EMBEDDED:
-            raise FormatError(f"{store.url} is where a group keeps small members; open the group {outer}")
+            raise FormatError(f"{store.url} is the file for small members of a group; open the group {outer}")
         raise FormatError(f"{store.url}: expected a group, found a frame (see b2array.open)")
     if bytes(head.data[:4]) in ZIP:
         return True
+    # In an object store, the prefix of a group may also be the name of an object.
     if store.can.local or store.url.endswith(".b2z"):
-        raise FormatError(f"{store.url}: expected a directory or a zip archive, found {foreign.describe(head.data)}")
+        kind = foreign.describe(head.data)
+        raise FormatError(f"{store.url}: expected a directory or a zip archive, found {kind}")
     return False
 
 
 _GLANCE = 2000
-"""The most entries to look at in a directory that nothing marks as a group."""
+"""The most entries to examine in a directory that nothing marks as a group."""
 
 
 _ABANDONED = re.compile(
     rf".*{re.escape(LOCK)}|.+{UNFINISHED}(/.+)?|.+[.]b2(nd|f|b)/[0-9A-Fa-f]+([.]chunk|{re.escape(JOURNAL)})", re.DOTALL
 )
-"""Files of writers that failed or were killed before their first commit."""
+"""The paths of files that writers leave if they fail or are killed before their first commit."""
 
 
-def exists(group: AnyGroup, *, shown: bool = False) -> bool:
-    """Whether there is a group, or a local directory with anything in it, which can become one.
+def exists(group: AnyGroup, *, visible: bool = False) -> bool:
+    """Return whether there is a group, or a local directory with any files, which can become a group.
 
-    If it must be `shown`, a local directory needs a mark on it or on a directory around it, or members in it or one
-    level below: not everything below it is looked at.
+    With `visible`, a local directory counts only if it or a directory around it is marked as a group, or if members are
+    in it or one level below; nothing further down is examined.
     """
     if _is_marked(group):
         return True
     try:
         files = group.store.listing() if group.is_local else group.store.walk()
-    except (*MISSING, PermissionError, UnsupportedError):  # where nothing is listed, only a manifest can tell
+    except (*MISSING, PermissionError, UnsupportedError):
+        # Without a listing, only a manifest could show a group.
         return False
     if not group.is_local:
         return bool(members_among(files))
     place = Path(group.store.url)
-    if shown:
-        if any(Path(outer, sign).is_file() for outer in place.parents for sign in (MANIFEST, EMBEDDED)):
-            return True
-        found = (path.relative_to(place).as_posix() for path in chain(place.glob("*"), place.glob("*/*")))
-        members = map(place.joinpath, members_among(islice(found, _GLANCE)).values())
-        return any(each.is_file() or each.joinpath(FRAME_NAME).is_file() for each in members)
+    if visible:
+        return _is_inside_group(place) or _has_members(place)
+    if not place.is_dir():
+        return True
     inside = (path.relative_to(place).as_posix() for path in place.rglob("*") if not path.is_dir())
-    return not place.is_dir() or not all(map(_ABANDONED.fullmatch, inside))
+    return not all(map(_ABANDONED.fullmatch, inside))
+
+
+def _is_inside_group(place: Path) -> bool:
+    signs = MANIFEST, EMBEDDED
+    return any(Path(outer, sign).is_file() for outer in place.parents for sign in signs)
+
+
+def _has_members(place: Path) -> bool:
+    """Return whether members are in a directory or one level below, among the first entries."""
+    entries = chain(place.glob("*"), place.glob("*/*"))
+    paths = (path.relative_to(place).as_posix() for path in entries)
+    members = members_among(islice(paths, _GLANCE))
+    files = [place / path for path in members.values()]
+    return any(each.is_file() or (each / FRAME_NAME).is_file() for each in files)
 
 
 def _is_marked(group: AnyGroup) -> bool:
+    """Return whether a manifest or an embedding frame exists; raise errors that leave it open."""
     heads = group.store.head([MANIFEST, EMBEDDED], 8)
     if any(not isinstance(head, Exception) for head in heads):
         return True
@@ -164,58 +184,65 @@ def initialise(group: AnyGroup) -> None:
     """Make an empty group: an embedding frame, and a manifest where one is needed."""
     if not group.store.can.write:
         raise ReadOnlyError(f"{group.url} can only be read")
-    group.address("")  # refuses what cannot have members
+    # Raises ValueError for a URL below which no member can have a name.
+    group.address("")
     _require_no_frame(group)
-    group.store.create(EMBEDDED, embedded.nothing())
+    group.store.create(EMBEDDED, embedded.pack_empty_frame())
     if isinstance(group, ListedGroup):
         _list_nothing(group)
 
 
 def _list_nothing(group: ListedGroup) -> None:
-    """Write the manifest of a group without members."""
-    replace_manifest(group.catalog, Manifest({}, os.urandom(8).hex()), None)
+    """Write the manifest of a group without members, under a new identity."""
+    empty = Manifest({}, os.urandom(8).hex())
+    replace_manifest(group.catalog, empty, None)
     group.show(*group.catalog.last_seen())
 
 
 def _require_no_frame(group: AnyGroup) -> None:
-    """Raise FileExistsError where a group would be hidden by an array, or by another file."""
-    heads = group.store.head([FRAME_NAME] if group.store.is_prefix else ["", FRAME_NAME], 1)
+    """Raise FileExistsError if an array or another file is at the URL, which would hide a group there."""
+    names = [FRAME_NAME] if group.store.is_prefix else ["", FRAME_NAME]
+    heads = group.store.head(names, 1)
     if any(isinstance(head, Head) and head.data for head in heads):
         raise FileExistsError(f"{group.store.url} exists and is not a group")
 
 
 def complete(group: AnyGroup) -> None:
-    """Add the embedding frame without which python-blosc2 does not open a directory."""
-    if group.is_local and isinstance(group.store.head([EMBEDDED], 1)[0], MISSING):
+    """Add a missing embedding frame to a local group; python-blosc2 opens no directory without it."""
+    if not group.is_local:
+        return
+    (head,) = group.store.head([EMBEDDED], 1)
+    if isinstance(head, MISSING):
         _require_no_frame(group)
+        # Another process may have made the frame meanwhile.
         with suppress(FileExistsError):
-            group.store.create(EMBEDDED, embedded.nothing())
+            group.store.create(EMBEDDED, embedded.pack_empty_frame())
 
 
 def consolidate(group: AnyGroup | Changes) -> None:
-    """Put summaries of all members, as they are now, into the manifest."""
+    """Write summaries of the present states of all members into the manifest."""
     if isinstance(group, Changes):
-        raise ValueError("consolidate() inside a transaction would describe what is not committed yet")  # noqa: TRY004
+        raise ValueError("consolidate() inside a transaction would describe uncommitted changes")  # noqa: TRY004
     group.recover()
     group.refresh()
     members = group.members()
     records = {}
     for path in {*members.values()}:
         if not is_embedded(path):
-            held = group.current(path)
-            records[path] = summary.pack(held.state, held.header)
-    group.update(lambda found: found.with_summaries(records, members=members))
+            source = group.current(path)
+            records[path] = summary.pack(source.state, source.header)
+    group.update(lambda manifest: manifest.with_summaries(records, members=members))
     group.refresh()
 
 
 def check_replaceable(group: AnyGroup) -> None:
-    """Raise FileExistsError if there is something that may not be a group."""
+    """Raise FileExistsError if something other than a group is at the URL."""
     kinds = {MANIFEST: b"", EMBEDDED: b""}
     require_free(group.store, kinds, "a group", overwrite=True, name=MANIFEST, alone=True)
 
 
 def clear(group: AnyGroup) -> None:
-    """Remove all members and snapshots of a group."""
+    """Remove all members and snapshots of a group; raise FileExistsError for anything but a group."""
     check_replaceable(group)
     group.recover()
     with committing(group) as changes:
@@ -228,7 +255,8 @@ def clear(group: AnyGroup) -> None:
 
 
 def discard(group: AnyGroup) -> None:
-    """Remove a group that was made in vain, unless others have begun to use it."""
+    """Remove a new group whose first commit failed, unless another writer has added members."""
+    # The caller raises the error of the commit, which says more than a failure to clean up.
     with suppress(OSError, B2ArrayError), group.store.lock(MANIFEST):
         group.refresh()
         if group.members():

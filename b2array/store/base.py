@@ -419,7 +419,7 @@ class Store(ABC):
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects, if they exist. The name ``""`` also removes an empty directory."""
 
-    def withdraw(self, made: Mapping[str, int]) -> None:  # noqa: B027 - most stores remove nothing here
+    def withdraw(self, digests: Mapping[str, int]) -> None:  # noqa: B027 - most stores remove nothing here
         """Remove objects that `create` has made, given the digest of the stamp that it returned for each.
 
         Local and in-memory stores do. They leave objects alone that have come in their place. A request to a

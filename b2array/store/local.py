@@ -598,10 +598,10 @@ class LocalStore(Store):
                 if durability() == "full":
                     disk.sync_directory(os.path.dirname(path))
 
-    def withdraw(self, made: Mapping[str, int]) -> None:
+    def withdraw(self, digests: Mapping[str, int]) -> None:
         # The whole directory may be gone already.
         with suppress(FileNotFoundError), links.open_directory(self._path(""), self._inner) as here:
-            for name, digest in made.items():
+            for name, digest in digests.items():
                 # Another process may have removed it already.
                 with suppress(FileNotFoundError):
                     if _local_stamp(here.status(name)).digest == digest:

@@ -123,8 +123,8 @@ def holds_lock(path: str) -> bool:
         status = os.lstat(path)
     except OSError:
         return False
-    held = _held.get((status.st_dev, status.st_ino, threading.get_ident(), False))
-    return held is not None and not held.closed
+    file = _held.get((status.st_dev, status.st_ino, threading.get_ident(), False))
+    return file is not None and not file.closed
 
 
 def _open_lock(path: str, *, shared: bool) -> _LockFile:

@@ -173,9 +173,9 @@ class MemoryStore(Store):
             for name in names:
                 self._objects.pop(name, None)
 
-    def withdraw(self, made: Mapping[str, int]) -> None:
+    def withdraw(self, digests: Mapping[str, int]) -> None:
         with self._mutex.held:
-            for name, digest in made.items():
+            for name, digest in digests.items():
                 if name in self._objects and self.stamp(name).digest == digest:
                     del self._objects[name]
 

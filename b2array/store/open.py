@@ -88,14 +88,14 @@ def open_store(
         chained, path = url_to_fs(url, **(storage_options or {}))
         url, storage_options = address_of(path, None, chained)
         scheme = _scheme_of(url)
-    given = (storage_options or {}).get(FILE_SYSTEM)
-    if given is None and (scheme is None or scheme[0] in _LOCAL):
+    own = (storage_options or {}).get(FILE_SYSTEM)
+    if own is None and (scheme is None or scheme[0] in _LOCAL):
         return LocalStore(_local_path(url), within=None if within is None else _local_path(within))
     address = os.fspath(url)
-    of_class = _file_system(address) if given is None else type(given)
+    of_class = _file_system(address) if own is None else type(own)
     clients = [_CLIENTS[base.__module__] for base in of_class.__mro__ if base.__module__ in _CLIENTS]
     by_protocol = _KINDS.get(scheme[1].lower()) if scheme else None
-    other = by_protocol if given is None else _CLASSES.get(of_class.__module__)
+    other = by_protocol if own is None else _CLASSES.get(of_class.__module__)
     module, _, kind = (clients[0] if clients else other or "remote.FsspecStore").partition(".")
     remote: Callable[..., Store] = getattr(import_module(f"b2array.store.{module}"), kind)
     return remote(address, storage_options or {})

@@ -241,10 +241,10 @@ class FsspecStore(Store):
         number = errno.EACCES if forbidden else getattr(error, "errno", None)
         says = getattr(error, "strerror", None) or str(error) or str(error.__cause__ or "") or type(error).__name__
         text = f"{place}: {redact(says, self._secrets)}"
-        made = kind(text) if number is None else kind(number, text)
+        failure = kind(text) if number is None else kind(number, text)
         if not hidden:
-            made.__cause__ = error
-        return made
+            failure.__cause__ = error
+        return failure
 
     def read(
         self,

@@ -84,10 +84,10 @@ class SharedMemoryStore(FsspecStore):
         start = f"{root.rstrip('/')}/"
         return sorted(path.removeprefix(start) for path in tuple(fs.store) if path.startswith(start))
 
-    def withdraw(self, made: Mapping[str, int]) -> None:
+    def withdraw(self, digests: Mapping[str, int]) -> None:
         fs, root = self._connect()
         with _shared_memory.held:
-            for name, digest in made.items():
+            for name, digest in digests.items():
                 path = "/" + join(root, name).lstrip("/")
                 if path in fs.store and self.stamp(name).digest == digest:
                     del fs.store[path]

@@ -25,7 +25,7 @@ from b2array.frame import snapshot
 from b2array.frame.snapshot import Snapshot, ledger_in
 from b2array.group.addressing import split_member
 from b2array.group.snapshots import GroupDiff
-from b2array.group.tree import branches, nested
+from b2array.group.tree import draw_branches, nest
 from b2array.store.open import open_store
 from b2array.store.secrets import redact_url
 from b2array.tools.results import table
@@ -252,7 +252,7 @@ def draw_tree(members: Mapping[str, Description]) -> Iterator[str]:
             cells[name] = ("", *rest)
     rows: list[tuple[str, ...]] = [("/", "", "", "", "")]
     # A branch has one text: tabs join a name and its cells.
-    for line in branches(nested(cells), "\t".join):
+    for line in draw_branches(nest(cells), "\t".join):
         stem, *others = line.split("\t")
         rows.append((stem.rstrip(), *others))
     yield from table(rows, "<<<>>")

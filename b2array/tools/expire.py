@@ -110,7 +110,7 @@ def _entries(opened: Any) -> Sequence[Kept]:
         return home.snapshots.ledger.entries
     if not isinstance(home, AnyGroup):  # a .b2z or .b2e file keeps no snapshots
         return ()
-    return group_ledger(opened.url, home.stored()).entries
+    return group_ledger(opened.url, home.load_manifest()).entries
 
 
 def _limit(older_than: str | float | timedelta | datetime | None) -> float:

@@ -24,7 +24,7 @@ from b2array.frame.listing import group_ledger
 from b2array.frame.manifest import DATA, MANIFEST, SUFFIXES, Row, index_name, is_index_name, own_files
 from b2array.frame.snapshot import Snapshot, ledger_in, load_kept_states, load_published, load_revision
 from b2array.frame.source import FRAME_NAME
-from b2array.group.kept import moment, unneeded
+from b2array.group.kept import find_unneeded, moment
 from b2array.group.listed import ListedGroup, name_of
 from b2array.store.base import Listed, Store, stale_reader, where
 from b2array.store.endings import JOURNAL, TEMPORARY
@@ -65,7 +65,7 @@ def outside(group: ListedGroup, seconds: float, now: float) -> Files:
     files = _with_times(group)
     live = _live(group)
     unneeded_objects = _contiguous(group, files, live, seconds, now)
-    for path in unneeded(group, group.manifest):
+    for path in find_unneeded(group, group.manifest):
         if path in files:
             unneeded_objects[path] = files[path]
     unneeded_objects |= {path: each for path, each in files.items() if path.endswith(TEMPORARY)}
@@ -97,7 +97,7 @@ def never_again(group: ListedGroup, paths: Iterable[str]) -> None:
         if number is None or not prefix.endswith(SUFFIXES):
             continue
         highest[prefix] = max(highest.get(prefix, -1), number)
-    manifest, version = group.seen()
+    manifest, version = group.versioned_manifest()
     gone = dict(manifest.gone)
     for path, number in highest.items():
         gone[path] = max(gone.get(path, 0), number + 1)
@@ -211,7 +211,7 @@ def _states(
         except FileNotFoundError:
             if revision not in wanted:
                 continue
-            if group.stored() != group.manifest:
+            if group.load_manifest() != group.manifest:
                 raise stale_reader(group.url) from None
             place = where(group.store_of(path).url, index_name(revision))
             raise FormatError(f"{place}: expected an index that the group lists, found none") from None

@@ -32,7 +32,7 @@ from b2array.frame.manifest import MANIFEST, RETIRED, own_files
 from b2array.frame.places import group_of
 from b2array.frame.snapshot import Snapshot, ledger_in, load, load_kept_states, load_published
 from b2array.group import unpacked
-from b2array.group.kept import remove_frame, unneeded
+from b2array.group.kept import find_unneeded, remove_frame
 from b2array.group.listed import AnyGroup, ListedGroup
 from b2array.group.local import LocalGroup
 from b2array.store.base import MISSING, Listed, Store, attempts, too_many_conflicts
@@ -225,7 +225,7 @@ def _commit_before(there: _There, old: Collection[str]) -> None:
 def _clean_archive(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
     """Remove what writers of an archive have left next to it, unless one is at work."""
     store = open_store(url, storage_options=storage_options)
-    with unpacked.abandoned(url, storage_options or {}) as left:
+    with unpacked.lock_abandoned(url, storage_options or {}) as left:
         leftovers = dict(pending.find_leftovers(store, {}))
         name = ""
         if left is not None:
@@ -384,7 +384,7 @@ def _clean_outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cl
     members = {*group.members().values()}
     staged = {entry.aside(path) for path, entry in manifest.log.items() if entry.token}
     left, arrays = _waiting(group, members | staged, members)
-    unneeded_files = {path: _whole(group, path) for path in (*left, *unneeded(group, manifest))}
+    unneeded_files = {path: _whole(group, path) for path in (*left, *find_unneeded(group, manifest))}
     with_journal = {left[path] for path in left if path.endswith(JOURNAL)}
     for frame in with_journal:
         # The writer that keeps the journal young may still need the other files, which it wrote long ago.

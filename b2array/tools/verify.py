@@ -344,7 +344,7 @@ def _of_group(
 
 def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
     """Check what the snapshots of a group need besides its members: the lists of members, and retired frames."""
-    manifest = home.stored()
+    manifest = home.load_manifest()
     entries = group_ledger(home.url, manifest).entries
     if not entries:
         return None

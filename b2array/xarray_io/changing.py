@@ -272,7 +272,7 @@ def _arrays_of(target: Group, ds: xr.Dataset, task: WriteTask) -> dict[str, NDAr
 
     Other writers may change variables that are not in the dataset, and coordinates that say nothing about the region.
     """
-    here = {name: each for name, each in target._glance().items() if isinstance(each, NDArray)}
+    here = {name: each for name, each in target._arrays_to_read().items() if isinstance(each, NDArray)}
     ignored = {*ds.indexes} if isinstance(task.region, Mapping) and "auto" not in task.region.values() else {}
     return {name: target[name] if name in ds.variables and name not in ignored else here[name] for name in here}
 

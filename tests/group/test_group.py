@@ -1644,7 +1644,7 @@ def test_a_group_is_not_popped_and_all_members_go_with_clear(group: Group) -> No
     group["inner/x"] = [1]
     group["y"] = [2]
     group.attrs["a"] = group["inner"].attrs["b"] = 1
-    with pytest.raises(ValueError, match="'inner' is a group, which stays"):
+    with pytest.raises(ValueError, match="'inner' is a group, which pop"):
         group.pop("inner")
     group["bare/x"] = [3]
     group["bare"].clear()

@@ -266,7 +266,7 @@ def test_an_archive_that_somebody_replaced_is_not_overwritten(url: Path) -> None
     assert group["x"][0] == 2
     with pytest.warns(UserWarning, match="dropped before it was closed"):
         del group
-    with pytest.raises(ConflictError, match="replaced after the writer began"):
+    with pytest.raises(ConflictError, match="replaced since a writer left its changes"):
         open_group(url, "a", resume=True)
     open_group(url, "a", resume=False).close()
     assert found(url) == {"z": [5]}
