@@ -123,23 +123,49 @@ def test_a_state_is_not_restored_whose_snapshot_was_dropped_meanwhile(group, s3_
 
 
 @pytest.mark.parametrize("layout", ["sparse", "contiguous"])
+@pytest.mark.parametrize("new_layout", ["sparse", "contiguous"])
+@pytest.mark.parametrize("is_group", [True, False])
 def test_an_array_that_a_group_adopts_meanwhile_is_replaced_through_the_group(
-    bucket, s3_options, sleeps, layout
+    bucket, s3_options, sleeps, layout, new_layout, is_group
 ) -> None:
     root, data = f"s3://{bucket}/older.b2d", np.full((4, 100), 7)
     url = f"{root}/e.b2nd"
     b2array.asarray(np.zeros((4, 100), int), url=url, chunks=(1, 100), layout=layout, storage_options=s3_options)
-    b2array.open_group(root, "a", storage_options=s3_options)["other"] = [1]
+    if is_group:
+        b2array.open_group(root, "a", storage_options=s3_options)["other"] = [1]
 
     def adopt() -> None:
-        b2array.open_group(root, "r+", storage_options=s3_options)["e"][0] = 5
+        b2array.open_group(root, "a", storage_options=s3_options)["e"][0] = 5
 
     options = sleeps("PUT .*/e.b2nd(/chunks.b2frame)?$", adopt)
-    b2array.asarray(data, url=url, chunks=(1, 100), layout=layout, overwrite=True, storage_options=options)
+    b2array.asarray(data, url=url, chunks=(1, 100), layout=new_layout, overwrite=True, storage_options=options)
     shown = b2array.open_group(root, storage_options=s3_options)["e"][...]
     assert (shown[1:] == data[1:]).all()
     assert (shown[0] == 7).all() or (shown[0] == 5).all()  # who commits to the group first comes first
     assert (b2array.open(url, storage_options=s3_options)[...] == shown).all()
+
+
+@pytest.mark.parametrize("mended_by", ["vacuum", "the next commit"])
+@pytest.mark.parametrize("layout", ["sparse", "contiguous"])
+def test_a_member_that_a_late_deletion_took_from_stock_readers_is_published_again(
+    group, s3_options, sleeps, layout, mended_by
+) -> None:
+    def make_again() -> None:
+        shown = b2array.open_group(group.url, "r+", storage_options=s3_options)
+        shown.create(layout, data=np.full((4, 100), 7), chunks=(1, 100), layout=layout)
+
+    options = sleeps("POST .*delete", make_again, after=COMMIT)
+    del b2array.open_group(group.url, "r+", storage_options=options)[layout]
+    store = open_store(group.url, storage_options=s3_options).below(f"{layout}.b2nd")
+    with pytest.raises(FileNotFoundError):
+        load_published(store)
+    group.refresh()
+    if mended_by == "vacuum":
+        b2array.vacuum(group.url, storage_options=s3_options)
+    else:
+        group[layout].attrs["unit"] = "m"
+    assert load_published(store).generation == group[layout].generation
+    assert (group[layout][...] == 7).all()
 
 
 def test_a_member_is_made_where_a_leftover_goes_at_that_moment(group, s3_options, sleeps) -> None:

@@ -47,7 +47,7 @@ from b2array.store.base import (
     too_many_conflicts,
 )
 
-__all__ = ["Committed", "commit_member", "commit_rows", "map_concurrently", "write_revision"]
+__all__ = ["Committed", "commit_member", "commit_rows", "map_concurrently", "publish_again", "write_revision"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -581,6 +581,18 @@ def _remove_published(catalog: Catalog, before: Manifest, newest: Manifest, name
         # If this fails, readers still see that the member is gone: the index notes its group, which does not list it.
         with suppress(OSError, B2ArrayError):
             catalog.group.delete(stale)
+
+
+def publish_again(catalog: Catalog, row: Row) -> None:
+    """Publish the revision that a row lists where nothing is published.
+
+    A writer that has deleted a member may sleep before it removes the published index, and then remove the index of a
+    member that another writer has made again meanwhile.
+    """
+    name = index_name(row.revision) if row.sparse else ""
+    content = b"".join(_store_of(catalog, row).pieces(name))
+    with suppress(FileExistsError):  # another writer has just published its commit
+        catalog.group.below(row.path).create(FRAME_NAME if row.sparse else "", content)
 
 
 def _replace_published(catalog: Catalog, new: _Prepared) -> Version | None:

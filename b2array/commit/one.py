@@ -132,10 +132,24 @@ def _overwrite(draft: Draft) -> Snapshot:
             made = publish(planned(draft, None), draft, None)
         except (ConflictError, FileExistsError):  # another writer was faster
             draft.destination = draft.destination._replace(old=find_frame(place))
-        else:
+            continue
+        if not _has_changed(old, made):
             _remove_old(draft, made)
             return made
+        # A group has adopted the frame of the other layout meanwhile, and needs it.
+        place.delete([made.name])
+        draft.destination = draft.destination._replace(old=find_frame(place))
     raise too_many_conflicts(place)
+
+
+def _has_changed(old: Snapshot | None, made: Snapshot) -> bool:
+    """Whether another writer has changed a frame of the other layout since it was read."""
+    if old is None or old.name == made.name:
+        return False
+    try:
+        return old.store.stamp(old.name).version != old.version
+    except MISSING:
+        return False
 
 
 def _version_there(draft: Draft) -> Version | None:

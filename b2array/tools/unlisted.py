@@ -29,7 +29,7 @@ from b2array.group.listed import ListedGroup, name_of
 from b2array.store.base import Listed, Store, stale_reader, where
 from b2array.store.endings import JOURNAL, TEMPORARY
 
-__all__ = ["chunks_needed", "never_again", "of_member", "outside"]
+__all__ = ["chunks_needed", "never_again", "of_member", "outside", "unpublished"]
 
 Int64Array = npt.NDArray[np.int64]
 Files = dict[str, Listed]
@@ -55,6 +55,17 @@ def chunks_needed(group: ListedGroup, name: str) -> Int64Array:
     path = group.rows[name].path
     numbers, _ = _find_needed(_states(group, path, (), _live(group).get(path, ())))
     return numbers
+
+
+def unpublished(group: ListedGroup) -> list[Row]:
+    """Return the rows whose members have no published index."""
+    files = {*group.store.walk()}
+    missing = []
+    for row in group.rows.values():
+        published = f"{row.path}/{FRAME_NAME}" if row.sparse else row.path
+        if row.revision and published not in files:
+            missing.append(row)
+    return missing
 
 
 def outside(group: ListedGroup, seconds: float, now: float) -> Files:

@@ -19,6 +19,7 @@ from b2array.commit import pending
 from b2array.commit.draft import Draft
 from b2array.commit.edits import reserve_up_to
 from b2array.commit.leftovers import belongs, discard
+from b2array.commit.many import publish_again
 from b2array.commit.one import commit
 from b2array.commit.pins import identities_of, manifests_lock, pinned_places, pins_of, unneeded_names
 from b2array.display.tables import count_text, size
@@ -41,7 +42,7 @@ from b2array.store.local import LocalStore
 from b2array.store.open import address_of, open_store
 from b2array.tools.members import change_each
 from b2array.tools.results import Result, Results, ResultSummary, first_of
-from b2array.tools.unlisted import never_again, of_member, outside
+from b2array.tools.unlisted import never_again, of_member, outside, unpublished
 from b2array.tools.verify import verify_frame
 
 if TYPE_CHECKING:
@@ -359,6 +360,8 @@ def _clean_outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | 
     """Remove what nothing needs outside of the members of a group; return None if there is nothing."""
     if isinstance(group, LocalGroup):
         return _clean_outside_local(group, seconds, dry_run)
+    for row in () if dry_run else unpublished(group):
+        publish_again(group.catalog, row)
     for _ in attempts(group.store):
         group.refresh()
         unneeded = outside(group, seconds, group.store.now())
