@@ -16,7 +16,12 @@ __all__ = ["AnyTransaction", "begin", "changing", "committing"]
 AnyTransaction: TypeAlias = LocalTransaction | RowTransaction
 
 
-def begin(home: AnyGroup, replacing: str | None = None, *, marked: bool = True) -> AnyTransaction:
+def begin(
+    home: AnyGroup,
+    replacing: str | None = None,
+    *,
+    marked: bool = True,
+) -> AnyTransaction:
     """Begin a transaction, which first deletes the members whose names begin with `replacing`.
 
     The classes say what `marked` means.

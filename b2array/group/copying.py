@@ -1,4 +1,4 @@
-"""`copy_snapshots`: copies the snapshots of another group into a transaction that copies its members."""
+"""`copy_snapshots`: copies the snapshots of a group into a transaction that copies the group's members."""
 
 from __future__ import annotations
 
@@ -23,64 +23,69 @@ __all__ = ["copy_snapshots"]
 
 
 def copy_snapshots(changes: AnyTransaction, moments: Sequence[Moment]) -> None:
-    """Let the commit keep snapshots of another group. They replace snapshots of the same names.
+    """Add the snapshots of another group, which replace snapshots of the same names.
 
-    The members of that group are copied already, with their earlier states. States of members that it has deleted or
-    replaced since are copied now, without being listed.
+    The transaction has copied the members of that group already, each with its earlier states. States of deleted and
+    replaced members are still missing: they are copied now, and no member has them.
     """
     changes.view.require_ledger()
     if isinstance(changes, RowTransaction):
-        _copy_revisions(changes, moments)
+        _copy_to_rows(changes, moments)
     else:
-        _copy_states(changes, moments)
+        _copy_to_disk(changes, moments)
 
 
-def _copy_states(changes: LocalTransaction, moments: Sequence[Moment]) -> None:
+# On a local disk.
+
+
+def _copy_to_disk(changes: LocalTransaction, moments: Sequence[Moment]) -> None:
     copies = _states_of_new(changes)
     missing = defaultdict[Hashable, list[Snapshot]](list)
     group = changes.change.identity.encode()
     for then in moments:
         states = {}
-        for member, state in then.states.items():
-            key = member, state.generation
+        for name, state in then.states.items():
+            key = name, state.generation
             if key not in copies:
                 earlier = then.state_of(state.path)
-                # One retired frame gets all states from the same file, so that they share chunks.
-                missing[earlier.url, earlier.version].append(
-                    replace(earlier, at=entry_of(then, state, group), member=None)
-                )
-            states[member] = copies.get(key) or MemberState(state.path, state.generation)
+                kept = replace(earlier, at=entry_of(then, state, group), member=None)
+                # The states of one file share chunks, so that one retired frame gets all of them.
+                missing[earlier.url, earlier.version].append(kept)
+            states[name] = copies.get(key) or MemberState(state.path, state.generation)
         changes.snapshots.copy(then.entry, states)
     for of_one_file in missing.values():
-        changes.on_disk.copied.append(retire(changes.view, of_one_file))
+        frame = retire(changes.view, of_one_file)
+        changes.on_disk.copied.append(frame)
 
 
-def _states_of_new(changes: LocalTransaction) -> dict[tuple[str, bytes], MemberState]:
-    """Return the states that new members keep for the group, by member and generation."""
-    group, states = changes.change.identity.encode(), {}
+def _states_of_new(
+    changes: LocalTransaction,
+) -> dict[tuple[str, bytes], MemberState]:
+    """Return the states that new members keep for snapshots of the group, by name and generation."""
+    group = changes.change.identity.encode()
+    states = {}
     for path, name in changes.change.names.items():
         draft = changes.change.members[path].draft
         if draft is None:
             continue
         for keep in draft.delta.keeps:
+            generation = keep.entry.generation
             if keep.entry.group == group:
-                generation = keep.entry.generation
                 states[name, generation] = MemberState(path, generation, draft.sparse)
     return states
 
 
-def _copy_revisions(changes: RowTransaction, moments: Sequence[Moment]) -> None:
-    copies = dict[tuple[str, bytes], MemberState]()
-    new = {member.name: path for path, member in changes.change.members.items() if member.is_new}
-    for path, member in changes.change.members.items():
-        for keep in member.earlier:
-            key = path, keep.entry.generation
-            if keep.state is not None and key not in copies:
-                copies[key] = _write_state(changes, member.draft, path, keep.state)
+# In an object store.
+
+
+def _copy_to_rows(changes: RowTransaction, moments: Sequence[Moment]) -> None:
+    copies = _write_earlier(changes)
+    members = changes.change.members
+    paths = {member.name: path for path, member in members.items() if member.is_new}
     for then in moments:
         states = {}
         for name, state in then.states.items():
-            path = new.get(name, state.path)
+            path = paths.get(name, state.path)
             key = path, state.generation
             if key not in copies:
                 copies[key] = _copy_unlisted(changes, path, then.state_of(state.path))
@@ -88,19 +93,38 @@ def _copy_revisions(changes: RowTransaction, moments: Sequence[Moment]) -> None:
         changes.snapshots.copy(then.entry, states)
 
 
+def _write_earlier(
+    changes: RowTransaction,
+) -> dict[tuple[str, bytes], MemberState]:
+    """Write revisions of the earlier states of new members; return them by path and generation in the other group."""
+    copies = dict[tuple[str, bytes], MemberState]()
+    for path, member in changes.change.members.items():
+        for keep in member.earlier:
+            key = path, keep.entry.generation
+            if keep.state is not None and key not in copies:
+                copies[key] = _write_state(changes, member.draft, path, keep.state)
+    return copies
+
+
 def _copy_unlisted(changes: RowTransaction, path: str, source: Snapshot) -> MemberState:
-    """Copy a state of a member that the group does not list."""
+    """Copy a state with its chunks, as a revision that no row of the manifest lists."""
     new = copier_of(Handle(source, "r"), changes.storage_options, snapshots=False)
     draft = new(free_place(changes, path), overwrite=False)
     state = _write_state(changes, draft, path, draft.state)
-    # A later member at this path must not give its chunks these numbers.
+    # A later member at this path must not give these numbers to its chunks.
     unlisted = changes.change.unlisted
     unlisted[path] = max(unlisted.get(path, 0), draft.staging.next)
     draft.staging.close()
     return state
 
 
-def _write_state(changes: RowTransaction, draft: Draft, path: str, state: FrameState) -> MemberState:
-    """Write the revision of a state whose chunks a draft has copied."""
-    row = write_revision(changes.view.catalog, draft, path, state, next_note(changes, path))
+def _write_state(
+    changes: RowTransaction,
+    draft: Draft,
+    path: str,
+    state: FrameState,
+) -> MemberState:
+    """Write the revision of a state whose chunks are in the draft of a copy."""
+    note = next_note(changes, path)
+    row = write_revision(changes.view.catalog, draft, path, state, note)
     return MemberState(path, bytes.fromhex(row.revision), row.sparse)

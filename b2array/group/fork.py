@@ -1,8 +1,8 @@
-"""Forks of a group's transaction: handles of the group for workers, whose changes become part of the commit.
+"""Forks of a group's transaction: group handles for workers, whose changes become part of the commit.
 
-A fork shows the members as the transaction had them when it was forked, and its own changes. Each member that it has is
-a fork of an array, and waits where forks of arrays do; see `b2array.commit.fork`. A member that the fork makes waits in
-its pickle, wherever the group is: nothing is left behind if the worker is killed.
+A fork shows the members as the transaction had them when the fork was made, and its own changes. It changes an
+existing member through a fork of the array; `b2array.commit.fork` says where the chunks wait. New members travel in the
+pickle of the fork, wherever the group is, so that a killed worker leaves nothing of them behind.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from operator import eq
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from b2array.array.described import Attributes
+from b2array.array.drafts import Kind
 from b2array.codec.header import Special
 from b2array.commit.changes import ChangeSet, join_changes
 from b2array.commit.draft import Draft
@@ -33,13 +34,18 @@ from b2array.group.local import LocalGroup, NewFrame, copier_of
 from b2array.group.members import Members, check_new
 from b2array.store.base import Mutex
 
-__all__ = ["Changes", "GroupFork", "draft_of"]
+__all__ = ["NOTHING", "Changes", "GroupFork", "draft_of"]
+
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Changes(ABC):
-    """Uncommitted changes to members of a group, in a transaction or in a fork.
+    """Uncommitted changes to members of a group: a transaction or a fork.
 
-    `view` shows the members without the changes.
+    Parameters
+    ----------
+    view : AnyGroup
+        Shows the members without the changes.
     """
 
     def __init__(self, view: AnyGroup) -> None:
@@ -50,49 +56,67 @@ class Changes(ABC):
 
     @property
     def url(self) -> str:
-        """Where the group is, without secrets."""
+        """The address of the group, without secrets."""
         return self.view.url
 
     @property
     @abstractmethod
     def storage_options(self) -> dict[str, Any]:
-        """Options for fsspec, to make new members with."""
+        """The options for fsspec with which new members are made."""
 
     @abstractmethod
     def members(self) -> Members:
         """Return the path of each member by its name, with the changes."""
 
     @abstractmethod
-    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
-        """Open a member; what you write to it is one of the changes."""
+    def open(
+        self,
+        path: str,
+        mode: Mode,
+        *,
+        lazy: bool = False,
+    ) -> Handle:
+        """Open a member. Writes to it become part of the changes."""
 
     @abstractmethod
     def note_read(self, path: str) -> None:
-        """Note that a member was read here: the commit is refused if it has another state by then."""
+        """Note that a member was read, so that the commit is refused if another writer changes it first."""
 
     @abstractmethod
     def open_unnoted(self, path: str, mode: Mode) -> Handle:
-        """Open a member, which does not count as read."""
+        """Open a member without noting that it was read."""
 
     @abstractmethod
-    def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
-        """Make a member."""
+    def create(
+        self,
+        name: str,
+        suffix: str,
+        new: NewFrame,
+        *,
+        overwrite: bool,
+    ) -> Handle:
+        """Make a member, and return a handle to write to it."""
 
     @abstractmethod
-    def remove(self, members: Mapping[str, str], states: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Delete members, given their paths by their names."""
+    def remove(
+        self,
+        members: Mapping[str, str],
+        states: Mapping[str, str] = NOTHING,
+    ) -> None:
+        """Delete members, given as paths by name. `states` are the generations of those that were copied, by path."""
 
     def refresh(self) -> None:
-        """Refuse: the changes would be lost."""
+        """Raise ValueError: the changes would be lost."""
         raise ValueError("refresh() inside a transaction would lose its changes")
 
     # Forks.
 
     def fork(self, prefix: str) -> GroupFork:
-        """Return a fork, which can write the members whose names begin with a prefix."""
+        """Return a fork that can write the members whose names begin with a prefix."""
         members = self.members()
-        below = members.below(prefix.rstrip("/")).values()
-        paths = [path for path in below if not (is_embedded(path) or self._is_mounted(path))]
+        inside = members.below(prefix.rstrip("/"))
+        # Embedded members can only be read, and members of inner groups belong to other transactions.
+        paths = [path for path in inside.values() if not (is_embedded(path) or _is_mounted(self.view, path))]
         points = dict(zip(paths, self._prepare_forks(paths), strict=True))
         with self._mutex.held:
             self._fork_id = self._fork_id or os.urandom(16)
@@ -100,24 +124,21 @@ class Changes(ABC):
             self._roster.created.add(name)
         return GroupFork(_Origin(self._fork_id, self.view, members, points), name)
 
-    def _is_mounted(self, path: str) -> bool:
-        """Whether a member belongs to a separate group inside this one."""
-        return isinstance(self.view, LocalGroup) and self.view.mount_of(path) is not None
-
     def _prepare_forks(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
-        """Prepare members for forks, and return what forks begin with."""
+        """Prepare members for forks, and return the point from which each fork starts."""
         return [make_fork_point(draft_of(self, path)) for path in paths]
 
     def merge(self, workers: Sequence[object]) -> None:
-        """Take over the changes of forks; ConflictError if they do not fit together, and nothing has changed then."""
+        """Take over the changes of forks. If they do not fit together, raise ConflictError and change nothing."""
         forks = [_accept(self, worker) for worker in workers]
         news = _choose_new(self, forks)
-        # Nothing is taken before everything fits: a half-merged transaction could neither be committed nor merged.
+        # Check everything before taking anything: a half-merged transaction could not be used.
         with ExitStack() as locks:
             for draft, change, rows in _fit_changes(self, forks, locks):
                 take_over(draft, change, rows)
         for name, copies in news.items():
             _take_new(self, name, copies)
+        # The commit depends on what workers have read. Members that were deleted since the fork cannot change any more.
         paths = {*self.members().values()}
         for path in {path for fork in forks for path in fork.seen} & paths:
             self.note_read(path)
@@ -126,12 +147,17 @@ class Changes(ABC):
             fork.end()
 
     def _is_related(self, fork: GroupFork) -> bool:
-        """Whether a fork can be merged here: it is a fork of these changes."""
+        """Whether a fork was made from these changes, and can be merged into them."""
         return fork.transaction == self._fork_id
 
 
+def _is_mounted(view: AnyGroup, path: str) -> bool:
+    """Whether a member belongs to a separate group inside the one that is shown."""
+    return isinstance(view, LocalGroup) and view.mount_of(path) is not None
+
+
 def draft_of(changes: Changes, path: str) -> Draft:
-    """Return the draft with the changes of a member; ConflictError if they were committed or given up."""
+    """Return the draft of a member, which collects the changes; ConflictError if the transaction has ended."""
     draft = changes.open_unnoted(path, "r+").draft
     if draft is None:
         raise ConflictError(f"{changes.url}: expected a transaction under way, found that it has ended")
@@ -142,14 +168,14 @@ def draft_of(changes: Changes, path: str) -> Draft:
 
 
 class NewMember(NamedTuple):
-    """A member that a fork has made, and the ending of its path."""
+    """A member that a fork has made: the suffix of its path, and its handle."""
 
     suffix: str
     handle: Fork
 
 
 def _accept(changes: Changes, worker: object) -> GroupFork:
-    """Return a worker's group if it is a fork that can be merged into the changes; raise what `Group.merge` raises."""
+    """Return `worker` as a fork that can be merged into the changes. Raises what `Group.merge` raises."""
     if not isinstance(worker, GroupFork):
         raise TypeError("merge() takes forks of this group")
     worker.require_open()
@@ -163,9 +189,10 @@ def _accept(changes: Changes, worker: object) -> GroupFork:
 def _fit_changes(
     changes: Changes, forks: Sequence[GroupFork], locks: ExitStack
 ) -> list[tuple[Draft, ChangeSet, list[int]]]:
-    """Return each draft to change, what it takes, and which rows; ConflictError if forks and drafts do not agree.
+    """Return the drafts to change; for each, the change to take over, and the rows of its chunks.
 
-    The handles of the drafts stay locked until `locks` ends.
+    The handles of the drafts stay locked until `locks` is closed. Raises ConflictError if the forks contradict each
+    other or the drafts.
     """
     written: dict[str, list[ChangeSet]] = {}
     for fork in forks:
@@ -184,41 +211,45 @@ def _fit_changes(
     return fitted
 
 
-def _choose_new(changes: Changes, forks: Sequence[GroupFork]) -> dict[str, list[NewMember]]:
-    """Return the members that forks have made and that are to be made here, by name.
+def _choose_new(
+    changes: Changes,
+    forks: Sequence[GroupFork],
+) -> dict[str, list[NewMember]]:
+    """Return the copies to take over of each member that forks have made, by name.
 
-    Of arrays one copy is enough; of frames with attributes all count. ConflictError: two of the same name differ, or
-    the name excludes another one.
+    Several forks may have made the same member. One copy of an array is enough; a frame of attributes needs the
+    attributes from all forks. Raises ConflictError if two copies differ, or if the name excludes another one.
     """
-    made: dict[str, list[NewMember]] = {}
+    by_name: dict[str, list[NewMember]] = {}
     for fork in forks:
         for name, new in fork.made().items():
-            made.setdefault(name, []).append(new)
+            by_name.setdefault(name, []).append(new)
     chosen: dict[str, list[NewMember]] = {}
-    names = changes.members().copy()
-    for name, copies in made.items():
-        is_present = name in names
+    members = changes.members().copy()
+    for name, copies in by_name.items():
+        path = members.get(name)
         handles: list[Handle] = [new.handle for new in copies]
-        if is_present:
-            handles.append(changes.open(names[name], "r"))
+        if path is not None:
+            handles.append(changes.open(path, "r"))
+        # Forks may set different attributes of the same group; only the values of one attribute must agree.
         agree = _attributes_agree if is_attrs(name) else _are_equal
         if not all(agree(one, other) for one, other in combinations(handles, 2)):
             raise ConflictError(f"{changes.url}: {name!r} was made by two forks, or by a fork and after it was made")
         if is_attrs(name):
             chosen[name] = copies
-        elif not is_present:
+        elif path is None:
             chosen[name] = copies[:1]
-        if not is_present:
+        if path is None:
             try:
-                check_new(name, names, changes.url)
+                check_new(name, members, changes.url)
             except (FileExistsError, ValueError) as error:
                 raise ConflictError(f"the changes of forks exclude each other: {error}") from None
-            names.add(name, name + copies[0].suffix)
+            members.add(name, name + copies[0].suffix)
     return chosen
 
 
 def _take_new(changes: Changes, name: str, copies: Sequence[NewMember]) -> None:
-    """Make a member as forks have made it, or add their attributes to it."""
+    """Make a member as a fork has made it. If it holds attributes, give it the attributes from all forks."""
     first, path = copies[0], changes.members().get(name)
     if path is None:
         new = copier_of(first.handle, changes.view.storage_options, keeps_layout=True)
@@ -237,14 +268,15 @@ def _attributes_agree(one: Handle, other: Handle) -> bool:
 
 
 def _are_equal(one: Handle, other: Handle) -> bool:
-    """Whether two new members are the same, as when a task ran twice."""
+    """Whether two new members have the same content, because a task ran twice."""
     if _describe(one.source) != _describe(other.source):
         return False
     return all(map(eq, _read_chunks(one.source), _read_chunks(other.source)))
 
 
 def _describe(source: Source) -> tuple[Any, ...]:
-    """Return everything in a frame except the chunks and their places."""
+    """Return everything that must be equal in equal frames, besides the chunks."""
+    # Not the whole frame: offsets, identities and times differ in each run of a task.
     frame, notes = source.frame, source.state.annotations
     return (
         frame.frame_type,
@@ -277,18 +309,18 @@ def _read_chunks(source: Source) -> Iterator[bytes | Special]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Origin:
-    """A group's transaction as its forks see it; it can be pickled.
+    """What a fork takes along from its transaction. It can be pickled.
 
     Parameters
     ----------
     id : bytes
-        Names the transaction.
+        The identity of the transaction.
     group : AnyGroup
-        The group without the changes.
+        Shows the members without the changes.
     members : Members
         The members as the transaction had them.
     points : mapping of str to ForkPoint
-        What forks of members begin with, by the paths of the members that forks can write.
+        The points from which forks of members start, by path: these members can be written.
     """
 
     id: bytes
@@ -298,70 +330,70 @@ class _Origin:
 
 
 class GroupFork(Changes):
-    """The members of a group as a fork shows them, and the changes made through it.
+    """A fork of a group: the members as it shows them, and the changes made through it.
 
     Parameters
     ----------
     origin : _Origin
-        The transaction.
+        What the fork has taken along from the transaction.
     name : bytes
-        Names the fork.
+        The identity of the fork.
     opened : mapping of str to Fork
-        The forks of members that were used or made, by path.
+        The forks of members that were used or made here, by path.
     new : mapping of str to str
-        The names of the members that were made, by path.
+        The names of members that were made here, by path.
     seen : collection of str
-        The paths of members of the transaction that were opened.
-    taken : collection of bytes
-        The names of the siblings that were merged into this fork.
+        The paths of members of the transaction that were opened here.
+    merged : collection of bytes
+        The identities of the siblings that were merged into this fork.
     """
 
     def __init__(
         self,
         origin: _Origin,
         name: bytes,
-        opened: Mapping[str, Fork] = {},
-        new: Mapping[str, str] = {},
+        opened: Mapping[str, Fork] = MappingProxyType({}),
+        new: Mapping[str, str] = NOTHING,
         seen: Collection[str] = (),
-        taken: Collection[bytes] = (),
+        merged: Collection[bytes] = (),
     ) -> None:
         super().__init__(origin.group)
         self.name = name
         self._origin = origin
         self._opened, self._new = dict(opened), dict(new)
         self.seen = {*seen}
-        self._roster.merged |= {*taken}
+        self._roster.merged |= {*merged}
         self._is_merged = False
         self._members = origin.members
-        if new:
+        if new:  # in a copy, because forks in one process share the members of their origin
             self._members = origin.members.copy()
             for path, full in new.items():
                 self._members.add(full, path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.require_open()
-        # Members that were only looked at would make the pickle long: the origin has them.
+        # Forks without changes would only make the pickle longer: the origin has their points.
         used = self.written().keys() | self._new.keys()
         opened = {path: fork for path, fork in self._opened.items() if path in used}
         return type(self), (self._origin, self.name, opened, self._new, self.seen, self._roster.merged)
 
     @property
     def transaction(self) -> bytes:
-        """The identity of the transaction."""
+        """The identity of the transaction that was forked."""
         return self._origin.id
 
     @property
     def names(self) -> set[bytes]:
-        """The names of the forks whose changes are here: this one, and the siblings that were merged into it."""
+        """The identities of the forks whose changes are here: this one, and the siblings that were merged into it."""
         return {self.name, *self._roster.merged}
 
     def _is_related(self, fork: GroupFork) -> bool:
-        """Whether another fork can be merged here: it is a fork of this one, or of the same transaction."""
+        """Whether another fork can be merged into this one: it is a fork of this one, or a sibling."""
         return fork.transaction in (self._fork_id, self.transaction)
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """None: new members are in memory."""
+        """No options: new members are made in memory."""
         return {}
 
     def require_open(self) -> None:
@@ -370,31 +402,40 @@ class GroupFork(Changes):
             raise ValueError("this fork was merged; use the transaction that has its changes now")
 
     def written(self) -> dict[str, ChangeSet]:
-        """Return what was written or read through the fork, by the paths of members that were there before."""
-        changes = {path: fork.freeze() for path, fork in self._opened.items() if path not in self._new}
-        return {path: change for path, change in changes.items() if not change.is_empty or change.reads.size}
+        """Return the changes and reads of members that existed before the fork, by path."""
+        written = {}
+        for path, fork in self._opened.items():
+            if path in self._new:
+                continue
+            change = fork.freeze()
+            if not change.is_empty or change.reads.size:
+                written[path] = change
+        return written
 
     def made(self) -> dict[str, NewMember]:
         """Return the members that the fork has made, by name."""
-        return {name: NewMember(path[len(name) :], self._opened[path]) for path, name in self._new.items()}
+        new = {}
+        for path, name in self._new.items():
+            new[name] = NewMember(path[len(name) :], self._opened[path])
+        return new
 
     def end(self) -> None:
-        """Refuse any further use."""
+        """Make every further use raise ValueError: the changes are elsewhere now."""
         self._is_merged = True
         for fork in self._opened.values():
             fork.end()
 
-    # The group.
+    # Members.
 
     def members(self) -> Members:
-        """Return the path of each member by its name."""
+        """Return the path of each member by its name, with the changes."""
         self.require_open()
         return self._members
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
-        """Open a member. Members outside of the group that was forked can only be read.
+        """Open a member. Members outside the group that was forked can only be read.
 
-        ValueError: it belongs to a separate group inside this one.
+        Raises ValueError if the member belongs to a separate group inside this one.
         """
         if isinstance(self.view, LocalGroup):
             self.view.require_own(path)
@@ -402,12 +443,12 @@ class GroupFork(Changes):
         return self.open_unnoted(path, mode)
 
     def note_read(self, path: str) -> None:
-        """Note that a member was read here."""
+        """Note that a member of the transaction was read here."""
         if path not in self._new:
             self.seen.add(path)
 
     def open_unnoted(self, path: str, mode: Mode) -> Handle:  # noqa: ARG002
-        """Open a member, which does not count as read."""
+        """Open a member without noting that it was read."""
         self.require_open()
         with self._mutex.held:
             fork = self._opened.get(path)
@@ -423,11 +464,13 @@ class GroupFork(Changes):
         path = name + suffix
         if name in self.members():
             raise ValueError(f"a fork of a group cannot replace the member {name!r}: do that before you fork")
-        draft = new(None, overwrite=False, layout="contiguous" if self.view.is_local else "sparse")
+        # The layout that is usual where the member will be.
+        layout: Kind = "contiguous" if self.view.is_local else "sparse"
+        draft = new(None, overwrite=False, layout=layout)
         fork = Fork(make_fork_point(draft), self.name)
         with self._mutex.held:
             self._opened[path], self._new[path] = fork, name
-            # Other threads may be going through the members.
+            # A copy, because other threads may be iterating over the members.
             self._members = self._members.copy()
             self._members.add(name, path)
         return fork
@@ -435,7 +478,7 @@ class GroupFork(Changes):
     def remove(
         self,
         members: Mapping[str, str],
-        states: Mapping[str, str] = MappingProxyType({}),  # noqa: ARG002
+        states: Mapping[str, str] = NOTHING,  # noqa: ARG002
     ) -> NoReturn:
-        """Refuse: a worker does not know who else needs these members."""
+        """Raise ValueError: a worker does not know whether other workers need these members."""
         raise ValueError(f"a fork of a group cannot delete or move {sorted(members)}: do that before you fork")

@@ -1,8 +1,8 @@
-"""The transaction of a local group: it collects changes of several members, which `commit_entries` commits at once.
+"""The transaction of a local group: it collects changes of several members for one commit.
 
-A new member is made in a place next to its path. What a transaction has only read belongs to its commit as well: the
-members have the same states then, or the commit is refused. What the commit does for snapshots of the group is in
-`b2array.group.snapshots_on_disk`.
+A new member is made in a place next to its path. At the end `b2array.commit.entries.commit_entries` commits all
+changes, unless another writer has changed a member that the transaction has read. What the commit writes for snapshots
+of the group is in `b2array.group.snapshots_on_disk`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from types import MappingProxyType
 
 from b2array.array.snapshots import give_checksums, lacks_checksums
 from b2array.commit.draft import Draft
@@ -23,10 +22,11 @@ from b2array.format.header import FIRST_BYTES
 from b2array.frame.log import inspect_place
 from b2array.frame.manifest import ARRAY, OTHER, Manifest, is_embedded, staged_path
 from b2array.frame.source import FRAME_NAME
+from b2array.group.fork import NOTHING
 from b2array.group.local import LocalGroup, NewFrame, copier_of
 from b2array.group.members import Members
 from b2array.group.snapshots_on_disk import SnapshotsOnDisk
-from b2array.group.transaction import Transaction, handle_new, next_note, require_names_free
+from b2array.group.transaction import Transaction, next_note, open_new, require_names_free
 from b2array.store.atomic import require_free
 from b2array.store.base import MISSING, attempts
 
@@ -36,8 +36,8 @@ __all__ = ["LocalTransaction"]
 class LocalTransaction(Transaction):
     """Changes to members of a local group that wait for `commit`.
 
-    Members of a `marked` transaction note its number, so that readers do not open them together with members of an
-    earlier state.
+    In a `marked` transaction, members note the number of the commit, so that no reader opens them together with earlier
+    states of other members.
     """
 
     view: LocalGroup
@@ -54,7 +54,7 @@ class LocalTransaction(Transaction):
         self.on_disk = SnapshotsOnDisk(view, self.change, self._snapshots)
 
     def note_read(self, path: str) -> None:
-        """Note that a member was read here: the commit is refused if it has another state by then."""
+        """Note that a member was read, so that the commit is refused if another writer changes it first."""
         self._require_open()
         if not self.change.marked:
             return
@@ -70,15 +70,16 @@ class LocalTransaction(Transaction):
             self.change.read.setdefault(path, state)
 
     def open_unnoted(self, path: str, mode: Mode) -> Handle:
-        """Open a member, which does not count as read."""
+        """Open a member without noting that it was read."""
         self._require_open()
         with self._mutex.held:
             member = self.change.members.get(path)
             if member is not None:
                 return member.handle
-            if mode == "r" or is_embedded(path):
+            if mode == "r" or is_embedded(path):  # embedded members can only be read
                 return self.view.open(path, mode)
             self.view.require_own(path)
+            # The frame of an earlier commit may still wait in another place, where nobody may write.
             self.view.apply_entry(path)
             handle = Handle(self.view.current(path), mode)
             opened = handle.snapshot.generation
@@ -87,7 +88,14 @@ class LocalTransaction(Transaction):
             self.change.members[path] = MemberChange(handle, draft, opened=opened)
             return handle
 
-    def _stage_new(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> tuple[str, Handle]:
+    def _stage_new(
+        self,
+        name: str,
+        suffix: str,
+        new: NewFrame,
+        *,
+        overwrite: bool,
+    ) -> tuple[str, Handle]:
         change, path = self.change, name + suffix
         self.view.require_own(path)
         overwrite = overwrite or name in change.removed
@@ -98,16 +106,20 @@ class LocalTransaction(Transaction):
         draft = new(place, overwrite=False)
         if change.marked:
             draft.annotate(group_commit=next_note(self, path))
-        handle = handle_new(draft)
+        handle = open_new(draft)
         change.members[path] = MemberChange(handle, draft, token)
         change.names[path] = name
         return path, handle
 
-    def remove(self, members: Mapping[str, str], states: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Let the commit delete members; forget new ones at once.
+    def remove(
+        self,
+        members: Mapping[str, str],
+        states: Mapping[str, str] = NOTHING,
+    ) -> None:
+        """Delete members in the commit, given as paths by name; give up new ones at once.
 
-        `states` has the members that were copied, by path. If another writer changes such a member, the commit is
-        refused.
+        `states` are the generations of members that were copied, by path. The commit is refused if another writer
+        changes one of them first.
         """
         self._require_open()
         change = self.change
@@ -117,9 +129,10 @@ class LocalTransaction(Transaction):
         for name, path in members.items():
             member = change.members.pop(path, None)
             if member is not None:
-                if path in states and member.draft is not None and member.draft.base is not None:
-                    # The copy has the changes of this transaction; other writers know the state below them.
-                    change.moved[path] = member.draft.base.generation
+                base = None if member.draft is None else member.draft.base
+                if path in states and base is not None:
+                    # The copy includes uncommitted changes; other writers can only have changed the state below.
+                    change.moved[path] = base.generation
                 _leave(self.view, path, member)
             if change.names.pop(path, None) is None:
                 change.removed[name] = path
@@ -130,7 +143,7 @@ class LocalTransaction(Transaction):
     # The end.
 
     def _discard(self) -> None:
-        if self.change.outcome != "open":  # the manifest may name what this would remove
+        if self.change.outcome != "open":  # the manifest may refer to what this would remove
             return
         for path, member in self.change.members.items():
             _leave(self.view, path, member)
@@ -138,11 +151,13 @@ class LocalTransaction(Transaction):
 
     def _commit(self) -> list[Draft]:
         change = self.change
-        drafts = [member.draft for member in change.members.values() if member.draft is not None]
+        members = change.members.values()
+        drafts = [member.draft for member in members if member.draft is not None]
         if self._snapshots.new:
             self.on_disk.members = _prepare_members(self)
         written = change.written()
-        change.same = [path for path in self.on_disk.members.values() if path not in written]
+        paths = self.on_disk.members.values()
+        change.same = [path for path in paths if path not in written]
         if written or change.removed or self._snapshots:
             self._commit_entries()
         self._ended = True
@@ -171,13 +186,19 @@ class LocalTransaction(Transaction):
             return members
 
         self.on_disk.copy_early()
-        before, after = commit_entries(view, change, require=require, edit=self.on_disk.edit, show=show)
+        before, after = commit_entries(
+            view,
+            change,
+            require=require,
+            edit=self.on_disk.edit,
+            show=show,
+        )
         if after is not None:
-            self.on_disk.forget(before, after)
+            self.on_disk.remove_unneeded(before, after)
 
 
 def _leave(view: LocalGroup, path: str, member: MemberChange) -> None:
-    """Forget the changes to a member, and remove what was staged for it."""
+    """Give up the changes to a member, and remove what was staged for it."""
     if member.draft is not None:
         if member.is_new:
             member.handle.abandon()
@@ -193,8 +214,17 @@ def _leave(view: LocalGroup, path: str, member: MemberChange) -> None:
 # Names.
 
 
-def _require_place(view: LocalGroup, path: str, *, overwrite: bool, is_marked: bool) -> None:
-    """Raise FileExistsError if something in a local directory excludes a new member at a path."""
+def _require_place(
+    view: LocalGroup,
+    path: str,
+    *,
+    overwrite: bool,
+    is_marked: bool,
+) -> None:
+    """Raise FileExistsError if a file or directory is in the place of a new member.
+
+    In a `marked` transaction, raise ConflictError if it is a member that another writer has made since.
+    """
     store = view.store_of(path)
     tries = attempts(store)
     while True:
@@ -203,10 +233,10 @@ def _require_place(view: LocalGroup, path: str, *, overwrite: bool, is_marked: b
         except (FileExistsError, *MISSING) as error:
             if is_abandoned(store):
                 return
-            # The view shows no member there, so that this one is later.
+            # The view shows no member there, so this one is newer.
             if is_marked and inspect_place(store).frame is not None:
                 raise ConflictError(f"another writer was faster: {error}") from None
-            # Perhaps another writer has just deleted it.
+            # Another writer may be deleting it right now.
             if next(tries, None) is None:
                 raise
         else:
@@ -214,9 +244,9 @@ def _require_place(view: LocalGroup, path: str, *, overwrite: bool, is_marked: b
 
 
 def _members_near(view: LocalGroup, names: set[str], manifest: Manifest) -> Members:
-    """Return the members that have these names, or decide whether new ones may have them.
+    """Return the members that have these names, or exclude them.
 
-    Only these are looked for: to list all members of a large group takes long.
+    Only these are looked for, because it takes long to list all members of a large group.
     """
     near = view.members_near(names, manifest)
     for path, name in view.paths_of(names, manifest).items():
@@ -225,21 +255,21 @@ def _members_near(view: LocalGroup, names: set[str], manifest: Manifest) -> Memb
 
 
 def _list_changes(change: GroupChange, members: Members) -> None:
-    """Change the list of a group's members as a commit has changed the group."""
+    """Update the list of a group's members after a commit."""
     for name in change.removed:
         members.remove(name)
     for path, name in change.names.items():
         members.add(name, path)
 
 
-# Before a snapshot.
+# Snapshots.
 
 
 def _prepare_members(changes: LocalTransaction) -> dict[str, str]:
     """Prepare all members for a new snapshot, and return their paths by name.
 
-    A snapshot writes to no member that b2array wrote. Other software writes no checksums, without which nobody sees if
-    it writes over a chunk later: such members get them.
+    A snapshot writes only to members that other software wrote. That software writes no checksums, and without them
+    nobody could see that it has overwritten a chunk of the snapshot.
     """
     _move_out_embedded(changes)
     members = changes.view.without_mounts(changes.members())
@@ -264,7 +294,7 @@ def _prepare_members(changes: LocalTransaction) -> dict[str, str]:
 
 
 def _give_checksums(handle: Handle, note: GroupCommit | None) -> None:
-    """Let the commit of the group write chunks again that have no checksums; the member notes that, if need be."""
+    """Write the chunks without checksums again, as a change in the transaction, with a note of the commit if given."""
     for attempt in handle.attempts():
         with attempt as draft:
             if note is not None:
@@ -273,10 +303,12 @@ def _give_checksums(handle: Handle, note: GroupCommit | None) -> None:
 
 
 def _move_out_embedded(changes: LocalTransaction) -> None:
-    """Give embedded members separate frames, which can keep states."""
-    inner = {name: path for name, path in changes.members().items() if is_embedded(path)}
-    for name, path in inner.items():
+    """Give each embedded member a separate frame, because the embedding frame keeps no states."""
+    members = changes.members().items()
+    embedded = {name: path for name, path in members if is_embedded(path)}
+    for name, path in embedded.items():
         source = changes.view.open(path, "r")
         suffix = OTHER if source.frame.metalayer("b2nd") is None else ARRAY
         changes.remove({name: path})
-        changes.create(name, suffix, copier_of(source, changes.storage_options), overwrite=True)
+        new = copier_of(source, changes.storage_options)
+        changes.create(name, suffix, new, overwrite=True)

@@ -1,4 +1,4 @@
-"""`restore`: lets a transaction go back to a snapshot of its group."""
+"""`restore`: makes a transaction go back to a snapshot of its group."""
 
 from __future__ import annotations
 
@@ -28,57 +28,84 @@ __all__ = ["restore"]
 
 
 def restore(changes: AnyTransaction, name: str) -> None:
-    """Give all members, in a transaction, the states that they had at a snapshot, and delete later ones.
+    """Give all members the states that they had at a snapshot, and delete later members.
 
-    KeyError: the group has no snapshot of this name.
+    Raises KeyError if the group has no snapshot of this name.
     """
     if isinstance(changes, RowTransaction):
+        # The transaction knows all snapshots: no revision goes while the manifest names it.
         then = moment(changes.view, name, changes.view.manifest)
-        changes.snapshots.need(then.entry)
+        changes.snapshots.note_needed(then.entry)
         _restore_rows(changes, then)
     else:
         then = moment(changes.view, name)
-        changes.snapshots.need(then.entry)
+        changes.snapshots.note_needed(then.entry)
         _restore_local(changes, then)
 
 
+# On a local disk.
+
+
 def _restore_local(changes: LocalTransaction, then: Moment) -> None:
-    earlier = dict[str, Snapshot]()
-    for member, path in then.members().items():
-        if changes.members().get(member) != path or is_embedded(path) or then.is_retired(path):
+    earlier = _find_earlier(changes, then)
+    members = changes.view.without_mounts(changes.members())
+    changes.remove({name: path for name, path in members.items() if name not in earlier})
+    for name, path in then.members().items():
+        state = earlier.get(name)
+        if state is None:
+            _make_again(changes, then, name, path)
+            continue
+        handle = changes.open(path, "r+")
+        is_changed = handle.draft is None or handle.draft.changed
+        if is_changed or handle.generation != state.generation:
+            snapshots.go_back(handle, state)
+
+
+def _find_earlier(changes: LocalTransaction, then: Moment) -> dict[str, Snapshot]:
+    """Return the states to which members can go back in their frames, by name. All others have to be made again."""
+    earlier = {}
+    group = changes.change.identity.encode()
+    for name, path in then.members().items():
+        is_same = changes.members().get(name) == path
+        if not is_same or is_embedded(path) or then.is_retired(path):
             continue
         latest = changes.open(path, "r+").snapshot
-        group = changes.change.identity.encode()
-        state = find_intact_state(latest, then.states[member], group, repr(then.name), deep=True)
+        state = find_intact_state(latest, then.states[name], group, repr(then.name), deep=True)
         if state is None:
             continue
-        # A file without chunks has no room for the chunks of other snapshots. If all are the group's, they are retired.
+        # A file without chunks has no room for the chunks of other snapshots. If only snapshots of the group need them,
+        # the old file can be retired.
         becomes_empty = not state.sparse and not state.frame.nchunks
         if not (becomes_empty and is_pinned(changes.view, path)):
-            earlier[member] = state
-    members = changes.view.without_mounts(changes.members())
-    changes.remove({member: path for member, path in members.items() if member not in earlier})
-    for member, path in then.members().items():
-        if member in earlier:
-            handle = changes.open(path, "r+")
-            is_changed = handle.draft is None or handle.draft.changed
-            if is_changed or handle.generation != earlier[member].generation:
-                snapshots.go_back(handle, earlier[member])
-        else:
-            layout: Kind = "sparse" if then.states[member].sparse else "contiguous"
-            source = then.open(path, "r")
-            new = partial(copier_of(source, changes.storage_options), layout=layout)
-            changes.create(member, path[len(member) :], new, overwrite=True)
+            earlier[name] = state
+    return earlier
+
+
+def _make_again(
+    changes: LocalTransaction,
+    then: Moment,
+    name: str,
+    path: str,
+) -> None:
+    """Make a member as a copy of its state at a snapshot."""
+    layout: Kind = "sparse" if then.states[name].sparse else "contiguous"
+    source = then.open(path, "r")
+    new = partial(copier_of(source, changes.storage_options), layout=layout)
+    changes.create(name, path[len(name) :], new, overwrite=True)
+
+
+# In an object store.
 
 
 def _restore_rows(changes: RowTransaction, then: Moment) -> None:
-    changes.remove({name: path for name, path in changes.members().items() if name not in then.states})
-    members, rows = changes.members(), changes.view.rows
-    differing = {
-        name: state
-        for name, state in then.states.items()
-        if members.get(name) != state.path or not _lists(rows.get(name), state)
-    }
+    members = changes.members().items()
+    changes.remove({name: path for name, path in members if name not in then.states})
+    rows = changes.view.rows
+    differing = {}
+    for name, state in then.states.items():
+        is_same = changes.members().get(name) == state.path
+        if not is_same or not _lists(rows.get(name), state):
+            differing[name] = state
     revisions = map_concurrently(lambda state: then.state_of(state.path), differing.values())
     for (name, state), revision in zip(differing.items(), revisions, strict=True):
         _restore_member(changes, name, state, revision)
@@ -86,11 +113,18 @@ def _restore_rows(changes: RowTransaction, then: Moment) -> None:
 
 def _lists(row: Row | None, state: MemberState) -> bool:
     """Whether a row lists the state that a snapshot names."""
-    return row is not None and (row.path, row.revision) == (state.path, state.generation.hex())
+    if row is None:
+        return False
+    return (row.path, row.revision) == (state.path, state.generation.hex())
 
 
-def _restore_member(changes: RowTransaction, name: str, state: MemberState, revision: Snapshot) -> None:
-    """Give a member in an object store an earlier revision, or make it again from that."""
+def _restore_member(
+    changes: RowTransaction,
+    name: str,
+    state: MemberState,
+    revision: Snapshot,
+) -> None:
+    """Make a member go back to an earlier revision, or replace it by a member that begins with this revision."""
     path, ledger = changes.members().get(name), revision
     if path == state.path and not is_embedded(path):
         latest = changes.open(path, "r+").snapshot
@@ -99,18 +133,28 @@ def _restore_member(changes: RowTransaction, name: str, state: MemberState, revi
         if is_same and draft.sparse and revision.sparse:
             edits.go_back(draft, revision.state)
             return
-        ledger = latest if is_same else revision  # the member's own snapshots stay
+        if is_same:
+            ledger = latest  # the member's own snapshots stay
     if path is not None:
         changes.remove({name: path})
-
-    def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:  # noqa: ARG001
-        if not isinstance(url, FreePlace):
-            raise TypeError(f"expected a free place for a member that is made again, found {url!r}")
-        # In memory, no object can be below the name of another one.
-        if revision.sparse and url.sparse is None:
-            # Its chunks are still there, under numbers that no later member of the name has got.
-            return Draft(url.store, None, revision.state, is_same=True, first=url.first)
-        keeps = states_to_copy(ledger)
-        return copied(revision, url.store, FrameType.CONTIGUOUS, is_same=True, kept=keeps)
-
+    new = partial(_draft_revision, revision, ledger)
     changes.create(name, state.path[len(name) :], new, overwrite=True)
+
+
+def _draft_revision(
+    revision: Snapshot,
+    ledger: Snapshot,
+    url: AnyPlace,
+    *,
+    overwrite: bool,  # noqa: ARG001 - the place is free
+    layout: Kind = "auto",  # noqa: ARG001 - the revision has one
+) -> Draft:
+    """Return the draft of a new member that begins with an earlier revision, and has the snapshots of `ledger`."""
+    if not isinstance(url, FreePlace):
+        raise TypeError(f"expected a place that is known to be free, found {url!r}")
+    # In memory, no object can be below the name of another one.
+    if revision.sparse and url.sparse is None:
+        # Its chunks are still there, because no later member at this path was given their numbers.
+        return Draft(url.store, None, revision.state, is_same=True, first=url.first)
+    keeps = states_to_copy(ledger)
+    return copied(revision, url.store, FrameType.CONTIGUOUS, is_same=True, kept=keeps)

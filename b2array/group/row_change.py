@@ -1,4 +1,4 @@
-"""`RowChange`: what a transaction of a group in an object store changes, and whether that still fits."""
+"""`RowChange`: what a transaction of a group in an object store changes; checks whether that still fits."""
 
 from __future__ import annotations
 
@@ -19,16 +19,25 @@ __all__ = [
     "StateRead",
     "first_number",
     "note_moved",
-    "require_reads_fit",
     "require_same_members",
+    "require_unchanged_reads",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class RowMember:
-    """A member that a transaction makes, or may change.
+    """A member that a transaction makes or may change.
 
-    `earlier` are the states of a new member that snapshots of the group name.
+    Parameters
+    ----------
+    name : str
+        Its name.
+    handle : Handle
+        The handle that the transaction gives to its user.
+    draft : Draft
+        The changes that wait for the commit.
+    earlier : sequence of Keep
+        For a copy from another group: the earlier states that snapshots of the group name.
     """
 
     name: str
@@ -42,7 +51,7 @@ class RowMember:
         return self.draft.base is None
 
     def leave(self) -> None:
-        """Forget the changes to the member."""
+        """Give up the changes to the member, and take the transaction from its handle."""
         if self.is_new:
             self.handle.abandon()
         else:
@@ -52,7 +61,15 @@ class RowMember:
 
 @dataclass(frozen=True, slots=True)
 class StateRead:
-    """The state in which a transaction has read or copied a member: its revision, or a snapshot if it has none yet."""
+    """The state of a member when a transaction read or moved it.
+
+    Parameters
+    ----------
+    revision : str
+        Its revision; "" if no commit of the group has written the member yet.
+    unadopted : Snapshot, optional
+        In that case, the state itself.
+    """
 
     revision: str
     unadopted: Snapshot | None = None
@@ -65,17 +82,17 @@ class RowChange:
     Parameters
     ----------
     identity : str
-        Names the group, if its manifest does not yet.
+        The identity of the group, for its manifest if that has none yet.
     marked : bool
-        Whether the user reads through the transaction, so that members that it has only read must not change.
+        Whether the user reads through the transaction: the commit is refused if what was read has changed.
     members : dict of str to RowMember
-        What changes, and what is made, by path.
+        Members to make, and members that may have changed, by path.
     removed : dict of str to Row
-        The rows, from before the transaction, of members that go, by name.
+        The rows, from before the transaction, of members to delete, by name.
     read : dict of str to StateRead
         The states of members that were read or moved, by name.
     unlisted : dict of str to int
-        For paths of members that only snapshots have, the first number that no chunk there got.
+        For paths at which only snapshots have chunks, the first number that was never given to a chunk.
     """
 
     identity: str
@@ -86,26 +103,32 @@ class RowChange:
     unlisted: dict[str, int] = field(default_factory=dict)
 
     def written(self) -> dict[str, RowMember]:
-        """Return the members that the commit writes: those that are new, or really changed."""
-        return {path: member for path, member in sorted(self.members.items()) if member.draft.changed}
+        """Return the members that the commit writes, in the order of their paths: new ones, and changed ones."""
+        members = sorted(self.members.items())
+        return {path: member for path, member in members if member.draft.changed}
 
     def new_names(self) -> set[str]:
-        """Return the names of new members that replace no deleted one."""
-        new = {member.name for member in self.members.values() if member.is_new}
-        return new - self.removed.keys()
+        """Return the names of new members that replace no deleted member."""
+        names = {member.name for member in self.members.values() if member.is_new}
+        return names - self.removed.keys()
 
 
 def first_number(change: RowChange, view: ListedGroup, path: str) -> int:
-    """Return the first number that was never given to the file of a chunk at a path."""
+    """Return the first number that was never given to a chunk's file at a path.
+
+    Late requests of other writers may still write or delete objects with smaller numbers.
+    """
     rows = [*change.removed.values(), view.rows.get(name_of(path))]
     used = [row.next for row in rows if row is not None and row.path == path]
+    # If the member was deleted earlier, the manifest has noted the number.
     return max([view.manifest.gone.get(path, 0), *used])
 
 
 def note_moved(change: RowChange, view: ListedGroup, path: str, generation: str) -> None:
-    """Note that a member goes because it was copied in this state; ConflictError if it has another one by now."""
+    """Note that a member was copied in this state and goes; ConflictError if it is not in this state any more."""
     name = name_of(path)
     revision = view.rows[name].revision
+    # Without a revision, only a look at the published index tells the state.
     unadopted = None if revision else view.current(path)
     latest = revision if unadopted is None else unadopted.generation
     if generation != latest:
@@ -113,21 +136,29 @@ def note_moved(change: RowChange, view: ListedGroup, path: str, generation: str)
     change.read[name] = StateRead(revision, unadopted)
 
 
-def require_reads_fit(change: RowChange, view: ListedGroup, rows: Mapping[str, Row], written: Collection[str]) -> None:
+def require_unchanged_reads(
+    change: RowChange,
+    view: ListedGroup,
+    rows: Mapping[str, Row],
+    written: Collection[str],
+) -> None:
     """Raise ConflictError if another writer has changed a member that the transaction has only read.
 
-    Members `written` are left out: their changes go on top of the newest state, or fail there.
+    `written` are the names of the members that the commit writes.
     """
     for name, state in change.read.items():
+        if name in written:  # its changes go on top of the latest state, or that raises ConflictError
+            continue
         row = rows.get(name)
-        if name not in written and (row is None or row.revision != state.revision):
+        if row is None or row.revision != state.revision:
             path = view.members().get(name, name)
             raise ConflictError(f"{view.url}/{path} was changed by another writer after the transaction read it")
 
 
 def require_same_members(view: ListedGroup, manifest: Manifest) -> None:
-    """Raise ConflictError if a new snapshot would have other members than the transaction shows."""
-    begun, latest = view.manifest.members or {}, manifest.members or {}
+    """Raise ConflictError if the group does not have the members any more that the transaction shows."""
+    begun = view.manifest.members or {}
+    latest = manifest.members or {}
     names = sorted(begun.keys() | latest.keys())
     if differing := [name for name in names if begun.get(name) != latest.get(name)]:
         raise ConflictError(f"{view.url}: another writer has made or deleted {differing} since the snapshot began")

@@ -1,11 +1,10 @@
-"""Several members of a group in an object store changed in one commit.
+"""The transaction of a group in an object store: it collects changes of several members for one commit.
 
-The transaction collects changes: drafts of members, new members, deletions, snapshots. At the end
-`b2array.commit.many.commit_rows` prepares a revision for each member that changed, and writes the manifest once. That
-write is the commit. A snapshot of the group is a copy of the rows of the manifest, and touches no member.
+At the end `b2array.commit.many.commit_rows` writes a revision of each member that has changed, and then the manifest.
+That write is the commit. A snapshot of the group is a copy of the manifest's rows, and touches no member.
 
-A transaction that is given up deletes nothing: a request of it may still be under way, and chunks never get a name that
-another one had. `b2array.vacuum` removes what it has put.
+An aborted transaction deletes nothing, because its requests may still be under way, and a chunk never gets a name that
+another chunk had. `b2array.vacuum` removes what the transaction has written.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 from b2array.array.drafts import FreePlace
 from b2array.commit.draft import Draft
@@ -25,7 +23,7 @@ from b2array.commit.many import commit_rows, map_concurrently
 from b2array.errors import ConflictError
 from b2array.frame.listing import MemberState
 from b2array.frame.manifest import ARRAY, OTHER, Manifest, is_embedded
-from b2array.group.fork import draft_of
+from b2array.group.fork import NOTHING, draft_of
 from b2array.group.listed import ListedGroup, name_of
 from b2array.group.local import NewFrame
 from b2array.group.members import Members
@@ -35,11 +33,11 @@ from b2array.group.row_change import (
     StateRead,
     first_number,
     note_moved,
-    require_reads_fit,
     require_same_members,
+    require_unchanged_reads,
 )
 from b2array.group.snapshot_changes import SnapshotChanges
-from b2array.group.transaction import Transaction, handle_new, next_note, require_names_free
+from b2array.group.transaction import Transaction, next_note, open_new, require_names_free
 from b2array.store.base import Head, create_under_own_name
 
 __all__ = ["RowTransaction", "free_place"]
@@ -48,8 +46,8 @@ __all__ = ["RowTransaction", "free_place"]
 class RowTransaction(Transaction):
     """Changes to members of a group in an object store that wait for `commit`.
 
-    A `marked` transaction begins with the manifest of now, and ends with ConflictError if another writer has changed a
-    member that it has only read.
+    A `marked` transaction begins with the latest manifest. Its commit is refused if another writer has changed a member
+    that the transaction has only read.
     """
 
     view: ListedGroup
@@ -59,7 +57,7 @@ class RowTransaction(Transaction):
     def __init__(self, group: ListedGroup, *, marked: bool = True) -> None:
         if marked:
             group.refresh()
-        # Pinned: a commit through another handle of the group must not change what the transaction builds on.
+        # Pinned, because commits through other handles must not change what the transaction builds on.
         view = group.copy(pinned=True)
         group.show(*view.versioned_manifest())
         identity = view.manifest.identity or os.urandom(8).hex()
@@ -69,7 +67,7 @@ class RowTransaction(Transaction):
         return map_concurrently(lambda path: make_fork_point(draft_of(self, path)), paths)
 
     def note_read(self, path: str) -> None:
-        """Note that a member was read here: the commit is refused if it has another state by then."""
+        """Note that a member was read, so that the commit is refused if another writer changes it first."""
         change, name = self.change, name_of(path)
         row = self.view.rows.get(name)
         if row is None or row.path != path or name in change.read or not change.marked:
@@ -83,17 +81,17 @@ class RowTransaction(Transaction):
         change.read[name] = StateRead(row.revision, unadopted)
 
     def open_unnoted(self, path: str, mode: Mode) -> Handle:
-        """Open a member, which does not count as read."""
+        """Open a member without noting that it was read."""
         self._require_open()
         member = self.change.members.get(path)
         if member is not None:
             return member.handle
-        handle = self.view.open(path, mode)  # outside of the mutex: several threads may wait here
-        if mode == "r" or is_embedded(path):
+        handle = self.view.open(path, mode)  # without the mutex, so that threads wait for their requests together
+        if mode == "r" or is_embedded(path):  # embedded members can only be read
             return handle
         with self._mutex.held:
             member = self.change.members.get(path)
-            if member is not None:
+            if member is not None:  # another thread was faster
                 return member.handle
             draft = handle.begin()
             handle.enter(draft)
@@ -109,18 +107,23 @@ class RowTransaction(Transaction):
         overwrite: bool,  # noqa: ARG002
     ) -> tuple[str, Handle]:
         path, draft = _begin_new(self, name, suffix, new)
-        # States that snapshots of the group name are revisions, and do not stand in the member's own ledger.
+        # Snapshots of a group in an object store name revisions. A member's ledger has only snapshots of the member.
         group, keeps = self.change.identity.encode(), draft.delta.keeps
         earlier = [keep for keep in keeps if keep.entry.group == group]
         draft.delta.keeps = tuple(keep for keep in keeps if keep.entry.group != group)
-        handle = handle_new(draft)
+        handle = open_new(draft)
         self.change.members[path] = RowMember(name, handle, draft, earlier)
         return path, handle
 
-    def remove(self, members: Mapping[str, str], states: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Let the commit delete members; forget new ones at once.
+    def remove(
+        self,
+        members: Mapping[str, str],
+        states: Mapping[str, str] = NOTHING,
+    ) -> None:
+        """Delete members in the commit, given as paths by name; give up new ones at once.
 
-        `states` has the copied ones, by path. If another writer changes such a member, the commit is refused.
+        `states` are the generations of members that were copied, by path. The commit is refused if another writer
+        changes one of them first.
         """
         self._require_open()
         change = self.change
@@ -157,30 +160,33 @@ class RowTransaction(Transaction):
     def _commit_rows(self, written: Mapping[str, RowMember]) -> None:
         change, view = self.change, self.view
         drafts = {member.name: member.draft for member in written.values()}
+        paths = {member.name: path for path, member in written.items() if member.is_new}
+        unadopted = {}
+        for name, state in change.read.items():
+            if state.unadopted is not None and name not in drafts:
+                unadopted[name] = state.unadopted
         committed = commit_rows(
             view.catalog,
             drafts,
-            paths={member.name: path for path, member in written.items() if member.is_new},
+            paths=paths,
             removed=[*change.removed],
             identity=change.identity,
-            unadopted={
-                name: state.unadopted
-                for name, state in change.read.items()
-                if state.unadopted is not None and name not in drafts
-            },
+            unadopted=unadopted,
             require=partial(_require_fit, self, drafts),
             edit=partial(_list_snapshots, self._snapshots, view, change.unlisted),
             start=view.versioned_manifest(),
         )
-        self._ended = True  # whatever happens now, there is nothing to abort
+        self._ended = True  # an error from now on must not abort what is committed
         for member in written.values():
             member.handle.leave(committed.snapshots[member.name])
-            # Revisions of snapshots refer to the chunks of earlier states, so that these stay with the member's.
-            member.draft.delta.keeps = (*member.draft.delta.keeps, *member.earlier)
-        map_concurrently(lambda name: drafts[name].settle(committed.snapshots[name].frame), drafts)
-        seen = view.catalog.last_seen()
-        view.show(*seen)
-        self._group.show(*seen)
+            # The revisions of copied snapshots refer to chunks of earlier states, which therefore stay.
+            delta = member.draft.delta
+            delta.keeps = (*delta.keeps, *member.earlier)
+        frames = {name: snapshot.frame for name, snapshot in committed.snapshots.items()}
+        map_concurrently(lambda name: drafts[name].settle(frames[name]), drafts)
+        latest = view.catalog.last_seen()
+        view.show(*latest)
+        self._group.show(*latest)
 
 
 def _require_fit(changes: RowTransaction, written: Collection[str], manifest: Manifest) -> None:
@@ -190,48 +196,62 @@ def _require_fit(changes: RowTransaction, written: Collection[str], manifest: Ma
         raise ConflictError(f"{view.url}: another group was made in the place of this one; open it again")
     changes.snapshots.require_fit(manifest)
     rows = manifest.rows or {}
-    require_reads_fit(change, view, rows, written)
+    require_unchanged_reads(change, view, rows, written)
     if change.marked and changes.snapshots.new:
         require_same_members(view, manifest)
     names = change.new_names()
     if names:
-        remaining = {name: row.path for name, row in rows.items() if name not in change.removed}
-        require_names_free(view.url, names, Members(remaining))
+        remaining = rows.keys() - change.removed.keys()
+        paths = {name: rows[name].path for name in remaining}
+        require_names_free(view.url, names, Members(paths))
 
 
 # New members.
 
 
-def _begin_new(changes: RowTransaction, name: str, suffix: str, new: NewFrame) -> tuple[str, Draft]:
+def _begin_new(
+    changes: RowTransaction,
+    name: str,
+    suffix: str,
+    new: NewFrame,
+) -> tuple[str, Draft]:
     """Begin a new member; return its path and its draft.
 
-    In memory, no object can be below the name of another one. There a sparse member that replaces a contiguous one gets
-    the other ending.
+    In memory, an object excludes objects below its name. A sparse member that replaces a contiguous one therefore gets
+    a path with the other suffix.
     """
-    path, other = name + suffix, name + (OTHER if suffix == ARRAY else ARRAY)
+    path = name + suffix
+    other = name + (OTHER if suffix == ARRAY else ARRAY)
     place = free_place(changes, path)
-    if changes.view.store.in_process and isinstance(place.store.head([""], 1)[0], Head):
-        place = replace(place, sparse=free_place(changes, other))
+    if changes.view.store.in_process:
+        (head,) = place.store.head([""], 1)
+        if isinstance(head, Head):
+            place = replace(place, sparse=free_place(changes, other))
     draft = new(place, overwrite=False)
-    return (path if draft.destination.place is place.store else other), draft
+    is_there = draft.destination.place is place.store
+    return (path if is_there else other), draft
 
 
 def free_place(changes: RowTransaction, path: str) -> FreePlace:
-    """Return the place of a new member: the rows say that it is free."""
-    return FreePlace(changes.view.store_of(path), first_number(changes.change, changes.view, path))
+    """Return the place for a new member at a path that no row has."""
+    first = first_number(changes.change, changes.view, path)
+    return FreePlace(changes.view.store_of(path), first)
 
 
 # Snapshots.
 
 
 def _adopt_for_snapshots(changes: RowTransaction) -> None:
-    """Change members whose state has no revision yet: a snapshot names revisions."""
+    """Change members that have no revision yet, if there is a new snapshot: it names revisions."""
     if not changes.snapshots.new:
         return
     for name, row in changes.view.rows.items():
-        if not row.revision and name not in changes.change.removed and not is_embedded(row.path):
-            changes.open(row.path, "r+")
-            draft_of(changes, row.path).annotate(group_commit=next_note(changes, row.path))
+        path = row.path
+        if row.revision or name in changes.change.removed or is_embedded(path):
+            continue
+        changes.open(path, "r+")
+        draft = draft_of(changes, path)
+        draft.annotate(group_commit=next_note(changes, path))
 
 
 def _list_snapshots(
@@ -239,15 +259,17 @@ def _list_snapshots(
 ) -> Manifest:
     """Return the manifest with the ledger of snapshots that the commit leaves.
 
-    `unlisted` has the numbers after those of chunks that only snapshots have, by the paths of members.
+    `unlisted` are the first free numbers of chunks at paths where only snapshots have chunks.
     """
     if not snapshots:
         return after
-    paths = {*(after.members or {}).values()}
-    gone = dict(after.gone)
-    gone |= {path: number for path, number in unlisted.items() if path not in paths}
+    rows = after.rows or {}
+    paths = {row.path for row in rows.values()}
+    reserved = {path: number for path, number in unlisted.items() if path not in paths}
     states = {}
-    for name, row in (after.rows or {}).items():
-        states[name] = MemberState(row.path, bytes.fromhex(row.revision), row.sparse)
+    for name, row in rows.items():
+        revision = bytes.fromhex(row.revision)
+        states[name] = MemberState(row.path, revision, row.sparse)
     put = partial(create_under_own_name, view.store)
-    return replace(after, gone=gone, kept=snapshots.apply(after, states, put))
+    kept = snapshots.apply(after, states, put)
+    return replace(after, gone={**after.gone, **reserved}, kept=kept)

@@ -17,12 +17,12 @@ from b2array.group.listed import AnyGroup
 __all__ = ["SnapshotChanges"]
 
 PutList = Callable[[str, bytes], None]
-"""Writes the list of a snapshot's members to an object of this name."""
+"""Writes the list of a snapshot's members to an object with a given name."""
 
 
 @dataclass(slots=True)
 class SnapshotChanges:
-    """Changes to the list of a group's snapshots that wait for the commit of a transaction.
+    """Changes to a group's list of snapshots that wait for the commit of a transaction.
 
     Parameters
     ----------
@@ -31,9 +31,9 @@ class SnapshotChanges:
     new : dict of str to Kept
         Snapshots of the state that the commit makes, by name.
     gone : set of str
-        The names of snapshots to forget.
-    copies : list of (Kept, dict)
-        Snapshots of another group, with the members of each.
+        The names of snapshots to remove from the list: dropped and replaced ones.
+    copies : list of (Kept, mapping)
+        Snapshots of another group, each with the states of its members by name.
     """
 
     group: AnyGroup
@@ -48,31 +48,31 @@ class SnapshotChanges:
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger that the group had when the transaction began.
+        """The ledger that the group had when the transaction began; FormatError if it is damaged.
 
-        It is unpacked only on demand, so that a damaged one does not stop transactions without snapshots.
+        It is unpacked on demand only, so that a damaged ledger stops no transaction without snapshots.
         """
         return group_ledger(self.group.url, self.group.manifest)
 
     def make(self, entry: Kept, *, replace: bool) -> None:
         """Add a snapshot of the state that the commit makes.
 
-        Raises FileExistsError if the group has a snapshot of this name and `replace` is false.
+        Raises FileExistsError if there is a snapshot of this name, unless it may be replaced.
         """
         self.group.require_ledger()
-        name = entry.name
+        url, name = self.group.url, entry.name
         if name in self.new:
-            raise FileExistsError(f"{self.group.url}: the transaction makes a snapshot {name!r} already")
+            raise FileExistsError(f"{url}: the transaction makes a snapshot {name!r} already")
         if name not in self.gone and self.ledger.find(name) is not None:
             if not replace:
-                raise FileExistsError(f"{self.group.url} has a snapshot {name!r}; replace=True replaces it")
+                raise FileExistsError(f"{url} has a snapshot {name!r}; replace=True replaces it")
             self.gone.add(name)
         self.new[name] = entry
 
     def drop(self, names: Collection[str]) -> None:
-        """Drop snapshots; raise KeyError if the group has no snapshot of one of these names."""
-        remaining = self.ledger.without(tuple(self.gone)).entries
-        entries = {entry.name: entry for entry in remaining}
+        """Drop snapshots; raise KeyError, and drop nothing, if the group does not have all of them."""
+        remaining = self.ledger.without(tuple(self.gone))
+        entries = {entry.name: entry for entry in remaining.entries}
         for name in names:
             if name not in entries:
                 raise unknown_name(self.group.url, name, [*entries])
@@ -80,39 +80,60 @@ class SnapshotChanges:
         self._dropped += [entries[name] for name in names]
 
     def copy(self, entry: Kept, states: Mapping[str, MemberState]) -> None:
-        """Add a snapshot of another group, which replaces one of the same name."""
+        """Add a snapshot of another group, which replaces a snapshot of the same name."""
         self.copies.append((entry, states))
         if entry.name in self.ledger.names:
             self.gone.add(entry.name)
 
-    def need(self, entry: Kept) -> None:
-        """Note a snapshot to which members go back: without it, `vacuum` may remove what they need."""
+    def note_needed(self, entry: Kept) -> None:
+        """Note a snapshot to which members go back.
+
+        The commit is refused if another writer drops it first, because `vacuum` may then have removed its data.
+        """
         self._needed.append(entry)
 
     def require_fit(self, manifest: Manifest) -> None:
-        """Raise ConflictError if another writer has replaced a snapshot to drop, or dropped one that is needed."""
+        """Raise ConflictError if another writer has replaced a snapshot to drop, or has dropped a needed one."""
         if not (self._dropped or self._needed):
             return
-        ledger = group_ledger(self.group.url, manifest)
+        url = self.group.url
+        ledger = group_ledger(url, manifest)
         for entry in self._dropped:
+            # A snapshot that another writer has dropped as well is no conflict.
             if ledger.find(entry.name) not in (None, entry):
-                raise ConflictError(f"{self.group.url}: another writer has replaced the snapshot {entry.name!r}")
+                raise ConflictError(f"{url}: another writer has replaced the snapshot {entry.name!r}")
         for entry in self._needed:
+            # The digest, because an equal snapshot of the same name keeps the same data.
             latest = ledger.find(entry.name)
             if latest is None or latest.digest != entry.digest:
-                raise ConflictError(
-                    f"{self.group.url}: another writer has dropped the snapshot {entry.name!r} meanwhile"
-                )
+                raise ConflictError(f"{url}: another writer has dropped the snapshot {entry.name!r} meanwhile")
 
-    def apply(self, manifest: Manifest, states: Mapping[str, MemberState], put: PutList) -> bytes:
-        """Write the lists of members that are long, and return the packed ledger for the manifest after the commit.
+    def apply(
+        self,
+        manifest: Manifest,
+        states: Mapping[str, MemberState],
+        put: PutList,
+    ) -> bytes:
+        """Write the members' lists that are too long for the manifest, and return the packed new ledger.
 
-        `states` are the members of new snapshots. Raises ConflictError if another writer has made a snapshot of the
-        same name.
+        Parameters
+        ----------
+        manifest : Manifest
+            The manifest on top of which the commit happens.
+        states : mapping of str to MemberState
+            The members of new snapshots, by name.
+        put : callable
+            Writes a list.
+
+        Raises
+        ------
+        ConflictError
+            Another writer has made a snapshot of the same name.
         """
         ledger = group_ledger(self.group.url, manifest)
         entries = [*ledger.without(tuple(self.gone)).entries]
-        added = [*self.copies, *((entry, states) for entry in self.new.values())]
+        new = [(entry, states) for entry in self.new.values()]
+        added = [*self.copies, *new]
         names = {entry.name for entry, _ in added}
         if clash := [entry.name for entry in entries if entry.name in names]:
             raise ConflictError(f"{self.group.url}: another writer has made a snapshot {clash[0]!r} as well")
@@ -122,8 +143,13 @@ class SnapshotChanges:
         return Ledger(tuple(entries)).pack() or b""
 
 
-def _store_list(entry: Kept, packed: bytes, others: list[Kept], put: PutList) -> Kept:
-    """Return the entry of a snapshot with the list of its members in it, or with the place where this has put it."""
+def _store_list(
+    entry: Kept,
+    packed: bytes,
+    others: list[Kept],
+    put: PutList,
+) -> Kept:
+    """Put the list of a snapshot's members into its entry if there is room, else into an object; return the entry."""
     digest = packed[-DIGEST_NBYTES:]
     new = replace(
         entry,
@@ -133,10 +159,10 @@ def _store_list(entry: Kept, packed: bytes, others: list[Kept], put: PutList) ->
         digest=digest,
         packed=packed,
     )
-    # Every reader of the group reads the manifest, so it has no long lists.
+    # Everybody who opens the group reads the manifest, so that it has to stay short.
     if has_room(others, packed):
         return new
-    # A random place: writers who prepare snapshots at the same time must not meet.
+    # A random name, because other writers may be preparing snapshots at the same time.
     place = int.from_bytes(os.urandom(8), "big") % 2**63
     put(object_name(place), packed)
     return replace(new, place=place, packed=b"")

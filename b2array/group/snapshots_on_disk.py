@@ -1,9 +1,10 @@
-"""What a commit of a local group writes for the group's snapshots.
+"""`SnapshotsOnDisk`: what a transaction of a local group writes for snapshots of the group.
 
-A snapshot writes to no member. Its list of members has header, metalayers and index of each, in the state that the
-commit leaves. Members that do not change are not locked: they are read, and compared again when all are read.
+A snapshot writes to no member. It has a list with the header, metalayers and index of each member, in the state that
+the commit leaves. Members that the commit does not change are not locked: they are read, and compared again once all
+have been read.
 
-Before a member goes, its chunks that snapshots need are copied to a retired frame; see `b2array.group.kept`.
+Before a member is deleted, the chunks that snapshots need are copied to a retired frame; see `b2array.group.kept`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from b2array import config
 from b2array.array.snapshots import lacks_checksums
 from b2array.commit.entries import GroupChange
 from b2array.commit.pins import Pin, pins_in
-from b2array.errors import B2ArrayError, ConflictError, FormatError, SnapshotLostError, prefix_error
+from b2array.errors import (
+    B2ArrayError,
+    ConflictError,
+    FormatError,
+    SnapshotLostError,
+    prefix_error,
+)
 from b2array.format.frame import Frame, pack_header
 from b2array.format.header import FrameType
 from b2array.format.kept import object_name, pack_state
@@ -34,25 +41,25 @@ from b2array.store.base import MISSING, create_under_own_name
 __all__ = ["SnapshotsOnDisk", "is_pinned"]
 
 Lock = Callable[[str, str], None]
-"""Locks the member at a path, whose file has this name, for the rest of an attempt at the commit."""
+"""Locks the member at a path, whose file has a given name, for the rest of an attempt at the commit."""
 
 
 @dataclass(slots=True)
 class SnapshotsOnDisk:
-    """What a transaction of a local group prepares for snapshots.
+    """What a transaction of a local group has prepared for snapshots.
 
     Parameters
     ----------
     view : LocalGroup
-        The group as the transaction began with it.
+        The group as it was when the transaction began.
     change : GroupChange
-        What else the transaction changes.
+        The changes of members.
     changes : SnapshotChanges
-        Which snapshots it makes and drops.
+        The snapshots to make and to drop.
     members : mapping of str to str
-        The paths of the members that a new snapshot has, by name.
+        The paths of the members in a new snapshot, by name.
     bases : dict of str to Snapshot
-        The states of members that the commit does not write, read before it, by path.
+        The states, read before the commit, of members that it does not write, by path.
     copied : list of RetiredFrame
         Frames with the states that copied snapshots of another group need.
     """
@@ -63,32 +70,43 @@ class SnapshotsOnDisk:
     members: Mapping[str, str] = field(default_factory=dict)
     bases: dict[str, Snapshot] = field(default_factory=dict)
     copied: list[RetiredFrame] = field(default_factory=list)
-    _retired: dict[str, RetiredFrame] = field(default_factory=dict)  # by the path of the member that goes
+    _retired: dict[str, RetiredFrame] = field(default_factory=dict)  # by the path of the deleted member
     _lists: list[str] = field(default_factory=list)  # objects that this attempt has written
 
     def copy_early(self) -> None:
-        """Copy the states of members that go, because that takes long, before there are locks.
+        """Copy what snapshots need of deleted members before the commit takes locks, because copies take long.
 
-        What other writers do meanwhile may be in the way. Under the locks, what is missing is copied once more.
+        Other writers may interfere. Under the locks, `edit` copies again what is missing by then.
         """
-        with suppress(OSError, B2ArrayError):  # the error counts when it comes again under the locks
+        with suppress(OSError, B2ArrayError):  # if it is still in the way, the same error comes again from `edit`
             self._retire_removed(self.view.manifest)
 
     def require_fit(self, before: Manifest) -> None:
-        """Raise ConflictError if the snapshots do not fit on top of other writers' commits.
-
-        A new snapshot has the members that the transaction shows, and its states belong to the group by its identity.
-        """
+        """Raise ConflictError if the snapshots do not fit on top of other writers' commits."""
         changes, url = self.changes, self.view.url
         changes.require_fit(before)
-        if (changes.new or changes.copies) and before.identity not in ("", self.change.identity):
+        # Retired frames keep states for a group by its identity, which must not change any more.
+        is_other = before.identity not in ("", self.change.identity)
+        if is_other and (changes.new or changes.copies):
             raise ConflictError(f"{url}: another writer has made the first commit meanwhile")
-        if changes.new and {**self.view.members_of(before)} != {**self.view.members()}:
+        if not changes.new:
+            return
+        begun, latest = self.view.members(), self.view.members_of(before)
+        if {**begun} != {**latest}:
             raise ConflictError(f"{url}: another writer has made or deleted members meanwhile")
 
-    def edit(self, before: Manifest, after: Manifest, frames: Mapping[str, Frame], lock: Lock) -> Manifest:
-        """Write what snapshots need, and return the manifest that names it; `commit_entries` has the parameters."""
-        self._delete_lists()  # of the attempt before
+    def edit(
+        self,
+        before: Manifest,
+        after: Manifest,
+        frames: Mapping[str, Frame],
+        lock: Lock,
+    ) -> Manifest:
+        """Write what snapshots need, and return the manifest that refers to it.
+
+        `commit_entries` calls this, and describes the parameters.
+        """
+        self._delete_lists()  # another attempt may have written some
         retired = self._retire_removed(before)
         if not (retired or self.changes):
             return after
@@ -97,7 +115,8 @@ class SnapshotsOnDisk:
             states = self._pack_states(before, after, frames, lock)
         kept = self.changes.apply(before, states, self._put_list)
         new = [*retired.values(), *self.copied]
-        return replace(after, kept=kept, retired=_list_retired(before.retired, self.changes.gone, new))
+        frames_after = _list_retired(before.retired, self.changes.gone, new)
+        return replace(after, kept=kept, retired=frames_after)
 
     def discard(self) -> None:
         """Remove everything that was written, as far as possible."""
@@ -107,13 +126,14 @@ class SnapshotsOnDisk:
             _remove_retired(self.view, frame.token)
         self._retired.clear()
 
-    def forget(self, before: Manifest, after: Manifest) -> None:
-        """Remove what only dropped snapshots needed, given the manifests around the commit."""
+    def remove_unneeded(self, before: Manifest, after: Manifest) -> None:
+        """Remove what only dropped snapshots needed, given the manifests before and after the commit."""
         view = self.view
-        with suppress(OSError, B2ArrayError):  # the commit has happened; `vacuum` removes what stays
+        with suppress(OSError, B2ArrayError):  # the commit stands, and `vacuum` removes what stays
             remaining = {*group_ledger(view.url, after).entries}
             gone = {*group_ledger(view.url, before).entries} - remaining
-            view.store.delete([object_name(entry.place) for entry in gone if not entry.packed])
+            places = [entry.place for entry in gone if not entry.packed]
+            view.store.delete([*map(object_name, places)])
             for token in before.retired.keys() - after.retired.keys():
                 _remove_retired(view, token)
 
@@ -122,73 +142,92 @@ class SnapshotsOnDisk:
     def _put_list(self, name: str, packed: bytes) -> None:
         self._lists.append(name)
         create_under_own_name(self.view.store, name, packed)
+        # The manifest that names it must not reach the disk before it.
         self.view.store_of(name).force()
 
     def _delete_lists(self) -> None:
-        lists, self._lists = self._lists, []
-        self.view.store.delete(lists)
+        names, self._lists = self._lists, []
+        self.view.store.delete(names)
 
     def _pack_states(
-        self, before: Manifest, after: Manifest, frames: Mapping[str, Frame], lock: Lock
+        self,
+        before: Manifest,
+        after: Manifest,
+        frames: Mapping[str, Frame],
+        lock: Lock,
     ) -> dict[str, MemberState]:
         """Return the packed states of all members after the commit, by name."""
-        same = self._read_same(before, after, lock)
+        unchanged = self._read_unchanged(before, after, lock)
         states = {}
         for name, path in self.members.items():
             change = self.change.members.get(path)
-            if path in same:
-                state = same[path].state
+            if path in unchanged:
+                state = unchanged[path].state
             elif path in frames or change is None:
                 state = parse(frames[path])
             else:
-                # A new member has been committed in the place next to its path.
+                # A new member, which is already committed in the place next to its path.
                 state = change.handle.snapshot.state
             states[name] = _pack_member(path, state)
         return states
 
-    def _read_same(self, before: Manifest, after: Manifest, lock: Lock) -> dict[str, Snapshot]:
-        """Return the states at one moment of the members that do not change. The caller has the manifest's lock.
+    def _read_unchanged(
+        self,
+        before: Manifest,
+        after: Manifest,
+        lock: Lock,
+    ) -> dict[str, Snapshot]:
+        """Return the states of the members that the commit does not write, all from one moment, by path.
 
-        They are compared until nobody has changed one since all were read. The last time, other writers wait. So they
-        do for the first snapshot, because a writer that saw no manifest may be about to write a file anew.
+        The caller has the manifest's lock. Members are read again and again until no state has changed since all were
+        read. The last time, this locks them. It always does so for the first snapshot of a group: a writer that has
+        seen no snapshot may be about to rewrite a file.
         """
         paths = self.change.same
         if waiting := sorted({*paths} & after.log.keys()):
             raise ConflictError(f"{self.view.url}: a commit of {waiting[0]} waits to be applied")
         states = {path: self.bases[path] for path in paths if path in self.bases}
         for _ in range(config.retries if before.kept else 0):
-            changed = [path for path in paths if _read_again(self.view, path, before, states)]
+            changed = [path for path in paths if _update_state(self.view, path, before, states)]
             if not changed:
                 return states
         for path in paths:
             if path not in states:
-                _read_again(self.view, path, before, states)
-        # A lock needs a descriptor, and no file is opened in between: there may be no other descriptor left.
+                _update_state(self.view, path, before, states)
+        # Each lock keeps a descriptor, and they may run out: so no other file is opened between the locks.
         for path in sorted(paths):
             lock(path, states[path].name)
         for path in paths:
-            _read_again(self.view, path, before, states)
+            _update_state(self.view, path, before, states)
         return states
 
-    # Members that go.
+    # Deleted members.
 
     def _retire_removed(self, manifest: Manifest) -> dict[str, RetiredFrame]:
-        """Copy what snapshots need of the members that go; return the retired frames by the members' paths."""
+        """Copy what snapshots need of deleted members; return the retired frames by the members' paths."""
         removed = self.change.removed
         if not removed or not manifest.kept:
             return {}
-        names = {*group_ledger(self.view.url, manifest).names} - self.changes.gone
+        ledger = group_ledger(self.view.url, manifest)
+        names = {*ledger.names} - self.changes.gone
         if not names:
             return {}
         retired = {}
         for path in self.view.paths_of(removed.keys(), manifest):
-            frame = None if is_embedded(path) else self._retire_member(path, manifest, names)
+            if is_embedded(path):  # snapshots give embedded members frames before they name their states
+                continue
+            frame = self._retire_member(path, manifest, names)
             if frame is not None:
                 retired[path] = frame
         return retired
 
-    def _retire_member(self, path: str, manifest: Manifest, names: Collection[str]) -> RetiredFrame | None:
-        """Copy what snapshots of these names need of a member, unless a copy made earlier has all of it."""
+    def _retire_member(
+        self,
+        path: str,
+        manifest: Manifest,
+        names: Collection[str],
+    ) -> RetiredFrame | None:
+        """Copy what snapshots of these names need of a member, unless an earlier copy has it; return the copy."""
         revision = inspect_place(self.view.store_of(path)).frame
         if revision is None:
             return None
@@ -214,8 +253,16 @@ def _pack_member(path: str, state: State) -> MemberState:
     return MemberState(path, state.frame.fingerprint, is_sparse, packed)
 
 
-def _read_again(view: LocalGroup, path: str, before: Manifest, states: dict[str, Snapshot]) -> bool:
-    """Put the present state of a member into `states`; return whether another one was there."""
+def _update_state(
+    view: LocalGroup,
+    path: str,
+    before: Manifest,
+    states: dict[str, Snapshot],
+) -> bool:
+    """Read a member, put its state into `states`, and say whether that has changed anything there.
+
+    Raises ConflictError if the member is gone, or cannot be in a snapshot any more.
+    """
     last = states.get(path)
     try:
         latest = view.state_of(path, before) if last is None else reload(last)
@@ -244,8 +291,12 @@ def _remove_retired(view: LocalGroup, token: str) -> None:
     remove_frame(view.store_of(retired_path(token)))
 
 
-def _list_retired(before: Retired, gone: Collection[str], new: Iterable[RetiredFrame]) -> Retired:
-    """Return which states retired frames keep once the snapshots with the names `gone` are dropped."""
+def _list_retired(
+    before: Retired,
+    gone: Collection[str],
+    new: Iterable[RetiredFrame],
+) -> Retired:
+    """Return which states retired frames keep, with `new` frames and without dropped snapshots `gone`."""
     after = {}
     for token, states in before.items():
         remaining = tuple(state for state in states if state[0] not in gone)
@@ -257,7 +308,7 @@ def _list_retired(before: Retired, gone: Collection[str], new: Iterable[RetiredF
 
 
 def is_pinned(view: LocalGroup, path: str) -> bool:
-    """Whether snapshots of the group need chunks of a member that no snapshot of the member alone needs."""
+    """Whether snapshots of the group need chunks of a member, and no snapshot of the member alone needs any."""
     latest = view.current(path)
     own = [entry for entry in ledger_in(latest).entries if not (entry.packed or entry.group)]
     if own:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from b2array.commit.draft import Draft, warn_of_forgotten
@@ -15,28 +14,28 @@ from b2array.commit.handle import Handle, Mode
 from b2array.errors import ConflictError
 from b2array.format.annotations import GroupCommit
 from b2array.frame.snapshot import Snapshot
-from b2array.group.fork import Changes
+from b2array.group.fork import NOTHING, Changes
 from b2array.group.listed import AnyGroup
 from b2array.group.local import NewFrame
 from b2array.group.members import Members, check_new
 from b2array.group.row_change import RowChange
 from b2array.group.snapshot_changes import SnapshotChanges
 
-__all__ = ["Transaction", "handle_new", "next_note", "require_names_free"]
+__all__ = ["Transaction", "next_note", "open_new", "require_names_free"]
 
 
 class Transaction(Changes):
-    """Changes to members of a group that wait for `commit`. They do not show what others commit meanwhile.
+    """Changes to members of a group that wait for `commit`. What others commit meanwhile does not show.
 
     Parameters
     ----------
     group : AnyGroup
         The handle that shows the changes after the commit.
     view : AnyGroup
-        Another handle, which shows the members as they are when the transaction begins.
+        Another handle, which shows the members as they were when the transaction began.
     change : GroupChange or RowChange
-        Collects what the commit is to do. If it is `marked`, this is a transaction of the user. Otherwise it serves a
-        single call, such as ``group["x"] = 1``: nobody reads through it.
+        Collects the changes. In a `marked` transaction the user reads and writes through it. Other transactions serve a
+        single call such as ``group["x"] = 1``, and nobody reads through them.
     """
 
     change: GroupChange | RowChange
@@ -55,12 +54,12 @@ class Transaction(Changes):
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """Options for fsspec."""
+        """The options for fsspec with which new members are made."""
         return self.view.storage_options
 
     @property
     def snapshots(self) -> SnapshotChanges:
-        """The snapshots that the commit makes and drops; ConflictError if the transaction has ended."""
+        """The snapshots that the commit makes, drops and copies; ConflictError if the transaction has ended."""
         self._require_open()
         return self._snapshots
 
@@ -68,8 +67,12 @@ class Transaction(Changes):
         """Return the path of each member by its name, as the transaction leaves them."""
         return self.view.members() if self._members is None else self._members
 
-    def _update_members(self, removed: Iterable[str] = (), added: Mapping[str, str] = MappingProxyType({})) -> None:
-        if not self.change.marked:  # nobody looks at the members before the commit, and a copy of many takes time
+    def _update_members(
+        self,
+        removed: Iterable[str] = (),
+        added: Mapping[str, str] = NOTHING,
+    ) -> None:
+        if not self.change.marked:  # nobody reads the members before the commit, and a copy of many takes time
             return
         if self._members is None:
             self._members = self.view.members().copy()
@@ -87,22 +90,29 @@ class Transaction(Changes):
     # Changes.
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
-        """Open a member; what you write to it is part of the commit.
+        """Open a member. Writes to it become part of the commit.
 
-        A member that is opened for changes counts as read: the commit is refused if it has another state by then.
+        A member that is opened for writing counts as read: the commit is refused if another writer changes it first.
         """
         handle = self.open_unnoted(path, mode)
         if mode != "r":
             self.note_read(path)
         return handle
 
-    def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:
-        """Make a member, which appears with the commit. It may replace a deleted one.
+    def create(
+        self,
+        name: str,
+        suffix: str,
+        new: NewFrame,
+        *,
+        overwrite: bool,
+    ) -> Handle:
+        """Make a member, and return a handle to write to it. It appears with the commit.
 
-        Raises ValueError if the transaction shows a member of this name, and what `check_new` raises.
+        Raises ValueError if the group has a member of this name that was not deleted, and what `check_new` raises.
         """
         self._require_open()
-        # A single call has checked the name itself, and then deleted the member that it replaces.
+        # Without a mark, the members do not show deletions; the caller has checked the name before it deleted one.
         if name not in self.change.removed or self.change.marked:
             if name in self.members():
                 raise ValueError(
@@ -112,17 +122,24 @@ class Transaction(Changes):
         path, handle = self._stage_new(name, suffix, new, overwrite=overwrite)
         draft = handle.draft
         if self._fork_id and draft is not None and not draft.destination.aside:
-            # The transaction may last long, and `vacuum` then spares only the files that a journal names.
+            # With forks the transaction may last long, and in the end `vacuum` spares only files that a journal names.
             make_fork_point(draft)
         self._update_members(added={name: path})
         return handle
 
     @abstractmethod
-    def _stage_new(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> tuple[str, Handle]:
-        """Begin a new member where no reader looks; return its path and a handle that has its draft."""
+    def _stage_new(
+        self,
+        name: str,
+        suffix: str,
+        new: NewFrame,
+        *,
+        overwrite: bool,
+    ) -> tuple[str, Handle]:
+        """Begin a new member where no reader looks; return its path, and a handle with its draft."""
 
     def put_back(self, members: Mapping[str, str]) -> None:
-        """Keep members after all that `remove` took away, and that the transaction had not changed before."""
+        """Undo `remove` for members that the transaction had not changed before, given as paths by name."""
         for name in members:
             self.change.removed.pop(name, None)
         self._update_members(added=members)
@@ -130,27 +147,31 @@ class Transaction(Changes):
     # The end.
 
     def abort(self) -> None:
-        """Forget all changes."""
+        """Give up all changes."""
         self._ended = True
         if self._owner == os.getpid():
             self._discard()
             return
-        # Files and locks belong to the process that this one was forked from.
+        # After os.fork(), the staged files belong to the parent.
         for member in self.change.members.values():
             member.handle.leave(None)
 
     @abstractmethod
     def _discard(self) -> None:
-        """Forget all changes, and remove what was prepared for them."""
+        """Give up all changes, and remove what was prepared for them."""
 
     def commit(self) -> None:
-        """Make all changes visible at once, or none: ConflictError if another writer changed what they build on."""
+        """Make all changes visible at once, or none.
+
+        Raises ConflictError if another writer has changed what they build on.
+        """
         self._require_open()
         try:
             drafts = self._commit()
         except BaseException:
             if not self._ended:
                 self.abort()
+            # Show what is there now, whether the commit has happened or not.
             self._group.refresh()
             raise
         self._ended = True
@@ -160,25 +181,25 @@ class Transaction(Changes):
 
     @abstractmethod
     def _commit(self) -> Collection[Draft]:
-        """Commit everything, let the group show it, and return the drafts that may have forgotten forks."""
+        """Commit everything, and show it in the group. Return the drafts, to warn of forks that were never merged."""
 
 
 def next_note(changes: Transaction, path: str) -> GroupCommit:
-    """Return what a member notes of a commit on top of the manifest that a transaction began with."""
+    """Return the note for a member at `path` of a commit on top of the manifest that the transaction began with."""
     return GroupCommit(changes.change.identity, changes.view.manifest.number + 1, path)
 
 
-def handle_new(draft: Draft) -> Handle:
-    """Return a handle for the draft of a new frame. It shows nothing committed."""
+def open_new(draft: Draft) -> Handle:
+    """Return a handle to write to the draft of a new frame."""
     handle = Handle(Snapshot(draft.store, draft.state, 0, None, ""), "r+")
     handle.enter(draft)
     return handle
 
 
 def require_names_free(url: str, names: Collection[str], members: Members) -> None:
-    """Raise ConflictError if other writers have made members of these names, or of names that exclude them.
+    """Raise ConflictError if another writer has made a member of one of these names, or of one that excludes it.
 
-    `members` are those that the commit leaves, as far as they matter for these names.
+    `members` are the members of the group after the commit, besides new ones: at least all that decide about the names.
     """
     if clash := sorted(name for name in names if name in members):
         raise ConflictError(f"{url}: another writer has made {clash} as well")
