@@ -134,7 +134,7 @@ def explain(
             numbers = job.tiling.numbers
             chunks += 1
             blocks += len(numbers)
-            cached += len(job.found)
+            cached += len(job.cached)
             corner = tuple(map(operator.mul, job.part.coords, layout.chunks))
             around.append(_box(corner, layout.chunks, layout))
             if len(around) > _MOST_BLOCKS:

@@ -1,14 +1,13 @@
-"""A selection of items: chunks -> blocks -> (cache) -> fetch -> decode -> copied to where they belong.
+"""Reads a selection of items: chunks -> blocks -> (cache) -> fetch -> decode -> copied into the result.
 
-Every read but that of a single item, `read_item`, goes one way. `grid.tiling` cuts a selection into parts of chunks,
-and each part into steps of blocks that are decoded together. The reader asks the cache for the blocks, and fetches and
-decodes the others, in memory of the cache if that keeps them. Nothing here knows keys: selections are products of
-factors, as `b2array.grid.partition` cuts them.
+`read_item` reads a single item; all other reads take the same route. `grid.tiling` cuts a selection into parts of
+chunks, and each part into steps: blocks that are decoded together. The reader asks the cache for the blocks, and
+fetches and decodes the others, in the memory of the cache if the cache will keep them. This module does not know keys:
+a selection is a product of factors, as `b2array.grid.partition` cuts it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -56,23 +55,40 @@ _NO_BOX: Array = np.empty(())
 
 WINDOW_NBYTES = 8 * 2**20
 WINDOW_CHUNKS = 4096
+"""A window is full with so many bytes, or with so many chunks."""
 WINDOWS_UNDER_WAY = 4
 """This many windows are requested before the first one has arrived, so that they do not wait for each other."""
 _LEAST_SHARED = 2**20
-"""Threads share chunks of which this much is decoded. For less, they mostly wait for the interpreter."""
+"""Threads share a read if it decodes at least so many bytes of a chunk. For less, they wait for the interpreter."""
 _MAX_SCRATCH = 4 * decode.STEP_NBYTES
 _SHARE = 8
-"""A read goes through the cache only if its result is at most one part in this many of the cache."""
+"""A read uses the cache only if its result is at most 1/8 of the cache."""
 _MOST_KEPT = 2
-"""One read keeps its first blocks, up to one part in this many of the cache. More of them would evict each other."""
+"""One read keeps its first blocks, up to 1/2 of the cache. More of them would evict each other."""
 
 
 def read(
-    source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
+    source: Source,
+    layout: Layout,
+    positions: tuple[Positions, ...],
+    axes: Axes | None,
+    box: Array,
+    nbytes: int = 0,
 ) -> None:
-    """Fill `box`, with one dimension a factor, with the items of a selection; see `b2array.grid.partition`.
+    """Fill an array with the items of a selection; see `b2array.grid.partition`.
 
-    If this is part of a larger read, `nbytes` is the size of that in bytes.
+    Parameters
+    ----------
+    source : Source
+        The array that is read.
+    layout : Layout
+        Its layout.
+    positions, axes : tuple of Positions, Axes or None
+        The factors of the selection, and the axes that index arrays tie together.
+    box : ndarray
+        The array to fill, with one dimension for each factor.
+    nbytes : int
+        If this is a part of a larger read, the size of the whole result in bytes.
     """
     if not box.size:
         return
@@ -96,13 +112,20 @@ def read(
 
 
 def make_reader(
-    source: Source, layout: Layout, positions: tuple[Positions, ...], axes: Axes | None, box: Array, nbytes: int = 0
+    source: Source,
+    layout: Layout,
+    positions: tuple[Positions, ...],
+    axes: Axes | None,
+    box: Array,
+    nbytes: int = 0,
 ) -> ChunkReader:
-    """Return the reader that plans and carries out `read`."""
+    """Return a reader that plans and carries out a read; the parameters are the ones of `read`."""
     is_small = max(box.nbytes, nbytes) <= config.cache_bytes // _SHARE
+    # The chunks of a transaction can change, so that their blocks have no key.
     key = source.cache_key if isinstance(source, Snapshot) and is_small else None
     by_slices = axes is None and np.ndarray not in map(type, positions)
-    context = _context(source.frame.codec, source.frame.codec_meta, layout.blocks)
+    frame = source.frame
+    context = _context(frame.codec, frame.codec_meta, layout.blocks)
     return ChunkReader(source, layout, context, key, box, [0], axes, by_slices)
 
 
@@ -113,7 +136,8 @@ def fetch_ahead(jobs: Iterable[ChunkRead], fetch_window: Callable[[list[ChunkRea
     """Fetch chunks of one read, or of several, in bounded windows, a few of them at the same time."""
     for window in threads.ahead(fetch_window, windows(jobs), WINDOWS_UNDER_WAY):
         yield from window
-        del window  # its memory is free while the next one is awaited
+        # Free its memory before the wait for the next one.
+        del window
 
 
 def windows(jobs: Iterable[ChunkRead]) -> Iterator[list[ChunkRead]]:
@@ -138,7 +162,8 @@ def _fetch_window(jobs: list[ChunkRead]) -> list[tuple[ChunkRead, Stored | None]
 
 
 def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
-    """Return the item at a position within the array; the dtype has no fields."""
+    """Return the item at a position within the array, whose dtype has no fields."""
+    # This computes with plain numbers: the tiling of a selection would take longer than the rest of the read.
     number = block = position = 0
     for i, n, c, b in zip(where, layout.shape, layout.chunks, layout.blocks, strict=True):
         coord, rest = divmod(i, c)
@@ -148,25 +173,28 @@ def read_item(source: Source, layout: Layout, where: Sequence[int]) -> Any:
         position = position * b + rest
     if source.buffer is not None:
         with source.buffer.mutex.held:
-            if (chunk := source.buffer.chunks.get(number)) is not None:
-                tile, row, _ = chunk.entries((block,))[block]
+            open_chunk = source.buffer.chunks.get(number)
+            if open_chunk is not None:
+                tile, row, _ = open_chunk.entries((block,))[block]
                 return tile.item(row, position, layout.dtype)
     key = source.cache_key if isinstance(source, Snapshot) and config.cache_bytes else None
-    found = {} if key is None else cache.blocks.get_many((key, number), (block,))
-    if not found:
+    cached = {} if key is None else cache.blocks.get_many((key, number), (block,))
+    if not cached:
+        keep = key is not None
         (stored,) = fetch(source, (ChunkRequest(number, (block,)),))
+        header = stored.head.header
         reader = make_reader(source, layout, (), None, _NO_BOX)
         try:
-            if reader.is_regular(stored.head.header):
+            if reader.is_regular(header):
                 reference = decode.accept(stored, (block,), context=reader.context)
-                tile = reader.decode_blocks(number, (block,), stored, reference, narrow=True, keep=key is not None)
+                tile = reader.decode_blocks(number, (block,), stored, reference, narrow=True, keep=keep)
                 return tile.item(0, position, layout.dtype)
-            if stored.head.header.special and layout.itemsize == source.frame.typesize:
+            if header.special and layout.itemsize == source.frame.typesize:
                 return _value(stored, layout.dtype)[()]
-            found = reader.decode_whole(number, keep=key is not None)
+            cached = reader.decode_whole(number, keep=keep)
         except (FormatError, UnsupportedError) as error:
             raise prefix_error(f"chunk {number} of {source.url}", error) from error
-    tile, row, _ = found[block]
+    tile, row, _ = cached[block]
     return tile.item(row, position, layout.dtype)
 
 
@@ -174,11 +202,13 @@ _context = lru_cache(maxsize=64)(Context)
 
 
 def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
-    """Return the item that fills a special chunk."""
+    """Return the item that a special chunk repeats, as an array without dimensions."""
+    header = stored.head.header
     item = stored.head.value
-    if stored.head.header.special == Special.NAN:
-        item = NAN_BYTES[stored.head.header.typesize]
-    elif stored.head.header.special != Special.VALUE:
+    if header.special == Special.NAN:
+        item = NAN_BYTES[header.typesize]
+    elif header.special != Special.VALUE:
+        # Uninitialized items are zeros as well.
         return np.zeros((), dtype)
     if len(item) != dtype.itemsize:
         raise FormatError(f"expected a repeated item of {dtype.itemsize} bytes, found {len(item)}")
@@ -186,13 +216,31 @@ def _value(stored: Stored, dtype: np.dtype[Any]) -> Array:
 
 
 class ChunkRead(NamedTuple):
-    """The plan to read one chunk: its cached blocks, the blocks to fetch, and whether the cache keeps these."""
+    """The plan to read one chunk.
+
+    Attributes
+    ----------
+    reader : ChunkReader
+        The context of the read.
+    number : int
+        The chunk.
+    part : Part
+        The selected part of the chunk.
+    tiling : Tiling
+        The steps in which its blocks are decoded.
+    cached : dict of int to CacheEntry
+        The blocks that the cache has.
+    wanted : sequence of int
+        The blocks to fetch.
+    keep : bool
+        Whether the cache keeps the fetched blocks.
+    """
 
     reader: ChunkReader
     number: int
     part: Part
     tiling: Tiling
-    found: dict[int, CacheEntry]
+    cached: dict[int, CacheEntry]
     wanted: Numbers
     keep: bool
 
@@ -200,8 +248,20 @@ class ChunkRead(NamedTuple):
 class ChunkReader(NamedTuple):
     """The context that all chunks of one read share.
 
-    `plan` decides what to fetch of a chunk; `finish` decodes and copies it. `met` has the bytes that the cache would
-    take for the blocks that were planned so far.
+    `plan` decides which blocks of a chunk to fetch; `finish` decodes them and copies the items.
+
+    Attributes
+    ----------
+    source, layout, box, axes
+        The parameters of `read`.
+    context : Context
+        How the chunks are encoded.
+    cache_key : object or None
+        The key of the frame in the cache; None if this read does not use the cache.
+    planned_nbytes : list of int
+        One number: the bytes that the blocks of all planned chunks would take in the cache.
+    by_slices : bool
+        Whether all factors of the selection are slices.
     """
 
     source: Source
@@ -209,67 +269,82 @@ class ChunkReader(NamedTuple):
     context: Context
     cache_key: object | None
     box: Array
-    met: list[int]
+    planned_nbytes: list[int]
     axes: Axes | None = None
     by_slices: bool = True
 
     def run(self, job: ChunkRead, *, in_threads: bool = False) -> None:
-        """Read one chunk; with `in_threads`, in several."""
-        stored = fetch(self.source, (ChunkRequest(job.number, job.wanted),))[0] if job.wanted else None
+        """Read one chunk; with `in_threads`, several threads decode it."""
+        stored = None
+        if job.wanted:
+            (stored,) = fetch(self.source, (ChunkRequest(job.number, job.wanted),))
         self.finish(job, stored, in_threads=in_threads)
 
     def copy_open(self, chunk: tuple[int, Part]) -> bool:
-        """Read a chunk if a transaction keeps it open; say whether it does."""
+        """Read a chunk if a transaction keeps it open; return whether it did."""
         number, part = chunk
         buffer = self.source.buffer
         if buffer is None or number not in buffer.chunks:
             return False
         job = self.plan(number, part)
         with buffer.mutex.held:
-            found = buffer.chunks.get(number)
-            if found is not None:
-                self.finish(job._replace(found=found.entries(job.tiling.numbers)), None)
-        return found is not None
+            # Another thread may have encoded the chunk since: then it is read like the others.
+            open_chunk = buffer.chunks.get(number)
+            if open_chunk is None:
+                return False
+            entries = open_chunk.entries(job.tiling.numbers)
+            self.finish(job._replace(cached=entries), None)
+        return True
 
     def estimate_nbytes(self, n: int, nblocks: int) -> int:
-        """Estimate how many bytes have to be fetched for blocks of a chunk."""
+        """Estimate how many bytes a read of blocks of a chunk will fetch."""
         sizes = self.source.known_sizes(n)
         if sizes is not None:
             return int(sizes[0]) * nblocks // self.layout.nblocks
-        return 0 if isinstance(self.source.locate(n), Special) else nblocks * self.layout.block_nbytes
+        if isinstance(self.source.locate(n), Special):
+            return 0
+        return nblocks * self.layout.block_nbytes
 
     def plan(self, number: int, part: Part) -> ChunkRead:
-        """Decide how to read a chunk, and ask the cache for its blocks."""
+        """Decide how to read a chunk, and get its cached blocks."""
         layout = self.layout
         length = decode.STEP_NBYTES // layout.block_nbytes or 1
         if self.by_slices:
             tiling = tiling_of(layout, cast(Slices, part.inside), length)
         else:
             tiling = tiling_of_points(layout, part, self.axes, length)
-        found: dict[int, CacheEntry] = {}
-        wanted: Numbers = tiling.numbers
+        numbers = tiling.numbers
+        cached: dict[int, CacheEntry] = {}
+        wanted: Numbers = numbers
         keep = self.cache_key is not None
         if keep:
-            found = cache.blocks.get_many((self.cache_key, number), tiling.numbers)
-            if len(found) == len(wanted):
+            cached = cache.blocks.get_many((self.cache_key, number), numbers)
+            if len(cached) == len(numbers):
                 wanted = ()
-            elif found:
-                wanted = [n for n in tiling.numbers if n not in found]
-            self.met[0] += cache.cost(len(tiling.numbers), len(tiling.numbers) * layout.block_nbytes)
-            keep = self.met[0] <= config.cache_bytes // _MOST_KEPT
-        if wanted and not self.source.is_local and len(wanted) == self._count_inhabited(part.coords):
-            wanted = range(layout.nblocks)  # all but padding is wanted: one range is easier to ask for
-        return ChunkRead(self, number, part, tiling, found, wanted, keep)
+            elif cached:
+                wanted = [n for n in numbers if n not in cached]
+            nbytes = len(numbers) * layout.block_nbytes
+            self.planned_nbytes[0] += cache.cost(len(numbers), nbytes)
+            keep = self.planned_nbytes[0] <= config.cache_bytes // _MOST_KEPT
+        is_remote = not self.source.is_local
+        if wanted and is_remote and len(wanted) == self._count_filled(part.coords):
+            # If only padding is not wanted, a request for the whole chunk is cheaper than requests for its blocks.
+            wanted = range(layout.nblocks)
+        return ChunkRead(self, number, part, tiling, cached, wanted, keep)
 
-    def _count_inhabited(self, coords: Sequence[int]) -> int:
+    def _count_filled(self, coords: Sequence[int]) -> int:
         """Count the blocks of a chunk that are not all padding."""
         layout = self.layout
-        extents = zip(coords, layout.shape, layout.chunks, layout.blocks, strict=True)
-        return math.prod(-(-min(c, n - coord * c) // b) for coord, n, c, b in extents)
+        count = 1
+        for coord, n, c, b in zip(coords, layout.shape, layout.chunks, layout.blocks, strict=True):
+            extent = min(c, n - coord * c)
+            count *= -(-extent // b)
+        return count
 
     def finish(self, job: ChunkRead, stored: Stored | None, *, in_threads: bool = False) -> None:
-        """Decode and copy one chunk; `stored` has the blocks that the cache does not have."""
-        reference, steps = None, job.tiling.steps
+        """Decode a chunk, and copy its items; `stored` has the blocks that the cache does not have."""
+        reference = None
+        steps = job.tiling.steps
         try:
             if stored is not None:
                 header = stored.head.header
@@ -281,33 +356,64 @@ class ChunkReader(NamedTuple):
                         threads.each(lambda step: self._copy_step(job, step, shared, reference), steps)
                         return
                 elif header.special and self.layout.itemsize == self.source.frame.typesize:
-                    lengths = [i.stop - i.start if isinstance(i, slice) else i.shape[1] for i in job.part.outside]
-                    put(self.box, job.part.outside, np.broadcast_to(_value(stored, self.layout.dtype), lengths))
+                    self._fill(job.part, _value(stored, self.layout.dtype))
                     return
                 else:
-                    job, stored = job._replace(found=self.decode_whole(job.number, keep=job.keep)), None
+                    cached = self.decode_whole(job.number, keep=job.keep)
+                    job = job._replace(cached=cached)
+                    stored = None
             for step in steps:
                 self._copy_step(job, step, stored, reference)
         except (FormatError, UnsupportedError) as error:
             raise prefix_error(f"chunk {job.number} of {self.source.url}", error) from error
 
+    def _fill(self, part: Part, value: Array) -> None:
+        """Fill the part of the result that one chunk covers."""
+        lengths = [i.stop - i.start if isinstance(i, slice) else i.shape[1] for i in part.outside]
+        put(self.box, part.outside, np.broadcast_to(value, lengths))
+
     def is_regular(self, header: ChunkHeader) -> bool:
-        """Say whether a chunk has the blocks of the array; refuse a chunk of another size."""
+        """Return whether a chunk has the blocks of the array; FormatError if it has another size."""
         layout = self.layout
         if header.nbytes != layout.chunk_nbytes:
             raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
-        return header.block_nbytes == layout.block_nbytes and not header.special and not header.vl_blocks
+        has_blocks = not header.special and not header.vl_blocks
+        return has_blocks and header.block_nbytes == layout.block_nbytes
 
     def decode_blocks(
-        self, number: int, blocks: Numbers, stored: Stored, reference: Bytes | None, *, narrow: bool, keep: bool
+        self,
+        number: int,
+        blocks: Numbers,
+        stored: Stored,
+        reference: Bytes | None,
+        *,
+        narrow: bool,
+        keep: bool,
     ) -> Tile:
-        """Decode blocks together; the cache may keep them."""
+        """Decode blocks of a chunk into one tile.
+
+        Parameters
+        ----------
+        number : int
+            The chunk.
+        blocks : sequence of int
+            The blocks.
+        stored : Stored
+            The chunk with these blocks.
+        reference : array of uint8, optional
+            The result of `decode.accept`.
+        narrow : bool
+            Whether the caller picks only some items of each block.
+        keep : bool
+            Whether the cache keeps the blocks, if it has room.
+        """
         nbytes = len(blocks) * self.layout.block_nbytes
         room = cache.blocks.reserve(len(blocks), nbytes) if keep else None
+        memory = scratch("blocks", nbytes, _MAX_SCRATCH) if room is None else room[1]
         tile = decode.decode_tile(
             stored,
             blocks,
-            scratch("blocks", nbytes, _MAX_SCRATCH) if room is None else room[1],
+            memory,
             itemsize=self.layout.itemsize,
             narrow=narrow,
             context=self.context,
@@ -318,16 +424,20 @@ class ChunkReader(NamedTuple):
         return tile
 
     def decode_whole(self, number: int, *, keep: bool) -> dict[int, CacheEntry]:
-        """Decode a chunk whose blocks differ from the array's, and cut it into the array's."""
-        (whole,) = fetch(self.source, (ChunkRequest(number, None),))
-        room = cache.blocks.reserve(self.layout.nblocks, self.layout.chunk_nbytes) if keep else None
-        data = decode.decode(whole.region, out=None if room is None else room[1], context=self.context)
-        tile, blocks = Tile(data.reshape(self.layout.nblocks, -1)), range(self.layout.nblocks)
+        """Decode a whole chunk that is cut into other blocks than the array, and cut it into blocks of the array."""
+        layout = self.layout
+        (stored,) = fetch(self.source, (ChunkRequest(number, None),))
+        room = cache.blocks.reserve(layout.nblocks, layout.chunk_nbytes) if keep else None
+        memory = None if room is None else room[1]
+        data = decode.decode(stored.region, out=memory, context=self.context)
+        tile = Tile(data.reshape(layout.nblocks, -1))
+        blocks = range(layout.nblocks)
         if room is not None:
             cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
         return {block: CacheEntry(tile, block) for block in blocks}
 
     def _copy_step(self, job: ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> None:
+        """Copy the items of one step to the result, after decoding the blocks that the cache does not have."""
         if not self.by_slices:
             items = self._items(job, step, stored, reference)
             for row, part in enumerate(step.parts):
@@ -335,36 +445,47 @@ class ChunkReader(NamedTuple):
             return
         ndim = len(self.layout.shape)
         order = (*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2))
-        box = self.box[cast(Any, (*job.part.outside, ...))]  # the ellipsis keeps an array of 0 dimensions one
+        # Without the ellipsis, NumPy would return a scalar for an array without dimensions.
+        box = self.box[cast(Any, (*job.part.outside, ...))]
         grid: Array | None = None
         for copy in step.copies:
-            target = box[cast(Any, (*copy.target, ...))].reshape(copy.split).transpose(order)
+            target = box[cast(Any, (*copy.target, ...))]
+            target = target.reshape(copy.split).transpose(order)
             if grid is None:
                 exact = len(step.copies) == 1 and copy.whole and job.tiling.within is None
-                if exact and stored is not None and not (job.keep or job.found) and target.flags.c_contiguous:
+                is_fresh = not job.keep and not job.cached
+                if stored is not None and is_fresh and exact and target.flags.c_contiguous:
+                    # The blocks belong there as they are: decode them into the result, and copy nothing.
                     out = target.reshape(-1).view(np.uint8)
                     decode.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
                     return
-                grid = self._items(job, step, stored, reference).reshape(step.counts + job.tiling.shape)
+                items = self._items(job, step, stored, reference)
+                grid = items.reshape(step.counts + job.tiling.shape)
             target[...] = grid[cast(Any, (*copy.source, ...))]
 
     def _items(self, job: ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> Array:
         """Return the needed items of the blocks of a step, one block after the other."""
-        layout, numbers, found = self.layout, step.numbers, job.found
-        within, narrow = job.tiling.within or (), job.tiling.within is not None
+        layout = self.layout
+        numbers = step.numbers
+        entries = job.cached
+        within = job.tiling.within or ()
+        narrow = job.tiling.within is not None
         if stored is not None:
-            missing = [n for n in numbers if n not in found] if found else numbers
+            missing = [n for n in numbers if n not in entries] if entries else numbers
             if missing:
                 tile = self.decode_blocks(job.number, missing, stored, reference, narrow=narrow, keep=job.keep)
                 if missing is numbers:
                     return tile.pick(slice(None), layout.blocks, layout.dtype, within)
-                found = {**found, **{n: CacheEntry(tile, row) for row, n in enumerate(missing)}}
-        picked, start = [], 0
+                decoded = {n: CacheEntry(tile, row) for row, n in enumerate(missing)}
+                entries = {**entries, **decoded}
+        runs = []
+        start = 0
         for stop in range(1, len(numbers) + 1):
-            # Neighbours that are neighbours in their tile too are picked together.
-            tile, row, _ = found[numbers[start]]
-            after = found[numbers[stop]] if stop < len(numbers) else None
-            if after is None or after.tile is not tile or after.row != row + stop - start:
-                picked.append(tile.pick(slice(row, row + stop - start), layout.blocks, layout.dtype, within))
+            # Blocks that follow each other in the step and in their tile are picked together.
+            tile, row, _ = entries[numbers[start]]
+            following = entries[numbers[stop]] if stop < len(numbers) else None
+            end = row + stop - start
+            if following is None or following.tile is not tile or following.row != end:
+                runs.append(tile.pick(slice(row, end), layout.blocks, layout.dtype, within))
                 start = stop
-        return picked[0] if len(picked) == 1 else np.concatenate(picked)
+        return runs[0] if len(runs) == 1 else np.concatenate(runs)
