@@ -92,7 +92,8 @@ class New:
 
 
 def _new(thin: Frame, packed_index: bytes, annotations: Annotations, *rest: Any) -> New:
-    return New(with_index(thin, packed_index, annotations), *rest)
+    state = with_index(thin, packed_index, annotations)
+    return New(state, *rest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -304,14 +305,15 @@ def rebase_change(change: ChangeSet, base: Snapshot, current: Snapshot) -> Chang
     touches_chunks = change.numbers.size or change.reads.size
     if touches_chunks or change.is_structural or change.compacts:
         _check_chunks(change, base, current)
-    conflicts = [name for name in change.attrs if base.state.attr(name) != current.state.attr(name)]
+    before, now = base.state, current.state
+    conflicts = [name for name in change.attrs if before.attr(name) != now.attr(name)]
     if conflicts:
         raise ConflictError(f"{current.url}: attributes {conflicts} were changed by another writer as well")
     _check_snapshots(change, base, current)
     return replace(
         change,
         base=current.generation,
-        next=max(change.next, current.state.annotations.next or 0),
+        next=max(change.next, now.annotations.next or 0),
     )
 
 
@@ -322,12 +324,10 @@ def _check_snapshots(change: ChangeSet, base: Snapshot, current: Snapshot) -> No
         raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the snapshot")
     before = ledger_of(base.state)
     now = ledger_of(current.state)
-    names = {keep.entry.name for keep in change.keeps}.union(change.drops)
-    conflicts = [name for name in names if _identify(before.find(name)) != _identify(now.find(name))]
+    names = {*change.drops, *(keep.entry.name for keep in change.keeps)}
+    conflicts = [name for name in sorted(names) if _identify(before.find(name)) != _identify(now.find(name))]
     if conflicts:
-        raise ConflictError(
-            f"{current.url}: the snapshots {sorted(conflicts)} were made or dropped by another writer as well"
-        )
+        raise ConflictError(f"{current.url}: the snapshots {conflicts} were made or dropped by another writer as well")
 
 
 def _identify(entry: Kept | None) -> object:
@@ -366,9 +366,11 @@ def join_changes(changes: Sequence[ChangeSet], url: str = "") -> ChangeSet:
     while len(joined) > 1:
         firsts = joined[::2]
         seconds = joined[1::2]
-        pairs = [_join_two(a, b, url) for a, b in zip(firsts, seconds, strict=False)]
+        pairs = zip(firsts, seconds, strict=False)
         is_odd = len(firsts) > len(seconds)
-        joined = [*pairs, firsts[-1]] if is_odd else pairs
+        joined = [_join_two(a, b, url) for a, b in pairs]
+        if is_odd:
+            joined.append(firsts[-1])
     return joined[0]
 
 
@@ -380,12 +382,13 @@ def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     differ = ~_are_equal(a, of_a, b, of_b)
     if differ.any():
         raise fork_conflict(url, a.numbers[of_a[differ]].tolist())
-    common = a.attrs.keys() & b.attrs.keys()
-    names = sorted(name for name in common if a.attrs[name] != b.attrs[name])
+    common = sorted(a.attrs.keys() & b.attrs.keys())
+    names = [name for name in common if a.attrs[name] != b.attrs[name]]
     if names:
         raise ConflictError(f"{url}: two forks have set the attributes {names} to different values")
     # Compare b with its own base: the transaction may have changed between the two forks.
-    contradictory = notes.contradictions(a.before, a.after, notes.merge(b.before, b.after, a.before))
+    rebased = notes.merge(b.before, b.after, a.before)
+    contradictory = notes.contradictions(a.before, a.after, rebased)
     if contradictory:
         raise ConflictError(f"{url}: two forks have set {contradictory} to different values")
     segments, extents = _join_segments(a, b)
@@ -395,6 +398,7 @@ def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     codes = np.where(is_spooled(codes), codes - len(a.extents), codes)
     numbers = np.concatenate([a.numbers, b.numbers[more]])
     order = np.argsort(numbers, kind="stable")
+    filters = [each for each in (a.filters, b.filters) if each is not None]
 
     def merge_rows(first: Any, second: Any) -> Any:
         return np.concatenate([first, second])[order]
@@ -411,7 +415,7 @@ def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
         attrs={**a.attrs, **b.attrs},
         after=notes.merge(b.before, b.after, a.after),
         next=max(a.next, b.next),
-        filters=min(filter(None, (a.filters, b.filters)), default=None),
+        filters=min(filters, default=None),
         files=np.concatenate([a.files, b.files]),
         of_fork=replace(
             ours,
@@ -452,11 +456,18 @@ def _forked_state(change: ChangeSet, of_fork: OfFork) -> tuple[object, ...]:
     return of_fork.transaction, of_fork.epoch, change.base
 
 
-def _are_equal(a: ChangeSet, of_a: Int64Array, b: ChangeSet, of_b: Int64Array) -> npt.NDArray[np.bool_]:
+def _are_equal(
+    a: ChangeSet,
+    of_a: Int64Array,
+    b: ChangeSet,
+    of_b: Int64Array,
+) -> npt.NDArray[np.bool_]:
     """Return for each pair of rows whether two forks have put the same bytes into the chunk."""
     if a.of_fork is None or b.of_fork is None:
         return np.zeros(len(of_a), bool)
-    same_digest = (a.of_fork.digests[of_a] == b.of_fork.digests[of_b]).all(axis=1)
+    digests_of_a = a.of_fork.digests[of_a]
+    digests_of_b = b.of_fork.digests[of_b]
+    same_digest = (digests_of_a == digests_of_b).all(axis=1)
     # A special value has no digest: its code alone tells.
     codes_of_a = a.codes[of_a]
     codes_of_b = b.codes[of_b]

@@ -66,9 +66,12 @@ def insert(draft: Draft, n: int, buf: bytes, added: ChunkHeader) -> None:
     fixed = False
     if chunksize > 0:
         is_last = n == now.nchunks
-        # The format allows one short chunk, at the end: another one must not follow it, nor come before others.
-        last_is_whole = now.nbytes % chunksize == 0
-        fixed = added.nbytes <= chunksize and last_is_whole if is_last else added.nbytes == chunksize
+        if is_last:
+            # The format allows one short chunk, at the end: no other chunk may follow it.
+            last_is_whole = now.nbytes % chunksize == 0
+            fixed = last_is_whole and added.nbytes <= chunksize
+        else:
+            fixed = added.nbytes == chunksize
     order = np.insert(np.arange(now.nchunks), n, -1)
     nbytes = now.nbytes + added.nbytes
     _reindex(draft, order, nbytes, chunksize if fixed else 0, vl_blocks=added.vl_blocks)
@@ -84,7 +87,8 @@ def update(draft: Draft, n: int, buf: bytes, new: ChunkHeader) -> None:
         is_last = n == now.nchunks - 1
         fixed = is_last and new.nbytes <= now.chunksize
         nbytes = now.nbytes - old_nbytes + new.nbytes
-        _reindex(draft, np.arange(now.nchunks), nbytes, now.chunksize if fixed else 0)
+        order = np.arange(now.nchunks)
+        _reindex(draft, order, nbytes, now.chunksize if fixed else 0)
     draft.put(n, buf)
 
 
@@ -103,7 +107,8 @@ def reorder(draft: Draft, order: Sequence[int]) -> None:
     if not is_integer or wanted.ndim != 1:
         raise TypeError("the order must be a sequence of integers")
     wanted = wanted.astype(np.int64)
-    if not np.array_equal(np.sort(wanted), np.arange(now.nchunks)):
+    numbers = np.arange(now.nchunks)
+    if not np.array_equal(np.sort(wanted), numbers):
         raise ValueError(f"the order must name each of {now.nchunks} chunks once")
     # Only the last chunk may be short in a frame whose chunks have one size.
     has_short = now.chunksize > 0 and now.nbytes % now.chunksize > 0
@@ -140,7 +145,9 @@ def go_back(draft: Draft, state: State) -> None:
     if draft.buffer is not None:
         draft.buffer.replace({})
     now = draft.state
-    draft.restructure(np.full(state.frame.nchunks, -1), state.frame)
+    # Old chunks do not move: each new position gets its entry from the kept state below.
+    no_order = np.full(state.frame.nchunks, -1)
+    draft.restructure(no_order, state.frame)
     new = draft.state
     new.frame.offsets[:] = state.frame.offsets
     new.sizes[:] = state.sizes
@@ -151,7 +158,12 @@ def go_back(draft: Draft, state: State) -> None:
     for name in names:
         draft.set_attr(name, state.attr(name))
     then = state.annotations
-    draft.annotate(fill=then.fill, dims=then.dims, dtype=then.dtype, lost=then.lost)
+    draft.annotate(
+        fill=then.fill,
+        dims=then.dims,
+        dtype=then.dtype,
+        lost=then.lost,
+    )
 
 
 def _copy_sizes(state: State, other: State) -> None:
@@ -176,14 +188,22 @@ def _check_kind(draft: Draft, header: ChunkHeader) -> None:
         raise ValueError(f"chunks of this frame have {kinds[draft.frame.vl_blocks]}, not {kinds[header.vl_blocks]}")
 
 
-def _reindex(draft: Draft, order: npt.NDArray[np.int64], nbytes: int, chunksize: int, **fields: Any) -> None:
+def _reindex(
+    draft: Draft,
+    order: npt.NDArray[np.int64],
+    nbytes: int,
+    chunksize: int,
+    **fields: Any,
+) -> None:
     """Reindex a draft; if the sizes of its chunks begin to differ, store the chunks of special values first."""
     if chunksize == 0 and not draft.frame.variable_chunks:
-        special = np.flatnonzero(draft.frame.offsets < 0).tolist()
+        negative = np.flatnonzero(draft.frame.offsets < 0).tolist()
         # New chunks have negative codes as well, but they have a location.
-        numbers = [n for n in special if not isinstance(draft.locate(n), Location)]
-        for n, stored in zip(numbers, read_chunks(draft, numbers), strict=True):
-            staged = draft.store_stored(n, bytes(stored.region), stored.head)
+        numbers = [n for n in negative if not isinstance(draft.locate(n), Location)]
+        chunks = read_chunks(draft, numbers)
+        for n, stored in zip(numbers, chunks, strict=True):
+            content = bytes(stored.region)
+            staged = draft.store_stored(n, content, stored.head)
             draft.set_chunk(n, staged)
     draft.reindex(order, nbytes=nbytes, chunksize=chunksize, **fields)
 
@@ -201,7 +221,10 @@ def chunk_sizes(source: Source, numbers: Sequence[int]) -> list[int]:
     if len(locations) < len(numbers):
         raise FormatError(f"{source.url}: expected stored chunks where chunks have sizes of their own, found others")
     if frame.frame_type != FrameType.SPARSE:
-        spans = [Span(name, start, min(start + HEADER_LEN, stop)) for name, start, stop in locations]
+        spans = []
+        for name, start, stop in locations:
+            end = min(start + HEADER_LEN, stop)
+            spans.append(Span(name, start, end))
         return [ChunkHeader.unpack(view).nbytes for view in source.read(spans)]
     names = [location.name for location in locations]
     sizes = []

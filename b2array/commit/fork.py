@@ -295,7 +295,10 @@ def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
     return Staging(point.store, spool, 0, transaction=point.files)
 
 
-def _slots(layout: Layout, region: Part) -> tuple[Callable[[int], int], int]:
+def _slots(
+    layout: Layout,
+    region: Part,
+) -> tuple[Callable[[int], int], int]:
     """Return a function that numbers the chunks in a region from 0 on, and the number of these chunks."""
     starts = [part.start // size for part, size in zip(region, layout.chunks, strict=True)]
     stops = [-(-part.stop // size) for part, size in zip(region, layout.chunks, strict=True)]
@@ -531,7 +534,12 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
 # Forks without handles: each task returns its change, and one commit adds all of them.
 
 
-def write_part(point: ForkPoint, part: Part, values: npt.NDArray[Any], region: Part | None = None) -> ChangeSet:
+def write_part(
+    point: ForkPoint,
+    part: Part,
+    values: npt.NDArray[Any],
+    region: Part | None = None,
+) -> ChangeSet:
     """Write values to a box of the array in a fork, and return the change.
 
     The `region` is the box that all tasks together write, if the caller knows it.

@@ -210,7 +210,10 @@ def commit_rows(
     return Committed(after, snapshots)
 
 
-def map_concurrently(function: Callable[[T], R], items: Collection[T]) -> list[R]:
+def map_concurrently(
+    function: Callable[[T], R],
+    items: Collection[T],
+) -> list[R]:
     """Call a function for each item, for several at a time, because most of the time they wait for requests."""
     width = min(len(items), _AT_ONCE)
     return list(threads.ahead(function, list(items), max(1, width)))
@@ -234,7 +237,11 @@ def _with_identity(manifest: Manifest, identity: str) -> Manifest:
     return replace(manifest, identity=manifest.identity or identity or os.urandom(8).hex())
 
 
-def _next_manifest(manifest: Manifest, prepared: Mapping[str, _Prepared], removed: Collection[str]) -> Manifest:
+def _next_manifest(
+    manifest: Manifest,
+    prepared: Mapping[str, _Prepared],
+    removed: Collection[str],
+) -> Manifest:
     """Return the manifest that the commit writes."""
     rows = dict(manifest.rows or {})
     gone = dict(manifest.gone)
@@ -393,7 +400,14 @@ def _chunks_of(revision: Snapshot) -> list[memoryview]:
     return [memoryview(content)[len(revision.header) : revision.frame.frame_len]]
 
 
-def _prepare_revision(catalog: Catalog, draft: Draft, path: str, manifest: Manifest, *, publishes: bool) -> _Prepared:
+def _prepare_revision(
+    catalog: Catalog,
+    draft: Draft,
+    path: str,
+    manifest: Manifest,
+    *,
+    publishes: bool,
+) -> _Prepared:
     """Write the index of the next revision of a member, where no reader looks yet."""
     number = manifest.number + 1
     draft.annotate(group_commit=GroupCommit(manifest.identity, number, path))
@@ -422,7 +436,13 @@ def _prepare_revision(catalog: Catalog, draft: Draft, path: str, manifest: Manif
     return _Prepared(draft, source, next_plan, row, manifest.identity, base, stored, published)
 
 
-def write_revision(catalog: Catalog, draft: Draft, path: str, state: State, note: GroupCommit) -> Row:
+def write_revision(
+    catalog: Catalog,
+    draft: Draft,
+    path: str,
+    state: State,
+    note: GroupCommit,
+) -> Row:
     """Write the index of an earlier state whose chunks were copied by the draft of a new frame; return a row for it.
 
     The manifest does not list the row. A snapshot in the copy of a group names such revisions.

@@ -142,7 +142,12 @@ class OpenChunk:
             decode.decode_blocks(self._stored, numbers[pick], target, context=context)
         return data
 
-    def _load(self, numbers: Sequence[int], filled: Sequence[bool] | None = None, undo: Undo | None = None) -> None:
+    def _load(
+        self,
+        numbers: Sequence[int],
+        filled: Sequence[bool] | None = None,
+        undo: Undo | None = None,
+    ) -> None:
         """Load blocks into memory that are not there yet.
 
         `filled` says for each block whether values will fill all of it: such a block starts blank, and is not decoded.
@@ -282,7 +287,12 @@ class OpenChunk:
         return np.stack([tile.data[row] for tile, row, _ in entries])
 
 
-def _put_runs(grid: Array, runs: tuple[Run, ...], values: Array, undo: Undo | None) -> None:
+def _put_runs(
+    grid: Array,
+    runs: tuple[Run, ...],
+    values: Array,
+    undo: Undo | None,
+) -> None:
     """Copy values into blocks. `grid` has the dimensions of the grid of blocks first, and then of one block."""
     ndim = len(runs)
     outside = [run.outside for run in runs]

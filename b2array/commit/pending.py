@@ -121,7 +121,11 @@ def unneeded_chunks(files: Iterable[str], numbers: Int64Array) -> list[str]:
     return [names[row] for row in np.flatnonzero(~needed).tolist()]
 
 
-def find_orphans(store: Store, files: Mapping[str, Listed], numbers: Int64Array | None) -> dict[str, Listed]:
+def find_orphans(
+    store: Store,
+    files: Mapping[str, Listed],
+    numbers: Int64Array | None,
+) -> dict[str, Listed]:
     """Find the chunks in a directory or prefix that no index names, and the journals of uncommitted writes.
 
     All files of one write get the timestamp of its newest file. Other writers use numbers between the numbers of a
@@ -150,18 +154,18 @@ def find_orphans(store: Store, files: Mapping[str, Listed], numbers: Int64Array 
         # A lost index may be repaired from its chunks. Only chunks of an array that never had an index are orphans.
         firsts = [journal.first for journal in journals.values() if not journal.generation]
         first = min(firsts, default=None)
-        orphans = {name: each for name, each in orphans.items() if first is not None and _number(name) >= first}
+        orphans = {name: each for name, each in orphans.items() if _is_from(name, first)}
     orphans |= {name: files[name] for name in names}
     for name, journal in journals.items():
-        own = [other for other in orphans if other == name or _number(other) >= journal.first]
-        age = newest_time(orphans[other] for other in own)
-        orphans |= {other: Listed(orphans[other].size, age) for other in own}
+        own = {other: each for other, each in orphans.items() if other == name or _is_from(other, journal.first)}
+        orphans |= of_one_age(own)
     return orphans
 
 
-def _number(name: str) -> int:
+def _is_from(name: str, first: int | None) -> bool:
+    """Whether a file is a chunk with the number `first` or a higher one."""
     number = chunk_number(name)
-    return -1 if number is None else number
+    return number is not None and first is not None and number >= first
 
 
 def newest_time(files: Iterable[Listed]) -> float | None:
@@ -212,7 +216,8 @@ def _find_beside(store: Store) -> dict[str, Path]:
 
 
 def _siblings(path: Path, suffix: str) -> Iterator[Path]:
-    pattern = re.compile(re.escape(path.name) + r"[.][0-9a-f]{16}" + re.escape(suffix))
+    name = re.escape(path.name)
+    pattern = re.compile(f"{name}[.][0-9a-f]{{16}}{re.escape(suffix)}")
     # Nothing is next to a file whose directory does not exist.
     with suppress(FileNotFoundError):
         for each in path.parent.iterdir():
@@ -230,8 +235,9 @@ def _measure(path: Path) -> Listed | None:
     if inside and not ours:
         return None
     statuses = [each.lstat() for each in ours]
-    times = [path.stat().st_mtime, *(each.st_mtime for each in statuses)]
-    return Listed(sum(each.st_size for each in statuses), max(times))
+    size = sum(each.st_size for each in statuses)
+    newest = max(each.st_mtime for each in (path.stat(), *statuses))
+    return Listed(size, newest)
 
 
 def remove(store: Store, names: Collection[str]) -> None:
@@ -244,4 +250,5 @@ def remove(store: Store, names: Collection[str]) -> None:
         store.force()
         store.delete(name for name in names if name not in beside)
     for name in beside.keys() & names:
-        discard(LocalStore(beside[name], within=beside[name].parent), locked=True)
+        path = beside[name]
+        discard(LocalStore(path, within=path.parent), locked=True)

@@ -87,7 +87,7 @@ def _groups(store: Store) -> list[tuple[str, str]]:
     if not isinstance(store, LocalStore):
         return []
     # The path that the user gave may lead through links: the frame then also belongs to the groups at its real path.
-    places = {store.url: None, os.path.realpath(store.url): None}
+    places = dict.fromkeys((store.url, os.path.realpath(store.url)))
     groups: dict[tuple[str, str], tuple[str, str]] = {}
     for place in places:
         for group, path in groups_above(place):
@@ -96,7 +96,12 @@ def _groups(store: Store) -> list[tuple[str, str]]:
     return [*groups.values()]
 
 
-def pins_in(group: Store, manifest: Manifest, path: str, names: Collection[str] | None = None) -> list[Pin]:
+def pins_in(
+    group: Store,
+    manifest: Manifest,
+    path: str,
+    names: Collection[str] | None = None,
+) -> list[Pin]:
     """Return the states of a member that the snapshots of one group need, or only the snapshots with some names.
 
     States in archived frames are not among them: the frame of the member does not need them. Raises what `pins_of`
@@ -147,7 +152,11 @@ def pinned_states(
     return [*states.values()]
 
 
-def unneeded_names(revision: Snapshot, pins: Sequence[Pin], groups: Collection[bytes]) -> tuple[str, ...]:
+def unneeded_names(
+    revision: Snapshot,
+    pins: Sequence[Pin],
+    groups: Collection[bytes],
+) -> tuple[str, ...]:
     """Return the names of states that the frame keeps for some groups although no snapshot of them needs the state."""
     needed = {(name_for_group(pin.state.generation), pin.group) for pin in pins}
     entries = [entry for entry in ledger_in(revision).entries if entry.group in groups]
@@ -162,8 +171,12 @@ def pinned_places(revision: Snapshot, pins: Sequence[Pin]) -> npt.NDArray[np.int
 
 def identities_of(store: Store) -> set[bytes]:
     """Return the identities of the local groups around a frame."""
-    groups = [read_manifest(LocalStore(group), versioned=False)[0] for group, _ in _groups(store)]
-    return {manifest.identity.encode() for manifest in groups if manifest.identity}
+    identities = set()
+    for url, _ in _groups(store):
+        manifest, _ = read_manifest(LocalStore(url), versioned=False)
+        if manifest.identity:
+            identities.add(manifest.identity.encode())
+    return identities
 
 
 # Locks.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,17 +54,19 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
         return
     state = reshape(draft.state, shape)
     new = state.require_layout()
-    rows = [np.arange(min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
+    rows = [np.arange(n) for n in _common(old.grid_shape, new.grid_shape)]
     _reindex(draft, state, rows)
     item = _fill_item(draft, new)
-    extents = [min(n, m) for n, m in zip(old.shape, new.shape, strict=True)]
+    extents = _common(old.shape, new.shape)
 
     def read_and_fill(box: Box) -> Array:
         fill = np.frombuffer(item, new.dtype)[0]
         values = np.full(_lengths(box), fill, new.dtype)
-        common = tuple(slice(i.start, min(i.stop, extent), 1) for i, extent in zip(box, extents, strict=True))
-        inside = tuple(slice(0, length) for length in _lengths(common))
-        values[cast(Any, (*inside, ...))] = read_box(before, old, common)
+        stops = _common([i.stop for i in box], extents)
+        old_box = tuple(slice(i.start, stop, 1) for i, stop in zip(box, stops, strict=True))
+        inside = [slice(0, length) for length in _lengths(old_box)]
+        target: Any = (*inside, ...)
+        values[target] = read_box(before, old, old_box)
         return values
 
     rewrite(draft, new, _mixed_chunks(draft, old, new, item), read_and_fill)
@@ -73,7 +75,7 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
 def _mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
     """Yield the chunks in which old and new items meet, but for chunks that repeat the fill value anyway."""
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
-    common = [slice(0, min(n, m)) for n, m in zip(old.grid_shape, new.grid_shape, strict=True)]
+    common = [slice(0, n) for n in _common(old.grid_shape, new.grid_shape)]
     special = special_of(item, new.dtype)
     offsets = draft.frame.offsets
     axes = zip(old.shape, new.shape, old.chunks, strict=True)
@@ -82,8 +84,9 @@ def _mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterat
         if not grows or not chunk or old_extent % chunk == 0:
             continue
         row = old_extent // chunk
-        place = (*common[:axis], slice(row, row + 1), *common[axis + 1 :])
-        numbers = grid[cast(Any, place)].reshape(-1)
+        place = [*common]
+        place[axis] = slice(row, row + 1)
+        numbers = grid[tuple(place)].reshape(-1)
         if special is not None:
             numbers = numbers[offsets[numbers] != index.special_offset(special)]
         yield from numbers.tolist()
@@ -100,9 +103,9 @@ def append(draft: Draft, values: Array, axis: int) -> None:
     new = state.require_layout()
     rows = [np.arange(n) for n in old.grid_shape]
     _reindex(draft, state, rows, fill=False)
-    starts = [length if n == axis else 0 for n in range(len(shape))]
-    key = tuple(slice(start, extent, 1) for start, extent in zip(starts, shape, strict=True))
-    write(draft, new, key, None, values)
+    key = [slice(0, extent, 1) for extent in shape]
+    key[axis] = slice(length, shape[axis], 1)
+    write(draft, new, tuple(key), None, values)
 
 
 class _Piece(NamedTuple):
@@ -130,17 +133,28 @@ def insert(draft: Draft, values: Array, position: int, axis: int) -> None:
     _splice(draft, pieces, axis, values)
 
 
-def delete(draft: Draft, positions: slice | npt.NDArray[np.int64], axis: int) -> None:
+def delete(
+    draft: Draft,
+    positions: slice | npt.NDArray[np.int64],
+    axis: int,
+) -> None:
     """Remove positions along an axis: a slice of step 1 within bounds, or sorted positions without repeats."""
     length = draft.state.require_layout().shape[axis]
     if isinstance(positions, slice):
-        pieces = [_Piece(slice(0, positions.start, 1)), _Piece(slice(positions.stop, length, 1))]
+        before = slice(0, positions.start, 1)
+        after = slice(positions.stop, length, 1)
+        pieces = [_Piece(before), _Piece(after)]
     else:
         pieces = [_Piece(np.delete(np.arange(length), positions))]
     _splice(draft, pieces, axis, None)
 
 
-def _splice(draft: Draft, pieces: Iterable[_Piece], axis: int, values: Array | None) -> None:
+def _splice(
+    draft: Draft,
+    pieces: Iterable[_Piece],
+    axis: int,
+    values: Array | None,
+) -> None:
     """Compose the array anew along an axis, from pieces of the old array and of new values."""
     draft.flush()
     before = draft.reader()
@@ -152,7 +166,8 @@ def _splice(draft: Draft, pieces: Iterable[_Piece], axis: int, values: Array | N
     new = state.require_layout()
     rows = [np.arange(n) for n in old.grid_shape]
     rows[axis] = np.full(new.grid_shape[axis], -1)
-    for piece, (start, stop) in zip(parts, pairwise(edges), strict=True):
+    placed = [*zip(parts, pairwise(edges), strict=True)]
+    for piece, (start, stop) in placed:
         if not piece.is_new:
             _find_rows(rows[axis], piece.positions, start, stop, edges[-1], old.chunks[axis])
     _reindex(draft, state, rows, fill=False)
@@ -164,19 +179,23 @@ def _splice(draft: Draft, pieces: Iterable[_Piece], axis: int, values: Array | N
     def compose(box: Box) -> Array:
         result = np.empty(_lengths(box), new.dtype)
         wanted = box[axis]
-        for piece, (start, stop) in zip(parts, pairwise(edges), strict=True):
+        for piece, (start, stop) in placed:
             low = max(start, wanted.start)
             high = min(stop, wanted.stop)
             if low >= high:
                 continue
-            along = slice(low - wanted.start, high - wanted.start)
-            target = result[(*(slice(None),) * axis, along)]
+            along: list[Any] = [slice(None)] * axis
+            along.append(slice(low - wanted.start, high - wanted.start))
+            target = result[tuple(along)]
             inside = _slice_positions(piece.positions, low - start, high - start)
+            key: list[Any] = [*box]
             if piece.is_new and values is not None:
-                target[...] = values[(*box[:axis], inside, *box[axis + 1 :], ...)]
+                key[axis] = inside
+                target[...] = values[(*key, ...)]
             else:
-                factor = inside if isinstance(inside, slice) else inside[None]
-                read(before, old, (*box[:axis], factor, *box[axis + 1 :]), None, target)
+                # A read takes index arrays as factors, which have another dimension in front.
+                key[axis] = inside if isinstance(inside, slice) else inside[None]
+                read(before, old, tuple(key), None, target)
         return result
 
     rewrite(draft, new, numbers.tolist(), compose)
@@ -217,7 +236,13 @@ def _slice_positions(positions: Positions, low: int, high: int) -> Positions:
     return positions[low:high]
 
 
-def _reindex(draft: Draft, state: State, rows: Sequence[npt.NDArray[np.int64]], *, fill: bool = True) -> None:
+def _reindex(
+    draft: Draft,
+    state: State,
+    rows: Sequence[npt.NDArray[np.int64]],
+    *,
+    fill: bool = True,
+) -> None:
     """Change the shape of the array, and move its chunks.
 
     Parameters
@@ -243,10 +268,16 @@ def _reindex(draft: Draft, state: State, rows: Sequence[npt.NDArray[np.int64]], 
     order = order.reshape(-1)
     draft.reindex(order, state, nbytes=new.nbytes)
     if fill:
-        fill_chunks(draft, new, _fill_item(draft, new), np.flatnonzero(order < 0))
+        new_chunks = np.flatnonzero(order < 0)
+        fill_chunks(draft, new, _fill_item(draft, new), new_chunks)
 
 
-def fill_chunks(draft: Draft, layout: Layout, item: bytes, numbers: npt.NDArray[np.int64]) -> None:
+def fill_chunks(
+    draft: Draft,
+    layout: Layout,
+    item: bytes,
+    numbers: npt.NDArray[np.int64],
+) -> None:
     """Fill chunks with an item: by special values in the index if possible, else by small chunks that repeat it."""
     special = special_of(item, layout.dtype)
     if special is not None:
@@ -300,7 +331,12 @@ class Joint(NamedTuple):
     axis: int
 
 
-def make_joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: int) -> Joint:
+def make_joint(
+    values: Any,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    axis: int,
+) -> Joint:
     """Convert values to be appended or inserted along an axis, and check that they fit the array.
 
     The rules are NumPy's for `numpy.concatenate`, with casting "same_kind".
@@ -319,11 +355,16 @@ def make_joint(values: Any, shape: tuple[int, ...], dtype: np.dtype[Any], axis: 
 
 def check_joint(url: str, before: Layout, now: Layout, axis: int) -> None:
     """Raise ConflictError if another writer has changed the array so that checked values do not fit it any more."""
-    if now.dtype != before.dtype or _with_extent(now.shape, axis, 0) != _with_extent(before.shape, axis, 0):
+    fits = _with_extent(now.shape, axis, 0) == _with_extent(before.shape, axis, 0)
+    if not fits or now.dtype != before.dtype:
         raise ConflictError(f"{url} has become an array of shape {now.shape} and type {now.dtype}")
 
 
-def select_positions(key: Any, shape: tuple[int, ...], axis: int) -> slice | npt.NDArray[np.int64]:
+def select_positions(
+    key: Any,
+    shape: tuple[int, ...],
+    axis: int,
+) -> slice | npt.NDArray[np.int64]:
     """Return the positions that an integer, slice, index array or mask selects along an axis, as `delete` takes them.
 
     Examples
@@ -337,13 +378,25 @@ def select_positions(key: Any, shape: tuple[int, ...], axis: int) -> slice | npt
     whole_key = (*[slice(None)] * axis, key)
     selected = selection.orthogonal(whole_key, shape).positions[axis]
     if isinstance(selected, np.ndarray):
-        return np.unique(selected[0]) if selected.size else slice(0, 0, 1)
+        # An empty mask or index array deletes nothing.
+        if not selected.size:
+            return slice(0, 0, 1)
+        return np.unique(selected[0])
     if selected.step == 1:
         return selected
     return np.arange(selected.start, selected.stop, selected.step)
 
 
-def _with_extent(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
+def _common(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """Return the smaller one of each pair of numbers: the extents of the part that two shapes share."""
+    return [min(n, m) for n, m in zip(one, other, strict=True)]
+
+
+def _with_extent(
+    extents: tuple[int, ...],
+    axis: int,
+    extent: int,
+) -> tuple[int, ...]:
     return (*extents[:axis], extent, *extents[axis + 1 :])
 
 

@@ -190,7 +190,13 @@ class Staging:
 
     # Staging chunks.
 
-    def put(self, n: int, buf: bytes, nblocks: int, head: ChunkHead | None = None) -> Staged:
+    def put(
+        self,
+        n: int,
+        buf: bytes,
+        nblocks: int,
+        head: ChunkHead | None = None,
+    ) -> Staged:
         """Stage a chunk, which will be chunk `n`: write it to its file, or to the spool.
 
         The row of sizes has a column for each of `nblocks`.

@@ -151,7 +151,13 @@ class Cache:
                 with suppress(ValueError):
                     self._filling.remove(slab)
 
-    def add(self, key: Key, numbers: Sequence[int], tile: Tile, slab: Slab) -> None:
+    def add(
+        self,
+        key: Key,
+        numbers: Sequence[int],
+        tile: Tile,
+        slab: Slab,
+    ) -> None:
         """Keep blocks of a chunk: the rows of a tile whose memory `reserve` returned."""
         slab.added.append((key, numbers))
         of_chunk = self._chunks.setdefault(key, {})

@@ -16,7 +16,12 @@ Seen: TypeAlias = tuple[Manifest, Version | None]
 """A manifest, and its version in the store."""
 
 
-def read_manifest(group: Store, *, versioned: bool = True, last: Seen | None = None) -> Seen:
+def read_manifest(
+    group: Store,
+    *,
+    versioned: bool = True,
+    last: Seen | None = None,
+) -> Seen:
     """Read the manifest of a group, and its version. Without a manifest, return an empty one and no version.
 
     Parameters

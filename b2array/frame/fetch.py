@@ -214,7 +214,12 @@ def fetch_from(requests: Sequence[tuple[Source, ChunkRequest]]) -> list[Stored |
     outcomes: list[Stored | Exception] = [FormatError("not read")] * len(requests)
     waiting: list[_Waiting] = []
 
-    def go_on(i: int, source: Source, steps: Steps, outcome: memoryview | FormatError | None) -> None:
+    def go_on(
+        i: int,
+        source: Source,
+        steps: Steps,
+        outcome: memoryview | FormatError | None,
+    ) -> None:
         try:
             step = _advance(steps, outcome)
         except (FormatError, UnsupportedError) as error:
@@ -287,7 +292,11 @@ def _join_views(source: Source, ask: Ask, views: list[memoryview]) -> memoryview
     return join_views(views)
 
 
-def _refuse_missing(source: Source, asked: list[tuple[int, Ask]], error: OSError) -> None:
+def _refuse_missing(
+    source: Source,
+    asked: list[tuple[int, Ask]],
+    error: OSError,
+) -> None:
     """Raise the error of a chunk whose file does not exist; return if the chunks have no separate files."""
     missing = str(error.filename or "")
     names = [(n, ask.spans[0].name) for n, ask in asked]
@@ -336,7 +345,14 @@ class _Chunk:
 
     __slots__ = ("blocks", "cached", "is_local", "location", "number", "record_due", "source")
 
-    def __init__(self, source: Source, request: ChunkRequest, location: Location, *, is_local: bool) -> None:
+    def __init__(
+        self,
+        source: Source,
+        request: ChunkRequest,
+        location: Location,
+        *,
+        is_local: bool,
+    ) -> None:
         self.source, self.is_local = source, is_local
         self.number, self.blocks = request
         self.location = location
@@ -544,7 +560,12 @@ class _Chunk:
         ask = self._ask_ranges(ranges, places[:-1], nbytes)
         return ask, positions
 
-    def _ask_ranges(self, ranges: list[tuple[int, int]], places: list[int], nbytes: int) -> Ask:
+    def _ask_ranges(
+        self,
+        ranges: list[tuple[int, int]],
+        places: list[int],
+        nbytes: int,
+    ) -> Ask:
         """Return a request for ranges of bytes, counted from the start of the chunk."""
         name, base, end = self.location
         last = base + ranges[-1][1]
@@ -647,7 +668,12 @@ class _Chunk:
             heads.clear()
         self.cached = heads[self.number] = CachedHead(head, sums)
 
-    def _check(self, sums: npt.NDArray[np.uint32], numbers: Numbers, stored: Stored) -> None:
+    def _check(
+        self,
+        sums: npt.NDArray[np.uint32],
+        numbers: Numbers,
+        stored: Stored,
+    ) -> None:
         """Compare blocks with their checksums."""
         if config.verify != "never" and len(stored.starts):
             pick = np.asarray(numbers, np.int64)

@@ -138,7 +138,12 @@ class Action(Enum):
         return self in (Action.WRITE, Action.PUT, Action.TAKE_OUT)
 
 
-def _actions(patch: Action, index: Action, frame: Action, delete: Action) -> Mapping[Kind, Action]:
+def _actions(
+    patch: Action,
+    index: Action,
+    frame: Action,
+    delete: Action,
+) -> Mapping[Kind, Action]:
     return MappingProxyType({"patch": patch, "index": index, "frame": frame, "delete": delete})
 
 

@@ -491,7 +491,13 @@ def _check_version(version: Any) -> None:
         raise UnsupportedError(f"expected a manifest of version {_VERSION}, found the later version {version}")
 
 
-def _pop(content: dict[str, Any], key: str, default: Any, *, required: bool = False) -> Any:
+def _pop(
+    content: dict[str, Any],
+    key: str,
+    default: Any,
+    *,
+    required: bool = False,
+) -> Any:
     """Remove an entry and return its value, which must have the type of the default value."""
     value = content.pop(key, None if required else default)
     kind = type(default)

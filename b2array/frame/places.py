@@ -145,7 +145,11 @@ def _find_innermost(
     return None
 
 
-def _likely(parts: Sequence[str], *, is_missing: bool) -> list[tuple[int, str]]:
+def _likely(
+    parts: Sequence[str],
+    *,
+    is_missing: bool,
+) -> list[tuple[int, str]]:
     """Return the likely places of a URL's group on a server that cannot list: numbers of parts, and the object there.
 
     Likely places are the parts of the URL with an ending. Without any, they are the URL itself and the part above it.
@@ -188,7 +192,10 @@ def strip_suffix(name: str) -> str:
     return name.removesuffix(ending)
 
 
-def cut_path(url: str | os.PathLike[str], storage_options: Storage) -> tuple[str, list[str], str]:
+def cut_path(
+    url: str | os.PathLike[str],
+    storage_options: Storage,
+) -> tuple[str, list[str], str]:
     """Cut a URL into the text before its path, the parts of the path, and the text after it."""
     store = open_store(url, storage_options=storage_options)
     if isinstance(store, LocalStore):

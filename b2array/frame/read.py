@@ -132,7 +132,10 @@ def make_reader(
 Answer = TypeVar("Answer")
 
 
-def fetch_ahead(jobs: Iterable[ChunkRead], fetch_window: Callable[[list[ChunkRead]], list[Answer]]) -> Iterator[Answer]:
+def fetch_ahead(
+    jobs: Iterable[ChunkRead],
+    fetch_window: Callable[[list[ChunkRead]], list[Answer]],
+) -> Iterator[Answer]:
     """Fetch chunks of one read, or of several, in bounded windows, a few of them at the same time."""
     for window in threads.ahead(fetch_window, windows(jobs), WINDOWS_UNDER_WAY):
         yield from window
@@ -341,7 +344,13 @@ class ChunkReader(NamedTuple):
             count *= -(-extent // b)
         return count
 
-    def finish(self, job: ChunkRead, stored: Stored | None, *, in_threads: bool = False) -> None:
+    def finish(
+        self,
+        job: ChunkRead,
+        stored: Stored | None,
+        *,
+        in_threads: bool = False,
+    ) -> None:
         """Decode a chunk, and copy its items; `stored` has the blocks that the cache does not have."""
         reference = None
         steps = job.tiling.steps
@@ -436,7 +445,13 @@ class ChunkReader(NamedTuple):
             cache.blocks.add((self.cache_key, number), blocks, tile, room[0])
         return {block: CacheEntry(tile, block) for block in blocks}
 
-    def _copy_step(self, job: ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> None:
+    def _copy_step(
+        self,
+        job: ChunkRead,
+        step: Step,
+        stored: Stored | None,
+        reference: Bytes | None,
+    ) -> None:
         """Copy the items of one step to the result, after decoding the blocks that the cache does not have."""
         if not self.by_slices:
             items = self._items(job, step, stored, reference)
@@ -463,7 +478,13 @@ class ChunkReader(NamedTuple):
                 grid = items.reshape(step.counts + job.tiling.shape)
             target[...] = grid[cast(Any, (*copy.source, ...))]
 
-    def _items(self, job: ChunkRead, step: Step, stored: Stored | None, reference: Bytes | None) -> Array:
+    def _items(
+        self,
+        job: ChunkRead,
+        step: Step,
+        stored: Stored | None,
+        reference: Bytes | None,
+    ) -> Array:
         """Return the needed items of the blocks of a step, one block after the other."""
         layout = self.layout
         numbers = step.numbers

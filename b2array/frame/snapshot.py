@@ -284,14 +284,24 @@ class Snapshot(Source):
         after = bisect_right(ordered, entry)
         return int(ordered[after]) if after < len(ordered) else None
 
-    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
+    def read(
+        self,
+        spans: Sequence[Span],
+        *,
+        clip: bool = False,
+    ) -> list[memoryview]:
         """Read bytes of the store's objects; with `clip`, an object may end before a span does."""
         views = self.store.read(spans, expected=self._expected, clip=clip)
         if self._is_unchecked:
             self._require_unchanged()
         return views
 
-    def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
+    def gather(
+        self,
+        spans: Sequence[Span],
+        places: Sequence[int],
+        nbytes: int,
+    ) -> memoryview:
         """Read each span to its place in one buffer, whose memory is reused when nothing refers to it."""
         view = self.store.gather(spans, places, nbytes, expected=self._expected)
         if self._is_unchecked:
@@ -366,7 +376,13 @@ def load(store: Store, *, start: int = 0, bare: bool = False) -> Snapshot:
     return _follow_group(load_published(store, start=start, bare=bare), bare=bare)
 
 
-def load_published(store: Store, *, start: int = 0, bare: bool = False, sparse: bool | None = None) -> Snapshot:
+def load_published(
+    store: Store,
+    *,
+    start: int = 0,
+    bare: bool = False,
+    sparse: bool | None = None,
+) -> Snapshot:
     """Read the frame that is in a store, whatever its group lists. Raises what `load` raises.
 
     If the caller knows whether the frame is `sparse`, this takes fewer requests. The other parameters are the same.
@@ -528,7 +544,14 @@ def load_revision(member: Member, row: Row, *, bare: bool = False) -> Snapshot:
     return replace(revision, member=member, index=name)
 
 
-def _load(store: Store, start: int, *, bare: bool, in_one_wave: bool = True, sparse: bool | None = None) -> Snapshot:
+def _load(
+    store: Store,
+    start: int,
+    *,
+    bare: bool,
+    in_one_wave: bool = True,
+    sparse: bool | None = None,
+) -> Snapshot:
     if sparse is None and store.is_prefix:
         sparse = True
     elif sparse is None and start:
@@ -763,7 +786,13 @@ def _unpack_kept(revision: Snapshot, entry: Kept, packed: Buffer) -> Snapshot:
     )
 
 
-def head_if_unchanged(store: Store, described: Frame, header: bytes, start: int = 0, index: str = "") -> Head | None:
+def head_if_unchanged(
+    store: Store,
+    described: Frame,
+    header: bytes,
+    start: int = 0,
+    index: str = "",
+) -> Head | None:
     """Return the beginning of a frame by b2array if the store still has this state of the frame, else None."""
     name = index
     if not name and described.frame_type == FrameType.SPARSE:
@@ -781,7 +810,12 @@ def head_if_unchanged(store: Store, described: Frame, header: bytes, start: int 
     return head if tail == described.fingerprint else None
 
 
-def load_from_header(store: Store, data: Buffer, version: Version | None, unique: str = "") -> Snapshot:
+def load_from_header(
+    store: Store,
+    data: Buffer,
+    version: Version | None,
+    unique: str = "",
+) -> Snapshot:
     """Read a frame whose header the caller has: `data` contains it, and perhaps more. Raises what `load` raises."""
     try:
         sparse = unpack_header(data).frame_type == FrameType.SPARSE

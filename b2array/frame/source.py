@@ -186,9 +186,19 @@ class Source(ABC):
         return row if row[0] else None
 
     @abstractmethod
-    def read(self, spans: Sequence[Span], *, clip: bool = False) -> list[memoryview]:
+    def read(
+        self,
+        spans: Sequence[Span],
+        *,
+        clip: bool = False,
+    ) -> list[memoryview]:
         """Read bytes of the store's objects; with `clip`, an object may end before a span does."""
 
     @abstractmethod
-    def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
+    def gather(
+        self,
+        spans: Sequence[Span],
+        places: Sequence[int],
+        nbytes: int,
+    ) -> memoryview:
         """Read each span to its place in one buffer, whose memory is reused when nothing refers to it."""
