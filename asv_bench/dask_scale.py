@@ -83,7 +83,7 @@ def _commit_draft(count: int, url: Path, options: dict[str, object]) -> float:
         )
         for first in range(0, count, step)
     ]
-    return used(lambda: forks.finish(origin, changes))[0]
+    return used(lambda: forks.commit_changes(origin, changes))[0]
 
 
 _OUT_OF_CORE = """

@@ -23,7 +23,7 @@ from b2array.array.frozen import Frozen, Shared, one_thread, register_sizeof
 from b2array.array.items import Indexed
 from b2array.commit.changes import ChangeSet
 from b2array.commit.draft import Draft
-from b2array.commit.fork import discard, finish, make_fork_point, merge_changes, write_part
+from b2array.commit.fork import abandon_write, commit_changes, make_fork_point, merge_changes, write_part
 from b2array.commit.fork_point import ForkPoint
 from b2array.commit.handle import Handle
 from b2array.compute.readable import Readable
@@ -314,9 +314,9 @@ class Write:
         try:
             (changes,) = compute_changes([self], progress, scheduler)
         except BaseException:
-            discard(self.point)  # tasks that still run in other threads remove their own chunks
+            abandon_write(self.point)  # tasks that still run in other threads remove their own chunks
             raise
-        return make(Handle(finish(self.point, changes), "r+"))
+        return make(Handle(commit_changes(self.point, changes), "r+"))
 
     def _committing(self, make: Callable[[Handle], Any], *, frozen: bool) -> Delayed:
         return final([self], self.name("commit"), _commit, self.shared, make, frozen)
@@ -522,5 +522,5 @@ def _commit(
 ) -> Any:
     (changes,) = gather_changes(put)
     point, _ = shared.value
-    array = make(Handle(finish(point, changes, again=True), "r+"))
+    array = make(Handle(commit_changes(point, changes, again=True), "r+"))
     return Frozen(array) if frozen else array

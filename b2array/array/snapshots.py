@@ -182,7 +182,7 @@ def restore(handle: Handle, name: str) -> None:
             draft.refuse_in_fork(_OF_TRANSACTION)
             if draft.base is None:
                 raise unknown_name(draft.url, name, ())
-            edits.go_back(draft, kept.load_intact_state(draft.base, name, deep=True).state)
+            edits.restore_state(draft, kept.load_intact_state(draft.base, name, deep=True).state)
 
 
 def go_back(handle: Handle, earlier: Snapshot) -> None:
@@ -190,7 +190,7 @@ def go_back(handle: Handle, earlier: Snapshot) -> None:
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
             draft.refuse_in_fork(_OF_TRANSACTION)
-            edits.go_back(draft, earlier.state)
+            edits.restore_state(draft, earlier.state)
 
 
 def list_snapshots(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:

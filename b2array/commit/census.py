@@ -40,7 +40,8 @@ EMBEDDED_MAP = "embed_map"
 def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = False) -> Manifest:
     """Return the manifest with rows; without rows in it, there is one for each member among the files of the group.
 
-    For readers it `shows_mounts`: the members of groups inside this one, which no commit of this one may list.
+    With `shows_mounts`, members of groups inside this one get rows as well. A reader may list them; a commit of this
+    group must not.
 
     Raises
     ------

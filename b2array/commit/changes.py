@@ -1,8 +1,8 @@
 """`ChangeSet`: a change to a frame, as a value. This module computes with changes, and does no I/O.
 
 A change lists the chunks that it puts, the old chunks that it has read, and its changes of geometry and metadata.
-`apply_change` makes the next state. `rebase_change` puts the change on top of later commits of other writers, or names
-the conflict. `join_changes` makes one change of the changes of several forks.
+`apply_change` makes the next state. `rebase_change` puts the change on top of later commits of other writers, or raises
+ConflictError. `join_changes` makes one change of the changes of several forks.
 
 The code of a chunk says where the chunk is until the commit. From 0 on it is the number of a file. A negative code
 stands for a row of `ChangeSet.extents`: row 0 for -1, and so on. Codes below `LOWEST_CODE` are the special values of an
@@ -100,7 +100,7 @@ def _new(thin: Frame, packed_index: bytes, annotations: Annotations, *rest: Any)
 class Keep:
     """A state that a commit keeps under a name.
 
-    Usually that is the state which the commit itself makes. The commit of a copied frame also keeps earlier states.
+    Usually the commit itself makes this state. The commit of a copied frame also keeps earlier states.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class OfFork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangeSet:
-    """A change to a frame.
+    """A change to a frame: all that a commit of it needs, apart from the state that it is applied to.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ class ChangeSet:
 
     @property
     def is_structural(self) -> bool:
-        """Whether chunks change their numbers or sizes, so that the change fits no other state than its base."""
+        """Whether chunks change their numbers or sizes, so the change fits no other state than its base."""
         return self.order is not None or self.geometry is not None
 
     @property
@@ -301,7 +301,7 @@ def rebase_change(change: ChangeSet, base: Snapshot, current: Snapshot) -> Chang
     if current.generation == change.base:
         return change
     if current.sparse != base.sparse:
-        raise ConflictError(f"{current.url}: another writer replaced the frame by one of the other layout")
+        raise ConflictError(f"{current.url}: another writer replaced the frame by one with the other layout")
     touches_chunks = change.numbers.size or change.reads.size
     if touches_chunks or change.is_structural or change.compacts:
         _check_chunks(change, base, current)
@@ -310,6 +310,7 @@ def rebase_change(change: ChangeSet, base: Snapshot, current: Snapshot) -> Chang
     if conflicts:
         raise ConflictError(f"{current.url}: attributes {conflicts} were changed by another writer as well")
     _check_snapshots(change, base, current)
+    # Both writers may have created files: the next number must be above all of them.
     return replace(
         change,
         base=current.generation,
@@ -386,7 +387,7 @@ def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     names = [name for name in common if a.attrs[name] != b.attrs[name]]
     if names:
         raise ConflictError(f"{url}: two forks have set the attributes {names} to different values")
-    # Compare b with its own base: the transaction may have changed between the two forks.
+    # Each change counts against its own base, because the transaction may have changed between the two forks.
     rebased = notes.merge(b.before, b.after, a.before)
     contradictory = notes.contradictions(a.before, a.after, rebased)
     if contradictory:
@@ -483,4 +484,6 @@ def is_spooled(codes: Int64Array) -> npt.NDArray[np.bool_]:
 
 def fork_conflict(url: str, numbers: list[int]) -> ConflictError:
     """Return the error for chunks into which two forks have put different bytes."""
-    return ConflictError(f"{url}: chunks {numbers} were written by two forks, or by a fork and after it was made")
+    return ConflictError(
+        f"{url}: chunks {numbers} were written by two forks, or by a fork and, since then, by its transaction"
+    )

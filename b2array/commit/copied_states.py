@@ -36,6 +36,7 @@ def states_to_copy(source: Source) -> list[KeptState]:
     if source.base is not None:
         states = _load_states(source.base, source.delta.drops)
     for keep in source.delta.keeps:
+        # These states serve snapshots of the frame's group, which do not name the copy.
         if keep.entry.group:
             continue
         reader = None if keep.state is None else source.reader(keep.state)

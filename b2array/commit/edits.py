@@ -31,10 +31,10 @@ __all__ = [
     "chunk_sizes",
     "compact",
     "delete",
-    "go_back",
     "insert",
     "reorder",
     "reserve_up_to",
+    "restore_state",
     "set_special",
     "update",
 ]
@@ -47,9 +47,10 @@ def check_chunk(buf: Buffer) -> ChunkHeader:
     header.require_known_version()
     if header.lazy:
         raise ValueError("a lazy chunk lacks its blocks")
+    # Raises FormatError unless all blocks are within the chunk.
     Stored.whole(buf)
     if header.cbytes != len(buf):
-        raise ValueError(f"the chunk has {header.cbytes} bytes, {len(buf)} were given")
+        raise ValueError(f"the chunk has {header.cbytes} bytes according to its header, but {len(buf)} were given")
     if not header.nbytes:
         raise ValueError("a chunk needs at least one byte of data")
     if header.cbytes < HEADER_LEN:
@@ -137,11 +138,12 @@ def reserve_up_to(draft: Draft, number: int) -> None:
     draft.annotate(floor=draft.staging.next)
 
 
-def go_back(draft: Draft, state: State) -> None:
+def restore_state(draft: Draft, state: State) -> None:
     """Restore a kept state of the draft's base: everything but the names under which states are kept.
 
     The kept state may have other blocks, because a frame by other software gets chunks and blocks with its first items.
     """
+    # Open chunks belong to the state that this replaces.
     if draft.buffer is not None:
         draft.buffer.replace({})
     now = draft.state
@@ -219,7 +221,7 @@ def chunk_sizes(source: Source, numbers: Sequence[int]) -> list[int]:
     places = [source.locate(n) for n in numbers]
     locations = [place for place in places if isinstance(place, Location)]
     if len(locations) < len(numbers):
-        raise FormatError(f"{source.url}: expected stored chunks where chunks have sizes of their own, found others")
+        raise FormatError(f"{source.url}: expected stored chunks where chunks have different sizes, found others")
     if frame.frame_type != FrameType.SPARSE:
         spans = []
         for name, start, stop in locations:

@@ -64,12 +64,12 @@ from b2array.store.spool import Spool
 
 __all__ = [
     "Fork",
+    "abandon_write",
     "accept_forks",
     "begin_fork",
     "change_of",
     "check_related",
-    "discard",
-    "finish",
+    "commit_changes",
     "fork",
     "make_fork_point",
     "merge",
@@ -117,8 +117,8 @@ def _shared_place(draft: Draft, transaction: bytes) -> tuple[int, str]:
 def make_fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
     """Prepare a transaction for forks, and return the point from which they start.
 
-    The first call writes the journal. With `lasts`, the chunks of forks stay when this draft ends, because `finish`
-    will commit them, perhaps in another process.
+    The first call writes the journal. With `lasts`, the chunks of forks stay when this draft ends, because
+    `commit_changes` will commit them, perhaps in another process.
     """
     draft.staging.require_open()
     draft.flush()
@@ -180,7 +180,7 @@ def _whole_change(draft: Draft) -> ChangeSet:
 
 def _is_unchanged(one: ChangeSet, other: ChangeSet) -> bool:
     """Whether a transaction has changed nothing between two points."""
-    # Chunks that differ never have the same code, so that nobody needs to compare their bytes.
+    # Different chunks never have the same code, so their bytes need no comparison.
     return (
         one.base == other.base
         and one.attrs == other.attrs
@@ -201,7 +201,7 @@ def _write_journal(point: ForkPoint) -> None:
         store.replace(point.journal_name, Journal(first, point.transaction, generation).pack())
 
 
-def discard(point: ForkPoint) -> None:
+def abandon_write(point: ForkPoint) -> None:
     """Remove the files that forks in this process have created and that no commit refers to, as far as possible."""
     # Tasks that still run in other threads then notice that the write has failed.
     point.files.end()
@@ -225,7 +225,7 @@ def remove_journal(point: ForkPoint) -> None:
 
 
 def _needs_journal(point: ForkPoint, store: Store) -> bool:
-    """Whether chunks of a new array remain that was never committed: only the journal then tells `vacuum` of them."""
+    """Whether chunks of a new, never committed array remain: `vacuum` knows of them only by the journal."""
     if point.base is not None:
         return False
     names = store.listing()
@@ -449,7 +449,7 @@ def take_over(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
     read = change.reads[~delta.touched[change.reads]]
     delta.read[read] = True
     merged = frozenset() if change.of_fork is None else change.of_fork.forks
-    # An unpickled fork takes over its own changes: that is no merge.
+    # An unpickled fork takes over its own changes, which is not a merge.
     if draft.point is not None:
         merged -= {draft.point.fork}
     if merged:
@@ -514,7 +514,7 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
     ours: list[Fork] = []
     for each in forks:
         if not isinstance(each, Fork):
-            raise TypeError("merge() takes forks of this transaction")
+            raise TypeError("merge() expects forks of this transaction")
         ours.append(each)
     draft = handle.draft
     if draft is None:
@@ -577,7 +577,7 @@ def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = F
 
 
 def accept_forks(point: ForkPoint, draft: Draft) -> None:
-    """Make a draft accept the forks of a transaction that wrote no chunks itself, and has ended or is elsewhere."""
+    """Make a draft accept the forks of another transaction, which wrote no chunks itself."""
     draft.forks = Forks(point.transaction, point.first, point.place)
     draft.delta.epoch = point.epoch
     draft.staging.began_before(time.time() - point.since)
@@ -602,7 +602,7 @@ def _resume(point: ForkPoint) -> Draft:
     return draft
 
 
-def finish(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = False) -> Snapshot:
+def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = False) -> Snapshot:
     """Commit the changes of forks, and return the new state. If they were committed before, only return the state.
 
     Dask may run a task `again`, concurrently or after its commit. Such a task removes nothing if it fails.
@@ -630,7 +630,7 @@ def finish(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = Fals
         if is_refused and (done := _find_commit(point)) is not None:
             return done
         if not again and not draft.staging.files.is_needed:
-            discard(point)
+            abandon_write(point)
         raise
     remove_journal(point)
     return snapshot

@@ -79,17 +79,18 @@ class ForkPoint:
         if self.base is not None:
             return self.base.state
         if self.change.new is None:
-            raise ValueError("expected a fork of an array, found one of nothing")
+            raise ValueError("expected a fork of an array or of a new frame, found neither")
         return self.change.new.state
 
     @property
     def uses_files(self) -> bool:
-        """Whether each chunk of a fork gets a file of its own."""
+        """Whether each chunk of a fork gets a separate file."""
         return self.state.frame.frame_type == FrameType.SPARSE and not self.store.in_process
 
     def codes(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the codes that chunks had in the transaction."""
         change = self.change
+        # After a change of the order, a position in the base stands for another chunk.
         if change.order is not None:
             return apply_change(change, self.state).frame.offsets[numbers]
         # Without a new order, a few look-ups replace the copy of a long index.
@@ -105,7 +106,7 @@ class ForkPoint:
 
     @property
     def journal_store(self) -> Store | None:
-        """The store with the journal; None if the pickles of forks contain all chunks, so that no journal is needed."""
+        """The store with the journal; None without a journal, because the pickles of forks contain all chunks."""
         if self.uses_files:
             return self.store
         if not self.place:
@@ -118,6 +119,7 @@ class ForkPoint:
         return f"{self.transaction[:8].hex()}{JOURNAL}"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # `files` and `makes_directory` stay behind: only the process of the transaction removes files.
         return _point, (
             self.store,
             self.base,

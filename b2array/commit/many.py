@@ -47,7 +47,7 @@ from b2array.store.base import (
     too_many_conflicts,
 )
 
-__all__ = ["Committed", "commit_member", "commit_rows", "map_concurrently", "publish_again", "write_revision"]
+__all__ = ["Committed", "commit_member", "commit_rows", "map_concurrently", "publish_again", "write_earlier_revision"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -169,8 +169,8 @@ def commit_rows(
     map_concurrently(lambda draft: draft.flush(), drafts.values())
     for attempt in attempts(group):
         with group.lock(MANIFEST):
-            # Under a lock, nobody can replace the manifest after it was read. Elsewhere the conditional write finds out
-            # whether the manifest of the start was still the present one, so that most commits spare the request.
+            # Under a lock, no writer can replace the manifest after it was read. Without one, the conditional write
+            # fails if the manifest of the start is out of date: so most commits need not read it again.
             if attempt or group.can.lock:
                 seen = catalog.read()
             else:
@@ -321,7 +321,7 @@ def _prepare(
         row = rows.get(name)
         is_new = draft.base is None
         if not is_new:
-            _rebase(Member(catalog, name), draft, manifest)
+            _rebase_and_adopt(Member(catalog, name), draft, manifest)
         path = paths[name] if row is None or is_new else row.path
         if is_new:
             rise_above(draft, manifest.gone.get(path, 0))
@@ -334,10 +334,10 @@ def _prepare(
     prepared.update(zip(waiting, revisions, strict=True))
 
 
-def _rebase(member: Member, draft: Draft, manifest: Manifest) -> None:
+def _rebase_and_adopt(member: Member, draft: Draft, manifest: Manifest) -> None:
     """Put the changes of a draft on top of the listed state of its member; adopt the member if it notes no group."""
     if draft.base is None:
-        raise ValueError(f"{draft.url}: a new member has no state to go on from")
+        raise ValueError(f"{draft.url}: expected a draft of an existing member, found one of a new member")
     try:
         current = load_member(member, manifest, last=draft.base)
     except MISSING:
@@ -408,7 +408,10 @@ def _prepare_revision(
     *,
     publishes: bool,
 ) -> _Prepared:
-    """Write the index of the next revision of a member, where no reader looks yet."""
+    """Write the index of the next revision of a member, where no reader looks yet.
+
+    With `publishes`, also publish it under the usual name.
+    """
     number = manifest.number + 1
     draft.annotate(group_commit=GroupCommit(manifest.identity, number, path))
     source = draft
@@ -436,7 +439,7 @@ def _prepare_revision(
     return _Prepared(draft, source, next_plan, row, manifest.identity, base, stored, published)
 
 
-def write_revision(
+def write_earlier_revision(
     catalog: Catalog,
     draft: Draft,
     path: str,
@@ -552,7 +555,9 @@ def _publish(
     newest: Manifest,
     removed: Collection[str],
 ) -> dict[str, Snapshot]:
-    """Publish the new revisions that the `newest` manifest lists, and return the new states.
+    """Publish the new revisions that the `newest` manifest lists, and remove the published indexes of deleted members.
+
+    Returns the new states of the prepared members.
 
     Errors of the store are ignored: the commit has succeeded, and the next one publishes its own revision.
     """
@@ -642,7 +647,7 @@ def _version_of_older(store: Store, new: _Prepared) -> Version | None:
     except MISSING:
         return None
     except FormatError:
-        # A damaged index is no use to any reader, so that a writer may replace it.
+        # A damaged index is of no use to any reader, so a writer may replace it.
         return store.stamp(FRAME_NAME if new.row.sparse else "").version
     noted = published.state.annotations.group_commit
     if noted is not None and noted.identity == new.identity and noted.number >= new.row.number:

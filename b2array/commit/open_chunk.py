@@ -100,7 +100,7 @@ class OpenChunk:
             raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
         has_layout = header.block_nbytes == header.last_block_nbytes == layout.block_nbytes
         regular = has_layout and not header.vl_blocks
-        # Delta encodes each block against the first one, so that no block can be replaced by itself.
+        # Delta encodes each block against the first one, so a single block cannot be replaced.
         if not regular or FilterId.DELTA in header.filters:
             data = decode.decode(stored.region, context=form.context)
             self._add(range(layout.nblocks), data.reshape(layout.nblocks, -1))
@@ -162,7 +162,7 @@ class OpenChunk:
             data = self.form.blank(len(missing))
             data[np.isin(missing, needed)] = decoded
         if undo is not None:
-            # The copy keeps the old mapping as it was, so that undoing only has to put it back.
+            # Changes go to a copy, so undoing only has to put the old mapping back.
             undo.append(partial(setattr, self, "_blocks", self._blocks))
             self._blocks = self._blocks.copy()
         self._add([numbers[i] for i in missing], data)
@@ -197,7 +197,7 @@ class OpenChunk:
         """
         layout = self.form.layout
         if patch is not None:
-            # A value of a field fills no item, so that the other fields must be decoded.
+            # A value for one field does not fill an item, so the other fields must be decoded.
             self._load(patch.numbers, patch.filled if fields is None else None, undo)
             joined = self._neighbours(patch.numbers)
             if joined is not None:
@@ -273,7 +273,7 @@ class OpenChunk:
             return data, 0
         items = rounding.round_items(data.view(form.layout.dtype), form.cparams, form.fill)
         bits = 0
-        # The filters see bytes of `typesize`: only if that is an item can they use the count.
+        # Filters work on units of `typesize` bytes: they can use the count only if such a unit is an item.
         if form.typesize == form.layout.itemsize:
             bits = rounding.count_kept_bits(items)
         return items.view(np.uint8), bits
@@ -355,7 +355,7 @@ class WriteBuffer:
         rest = self.nbytes
         chosen = []
         for n, nbytes in self._sizes.items():
-            # Down to half of the limit, so that not every write has to encode a chunk.
+            # Down to half of the limit: otherwise every further write would have to encode a chunk.
             if rest <= config.write_buffer_bytes // 2:
                 break
             chosen.append(n)

@@ -35,10 +35,10 @@ __all__ = [
     "find_leftovers",
     "find_orphans",
     "newest_time",
-    "of_one_age",
     "read_journal",
     "remove",
     "unneeded_chunks",
+    "with_newest_time",
 ]
 
 Int64Array = npt.NDArray[np.int64]
@@ -158,7 +158,7 @@ def find_orphans(
     orphans |= {name: files[name] for name in names}
     for name, journal in journals.items():
         own = {other: each for other, each in orphans.items() if other == name or _is_from(other, journal.first)}
-        orphans |= of_one_age(own)
+        orphans |= with_newest_time(own)
     return orphans
 
 
@@ -178,7 +178,7 @@ def newest_time(files: Iterable[Listed]) -> float | None:
     return newest
 
 
-def of_one_age(files: Mapping[str, Listed]) -> dict[str, Listed]:
+def with_newest_time(files: Mapping[str, Listed]) -> dict[str, Listed]:
     """Return files with the timestamp of the youngest of them."""
     age = newest_time(files.values())
     return {name: Listed(each.size, age) for name, each in files.items()}
@@ -188,7 +188,7 @@ def find_leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Liste
     """Find the files of unfinished writes in a directory, and next to a file or directory.
 
     A file or directory next to the frame is listed by its name without a path. The name of a directory ends with a
-    slash, and its timestamp is the one of the youngest file in it. A directory whose files are all of other kinds is
+    slash, and it has the timestamp of the youngest file in it. A directory whose files are all of other kinds is
     not listed.
     """
     inside = {name: each for name, each in files.items() if name.endswith(TEMPORARY)}
@@ -201,7 +201,7 @@ def find_leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Liste
                 beside[name] = listed
     if any(name.rstrip("/").endswith(JOURNAL) for name in beside):
         # The writer that rewrites the journal may still need the other files, which it wrote long ago.
-        beside = of_one_age(beside)
+        beside = with_newest_time(beside)
     return inside | beside
 
 
@@ -226,7 +226,7 @@ def _siblings(path: Path, suffix: str) -> Iterator[Path]:
 
 
 def _measure(path: Path) -> Listed | None:
-    """Return the size and time of a file, or of a directory: all its files of frames, and the youngest of them.
+    """Return the size and the time of a file; for a directory, the total size of its frame files and the latest time.
 
     None for a directory with nothing but files of other kinds.
     """

@@ -73,7 +73,7 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
 
 
 def _mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
-    """Yield the chunks in which old and new items meet, but for chunks that repeat the fill value anyway."""
+    """Yield the chunks in which old and new items meet, except chunks that repeat the fill value anyway."""
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
     common = [slice(0, n) for n in _common(old.grid_shape, new.grid_shape)]
     special = special_of(item, new.dtype)
@@ -102,6 +102,7 @@ def append(draft: Draft, values: Array, axis: int) -> None:
     state = reshape(draft.state, shape)
     new = state.require_layout()
     rows = [np.arange(n) for n in old.grid_shape]
+    # The write covers all new items, so new chunks need no fill value.
     _reindex(draft, state, rows, fill=False)
     key = [slice(0, extent, 1) for extent in shape]
     key[axis] = slice(length, shape[axis], 1)
@@ -342,6 +343,7 @@ def make_joint(
     The rules are NumPy's for `numpy.concatenate`, with casting "same_kind".
     """
     axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
+    # Unlike item assignment, which casts any values, appending must not lose a part of them silently.
     array = assignment.of_same_kind(values, dtype)
     if array.ndim != len(shape):
         raise ValueError(f"the values must have {len(shape)} dimensions, as the array has, not {array.ndim}")
@@ -372,6 +374,7 @@ def select_positions(
     >>> positions(slice(None, None, -2), (5, 4), 0), positions([-1, 0, 3], (5, 4), 1)
     (array([0, 2, 4]), array([0, 3]))
     """
+    # Such keys address several axes, or make new ones.
     if key is None or key is Ellipsis or isinstance(key, tuple):
         raise IndexError("only an integer, a slice, an index array or a mask selects along one axis")
     axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))

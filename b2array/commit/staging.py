@@ -250,7 +250,7 @@ class Staging:
             self.reserve_up_to(number)
 
     def reserve_up_to(self, number: int) -> None:
-        """Give no new file this number or a lower one."""
+        """Give new files only numbers above this one."""
         with self._mutex.held_once(_MUTEX_OF):
             self.next = max(self.next, number + 1)
 
@@ -284,7 +284,8 @@ class Staging:
             with self._mutex.held_once(_MUTEX_OF):
                 self._numbers.append(number)
             return number, record
-        raise AssertionError  # for the type checker: there is always another number
+        # The candidates never end; only the type checker does not know that.
+        raise AssertionError
 
     def _candidates(self, n: int) -> Iterator[int]:
         """Yield numbers to try for the file of chunk `n`."""
@@ -317,7 +318,7 @@ class Staging:
 
     @property
     def is_shared(self) -> bool:
-        """Whether this stages chunks of a fork, so that a merge compares them with the chunks of other forks."""
+        """Whether these are chunks of a fork, which a merge compares with the chunks of other forks."""
         return self._is_shared
 
     def inherit(self, segments: Sequence[Segment], extents: Int64Array) -> None:
@@ -377,7 +378,7 @@ class Staging:
     def _segment_at(self, address: int) -> tuple[Segment, int]:
         k = address // SEGMENT
         if k >= len(self._segments):
-            raise ValueError("chunks in files of their own are not spooled")
+            raise ValueError("expected a chunk in the spool, found one in a separate file")
         return self._segments[k], k * SEGMENT
 
     # The end.
@@ -395,7 +396,7 @@ class Staging:
         """Write header and tail of a frame to the spool's file, and return its path."""
         spool = self._spool
         if spool is None or spool.path is None:
-            raise ValueError("the spool has no file to give away")
+            raise ValueError("expected a spool with a file, found one in memory")
         spool.finish(header, tail, durable=durable)
         return spool.path
 

@@ -25,7 +25,7 @@ _DESCRIPTION = ("_meta.b2f", "_meta.b2nd", "_meta.b2frame")
 
 def refuse_columns(store: Store) -> None:
     """Raise ReadOnlyError if the array in a store is a column of a table, or another part of a table."""
-    # Python-blosc2 fixes the paths of columns in a table, so that other arrays cost no look at the store.
+    # The columns of a table have fixed paths, so other arrays need no look at the store.
     parts = _COLUMN.fullmatch(store.url)
     if parts is None:
         return

@@ -91,7 +91,7 @@ class Cache:
         return sum(slab.nbytes for slab in list(self._slabs))
 
     def get_many(self, key: Key, numbers: Iterable[int]) -> dict[int, CacheEntry]:
-        """Return those of some blocks of a chunk that the cache has; the caller must not change their data."""
+        """Return the cached ones among some blocks of a chunk; the caller must not change their data."""
         of_chunk = self._chunks.get(key)
         if of_chunk is None:
             return {}

@@ -58,8 +58,8 @@ def read_manifest(
 class Catalog:
     """The manifest of a group in an object store, as this process last saw it.
 
-    The handles of a group's members share a catalog, so that a commit through one of them spares the next one a
-    request.
+    The handles of a group's members share a catalog. After a commit through one of them, the next one need not read
+    the manifest.
 
     Attributes
     ----------

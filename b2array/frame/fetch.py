@@ -327,7 +327,7 @@ def steps_of(source: Source, request: ChunkRequest) -> Steps:
         nbytes = frame.chunk_nbytes(request.chunk)
         if nbytes is None:
             special = location.name.lower()
-            raise FormatError(f"expected a stored chunk where chunks have sizes of their own, found {special}")
+            raise FormatError(f"expected a stored chunk where chunks have different sizes, found {special}")
         chunk_bytes = encode.special_chunk(
             location,
             nbytes,
@@ -524,7 +524,8 @@ class _Chunk:
         return _Planned(head, numbers, ask, positions, margin)
 
     def _plan_block(self, head: ChunkHead, blocks: Numbers) -> _Planned:
-        """Plan to read one block of a local file, as the read of a single item does, without any array."""
+        """Plan to read one block of a local file."""
+        # The read of a single item takes this route: an array of one number would be its most expensive step.
         block = blocks[0]
         start = int(head.starts[block])
         stop = int(head.stops[block])

@@ -3,7 +3,7 @@
 The manifest contains the ledger. A short list of members is part of the ledger's entry; a long one is an object next to
 the manifest. The list has the path of each member, and names its state. In an object store it names a revision. On a
 local disk it contains the packed state itself: header, metalayers and index, which refer to chunks in the member's
-frame. A commit only appends to the frame, so that these chunks stay in place. A writer that replaces the whole file
+frame. A commit only appends to the frame, so these chunks stay in place. A writer that replaces the whole file
 makes the new frame keep the state, under its generation.
 """
 

@@ -77,7 +77,7 @@ def inspect_place(store: Store) -> Occupant:
     except MISSING:
         return Occupant(None)
     except _UNREADABLE:
-        # The version of its file names a damaged frame, so that an entry may replace just this one.
+        # A damaged frame has no readable identity: the version of its file names it, so that an entry can refer to it.
         names = [FRAME_NAME] if store.is_prefix else ["", FRAME_NAME]
         for name, head in zip(names, store.head(names, 1), strict=True):
             if isinstance(head, Head):
@@ -158,7 +158,7 @@ TABLE: Final[Mapping[tuple[Standing, bool], Mapping[Kind, Action]]] = MappingPro
         (Standing.AFTER, _UNSTAGED): _actions(Action.DONE, Action.DONE, Action.DONE, Action.DONE),
         # A writer that cannot swap two names in one step takes the old frame out before it puts the new one.
         (Standing.NOTHING, _STAGED): _actions(Action.LEAVE, Action.PUT, Action.PUT, Action.DONE),
-        # A later commit of one step has deleted the member, and leaves the log of a killed writer as it is.
+        # A later commit of this member alone has deleted it, and left the log of the killed writer as it was.
         (Standing.NOTHING, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.DONE),
         (Standing.OTHER, _STAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
         (Standing.OTHER, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),

@@ -67,6 +67,7 @@ DATA = ".b2data"
 
 _MAGIC = "b2array group"
 _VERSION = 4
+# Some systems and object stores refuse control characters, and Windows takes a backslash for a slash.
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, msgpack.UnpackException)
 
@@ -143,6 +144,7 @@ def members_among(paths: Iterable[str]) -> dict[str, str]:
     {'a': 'a.b2nd', 'b/c': 'b/c.b2nd'}
     """
     members = {}
+    # Of several kinds with one name, the last suffix in this order counts: an array.
     for path in sorted(paths):
         member = path.removesuffix("/" + FRAME_NAME)
         name = member.rpartition(".")[0]
@@ -170,7 +172,7 @@ def mounts_among(paths: Iterable[str]) -> list[str]:
 
 
 def own_files(paths: Collection[str]) -> Collection[str]:
-    """Return the files of a group except those of groups inside it: a group owns what is below it, up to the next one.
+    """Return the files of a group without the files of groups inside it: it owns everything up to the next group.
 
     Examples
     --------
@@ -249,7 +251,7 @@ class Entry:
         has_payload = type(payload) is bytes if kind == "patch" else _is_token(payload)
         has_states = isinstance(before, str) and isinstance(after, str)
         if kind not in _KINDS or not has_states or not has_payload:
-            raise FormatError(f"expected how {path!r} changes in the log of a manifest, found something else")
+            raise FormatError(f"expected an entry for {path!r} in the log of a manifest, found something else")
         return cls(kind, before, after, payload)
 
 
@@ -296,6 +298,7 @@ class Row:
 
     def pack(self) -> list[Any]:
         """Return the row as a list for msgpack."""
+        # Every commit writes all rows, and bytes take half the space of the hexadecimal text.
         revision = bytes.fromhex(self.revision)
         return [self.path, revision, self.sparse, self.number, self.next]
 
@@ -434,6 +437,7 @@ class Manifest:
         }
         if self.rows is not None:
             content["rows"] = {name: row.pack() for name, row in self.rows.items()}
+        # Most manifests have none of the following entries, and are smaller without them.
         if self.summaries:
             content["summaries"] = self.summaries
         if self.recent:
@@ -450,6 +454,7 @@ class Manifest:
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
         """Read a manifest."""
+        # Keys of wrong types fail the checks of their entries, with errors that name them.
         try:
             content = msgpack.unpackb(buf, strict_map_key=False)
         except _UNREADABLE as error:

@@ -91,7 +91,7 @@ def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> P
     """Return the group that will contain a new frame, if any, and the name of the frame there.
 
     This resolves links in a local path. Servers get requests only if a part of the URL has the usual ending of a group
-    or an archive, so that other new frames cost no request.
+    or an archive, so other new frames cost no request.
 
     Examples
     --------
@@ -103,6 +103,7 @@ def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> P
     store = open_store(url, storage_options=storage_options)
     if isinstance(store, LocalStore):
         return group_of(os.path.realpath(store.url))
+    # Looks at memory cost nothing, whatever the ending.
     if store.in_process:
         return group_of(url, storage_options)
     outer, mark, fragment = os.fsdecode(url).rpartition("#")
@@ -135,6 +136,7 @@ def _find_innermost(
     Each of the places in `asked` is a number of parts, and the object there that marks a group.
     """
     names = ["/".join(filter(None, (*parts[1:count], sign))) for count, sign in asked]
+    # 16 bytes are enough for every magic.
     heads = store.head(names, 16)
     for (count, sign), head in zip(asked, heads, strict=True):
         if not isinstance(head, Head):
@@ -173,6 +175,7 @@ def _likely(
     for count in counts:
         if parts[count - 1].endswith(GROUP):
             asked.append((count, MANIFEST))
+            # One look for a group without a manifest is enough for a helpful error.
             if count == counts[0]:
                 asked.append((count, EMBEDDED))
         elif count < whole:

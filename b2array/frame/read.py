@@ -97,6 +97,7 @@ def read(
     if source.buffer is not None:
         chunks = filterfalse(reader.copy_open, chunks)
     planned = starmap(reader.plan, chunks)
+    # Two plans show whether threads share one chunk or several chunks.
     first = list(islice(planned, 2))
     jobs = chain(first, planned)
     if len(first) == 1:
@@ -121,8 +122,9 @@ def make_reader(
 ) -> ChunkReader:
     """Return a reader that plans and carries out a read; the parameters are the ones of `read`."""
     is_small = max(box.nbytes, nbytes) <= config.cache_bytes // _SHARE
-    # The chunks of a transaction can change, so that their blocks have no key.
+    # The chunks of a transaction can change, so their blocks have no key.
     key = source.cache_key if isinstance(source, Snapshot) and is_small else None
+    # Slices have a faster route through the tiling than index arrays.
     by_slices = axes is None and np.ndarray not in map(type, positions)
     frame = source.frame
     context = _context(frame.codec, frame.codec_meta, layout.blocks)
@@ -160,6 +162,7 @@ def windows(jobs: Iterable[ChunkRead]) -> Iterator[list[ChunkRead]]:
 def _fetch_window(jobs: list[ChunkRead]) -> list[tuple[ChunkRead, Stored | None]]:
     """Fetch chunks of one read. The first chunk that fails raises its error."""
     requests = [ChunkRequest(job.number, job.wanted) for job in jobs if job.wanted]
+    # All jobs are of one reader, so of one source.
     stored = iter(fetch(jobs[0].reader.source, requests))
     return [(job, next(stored) if job.wanted else None) for job in jobs]
 

@@ -78,7 +78,7 @@ _PICKLED_NBYTES = 2**16
 """Pickles leave out tables of sizes with more bytes, if only writers need them."""
 _MANY_CHUNKS = 2**18
 _FEW_SEARCHES = 8
-"""An index of so many chunks is searched so many times before a sorted copy of it is made."""
+"""An index of at least `_MANY_CHUNKS` chunks is searched `_FEW_SEARCHES` times before a sorted copy is made."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,7 +120,7 @@ class Snapshot(Source):
         The ends of the file that were read with the index.
     again : callable, optional
         Reads the state anew by the manifest of its local group, because the group has committed the state but not
-        applied it yet, so that the store may have an earlier one. With ``carries_out``, it applies the state first.
+        applied it yet, and the store may have an earlier one. With ``carries_out``, it applies the state first.
     member : Member, optional
         The group in an object store that commits for the frame.
     index : str
@@ -174,7 +174,7 @@ class Snapshot(Source):
         return self.index or (FRAME_NAME if self.sparse else "")
 
     def _is_packed_elsewhere(self) -> bool:
-        """Whether the group has packed this state, so that the frame itself has no bytes which identify it."""
+        """Whether the group has packed this state, so no bytes of the frame itself identify it."""
         return self.at is not None and bool(self.at.packed)
 
     @property
@@ -479,11 +479,11 @@ def load_member(
         return load_revision(member, row)
     if row.revision not in ("", published.generation):
         return load_revision(member, row)
-    listed = None if row.revision else _listed_inside(published, row)
+    listed = None if row.revision else _follow_mount(published, row)
     return listed or replace(published, member=member, published=published.version)
 
 
-def _listed_inside(published: Snapshot, row: Row) -> Snapshot | None:
+def _follow_mount(published: Snapshot, row: Row) -> Snapshot | None:
     """Return the state that a group inside the group of a row lists; None for a member of the group itself."""
     noted = published.state.annotations.group_commit
     if noted is None or noted.path == row.path:
@@ -707,7 +707,7 @@ def load_kept_states(revision: Snapshot, entries: Sequence[Kept]) -> list[Snapsh
     FormatError
         The index of a state is damaged.
     ConflictError
-        The frame has changed since it was read, so that an index is not in its place any more.
+        The frame has changed since it was read, and an index is not in its place any more.
     SnapshotLostError
         Other software has overwritten the index of a state.
     """
@@ -798,7 +798,7 @@ def head_if_unchanged(
     if not name and described.frame_type == FrameType.SPARSE:
         name = FRAME_NAME
     stop = described.frame_len
-    # A small frame is read as a whole, so that its fingerprint takes no further request.
+    # A small frame is read as a whole, so its fingerprint takes no further request.
     wanted = stop if stop <= _FIRST_READ else len(header)
     (head,) = store.head([name], wanted, offset=start)
     if isinstance(head, Exception) or head.data[: len(header)] != header:

@@ -174,7 +174,7 @@ class Source(ABC):
 
     def entry(self, n: int) -> int | Special:
         """Return the index's entry for chunk `n`; ChunkLostError if the chunk is lost."""
-        # First, so that a number out of range raises its own error.
+        # A number out of range raises its error here, before the check for lost chunks.
         entry = self.state.frame.entry(n)
         if n in self.state.annotations.lost:
             raise ChunkLostError(f"chunk {n} of {self.url} is lost: a repair of the frame could not save it")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
-from b2array.commit.many import write_revision
+from b2array.commit.many import write_earlier_revision
 from b2array.format.state import State as FrameState
 from b2array.frame.listing import MemberState
 from b2array.frame.snapshot import Snapshot
@@ -126,5 +126,5 @@ def _write_state(
 ) -> MemberState:
     """Write the revision of a state whose chunks are in the draft of a copy."""
     note = next_note(changes, path)
-    row = write_revision(changes.view.catalog, draft, path, state, note)
+    row = write_earlier_revision(changes.view.catalog, draft, path, state, note)
     return MemberState(path, bytes.fromhex(row.revision), row.sparse)

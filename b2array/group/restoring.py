@@ -131,7 +131,7 @@ def _restore_member(
         draft = draft_of(changes, path)
         is_same = latest.state.annotations.identity == revision.state.annotations.identity
         if is_same and draft.sparse and revision.sparse:
-            edits.go_back(draft, revision.state)
+            edits.restore_state(draft, revision.state)
             return
         if is_same:
             ledger = latest  # the member's own snapshots stay

@@ -148,7 +148,7 @@ def _in_prefix(
         files = {}
     has_journal = any(name.endswith(JOURNAL) for name in files)
     if has_journal and not wanted:  # a transaction is about to make the member
-        files = pending.of_one_age(files)
+        files = pending.with_newest_time(files)
     indexes = {name: each for name, each in files.items() if is_index_name(name)}
     live_indexes = {index_name(revision) for revision in wanted}
     old = _find_replaced(indexes, live_indexes, seconds, now)

@@ -392,7 +392,7 @@ def _clean_outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cl
     for frame in with_journal:
         # The writer that keeps the journal young may still need the other files, which it wrote long ago.
         of_frame = {path: unneeded_files[path] for path in left if left[path] == frame}
-        unneeded_files |= pending.of_one_age(of_frame)
+        unneeded_files |= pending.with_newest_time(of_frame)
     old = _older(group.store, unneeded_files, seconds)
     if not dry_run:
         for path in old:

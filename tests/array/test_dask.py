@@ -30,7 +30,7 @@ from b2array import config, threads
 from b2array.array import dask as dask_io
 from b2array.array import dask_chunks
 from b2array.array.frozen import Frozen
-from b2array.commit.fork import finish, make_fork_point, write_part
+from b2array.commit.fork import commit_changes, make_fork_point, write_part
 from b2array.errors import ConflictError, ReadOnlyError
 from b2array.store.endings import JOURNAL
 
@@ -547,11 +547,11 @@ def test_a_commit_that_is_repeated_after_others_removes_nothing(tmp_path: Path) 
     origin = make_fork_point(a._handle.new_draft(), lasts=True)
     whole = slice(0, 4, 1), slice(0, 100, 1)
     change = write_part(origin, whole, np.ones((4, 100)))
-    finish(origin, [change], again=True)
+    commit_changes(origin, [change], again=True)
     held = b2array.open(a.url)
     b2array.open(a.url, mode="r+").store(da.full((4, 100), 2.0, chunks=(1, 100)), scheduler="sync")
     with pytest.raises(ConflictError):  # its worker died before it could say that the commit had happened
-        finish(pickle.loads(pickle.dumps(origin)), [change], again=True)
+        commit_changes(pickle.loads(pickle.dumps(origin)), [change], again=True)
     assert (held[...] == 1).all()
 
 
@@ -596,8 +596,8 @@ def test_a_repeated_task_does_no_harm(stored: b2array.NDArray) -> None:
     if (np.asarray(first.codes) >= 0).all():
         assert not np.isin(first.codes, again.codes).any()
     copy = pickle.loads(pickle.dumps(origin))
-    done = finish(copy, [first, again])
-    assert finish(origin, [first]).generation == done.generation
+    done = commit_changes(copy, [first, again])
+    assert commit_changes(origin, [first]).generation == done.generation
     stored.refresh()
     assert np.array_equal(stored[...], values)
 
@@ -607,7 +607,7 @@ def test_tasks_that_put_different_items_into_a_chunk_are_a_conflict(stored: b2ar
     first = write_part(origin, (slice(0, 43, 1), slice(0, 30, 1)), numbers(43, 30) * 3)
     other = write_part(origin, (slice(0, 10, 1), slice(0, 30, 1)), numbers(10, 30) * 3 + 1)
     with pytest.raises(ConflictError, match=r"chunks \[0, 1, 2, 3\]"):
-        finish(origin, [first, other])
+        commit_changes(origin, [first, other])
     assert np.array_equal(b2array.open(stored.url), stored[...])
     assert leftovers(Path(stored.url).parent) == []
 

@@ -150,14 +150,14 @@ def test_a_slow_write_notices_that_its_chunks_are_gone(
     url = tmp_path / "a.b2nd"
     a = b2array.asarray(values(), **place(url, layout))
     monkeypatch.setattr(staging, "CHECKED_AFTER", 0.0)
-    original = graphs.finish
+    original = graphs.commit_changes
 
     def finish(*args: object) -> object:
         assert b2array.vacuum(url, grace=0).removed
         return original(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(graphs, "finish", finish)
+        patched.setattr(graphs, "commit_changes", finish)
         with pytest.raises(ConflictError, match="somebody removed"):
             a.store(source(-1))
     assert np.array_equal(b2array.open(url)[...], values())
@@ -202,7 +202,7 @@ def test_leftovers_on_s3_are_removed(
     if there:
         b2array.asarray(values(), **where, **layout)
     with monkeypatch.context() as patched:
-        patched.setattr(graphs, "finish", lambda *_: (_ for _ in ()).throw(OSError("the client went away")))
+        patched.setattr(graphs, "commit_changes", lambda *_: (_ for _ in ()).throw(OSError("the client went away")))
         with pytest.raises(OSError, match="went away"):
             write()
     assert b2array.vacuum(**where, grace="1h").removed == ()
