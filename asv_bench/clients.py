@@ -191,9 +191,17 @@ def openers(name: str, endpoint: str) -> dict[str, Callable[[], Any]]:
     client = CLIENTS[name]
     options = client.options(endpoint)
     base = client.url or f"{endpoint}/{BUCKET}"
+
+    def opener(layout: str) -> Callable[[], Any]:
+        def opened() -> Any:
+            b2array.config.obstore = "obstore" in name  # by itself, it would serve the other clients as well
+            return b2array.open(f"{base}/{layout}", **given)
+
+        return opened
+
     found: dict[str, Callable[[], Any]] = {
-        "b2array": lambda: b2array.open(f"{base}/sparse.b2nd/" if name == "HTTP" else f"{base}/sparse.b2nd", **given),
-        "b2array, one file": lambda: b2array.open(f"{base}/contiguous.b2nd", **given),
+        "b2array": opener("sparse.b2nd/" if name == "HTTP" else "sparse.b2nd"),
+        "b2array, one file": opener("contiguous.b2nd"),
     }
     given = {"storage_options": options}
     if name in ZARR:

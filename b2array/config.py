@@ -74,6 +74,10 @@ durable: bool | str = "ordered"
 "full": nothing, because a commit returns when the disk has all of it. "off": whole arrays, if they were written in the
 last minute, because nothing waits for the disk. True means "full" and False "off"."""
 
+obstore: bool = True
+"""Whether ranges of objects in clouds and on HTTP servers are read through obstore, where it is installed and can send
+the same requests as the client of fsspec. False leaves all of them to that client."""
+
 retries: int = 5
 """How often to try a commit again when another writer came first, and a request to an HTTP server that failed."""
 
@@ -93,6 +97,7 @@ _SETTINGS: Final[dict[str, tuple[str, _Check]]] = {
     "coalesce_gap": ("a number of bytes, 0 or more", _at_least(0)),
     "durable": ("'off', 'ordered' or 'full'", lambda value: value in ("ordered", "full", "off", True, False)),
     "limits": ("a b2array.config.Limits", lambda value: isinstance(value, Limits)),
+    "obstore": ("True or False", lambda value: isinstance(value, bool)),
     "retries": ("a whole number, 0 or more", _at_least(0)),
     "threads": ("a whole number, 1 or more", _at_least(1)),
     "verify": ("'always' or 'never'", lambda value: isinstance(value, str) and value in ("always", "never")),

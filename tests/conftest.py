@@ -310,9 +310,10 @@ def bucket(s3_options: dict[str, object], cloud_of: Callable[[str], clouds.Cloud
 
 @pytest.fixture
 def s3_calls(s3_options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Remember the methods of S3 that are called from now on; listing is forbidden."""
+    """Remember the methods of S3 that s3fs calls from now on, for all requests; listing is forbidden."""
     import s3fs
 
+    monkeypatch.setattr(b2array.config, "obstore", False)
     calls = []
     original = s3fs.S3FileSystem._call_s3
 
@@ -337,6 +338,7 @@ def s3_without_list(s3_options: dict[str, object], monkeypatch: pytest.MonkeyPat
     import s3fs
     from botocore.exceptions import ClientError
 
+    monkeypatch.setattr(b2array.config, "obstore", False)  # it is s3fs that is made to say so
     original = s3fs.S3FileSystem._call_s3
 
     def cause(method: str) -> Exception:

@@ -33,7 +33,7 @@ class RangeServer:
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     """Method, path with query, and Range header of every request."""
     headers: list[dict[str, str]] = field(default_factory=list)
-    """The headers of every request."""
+    """The headers of every request. Clients write the names in different ways: here they begin with capitals."""
     replies: list[bytes | str] = field(default_factory=list)
     """What the next requests get instead: bytes to send before the connection is closed, or "reset"."""
     delay: float = 0.0
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         served = self.served
         with self.lock:
-            served.headers.append(dict(self.headers))
+            served.headers.append({name.title(): value for name, value in self.headers.items()})
             served.requests.append((self.command, self.path, self.headers.get("Range")))
             served.under_way += 1
             served.most_under_way = max(served.most_under_way, served.under_way)

@@ -58,7 +58,7 @@ OPTIONAL = {
     "h5py": {"exchange.hdf5"},
     "imagecodecs": {"codec.jpeg2000"},
     "lz4": {"codec.codecs"},
-    "obstore": {"store.obstore"},
+    "obstore": {"store.obstore", "store.ranges"},
     "ml_dtypes": {"array.creation", "format.dtypes"},
     "rich": {"tools.cli"},
     "s3fs": {"store.s3"},

@@ -102,10 +102,13 @@ def read(
     jobs = chain(first, planned)
     if len(first) == 1:
         reader.run(first[0], in_threads=True)
-    elif not source.is_local:
-        for _ in threads.spread(lambda pair: reader.finish(*pair), fetch_ahead(jobs, _fetch_window)):
+        return
+    is_large = max((len(job.wanted) for job in first), default=0) * layout.block_nbytes >= _LEAST_SHARED
+    if not source.is_local:
+        finish = threads.spread if is_large else map
+        for _ in finish(lambda pair: reader.finish(*pair), fetch_ahead(jobs, _fetch_window)):
             pass
-    elif max((len(job.wanted) for job in first), default=0) * layout.block_nbytes >= _LEAST_SHARED:
+    elif is_large:
         threads.each(reader.run, jobs)
     else:
         for job in jobs:

@@ -18,7 +18,8 @@ cloud          object stores that compare while they write: commits by condition
 s3             their requests to S3
 gcs            ... to Google Cloud Storage
 azure          ... to Azure Blob Storage
-obstore        ... to all three through obstore
+obstore        ... to all three through obstore, and nobody else
+ranges         reads of these and of HTTP servers through obstore, in place of the usual client
 shared_memory  memory://
 upload         large objects in parts
 spans          byte ranges worth reading together

@@ -5,10 +5,14 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
+from b2array.store import ranges
 from b2array.store.base import Stamp, Version, conflict, where
 from b2array.store.cloud import ABSENT, CloudStore, UploadPart, remove_each
+from b2array.store.remote import answer
 
 __all__ = ["AzureStore"]
 
@@ -22,6 +26,24 @@ class AzureStore(CloudStore):
     def connections(self) -> int:
         """Return a number that the client allows."""
         return 32
+
+    async def _settings(self, fs: Any) -> ranges.Client | None:
+        if ranges.name_of(fs) != "adlfs.spec.AzureBlobFileSystem" or fs.location_mode != "primary":
+            return None
+        if fs.version_aware or fs._timeout_kwargs:
+            return None
+        service = fs.service_client
+        endpoint, _, query = service.url.partition("?")
+        said: dict[str, Any] = {"endpoint": endpoint.rstrip("/"), "account_name": service.account_name}
+        said["skip_signature"] = service.credential is None and not query
+        key = getattr(service.credential, "account_key", None)
+        if query:
+            said["credential_provider"] = lambda: {"sas_token": query, "expires_at": None}
+        elif key is not None:
+            said["credential_provider"] = lambda: {"access_key": key, "expires_at": None}
+        elif service.credential is not None:
+            said["credential_provider"] = partial(_token, fs.loop, service.credential)
+        return ranges.Client(partial(ranges.azure_store, said))
 
     def _translate(self, error: Exception, name: str) -> Exception:
         # A write of a blob discards the parts that others have sent for it.
@@ -102,6 +124,12 @@ class AzureStore(CloudStore):
                 await blob.delete_blob(**fs._timeout_kwargs)
 
         await remove_each(map(remove, paths))
+
+
+def _token(loop: Any, credential: Any) -> dict[str, Any]:
+    """Return a token for storage, and when it expires."""
+    token = answer(loop, partial(credential.get_token, "https://storage.azure.com/.default"))
+    return {"token": token.token, "expires_at": datetime.fromtimestamp(token.expires_on, UTC)}
 
 
 def _blob(fs: Any, path: str) -> Any:

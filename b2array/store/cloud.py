@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from b2array import threads
 from b2array.buffers import Buffer
 from b2array.errors import LimitError
-from b2array.store import upload
+from b2array.store import ranges, upload
 from b2array.store.base import (
     Capabilities,
     HiddenError,
@@ -139,6 +139,21 @@ class CloudStore(FsspecStore):
 
     def _answers(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
         return self._get_each(partial(self._of_readable, self._get), spans, expected)
+
+    def _describe(self, fs: Any) -> ranges.Client | None:
+        if ranges.has_proxy():
+            return None
+        return answer(fs.loop, partial(self._settings, fs))
+
+    async def _settings(self, fs: Any) -> ranges.Client | None:
+        """Return the client that sends what the file system would send, with its credentials."""
+        return None
+
+    def _address_of(self, fs: Any, path: str) -> ranges.Address | None:
+        bucket, key, version = (*fs.split_path(path), None)[:3]
+        if version is not None or not (ranges.is_plain(bucket) and ranges.is_plain(key)):
+            return None
+        return ranges.Address(bucket, key)
 
     def stamp(self, name: str) -> Stamp:
         return self._wait(name, partial(self._of_readable, self._ask))

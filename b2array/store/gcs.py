@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from datetime import UTC
+from functools import partial
 from typing import Any
 
 from b2array import config
+from b2array.store import ranges
 from b2array.store.base import Stamp, Version
 from b2array.store.cloud import ABSENT, CloudStore, UploadPart, remove_each
 from b2array.store.remote import bytes_range
@@ -16,6 +19,7 @@ __all__ = ["GcsStore"]
 
 _OBJECT = "b/{}/o/{}"
 _BYTES = {"Content-Type": "application/octet-stream"}
+_CLASSES = ("gcsfs.core.GCSFileSystem", "gcsfs.extended_gcsfs.ExtendedGcsFileSystem")
 _PERSISTED = re.compile(r"bytes=0-(\d+)")
 
 
@@ -30,6 +34,21 @@ class GcsStore(CloudStore):
     def connections(self) -> int:
         """Return a number that the client allows."""
         return 32
+
+    async def _settings(self, fs: Any) -> ranges.Client | None:
+        if ranges.name_of(fs) not in _CLASSES or getattr(fs, "_use_client_cert", False):
+            return None
+        if fs.requester_pays or fs.session_kwargs or fs.version_aware:
+            return None
+        if fs.timeout or fs.requests_timeout:
+            return None
+        if getattr(fs.credentials.credentials, "quota_project_id", None):  # it is billed, by another header
+            return None
+        is_anonymous = fs.credentials.credentials is None
+        said: dict[str, Any] = {"base_url": fs._location, "skip_signature": is_anonymous}
+        if not is_anonymous:
+            said["credential_provider"] = partial(_token, fs.credentials)
+        return ranges.Client(partial(ranges.gcs_store, said), tag="version", conditional=False)
 
     async def _get(
         self,
@@ -97,6 +116,13 @@ class GcsStore(CloudStore):
 
     async def _remove(self, fs: Any, paths: Sequence[str]) -> None:
         await remove_each(fs._call("DELETE", _OBJECT, *_place(fs, path)) for path in paths)
+
+
+def _token(credentials: Any) -> dict[str, Any]:
+    """Return the token that gcsfs sends, and when it expires."""
+    credentials.maybe_refresh()
+    expiry = credentials.credentials.expiry
+    return {"token": credentials.credentials.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}
 
 
 def _uploads(fs: Any) -> str:

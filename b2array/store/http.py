@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from b2array.errors import ConflictError, UnsupportedError
+from b2array.store import ranges
 from b2array.store.base import Capabilities, Listed, Stamp, Version, stale_reader, where
 from b2array.store.remote import FsspecStore, bytes_range, patiently, stamp_of, status_of
 from b2array.store.spans import Span
@@ -19,6 +20,7 @@ __all__ = ["HttpStore"]
 
 _BUSY = (429, 500, 502, 503, 504)
 _COMPRESSED = ("br", "deflate", "gzip", "zstd")
+_PLAIN_URL = re.compile(r"(https?://[A-Za-z0-9.-]+(?::\d+)?)/(.+)")
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 
 
@@ -38,11 +40,29 @@ class HttpStore(FsspecStore):
         return 100
 
     def _answers(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
-        answers = self._get_each(self._get, spans, expected)
+        # Without a strong entity tag there is nothing to compare.
+        answers = self._get_each(self._get, spans, expected if _is_strong(expected) else None)
         return [
             each if isinstance(each, Exception) else _answer(span, *each)
             for span, each in zip(spans, answers, strict=True)
         ]
+
+    def _describe(self, fs: Any) -> ranges.Client | None:
+        from fsspec.implementations.http import HTTPFileSystem, get_client
+
+        headers = fs.kwargs.get("headers", {})
+        knows_others = fs.client_kwargs or fs.encoded or fs.get_client is not get_client
+        if type(fs) is not HTTPFileSystem or knows_others or ranges.has_proxy():
+            return None
+        if {*fs.kwargs} - {"headers"} or {*map(type, headers.values())} - {str}:
+            return None
+        return ranges.Client(partial(ranges.http_store, headers), is_http=True)
+
+    def _address_of(self, fs: Any, path: str) -> ranges.Address | None:
+        match = _PLAIN_URL.fullmatch(path)
+        if match is None or not ranges.is_plain(match[2]):
+            return None
+        return ranges.Address(match[1], match[2])
 
     def read(
         self,

@@ -9,9 +9,12 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
+from b2array import config
 from b2array.errors import FormatError, LimitError, UnsupportedError
+from b2array.store import ranges
 from b2array.store.base import Capabilities, Listed, Stamp, Version, conflict, where
 from b2array.store.cloud import ABSENT, CloudStore, remove_each
 from b2array.store.file_systems import FILE_SYSTEM
@@ -82,6 +85,17 @@ class ObstoreStore(CloudStore):
             # That ends the key at "#" and "?", which are letters in names of objects.
             path = self._address.removeprefix(f"{fs.protocol}://")
         return fs, path.rstrip("/")
+
+    def _range_client(self, fs: Any) -> ranges.Client | None:
+        return ranges.client_of(fs, partial(self._describe, fs)) if config.obstore else None
+
+    def _describe(self, fs: Any) -> ranges.Client:
+        conditional, is_http = self._cloud != "gcs", self._cloud == "http"
+        return ranges.Client(fs._construct_store, self._tag, conditional, is_http, is_alone=True)
+
+    def _address_of(self, fs: Any, path: str) -> ranges.Address | None:
+        bucket, _, key = path.partition("/")
+        return ranges.Address(bucket, key) if key else None
 
     def _translate(self, error: Exception, name: str) -> Exception:
         place, text = where(self.url, name), str(error)

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 from b2array.errors import UnsupportedError
+from b2array.store import ranges
 from b2array.store.base import Stamp, Version, where
 from b2array.store.cloud import ABSENT, CloudStore, UploadPart
 from b2array.store.file_systems import FILE_SYSTEM
-from b2array.store.remote import bytes_range, patiently
+from b2array.store.remote import answer, bytes_range, patiently
 
 __all__ = ["S3Store"]
 
 _FEW, _MANY = 10, 50
 """How many connections a client of S3 has by itself, and how many the store asks for before it connects."""
+_CLIENT_OPTIONS = {
+    "aws_access_key_id",
+    "aws_secret_access_key",
+    "aws_session_token",
+    "endpoint_url",
+    "region_name",
+}
 _DELETE_LIMIT = 1000  # keys that one request can delete
 
 
@@ -38,6 +48,32 @@ class S3Store(CloudStore):
         if fs._s3 is None and FILE_SYSTEM not in self._options:
             fs.config_kwargs = {"max_pool_connections": _MANY, **fs.config_kwargs}
         return fs, root
+
+    async def _settings(self, fs: Any) -> ranges.Client | None:
+        unusual = fs.version_aware or fs.s3_additional_kwargs or fs.cache_regions
+        translatable = {*fs.client_kwargs} <= _CLIENT_OPTIONS and {*fs.config_kwargs} <= {"max_pool_connections"}
+        if ranges.name_of(fs) != "s3fs.core.S3FileSystem" or unusual or not translatable:
+            return None
+        client = await fs.set_session()
+        meta = client.meta
+        configuration = meta.config
+        named = os.environ.get("AWS_ENDPOINT_URL_S3", meta.endpoint_url)
+        if configuration.s3 or configuration.proxies or named != meta.endpoint_url:
+            return None
+        if configuration.use_fips_endpoint or configuration.use_dualstack_endpoint or _has_keys_of_objects():
+            return None
+        region = "us-east-1" if meta.region_name in (None, "aws-global") else meta.region_name
+        said: dict[str, Any] = {
+            "endpoint": meta.endpoint_url,
+            "region": region,
+            "request_payer": bool(fs.requester_pays),
+            "s3_express": False,
+            "skip_signature": bool(fs.anon),
+            "virtual_hosted_style_request": False,
+        }
+        if not fs.anon:
+            said["credential_provider"] = await _credentials(fs)
+        return ranges.Client(partial(ranges.s3_store, said))
 
     def _translate(self, error: Exception, name: str) -> Exception:
         if _code(error) == "NoSuchBucket":
@@ -126,6 +162,34 @@ class S3Store(CloudStore):
             answer = await fs._call_s3("delete_objects", Bucket=places[0]["Bucket"], Delete=keys)
             for failed in answer.get("Errors", []):
                 raise OSError(f"cannot delete {failed.get('Key')}: {failed.get('Message')}")
+
+
+def _has_keys_of_objects() -> bool:
+    """Whether the environment has keys by which obstore would ask S3 to decrypt objects."""
+    return any(name.startswith("AWS_SSE_") for name in os.environ)
+
+
+async def _credentials(fs: Any) -> Callable[[], dict[str, Any]]:
+    """Return a function that gives obstore the credentials of a file system, which may change."""
+    options = fs.client_kwargs
+    key = fs.key or options.get("aws_access_key_id")
+    secret = fs.secret or options.get("aws_secret_access_key")
+    if key:
+        token = fs.token or options.get("aws_session_token")
+        keys = {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
+        return lambda: keys
+    credentials = await fs.session.get_credentials()
+
+    def ask() -> dict[str, Any]:
+        frozen = answer(fs.loop, credentials.get_frozen_credentials)
+        # botocore gives new ones in time: what it gives lasts for ten minutes.
+        soon = datetime.now(UTC) + timedelta(minutes=10)
+        keys = {"access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key, "token": frozen.token}
+        return {**keys, "expires_at": soon}
+
+    if credentials is None:
+        raise ValueError("expected credentials of the session, found none")
+    return ask
 
 
 def _code(error: Exception) -> object:

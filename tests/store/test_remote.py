@@ -300,6 +300,7 @@ def test_an_answer_of_a_cloud_that_is_cut_off_is_no_damage(cloud, cloud_url, mon
         return content[:50], stamp
 
     monkeypatch.setattr(type(store), "_get", cut)
+    monkeypatch.setattr(config, "obstore", False)
     with config.using(retries=1):
         (probed,) = store.head([""], 100, offset=100)
     assert "expected 100 bytes at 100, found 50: the answer is cut off" in str(probed)

@@ -1,0 +1,342 @@
+"""Ranges of bytes through obstore, a client written in Rust, for the stores on HTTP servers and in clouds.
+
+The file system of fsspec stays the client that decides: it has the options, finds the credentials, writes, and says
+what is wrong. Once it is known what it would send, obstore may send the same GET requests, with a fraction of the
+Python. Whatever obstore cannot answer beyond doubt, the file system is asked again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from queue import Empty, SimpleQueue
+from typing import Any, ClassVar, Final, NamedTuple
+
+from b2array import config, threads
+from b2array.errors import UnsupportedError
+from b2array.store.base import Stamp, Version
+from b2array.store.spans import Span
+
+__all__ = [
+    "CONFIGURATION",
+    "Client",
+    "Got",
+    "client_of",
+    "has_proxy",
+    "http_store",
+    "is_plain",
+    "is_possible",
+    "name_of",
+]
+
+_IS_INSTALLED = find_spec("obstore") is not None
+_MOST_THREADS = 64
+_PATIENCE = 3
+_REST = 300.0
+"""After so many failures in a row, a client is left alone for so many seconds."""
+_OPTIONS = {"connect_timeout": "20s", "read_timeout": "60s", "timeout": "600s", "allow_http": True}
+CONFIGURATION: Final[Mapping[str, Any]] = {"client_options": _OPTIONS, "retry_config": {"max_retries": 0}}
+"""How obstore's stores are made. The file system tries again, as often as its options say."""
+_PART = r"(?![.]{1,2}(?:/|$))[A-Za-z0-9._~=-]+"
+_PLAIN = re.compile(f"{_PART}(?:/{_PART})*")
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|[Tt]he specified (bucket|container) does not exist")
+_BEYOND = re.compile(r"\b416\b")
+_DENIALS = ("PermissionDeniedError", "UnauthenticatedError")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_IDENTITY = {"accept-encoding": "identity"}
+
+
+class Address(NamedTuple):
+    """An object as obstore names it: the bucket, or the origin of a server, and the path in it."""
+
+    bucket: str
+    path: str
+
+
+Got = tuple[Any, Stamp]
+"""The bytes of a range, as a buffer, and the state of the object."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """A store of obstore, None if it could not be made, and how it has done lately."""
+
+    store: Any
+    failures: int = 0
+    resting_until: float = 0.0
+
+    def fail(self) -> None:
+        self.failures += 1
+        if self.failures >= _PATIENCE:
+            self.failures = 0
+            self.resting_until = time.monotonic() + _REST
+
+    @property
+    def is_resting(self) -> bool:
+        return self.resting_until > 0 and time.monotonic() < self.resting_until
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What sends the requests of one file system, in this process.
+
+    Parameters
+    ----------
+    make : callable
+        Returns obstore's store for a bucket.
+    tag : {"e_tag", "version"}
+        What tells the states of an object apart.
+    conditional : bool
+        Whether requests name the expected state. Answers are compared with it in any case.
+    is_http : bool
+        Whether the server may be any HTTP server, whose answers may be pages or compressed.
+    is_alone : bool
+        Whether the file system itself works through obstore, so that nobody else can be asked.
+    """
+
+    make: Callable[[str], Any]
+    tag: str = "e_tag"
+    conditional: bool = True
+    is_http: bool = False
+    is_alone: bool = False
+    buckets: dict[str, _Bucket] = field(default_factory=dict)
+
+    def get(
+        self,
+        addresses: Sequence[Address],
+        spans: Sequence[Span],
+        expected: Version | None,
+    ) -> list[Got | Exception | None]:
+        """Read the spans, all at once. None stands for an answer that the file system has to give."""
+        calls = []
+        for address, span in zip(addresses, spans, strict=True):
+            bucket = self.buckets.get(address.bucket) or self._begin(address.bucket)
+            if bucket.store is None or bucket.is_resting:
+                return [None] * len(spans)
+            calls.append(partial(self._ask, bucket, address.path, span, expected))
+        # Ctrl-C does not interrupt a call of obstore. Signals reach the main thread only.
+        if len(calls) == 1 and threading.current_thread() is not threading.main_thread():
+            return [calls[0]()]
+        return _waiters.together(calls)
+
+    def _begin(self, name: str) -> _Bucket:
+        store = None
+        # The file system says better what is wrong, unless it is the one that obstore made.
+        with nullcontext() if self.is_alone else suppress(Exception):
+            store = self.make(name)
+        bucket = self.buckets[name] = _Bucket(store)
+        return bucket
+
+    def _ask(
+        self,
+        bucket: _Bucket,
+        path: str,
+        span: Span,
+        expected: Version | None,
+    ) -> Got | Exception | None:
+        _, start, stop = span
+        options: dict[str, Any] = {"range": {"suffix": -start} if start < 0 else (start, stop)}
+        if expected is not None and self.conditional:
+            options["if_match"] = expected.tag
+        try:
+            answer = bucket.store.get(path, options=options)
+            content = answer.bytes()
+            meta = answer.meta
+            first, end = answer.range
+        except Exception as error:  # noqa: BLE001 - the file system says what it means
+            return self._judge(bucket, error, start, expected)
+        size = meta["size"]
+        tag = meta[self.tag]
+        version = Version(tag) if tag else None  # an HTTP server may send none
+        wanted = (max(0, size + start), size) if start < 0 else (start, min(stop, size))
+        is_complete = (first, end) == wanted and len(content) == end - first
+        is_expected = version is not None and version == expected
+        is_plausible = is_expected or not self.is_http or _is_plain_answer(answer.attributes)
+        if not (is_complete and is_plausible):
+            bucket.fail()
+            return None
+        bucket.failures = 0
+        if expected is None or is_expected:
+            return content, Stamp(size, version)
+        return None
+
+    def _judge(
+        self,
+        bucket: _Bucket,
+        error: Exception,
+        start: int,
+        expected: Version | None,
+    ) -> Exception | None:
+        """Return the error that an answer means, or None if the file system has to say what it means."""
+        text = str(error)
+        kind = type(error).__name__
+        if self.is_alone:
+            return None if kind in _DENIALS else error
+        if start < 0 and "RangeNotSupported" in text:
+            return UnsupportedError("expected the last bytes of an object, found a server that ignores the range")
+        if isinstance(error, FileNotFoundError) or kind == "NotFoundError":
+            return None if expected is not None or _NO_BUCKET.search(text) else FileNotFoundError()
+        if kind != "PreconditionError" and not _BEYOND.search(text):
+            bucket.fail()
+        return None
+
+
+def _is_plain_answer(headers: Mapping[str, str]) -> bool:
+    """Say no where a server compresses, or shows a page in place of a directory: the file system understands that."""
+    return "Content-Encoding" not in headers and "html" not in headers.get("Content-Type", "")
+
+
+def is_possible() -> bool:
+    """Whether obstore is wanted, installed, and works in this process."""
+    return config.obstore and _Process.works and _IS_INSTALLED
+
+
+def name_of(fs: object) -> str:
+    """Return the name of a file system's class. A class that is derived from it may do something else."""
+    return f"{type(fs).__module__}.{type(fs).__qualname__}"
+
+
+def has_proxy() -> bool:
+    """Whether the environment names a proxy: clients differ in what they make of that."""
+    return any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES)
+
+
+def client_of(fs: Hashable, describe: Callable[[], Client | None]) -> Client | None:
+    """Return the client of a file system; `describe` makes it when it is asked for the first time."""
+    # Whatever is wrong, the file system says it better.
+    with suppress(Exception):
+        if fs not in _clients:
+            _clients[fs] = describe()
+        return _clients[fs]
+    return None
+
+
+_clients: dict[Hashable, Client | None] = {}
+"""They stay: in a forked process nothing may let go of what obstore has made in its parent."""
+
+
+def http_store(headers: Mapping[str, str], origin: str) -> Any:
+    """Return obstore's store for the server of a URL."""
+    from obstore.store import HTTPStore
+
+    options: Any = {**_OPTIONS, "default_headers": {**headers, **_IDENTITY}}
+    return HTTPStore(origin, **{**CONFIGURATION, "client_options": options})
+
+
+def s3_store(said: Mapping[str, Any], bucket: str) -> Any:
+    """Return obstore's store for a bucket of S3."""
+    from obstore.store import S3Store
+
+    return S3Store(bucket, **CONFIGURATION, **said)
+
+
+def gcs_store(said: Mapping[str, Any], bucket: str) -> Any:
+    """Return obstore's store for a bucket of Google Cloud Storage."""
+    from obstore.store import GCSStore
+
+    return GCSStore(bucket, **CONFIGURATION, **said)
+
+
+def azure_store(said: Mapping[str, Any], container: str) -> Any:
+    """Return obstore's store for a container of Azure."""
+    from obstore.store import AzureStore
+
+    return AzureStore(container, **CONFIGURATION, **said)
+
+
+def is_plain(path: str) -> bool:
+    """Whether every client writes this path into a URL the same way.
+
+    Examples
+    --------
+    >>> is_plain("data/a.b2nd/0000000A.chunk"), is_plain("a b"), is_plain("a/../b"), is_plain("50%.b2nd")
+    (True, False, False, False)
+    """
+    return _PLAIN.fullmatch(path) is not None
+
+
+class _Process:
+    """Whether obstore works in this process. Its threads do not come along into a fork, where calls would wait."""
+
+    works: ClassVar[bool] = True
+
+
+class _Waiters:
+    """Threads that wait for answers. They stay.
+
+    A thread that begins a call wakes one more if others are left. So a fast server keeps few threads busy, which then
+    seldom wait for the interpreter, and a slow one as many as there are calls.
+    """
+
+    def __init__(self) -> None:
+        self.calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.alarm: SimpleQueue[None] = SimpleQueue()
+        self.asleep: list[None] = []
+        self.size = 0
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Make calls at the same time; return what they return, or raise an error of one of them."""
+        results: list[Any] = [None] * len(calls)
+        ended: list[None] = []
+        over: threads.Answer[None] = SimpleQueue()
+
+        def make(number: int) -> None:
+            try:
+                results[number] = calls[number]()
+            except BaseException as error:  # noqa: BLE001 - raised in the other thread
+                over.put((None, error))
+            ended.append(None)
+            if len(ended) == len(calls):
+                over.put((None, None))
+
+        for number in range(len(calls)):
+            self.calls.put(partial(make, number))
+        self._wake()
+        threads.result(over)
+        return results
+
+    def _wake(self) -> None:
+        try:
+            self.asleep.pop()
+        except IndexError:
+            if self.size < _MOST_THREADS:
+                self.size += 1
+                threading.Thread(target=self._serve, name=f"b2array-ranges_{self.size}", daemon=True).start()
+        else:
+            self.alarm.put(None)
+
+    def _serve(self) -> None:
+        while True:
+            with suppress(Empty):
+                while True:
+                    call = self.calls.get_nowait()
+                    if not self.calls.empty():
+                        self._wake()
+                    call()
+                    del call  # what it refers to may be large
+            self.asleep.append(None)
+            if not self.calls.empty():  # they came when nobody was asleep
+                self._wake()
+            self.alarm.get()
+
+
+_waiters = _Waiters()
+
+
+def _after_fork() -> None:
+    global _waiters
+    _waiters = _Waiters()
+    # The parent may have used obstore, through this package or another one.
+    _Process.works = _Process.works and "obstore" not in sys.modules
+
+
+if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
+    os.register_at_fork(after_in_child=_after_fork)
