@@ -104,12 +104,23 @@ class Blosc1Params(NamedTuple):
     @property
     def neblock(self) -> int:
         """Uncompressed size in bytes of a stream."""
-        return self.block_nbytes // self.typesize if self.split else self.block_nbytes
+        return self.block_nbytes // self.nstreams
 
     def header(self, nbytes: int, cbytes: int) -> bytes:
         """Return the Blosc1 header for `nbytes` bytes of blocks that take `cbytes` with header and starts."""
-        flags = self.fmt << 5 | _SHUFFLE_FLAGS[self.shuffle] | (0 if self.split else FLAG_UNSPLIT)
+        flags = self.fmt << 5 | _SHUFFLE_FLAGS[self.shuffle]
+        if not self.split:
+            flags |= FLAG_UNSPLIT
+        # The second byte is the version of the codec's format, which is 1 for all of them.
         return _HEADER.pack(VERSION_BLOSC1, 1, flags, self.typesize, nbytes, self.block_nbytes, cbytes)
+
+    def head(self, nbytes: int, cbytes: int, starts: Sequence[int]) -> bytes:
+        """Return the Blosc1 header and the block starts."""
+        return self.header(nbytes, cbytes) + _pack_int32(starts)
+
+
+def _pack_int32(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}i", *numbers)
 
 
 class ByteRun(NamedTuple):
@@ -165,11 +176,13 @@ def decode(
         else:
             return
     if margin and not region.readonly and _expand_runs_in_place(params, region, starts, stops, margin):
-        _decode_as_is(params, region, starts, [stop + margin for stop in stops], out)
+        grown = [stop + margin for stop in stops]
+        _decode_as_is(params, region, starts, grown, out)
         return
     runs = _runs_in(params, region, starts, stops)
     if runs:
-        _decompress(_splice(params, region, starts, stops, runs, out.nbytes), out)
+        chunk = _splice(params, region, starts, stops, runs, out.nbytes)
+        _decompress(chunk, out)
     else:
         _decode_as_is(params, region, starts, stops, out)
 
@@ -181,12 +194,17 @@ def _decode_as_is(
     stops: Sequence[int],
     out: Bytes,
 ) -> None:
-    low, high = min(starts), max(stops)
+    low = min(starts)
+    high = max(stops)
     base = low - margin_in_front(len(starts))
-    if (region.readonly or base < 0) and high - low > _MAX_SPREAD * out.nbytes:
-        _decompress(_splice(params, region, starts, stops, [], out.nbytes), out)
+    # Without room in front of the blocks, a header means a copy of them: of all that is between them, or of each.
+    copies = region.readonly or base < 0
+    if copies and high - low > _MAX_SPREAD * out.nbytes:
+        chunk = _splice(params, region, starts, stops, [], out.nbytes)
+        _decompress(chunk, out)
         return
-    head = params.header(out.nbytes, high - base) + struct.pack(f"<{len(starts)}i", *[s - base for s in starts])
+    relative = [start - base for start in starts]
+    head = params.head(out.nbytes, high - base, relative)
     _decompress_behind(head, region, low, high, out)
 
 
@@ -223,15 +241,17 @@ def decode_planes(
     runs = {csize for _, csize in streams if csize <= 0}
     encoded_runs = {csize: encode_run(params.fmt, neblock, -csize) for csize in runs}
     front = margin_in_front(len(streams))
-    places = dict(zip(encoded_runs, accumulate(map(len, encoded_runs.values()), initial=front), strict=False))
-    front += sum(map(len, encoded_runs.values()))
-    low, high = min(starts), max(stops)
+    places = {}
+    for csize, encoded in encoded_runs.items():
+        places[csize] = front
+        front += len(encoded)
+    low = min(starts)
+    high = max(stops)
     shift = front - low
     streams_at = [position + shift if csize > 0 else places[csize] for position, csize in streams]
     streamwise = Blosc1Params(params.fmt, 1, NOSHUFFLE, split=False, block_nbytes=neblock)
-    header = streamwise.header(out.nbytes, high + shift)
-    head = b"".join((header, struct.pack(f"<{len(streams)}i", *streams_at), *encoded_runs.values()))
-    _decompress_behind(head, region, low, high, out)
+    head = streamwise.head(out.nbytes, high + shift, streams_at)
+    _decompress_behind(b"".join((head, *encoded_runs.values())), region, low, high, out)
 
 
 def _pack_blocks(
@@ -241,7 +261,9 @@ def _pack_blocks(
     longest: int,
 ) -> tuple[memoryview, Sequence[int], Sequence[int]]:
     """Copy blocks of at most `longest` bytes one after the other; return them, and where each begins and ends."""
-    pieces = [region[start : min(stop, start + longest)] for start, stop in zip(starts, stops, strict=True)]
+    pieces = []
+    for start, stop in zip(starts, stops, strict=True):
+        pieces.append(region[start : min(stop, start + longest)])
     edges = list(accumulate(map(len, pieces), initial=0))
     return memoryview(b"".join(pieces)), edges[:-1], edges[1:]
 
@@ -254,22 +276,27 @@ def _expand_runs_in_place(
     margin: int,
 ) -> bool:
     """Replace runs by streams of the codec where the blocks are; return False if the margin is too small."""
+    # Nothing is changed before all blocks are known to have room: the caller may still copy them.
     ends = []
-    nstreams, neblock = params.nstreams, params.neblock
+    nstreams = params.nstreams
+    neblock = params.neblock
     for start, stop in zip(starts, stops, strict=True):
         streams = stream_positions(region, (start,), (stop,), nstreams, neblock)
         while streams and streams[0][1] > 0:
             del streams[0]
-        if streams:
-            at = streams[0][0]
-            pieces = [
-                region[position : position + 4 + csize] if csize > 0 else encode_run(params.fmt, neblock, -csize)
-                for position, csize in streams
-            ]
-            end = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            if at + len(end) > stop + margin:
-                return False
-            ends.append((at, end))
+        if not streams:
+            continue
+        first, _ = streams[0]
+        pieces: list[Buffer] = []
+        for position, csize in streams:
+            if csize > 0:
+                pieces.append(region[position : position + 4 + csize])
+            else:
+                pieces.append(encode_run(params.fmt, neblock, -csize))
+        end = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if first + len(end) > stop + margin:
+            return False
+        ends.append((first, end))
     for at, end in ends:
         region[at : at + len(end)] = end
     return True
@@ -284,13 +311,14 @@ def _decode_shuffled_zstd(
 ) -> None:
     """Decode small zstd streams here, then let C-Blosc 1 undo the shuffle of blocks that are one raw stream each."""
     unsplit = params._replace(split=False)
-    step = max(1, _RAW_CHUNK_NBYTES // params.block_nbytes)
+    nbytes = params.block_nbytes
+    step = max(1, _RAW_CHUNK_NBYTES // nbytes)
     for first in range(0, len(starts), step):
-        part = slice(first, first + step)
-        target = out[first * params.block_nbytes : (first + step) * params.block_nbytes]
+        last = first + step
+        part = slice(first, last)
         raw, blocks = _raw_blosc1_chunk(unsplit, len(starts[part]))
         decode_zstd(region, starts[part], stops[part], params.neblock, blocks)
-        _decompress(raw, target)
+        _decompress(raw, out[first * nbytes : last * nbytes])
 
 
 def _raw_blosc1_chunk(params: Blosc1Params, nblocks: int) -> tuple[memoryview, list[memoryview]]:
@@ -300,7 +328,7 @@ def _raw_blosc1_chunk(params: Blosc1Params, nblocks: int) -> tuple[memoryview, l
     cbytes = front + nblocks * (4 + nbytes)
     raw = scratch("assembly", cbytes, _MAX_ASSEMBLY).data
     starts = range(front, cbytes, 4 + nbytes)
-    raw[:front] = params.header(nblocks * nbytes, cbytes) + struct.pack(f"<{nblocks}i", *starts)
+    raw[:front] = params.head(nblocks * nbytes, cbytes, starts)
     size = _INT32.pack(nbytes)
     for start in starts:
         raw[start : start + 4] = size
@@ -309,9 +337,11 @@ def _raw_blosc1_chunk(params: Blosc1Params, nblocks: int) -> tuple[memoryview, l
 
 def unshuffle(planes: Bytes, out: Bytes) -> None:
     """Join planes, of shape (width, ...) and any strides, with one byte of every item in each, into `out`."""
-    width, nbytes = len(planes), out.nbytes
+    width = len(planes)
+    nbytes = out.nbytes
     if nbytes <= _FEW_BYTES:
-        out.reshape(*planes.shape[1:], width)[...] = planes.transpose(*range(1, planes.ndim), 0)
+        items = out.reshape(*planes.shape[1:], width)
+        items[...] = np.moveaxis(planes, 0, -1)
         return
     unsplit = Blosc1Params(CodecFormat.BLOSCLZ, width, SHUFFLE, split=False, block_nbytes=nbytes)
     raw, (block,) = _raw_blosc1_chunk(unsplit, 1)
@@ -323,8 +353,10 @@ def decode_stream(fmt: CodecFormat, payload: Buffer, nbytes: int) -> Bytes:
     """Decode the payload of one stream to `nbytes` bytes."""
     out = np.empty(nbytes, np.uint8)
     start = BLOSC1_HEADER_LEN + 4
-    head = Blosc1Params(fmt, 1, NOSHUFFLE, split=False, block_nbytes=nbytes).header(nbytes, start + 4 + len(payload))
-    _decompress(b"".join((head, _INT32.pack(start), _INT32.pack(len(payload)), payload)), out)
+    params = Blosc1Params(fmt, 1, NOSHUFFLE, split=False, block_nbytes=nbytes)
+    head = params.head(nbytes, start + 4 + len(payload), [start])
+    size = _INT32.pack(len(payload))
+    _decompress(b"".join((head, size, payload)), out)
     return out
 
 
@@ -335,22 +367,26 @@ def _runs_in(
     stops: Sequence[int],
 ) -> list[ByteRun]:
     """List the runs in the order of blocks and streams; check the sizes of all streams."""
-    nstreams, neblock = params.nstreams, params.neblock
+    nstreams = params.nstreams
+    neblock = params.neblock
+    runs: list[tuple[int, int, int]] = []
     if len(starts) <= _FEW_BLOCKS:
-        runs = [
-            (number // nstreams, position, csize)
-            for number, (position, csize) in enumerate(stream_positions(region, starts, stops, nstreams, neblock))
-            if csize <= 0
-        ]
+        streams = stream_positions(region, starts, stops, nstreams, neblock)
+        for number, (position, csize) in enumerate(streams):
+            if csize <= 0:
+                runs.append((number // nstreams, position, csize))
     else:
         positions, csizes = many_stream_positions(region, starts, stops, nstreams, neblock)
-        blocks, numbers = np.nonzero(csizes <= 0)
-        where = positions[blocks, numbers].tolist(), csizes[blocks, numbers].tolist()
-        runs = list(zip(blocks.tolist(), *where, strict=True))
-    return [
-        ByteRun(block, position, 4 + (csize < 0), encode_run(params.fmt, neblock, -csize))
-        for block, position, csize in runs
-    ]
+        is_run = csizes <= 0
+        blocks, _ = np.nonzero(is_run)
+        columns = (blocks, positions[is_run], csizes[is_run])
+        runs += zip(*(column.tolist() for column in columns), strict=True)
+    listed = []
+    for block, position, csize in runs:
+        encoded = encode_run(params.fmt, neblock, -csize)
+        nbytes = 4 if csize == 0 else 5  # a run of zeros has no token after its size
+        listed.append(ByteRun(block, position, nbytes, encoded))
+    return listed
 
 
 def _splice(
@@ -372,7 +408,8 @@ def _splice(
     longest = params.block_nbytes + 4 * params.nstreams
     for start, last, of_this in zip(starts, stops, of_block, strict=True):
         new_starts.append(position)
-        cursor, stop = start, min(last, start + longest)
+        cursor = start
+        stop = min(last, start + longest)
         for run in of_this:
             if cursor < run.start:
                 pieces.append(region[cursor : run.start])
@@ -382,7 +419,7 @@ def _splice(
         if cursor < stop:
             pieces.append(region[cursor:stop])
             position += stop - cursor
-    pieces[0] = params.header(nbytes, position) + struct.pack(f"<{len(starts)}i", *new_starts)
+    pieces[0] = params.head(nbytes, position, new_starts)
     assembled = scratch("assembly", position, _MAX_ASSEMBLY).data
     at = 0
     for piece in pieces:
@@ -460,8 +497,9 @@ def compress_blocks(
         return None
     nblocks = -(-nbytes // block_nbytes)
     starts = np.frombuffer(buf, "<i4", nblocks, BLOSC1_HEADER_LEN).astype(np.int64)
-    split = not flags & FLAG_UNSPLIT and typesize <= MAX_SPLIT and block_nbytes // typesize >= MIN_STREAM
-    return Blosc1Chunk(buf, block_nbytes, split and typesize > 1, starts)
+    can_split = 1 < typesize <= MAX_SPLIT and block_nbytes // typesize >= MIN_STREAM
+    split = can_split and not flags & FLAG_UNSPLIT
+    return Blosc1Chunk(buf, block_nbytes, split, starts)
 
 
 def with_compressible_tail(data: Bytes, neblock: int) -> Bytes:
@@ -472,8 +510,10 @@ def with_compressible_tail(data: Bytes, neblock: int) -> Bytes:
     """
     if neblock >= _SMALL_STREAM:
         return data
-    nextra = len(data) // neblock * 8 // (neblock - MIN_STREAM // 2) + 1
-    return np.concatenate((data, np.zeros(nextra * neblock, np.uint8)))
+    nstreams = len(data) // neblock
+    nextra = nstreams * 8 // (neblock - MIN_STREAM // 2) + 1
+    zeros = np.zeros(nextra * neblock, np.uint8)
+    return np.concatenate((data, zeros))
 
 
 def encode_stream(codec: int, data: Bytes, clevel: int) -> bytes | None:

@@ -21,7 +21,7 @@ from b2array.codec import cblosc, codecs, filters
 from b2array.codec.cparams import CParams
 from b2array.codec.header import CODEC_FORMATS, ChunkHeader, FilterId
 
-__all__ = ["choose", "params_of"]
+__all__ = ["choose", "exact_filters", "params_of"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -30,16 +30,24 @@ _PIECE = 16 * 2**10
 _SHORTEST = 2**10
 _SHARE = 120
 """All pieces together are about this part of a chunk, if that is more than the least."""
-_LEAST, _MOST, _MANY = 2, 8, 10
+_LEAST = 2
+_MOST = 8
+_MANY = 10
 """How many pieces, spread over the chunk; the last one where pieces differ so much that a few are chance."""
 _HOPELESS = 1.04
 """Candidates that need this many times the bytes of the best one for the first piece are dropped."""
-_FEW, _UNEVEN = 16, 4
+_FEW = 16
+_UNEVEN = 4
 """If some pieces repeat one item, pieces with 16 times fewer changes than others are ignored, and at least 4 others are
 examined, because they may differ much as well."""
 _HIGH_RATIO = 64
 """Pieces that become this much smaller differ much from each other, and take next to no time."""
-_CANDIDATES = {("shuffle",): 1.0, (): 1.01, ("bitshuffle",): 0.96, ("shuffle", "bytedelta"): 0.8}
+_CANDIDATES = {
+    ("shuffle",): 1.0,
+    (): 1.01,
+    ("bitshuffle",): 0.96,
+    ("shuffle", "bytedelta"): 0.8,
+}
 """The filters to choose from, and how small they have to make the pieces, compared with the first.
 
 Bitshuffle takes more time for some data and less for other. Without a filter codecs find whole items again, and more of
@@ -51,7 +59,11 @@ time that it takes without bitshuffle."""
 _RECORDS: dict[Any, float] = {("bitshuffle",): 0.94, (): 0.97}
 """The shares for items that are not numbers. A whole block of records gains more by shuffle than a piece shows."""
 _NUMBERS = (1, 2, 4, 8, 16)
-_IN_C = {0: cblosc.NOSHUFFLE, FilterId.SHUFFLE: cblosc.SHUFFLE, FilterId.BITSHUFFLE: cblosc.BITSHUFFLE}
+_IN_C = {
+    0: cblosc.NOSHUFFLE,
+    FilterId.SHUFFLE: cblosc.SHUFFLE,
+    FilterId.BITSHUFFLE: cblosc.BITSHUFFLE,
+}
 
 
 def choose(
@@ -77,19 +89,24 @@ def choose(
         for each in tried:
             nbytes = _nbytes_by_registered(block, typesize, each.cparams, blockshape)
             costs.append(nbytes / each.share)
-    return tried[costs.index(min(costs))].cparams
+    best = costs.index(min(costs))
+    return tried[best].cparams
 
 
 def params_of(cparams: CParams, header: ChunkHeader) -> CParams | None:
     """Return the parameters that a chunk was encoded with, if its filters are a candidate's; None otherwise."""
-    slots = zip(header.filters, header.filters_meta, strict=True)
-    pairs = [pair for pair in slots if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]
+    pairs = exact_filters(header.filters, header.filters_meta)
     for each in _candidates(cparams):
         metas = each.cparams.metas_for(header.typesize)
-        own = zip(each.cparams.filter_slots, metas, strict=True)
-        if pairs == [pair for pair in own if pair[0]]:
+        if pairs == exact_filters(each.cparams.filter_slots, metas):
             return each.cparams
     return None
+
+
+def exact_filters(ids: Sequence[int], metas: Sequence[int]) -> list[tuple[int, int]]:
+    """Return filters with their metas, without empty slots and without TRUNC_PREC, which only notes bits."""
+    slots = zip(ids, metas, strict=True)
+    return [pair for pair in slots if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]
 
 
 class _Candidate(NamedTuple):
@@ -137,7 +154,7 @@ def _costs_of_pieces(
     share = nbytes // (_SHARE * length)
     count = min(max(share, _LEAST), _MOST, nbytes // length)
     first, rest = _pieces(data, typesize, length, count)
-    is_even = all(_changes(each.reshape(-1, length), typesize).all() for each in (first, rest))
+    is_even = _all_change(first, typesize, length) and _all_change(rest, typesize, length)
     if not is_even:
         # With any filter next to nothing is left of a piece that repeats one item. Others fill the chunk.
         data = _changing_pieces(data, typesize, length)
@@ -145,7 +162,8 @@ def _costs_of_pieces(
         first, rest = _pieces(data, typesize, length, count)
     costs = [_nbytes(first, typesize, length, each.cparams) / each.share for each in tried]
     hopeless = math.inf
-    if min(costs) * _HIGH_RATIO < length and len(data) > 4 * _MANY * length:
+    is_large = len(data) > 4 * _MANY * length
+    if is_large and min(costs) * _HIGH_RATIO < length:
         first, rest = _pieces(data, typesize, length, _MANY)
     elif is_even:
         hopeless = _HOPELESS * min(costs)
@@ -161,12 +179,19 @@ def _costs_of_pieces(
     return totals
 
 
+def _all_change(pieces: Bytes, typesize: int, length: int) -> bool:
+    """Return whether no piece repeats one item."""
+    rows = pieces.reshape(-1, length)
+    return bool(_changes(rows, typesize).all())
+
+
 def _changing_pieces(data: Bytes, typesize: int, length: int) -> Bytes:
     """Return the pieces of a chunk in which items change, one after the other, without those where few do."""
     npieces = len(data) // length
     pieces = data[: npieces * length].reshape(-1, length)
     changes = _changes(pieces, typesize)
-    varied: Bytes = pieces[_FEW * changes >= changes.max(initial=0)].reshape(-1)
+    is_varied = _FEW * changes >= changes.max(initial=0)
+    varied: Bytes = pieces[is_varied].reshape(-1)
     return varied
 
 
@@ -220,7 +245,7 @@ def _nbytes(pieces: Bytes, typesize: int, length: int, cparams: CParams) -> int:
 
 
 def _differences(pieces: Bytes, length: int, width: int) -> Bytes:
-    """Return what shuffle and bytedelta make of pieces, with less ado than the filters."""
+    """Return what shuffle and bytedelta make of pieces, with fewer steps than the filters."""
     items = pieces.reshape(-1, length // width, width)
     planes = np.ascontiguousarray(items.swapaxes(1, 2))
     differences = planes.copy()

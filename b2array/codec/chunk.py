@@ -72,8 +72,9 @@ class ChunkHead:
     @property
     def nbytes(self) -> int:
         """Size in bytes as it is stored."""
-        behind = len(self.value) + 4 * len(self.starts) * self.header.has_streams
-        return self.header.header_len + behind + (0 if self.dictionary is None else 4 + len(self.dictionary))
+        starts_nbytes = 4 * len(self.starts) if self.header.has_streams else 0
+        dictionary_nbytes = 0 if self.dictionary is None else 4 + len(self.dictionary)
+        return self.header.header_len + len(self.value) + starts_nbytes + dictionary_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,11 @@ class Stored:
     def whole(cls, buf: Buffer, head: ChunkHead | None = None) -> Stored:
         """Return the chunk whose bytes are all in `buf`; FormatError if there are fewer than the chunk says."""
         head = unpack_head(buf) if head is None else head
-        if len(buf) < head.header.cbytes:
-            raise FormatError(f"expected a chunk of {head.header.cbytes} bytes, found {len(buf)}")
-        return cls(head, memoryview(buf).cast("B")[: head.header.cbytes], head.starts, head.stops)
+        cbytes = head.header.cbytes
+        if len(buf) < cbytes:
+            raise FormatError(f"expected a chunk of {cbytes} bytes, found {len(buf)}")
+        region = memoryview(buf).cast("B")[:cbytes]
+        return cls(head, region, head.starts, head.stops)
 
 
 def head_nbytes(buf: Buffer, header: ChunkHeader | None = None) -> int:
@@ -131,21 +134,29 @@ def unpack_head(buf: Buffer, header: ChunkHeader | None = None) -> ChunkHead:
     if len(buf) < nbytes:
         raise FormatError(f"expected {nbytes} bytes of chunk header and block starts, found {len(buf)}")
     header_len = header.header_len
+    view = memoryview(buf)
     if header.special or not header.nbytes:
-        value = bytes(memoryview(buf)[header_len:nbytes]) if header.special == Special.VALUE else b""
+        value = b""
+        if header.special == Special.VALUE:
+            value = bytes(view[header_len:nbytes])
         return ChunkHead(header, _NO_BLOCKS, _NO_BLOCKS, None, value)
     if header.memcpyed:
         if header.nblocks > max(len(buf), _RAW_BLOCKS):
             raise FormatError(f"expected at most {_RAW_BLOCKS} blocks stored raw, found {header.nblocks}")
-        starts = header_len + header.block_nbytes * np.arange(header.nblocks, dtype=np.int64)
-        return ChunkHead(header, starts, np.minimum(starts + header.block_nbytes, header.cbytes))
+        numbers = np.arange(header.nblocks, dtype=np.int64)
+        starts = header_len + header.block_nbytes * numbers
+        stops = np.minimum(starts + header.block_nbytes, header.cbytes)
+        return ChunkHead(header, starts, stops)
     starts = np.frombuffer(buf, "<i4", header.nblocks, header_len).astype(np.int64)
     dictionary = None
     if header.has_dict:
-        dictionary = bytes(memoryview(buf)[header_len + 4 * header.nblocks + 4 : nbytes])
-    if int(starts.min()) < nbytes or int(starts.max()) > header.cbytes - 4:
-        bad = int(starts[(starts < nbytes) | (starts > header.cbytes - 4)][0])
-        raise FormatError(f"expected block starts of {nbytes} to {header.cbytes - 4}, found {bad}")
+        # The dictionary stands after the block starts and its size.
+        start = header_len + 4 * header.nblocks + 4
+        dictionary = bytes(view[start:nbytes])
+    last = header.cbytes - 4
+    if int(starts.min()) < nbytes or int(starts.max()) > last:
+        is_wrong = (starts < nbytes) | (starts > last)
+        raise FormatError(f"expected block starts of {nbytes} to {last}, found {int(starts[is_wrong][0])}")
     if header.vl_blocks and (np.diff(starts) <= 0).any():
         raise FormatError("expected increasing starts of variable-length blocks, found others")
     return ChunkHead(header, starts, extents(starts, header.cbytes), dictionary)
@@ -153,7 +164,8 @@ def unpack_head(buf: Buffer, header: ChunkHeader | None = None) -> ChunkHead:
 
 def blocks_to_decode(head: ChunkHead, numbers: Sequence[int] | Int64Array) -> Sequence[int] | Int64Array:
     """Return the blocks that must be at hand to decode the blocks `numbers`: with DELTA also the first."""
-    if FilterId.DELTA in head.header.filters and head.header.has_streams and 0 not in numbers:
+    has_delta = FilterId.DELTA in head.header.filters and head.header.has_streams
+    if has_delta and 0 not in numbers:
         return (0, *numbers)
     return numbers
 
@@ -182,7 +194,7 @@ def extents(starts: Int64Array, end: int) -> Int64Array:
     """Find where each part of an object of `end` bytes ends, given the first byte of each part.
 
     Parts lie in any order; equal starts mean the same part. A part ends at the next larger start below `end`, or at
-    `end`. If a start is not below `end`, its stop is `end` too.
+    `end`. The stop of a start that is not below `end` is also `end`.
 
     Examples
     --------
@@ -192,10 +204,12 @@ def extents(starts: Int64Array, end: int) -> Int64Array:
     if not len(starts):
         return starts
     stops = np.empty_like(starts)
-    stops[:-1], stops[-1] = starts[1:], end
+    stops[:-1] = starts[1:]
+    stops[-1] = end
     if (stops > starts).all():  # in order, as most chunks have them
         return stops
     ordered = np.sort(starts)
-    following: Int64Array = np.append(ordered, end)[np.searchsorted(ordered, starts, side="right")]
+    bounds = np.append(ordered, end)
+    following: Int64Array = bounds[np.searchsorted(ordered, starts, side="right")]
     np.minimum(following, end, out=following)
     return following

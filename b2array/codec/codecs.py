@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 Int64Array = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
 
 MAX_RATIO: dict[int, int] = {
     CodecId.BLOSCLZ: 255,
@@ -60,13 +61,16 @@ MAX_RATIO: dict[int, int] = {
 }
 """The most bytes that one byte of payload can stand for. A larger claim is corrupt, and gets no memory."""
 
-_FIRST_USER_ID, _LAST_ID = 32, 255
+_FIRST_USER_ID = 32
+_LAST_ID = 255
 _MAX_WINDOW = 8 * 2**20
 """The window size that every zstd decoder should support (RFC 8878, section Window Descriptor)."""
 _MAX_CONTEXTS = 4
 _MIN_DICT_NBYTES = 256
 _SAMPLE_NBYTES = 4096
 _ZSTD_MAX_LEVEL = 22
+_Decoder = Callable[[Buffer, int, bytes | None], bytes]
+_Encoder = Callable[[Buffer, int, bytes | None], bytes]
 
 
 @lru_cache(maxsize=1)
@@ -86,7 +90,8 @@ def codec_id(codec: str | int) -> int:
         names = [member.name.lower() for member in CodecId]
         plugin = plugin_id(codec)
         if codec not in names and plugin is None:
-            listed = ", ".join([*names, *(each.name for each in PLUGINS.values())])
+            plugins = [each.name for each in PLUGINS.values()]
+            listed = ", ".join([*names, *plugins])
             raise ValueError(f"unknown codec {codec!r}; there are {listed}, and registered ids")
         return CodecId[codec.upper()] if plugin is None else plugin
     if isinstance(codec, bool):
@@ -216,7 +221,7 @@ def encode(
     return payload if len(payload) < len(data) else None
 
 
-def train(codec: int, samples: npt.NDArray[np.uint8], clevel: int) -> bytes | None:
+def train(codec: int, samples: Bytes, clevel: int) -> bytes | None:
     """Make a dictionary of at most 32768 bytes and 5 % of the samples for the streams of one chunk.
 
     `samples` are the filtered blocks, of shape (nblocks, blocksize). The result is None if they are too few or have too
@@ -230,32 +235,32 @@ def train(codec: int, samples: npt.NDArray[np.uint8], clevel: int) -> bytes | No
     size = min(MAX_DICT_NBYTES, samples.size // 20)
     if size < _MIN_DICT_NBYTES or codec not in _DICTIONARY_CODECS:
         return None
-    # LZ4 copies from its dictionary, so samples are as good as anything. zstd selects what is frequent: its authors
-    # advise samples of about a hundred times the size of the dictionary.
-    total = 100 * size if codec == CodecId.ZSTD else size
-    pieces = _sample_pieces(samples, min(samples.shape[1], _SAMPLE_NBYTES if codec == CodecId.ZSTD else size), total)
     if codec != CodecId.ZSTD:
+        # LZ4 copies from its dictionary, so samples are as good as anything.
+        pieces = _sample_pieces(samples, min(samples.shape[1], size), size)
         return pieces.tobytes()[:size]
+    # zstd selects what is frequent: its authors advise samples of about a hundred times the size of the dictionary.
+    nbytes = min(samples.shape[1], _SAMPLE_NBYTES)
+    pieces = _sample_pieces(samples, nbytes, 100 * size)
+    contents = [piece.tobytes() for piece in pieces]
     try:
-        dictionary = zstandard.train_dictionary(size, [piece.tobytes() for piece in pieces], level=_zstd_level(clevel))
-    except zstandard.ZstdError:
+        dictionary = zstandard.train_dictionary(size, contents, level=_zstd_level(clevel))
+    except zstandard.ZstdError:  # the samples have too little in common
         return None
     return dictionary.as_bytes()
 
 
-def _sample_pieces(
-    samples: npt.NDArray[np.uint8],
-    nbytes: int,
-    total: int,
-) -> npt.NDArray[np.uint8]:
+def _sample_pieces(samples: Bytes, nbytes: int, total: int) -> Bytes:
     """Return pieces from all over the blocks, at least `total` bytes if there are that many.
 
     Shuffled blocks begin with one kind of bytes and end with another: their beginnings alone are not a fair sample.
     """
     flat = samples.reshape(-1)
-    pieces = flat[: flat.size // nbytes * nbytes].reshape(-1, nbytes)
-    count = min(len(pieces), -(-total // nbytes))
-    return pieces[np.linspace(0, len(pieces) - 1, count).astype(np.intp)]
+    npieces = flat.size // nbytes
+    pieces = flat[: npieces * nbytes].reshape(-1, nbytes)
+    count = min(npieces, -(-total // nbytes))
+    numbers = np.linspace(0, npieces - 1, count)
+    return pieces[numbers.astype(np.intp)]
 
 
 class _ZstdContexts(threading.local):
@@ -295,6 +300,7 @@ def _give_back(
 
 
 def _zstd_level(clevel: int) -> int:
+    """Return zstd's level for a level of C-Blosc2, which maps 1 to 9 like this."""
     return 2 * clevel - 1 if clevel < 9 else _ZSTD_MAX_LEVEL
 
 
@@ -305,11 +311,13 @@ def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> byte
     if zstandard.frame_content_size(payload) == nbytes:
         data: bytes = decompressor.decompress(payload)
     else:
-        data = decompressor.stream_reader(cast(Any, _Frames((payload,))), read_across_frames=True).read(nbytes + 2)
+        # One byte more than expected, and the dot after the frames: a longer stream would not leave room for it.
+        reader = decompressor.stream_reader(cast(Any, _Frames((payload,))), read_across_frames=True)
+        data = reader.read(nbytes + 2)
         if len(data) != nbytes + 1:
             raise ValueError(f"{len(data)} bytes of frames in a row")
         data = data[:nbytes]
-    _give_back(decompressor, dictionary, max_window)
+    # After an error the context is dropped: it may be in the middle of a frame.
     return data
 
 
@@ -319,14 +327,18 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Sequence[mem
     A stream is one frame, or several in a row. The buffers together are as long as the decoded streams. FormatError
     says that a stream does not decode to `nbytes` bytes.
     """
-    # If every frame claims `nbytes` bytes and their sum is right, each has as many.
     try:
         decompressor = _take_decompressor(None, _MAX_WINDOW)
-        if all(map(nbytes.__eq__, map(zstandard.frame_content_size, frames))):
+        sizes = map(zstandard.frame_content_size, frames)
+        # If every frame claims `nbytes` bytes and their sum is right, each has as many.
+        if all(map(nbytes.__eq__, sizes)):
             reader: Any = decompressor.stream_reader(cast(Any, _Frames(frames)), read_across_frames=True)
         else:
-            reader = io.BytesIO(b"".join([*(decode(CodecId.ZSTD, frame, nbytes) for frame in frames), b"."]))
-        exact = all(map(int.__eq__, map(reader.readinto, outs), map(len, outs))) and reader.read(2) == b"."
+            streams = [decode(CodecId.ZSTD, frame, nbytes) for frame in frames]
+            reader = io.BytesIO(b"".join([*streams, b"."]))
+        counts = map(reader.readinto, outs)
+        are_full = all(map(int.__eq__, counts, map(len, outs)))
+        exact = are_full and reader.read(2) == b"."
     except zstandard.ZstdError as error:
         raise FormatError(f"expected zstd streams of {nbytes} bytes each, found others: {error}") from error
     if not exact:
@@ -345,7 +357,8 @@ class _Frames:
 
     def __init__(self, frames: Iterable[Buffer]) -> None:
         # The number of bytes that is asked for becomes the default of `next`, which an endless iterator never needs.
-        self.read: Callable[[int], Buffer] = partial(next, chain(frames, (_DOT,), repeat(b"")))
+        endless = chain(frames, (_DOT,), repeat(b""))
+        self.read: Callable[[int], Buffer] = partial(next, endless)
 
 
 def _encode_zstd(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:
@@ -371,7 +384,9 @@ ZLIB_LEVELS = (0, 3, 6, 6, 6, 9, 9, 9, 9, 9)
 
 def _decode_lz4(payload: Buffer, nbytes: int, dictionary: bytes | None) -> bytes:
     if dictionary is None:
-        plain: bytes = numcodecs.lz4.decompress(b"".join((struct.pack("<i", nbytes), payload)))
+        # numcodecs expects the uncompressed size in front of the block.
+        framed = b"".join((struct.pack("<i", nbytes), payload))
+        plain: bytes = numcodecs.lz4.decompress(framed)
         return plain
     lz4_block = _need_lz4_block()
     try:
@@ -385,9 +400,15 @@ def _encode_lz4(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:
     acceleration = max(10 - clevel, 1)
     if dictionary is None:
         framed: bytes = numcodecs.lz4.compress(data, acceleration)
-        return framed[4:]
+        return framed[4:]  # without the size that numcodecs writes
     lz4_block = _need_lz4_block()
-    payload: bytes = lz4_block.compress(data, mode="fast", acceleration=acceleration, store_size=False, dict=dictionary)
+    payload: bytes = lz4_block.compress(
+        data,
+        mode="fast",
+        acceleration=acceleration,
+        store_size=False,
+        dict=dictionary,
+    )
     return payload
 
 
@@ -396,7 +417,13 @@ def _encode_lz4hc(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:
         return _encode_lz4(data, clevel, None)
     lz4_block = _need_lz4_block()
     history = {} if dictionary is None else {"dict": dictionary}
-    payload: bytes = lz4_block.compress(data, mode="high_compression", compression=clevel, store_size=False, **history)
+    payload: bytes = lz4_block.compress(
+        data,
+        mode="high_compression",
+        compression=clevel,
+        store_size=False,
+        **history,
+    )
     return payload
 
 
@@ -451,13 +478,13 @@ def _corrupt(codec: int, payload: Buffer, nbytes: int, actual: str) -> FormatErr
 
 _BUILT_IN = frozenset(CodecId)
 _DICTIONARY_CODECS = frozenset((CodecId.LZ4, CodecId.LZ4HC, CodecId.ZSTD))
-_DECODERS: dict[int, Callable[[Buffer, int, bytes | None], bytes]] = {
+_DECODERS: dict[int, _Decoder] = {
     CodecId.LZ4: _decode_lz4,
     CodecId.LZ4HC: _decode_lz4,
     CodecId.ZLIB: _decode_zlib,
     CodecId.ZSTD: _decode_zstd,
 }
-_ENCODERS: dict[int, Callable[[Buffer, int, bytes | None], bytes]] = {
+_ENCODERS: dict[int, _Encoder] = {
     CodecId.LZ4: _encode_lz4,
     CodecId.LZ4HC: _encode_lz4hc,
     CodecId.ZLIB: _encode_zlib,

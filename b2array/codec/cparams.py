@@ -110,11 +110,10 @@ class CParams:
             self._set("clevel", _LEVELS.get(self.codec, 5))
         if isinstance(self.filters, str) and self.filters != AUTO:
             self._set("filters", (self.filters,))
-        bounds = (("clevel", 0, 9), ("codec_meta", -128, 255), ("nthreads", 0, 2**15 - 1))
-        for name, low, high in bounds:
-            value = _check_range(name, getattr(self, name), low, high)
-            self._set(name, value)
-        self._set("codec_meta", self.codec_meta & 0xFF)
+        self._set("clevel", _check_range("clevel", self.clevel, 0, 9))
+        self._set("nthreads", _check_range("nthreads", self.nthreads, 0, 2**15 - 1))
+        meta = _check_range("codec_meta", self.codec_meta, -128, 255)
+        self._set("codec_meta", meta & 0xFF)
         self._choose_codec()
         self._set_slots()
         if self.splitmode not in get_args(SplitMode):
@@ -133,7 +132,10 @@ class CParams:
         if self.filters != AUTO:
             names = [_name_or_id(FilterId, fid) for fid in ids]
             self._set("filters", tuple(names))
-        metas = [_check_range("filters_meta", meta, -128, 255) & 0xFF for meta in self.filters_meta]
+        metas = []
+        for meta in self.filters_meta:
+            number = _check_range("filters_meta", meta, -128, 255)
+            metas.append(number & 0xFF)
         if len(ids) > NFILTERS:
             raise ValueError(f"at most {NFILTERS} filters fit, {len(ids)} given")
         if len(metas) > len(ids):
@@ -183,7 +185,8 @@ class CParams:
     @property
     def is_lossy(self) -> bool:
         """Whether floats are rounded before they are compressed."""
-        return not (self.absolute_error is None and self.relative_error is None and self.keepbits is None)
+        bounds = (self.absolute_error, self.relative_error, self.keepbits)
+        return any(bound is not None for bound in bounds)
 
     @property
     def is_zfp(self) -> bool:
@@ -210,8 +213,11 @@ class CParams:
         A bytedelta without a number of streams has one for each byte of the item. Chunks must say so, for readers that
         do not know their frame.
         """
-        slots = zip(self.filter_slots, self.meta_slots, strict=True)
-        return tuple([typesize if fid in _BYTEDELTAS and not meta else meta for fid, meta in slots])
+        metas = []
+        for fid, meta in zip(self.filter_slots, self.meta_slots, strict=True):
+            needs_width = fid in _BYTEDELTAS and not meta
+            metas.append(typesize if needs_width else meta)
+        return tuple(metas)
 
     def splits(self, typesize: int, block_nbytes: int) -> bool:
         """Whether full blocks of `block_nbytes` bytes are stored as `typesize` streams."""
@@ -266,15 +272,22 @@ def resolve_cparams(cparams: AnyCParams) -> CParams:
     if not isinstance(cparams, Mapping):
         raise TypeError(f"cparams must be a b2array.CParams, a codec's name or a dict, not {type(cparams).__name__}")
     params = {name: _plain(value) for name, value in cparams.items() if name not in _OF_THE_ARRAY}
-    if unknown := params.keys() - {each.name for each in fields(CParams) if each.init}:
+    unknown = params.keys() - {each.name for each in fields(CParams) if each.init}
+    if unknown:
         raise TypeError(f"cparams has no {', '.join(sorted(map(str, unknown)))} (see b2array.CParams)")
     if isinstance(params.get("filters"), list | tuple):
-        metas = [*params.get("filters_meta", ()), *NO_FILTERS][: len(params["filters"])]
-        used = [(fid, meta) for fid, meta in zip(params["filters"], metas, strict=True) if fid]
-        params |= {"filters": tuple(fid for fid, _ in used), "filters_meta": tuple(meta for _, meta in used)}
-    if isinstance(mode := params.get("splitmode"), int):
+        # python-blosc2 has empty slots between filters, and may have fewer metas.
+        metas = [*params.get("filters_meta", ()), *NO_FILTERS]
+        nslots = len(params["filters"])
+        pairs = zip(params["filters"], metas[:nslots], strict=True)
+        used = [(fid, meta) for fid, meta in pairs if fid]
+        params["filters"] = tuple(fid for fid, _ in used)
+        params["filters_meta"] = tuple(meta for _, meta in used)
+    mode = params.get("splitmode")
+    if isinstance(mode, int):
         params["splitmode"] = _SPLITMODES.get(mode, mode)
-    return CParams(**params | {"use_dict": bool(params.get("use_dict", False))})
+    params["use_dict"] = bool(params.get("use_dict", False))
+    return CParams(**params)
 
 
 def _plain(value: Any) -> Any:
@@ -285,7 +298,12 @@ def _plain(value: Any) -> Any:
 
 
 _OF_THE_ARRAY = ("typesize", "blocksize", "tuner")
-_SPLITMODES: dict[int, SplitMode] = {1: "always", 2: "never", 3: "auto", 4: "blosc2"}
+_SPLITMODES: dict[int, SplitMode] = {
+    1: "always",
+    2: "never",
+    3: "auto",
+    4: "blosc2",
+}
 """The numbers of python-blosc2 as a frame stores them."""
 _BYTEDELTAS = (FilterId.BYTEDELTA, FilterId.BYTEDELTA_BUGGY)
 _SPLIT_BY_BLOSC1 = (CodecId.BLOSCLZ, CodecId.LZ4, CodecId.LZ4HC, CodecId.ZLIB)
@@ -315,7 +333,9 @@ def _positive(name: str, value: float) -> float:
 
 def _name_or_id(ids: type[IntEnum], number: int) -> str | int:
     """Return the name of a built-in codec or filter, or the id of another."""
-    return ids(number).name.lower() if number in ids.__members__.values() else number
+    if number in ids.__members__.values():
+        return ids(number).name.lower()
+    return number
 
 
 METADATA = CParams(clevel=5, filters=("shuffle",))

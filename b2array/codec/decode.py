@@ -112,8 +112,9 @@ def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTE
     step = step_length(header.block_nbytes)
     for first in range(0, header.nblocks, step):
         numbers = range(first, min(first + step, header.nblocks))
-        part = out[first * header.block_nbytes : numbers.stop * header.block_nbytes]
-        decode_blocks(stored, numbers, part, context=context, reference=reference)
+        start = first * header.block_nbytes
+        stop = numbers.stop * header.block_nbytes
+        decode_blocks(stored, numbers, out[start:stop], context=context, reference=reference)
     return out
 
 
@@ -152,24 +153,34 @@ def decode_blocks(
         fill(stored.head, out, numbers)
         return
     pick = _as_index(numbers)
-    starts, stops = stored.starts[pick], stored.stops[pick]
+    starts = stored.starts[pick]
+    stops = stored.stops[pick]
     if header.memcpyed:
         at = 0
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            out[at : at + stop - start] = np.frombuffer(stored.region[start:stop], np.uint8)
-            at += stop - start
+            end = at + stop - start
+            out[at:end] = np.frombuffer(stored.region[start:stop], np.uint8)
+            at = end
         return
-    short = numbers[-1] == header.nblocks - 1 and header.last_block_nbytes != header.block_nbytes
-    nfull = len(numbers) - short
+    has_short = _has_short(header, numbers)
+    nfull = len(numbers) - has_short
     border = nfull * header.block_nbytes
     if nfull:
         plan = _plan_of(stored.head, context, short=False)
         target = out[:border].reshape(nfull, header.block_nbytes)
-        _decode_rows(plan, stored, starts[:nfull], stops[:nfull], target, reference, first=numbers[0] == 0)
-    if short:
+        begins = numbers[0] == 0
+        _decode_rows(plan, stored, starts[:nfull], stops[:nfull], target, reference, first=begins)
+    if has_short:
         plan = _plan_of(stored.head, context, short=True)
         target = out[border:].reshape(1, header.last_block_nbytes)
-        _decode_rows(plan, stored, starts[nfull:], stops[nfull:], target, reference, first=header.nblocks == 1)
+        is_only = header.nblocks == 1
+        _decode_rows(plan, stored, starts[nfull:], stops[nfull:], target, reference, first=is_only)
+
+
+def _has_short(header: ChunkHeader, numbers: Numbers) -> bool:
+    """Return whether the last one of some blocks is shorter than the others."""
+    is_last = numbers[-1] == header.nblocks - 1
+    return bool(is_last and header.last_block_nbytes != header.block_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +209,9 @@ class Tile:
         if not self.width:
             blocks: npt.NDArray[Any] = data.view(dtype).reshape(-1, *blockshape)
             return blocks[(slice(None), *within)]
-        planes = data.reshape(-1, self.width, *blockshape, dtype.itemsize // self.width)
+        part_nbytes = dtype.itemsize // self.width
+        planes = data.reshape(-1, self.width, *blockshape, part_nbytes)
+        # `unshuffle` joins the planes of all blocks at once, so they come first.
         picked = planes[(slice(None), slice(None), *within)].swapaxes(0, 1)
         out = np.empty(picked.size, np.uint8)
         cblosc.unshuffle(picked, out)
@@ -209,8 +222,10 @@ class Tile:
         data = self.data[row]
         if not self.width:
             return data.view(dtype)[position]
-        planes = data.reshape(self.width, -1, dtype.itemsize // self.width)
-        return np.frombuffer(planes[:, position].T.tobytes(), dtype)[0]
+        part_nbytes = dtype.itemsize // self.width
+        planes = data.reshape(self.width, -1, part_nbytes)
+        raw = planes[:, position].T.tobytes()
+        return np.frombuffer(raw, dtype)[0]
 
 
 def decode_tile(
@@ -229,12 +244,15 @@ def decode_tile(
     `itemsize` is the size of the items that will be picked. `narrow` says that few items of each block are needed, so
     that the blocks may stay shuffled.
     """
-    data, header = out.reshape(len(numbers), -1), stored.head.header
+    data = out.reshape(len(numbers), -1)
+    header = stored.head.header
     if narrow and header.has_streams and not header.vl_blocks:
         plan = _plan_of(stored.head, context, short=False)
+        # An item must consist of whole elements of the shuffle.
         if plan.in_planes and plan.blosc1 is not None and itemsize % plan.blosc1.typesize == 0:
             pick = np.asarray(numbers, np.int64)
-            starts, stops = stored.starts[pick].tolist(), stored.stops[pick].tolist()
+            starts = stored.starts[pick].tolist()
+            stops = stored.stops[pick].tolist()
             cblosc.decode_planes(plan.blosc1, stored.region, starts, stops, out)
             return Tile(data, plan.blosc1.typesize)
     decode_blocks(stored, numbers, out, context=context, reference=reference)
@@ -245,9 +263,12 @@ def scratch_margins(head: ChunkHead, nblocks: int) -> tuple[int, int]:
     """Return how many bytes before `nblocks` blocks and after each of them decoding can use as scratch space."""
     header = head.header
     # DELTA decodes the first block twice. Raw blocks, and blocks of more streams than C-Blosc 1 knows, never change.
-    fixed = FilterId.DELTA in header.filters or header.memcpyed or header.nstreams > cblosc.MAX_SPLIT
-    behind = 0 if fixed else cblosc.margin_behind(header.codec_format, header.nstreams, header.block_nbytes)
-    return BLOSC1_HEADER_LEN + 4 * nblocks * header.nstreams + _RUNS_NBYTES, behind
+    is_fixed = FilterId.DELTA in header.filters or header.memcpyed or header.nstreams > cblosc.MAX_SPLIT
+    behind = 0
+    if not is_fixed:
+        behind = cblosc.margin_behind(header.codec_format, header.nstreams, header.block_nbytes)
+    front = BLOSC1_HEADER_LEN + 4 * nblocks * header.nstreams
+    return front + _RUNS_NBYTES, behind
 
 
 def check_plausible_size(
@@ -261,36 +282,44 @@ def check_plausible_size(
     nbytes = len(numbers) * header.block_nbytes
     if not header.has_streams or nbytes <= STEP_NBYTES:
         return
-    # The region alone proves nothing: the margins after the blocks may be larger than the blocks.
     pick = _as_index(numbers)
-    if nbytes <= _ALWAYS_PLAUSIBLE * min(int((stored.stops[pick] - stored.starts[pick]).sum()), len(stored.region)):
+    stored_nbytes = int((stored.stops[pick] - stored.starts[pick]).sum())
+    # The region alone proves nothing: the margins after the blocks may be larger than the blocks.
+    at_hand = min(stored_nbytes, len(stored.region))
+    if nbytes <= _ALWAYS_PLAUSIBLE * at_hand:
         return
-    short = numbers[-1] == header.nblocks - 1 and header.last_block_nbytes != header.block_nbytes
-    if short:
-        _check_streams(_plan_of(stored.head, context, short=True), stored, numbers[-1:])
+    if _has_short(header, numbers):
+        plan = _plan_of(stored.head, context, short=True)
+        _check_streams(plan, stored, numbers[-1:])
         numbers = numbers[:-1]
     if len(numbers):
-        _check_streams(_plan_of(stored.head, context, short=False), stored, numbers)
+        plan = _plan_of(stored.head, context, short=False)
+        _check_streams(plan, stored, numbers)
 
 
 def _check_streams(plan: DecodePlan, stored: Stored, numbers: Numbers) -> None:
     ratio = codecs.max_ratio(plan.codec)
-    if ratio is not None:
-        pick = _as_index(numbers)
-        check_ratio(stored.region, stored.starts[pick], stored.stops[pick], plan.nstreams, plan.neblock, ratio)
-    else:
+    if ratio is None:
         codecs.require(plan.codec)
+        return
+    pick = _as_index(numbers)
+    starts = stored.starts[pick]
+    stops = stored.stops[pick]
+    check_ratio(stored.region, starts, stops, plan.nstreams, plan.neblock, ratio)
 
 
 def _as_index(numbers: Numbers) -> slice | Int64Array:
-    return slice(numbers.start, numbers.stop) if isinstance(numbers, range) else np.asarray(numbers, np.int64)
+    if isinstance(numbers, range):
+        return slice(numbers.start, numbers.stop)  # a view, where an array of numbers would copy
+    return np.asarray(numbers, np.int64)
 
 
 def vl_blocks(stored: Stored, *, context: Context = NO_CONTEXT) -> Iterator[bytes]:
     """Decode the blocks of a chunk of variable-length blocks, one after the other."""
     header = stored.head.header
     total = 0
-    for number, (start, stop) in enumerate(zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)):
+    bounds = zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)
+    for number, (start, stop) in enumerate(bounds):
         (nbytes,) = _INT32.unpack_from(stored.region, start)
         total += nbytes
         if nbytes <= 0 or total > header.nbytes:
@@ -300,7 +329,8 @@ def vl_blocks(stored: Stored, *, context: Context = NO_CONTEXT) -> Iterator[byte
         plan = _plan_of_vl_block(header, context, nbytes)
         data = _decode_payload(plan, stored, stored.region[start + 4 : stop], nbytes)
         if plan.pipeline is not None:
-            data = filters.backward(plan.pipeline, data.reshape(1, -1), reference=None, first=True)
+            rows = data.reshape(1, -1)
+            data = filters.backward(plan.pipeline, rows, reference=None, first=True)
         yield data.tobytes()
     if total != header.nbytes:
         raise FormatError(f"expected blocks of {header.nbytes} bytes in all, found {total}")
@@ -318,17 +348,21 @@ def _decode_rows(
 ) -> None:
     """Decode blocks of one size into the rows of `target`."""
     stored_nbytes = plan.nstreams * plan.neblock
+    # Blocks of other software may have bytes after the last stream, which no stream holds: they are zeros.
     exact = stored_nbytes == target.shape[1]
     rows = target if exact else np.empty((len(target), stored_nbytes), np.uint8)
+    flat = rows.reshape(-1)
     if plan.blosc1 is None:
         _decode_one_by_one(plan, stored, starts, stops, rows)
     elif plan.streamwise:
         at, sizes = many_stream_positions(stored.region, starts, stops, plan.nstreams, plan.neblock)
+        # A run has the size 0, or a negative one and a token after it.
         ends = at + 4 + np.maximum(sizes, 0) + (sizes < 0)
-        cblosc.decode(plan.blosc1, stored.region, at.ravel().tolist(), ends.ravel().tolist(), rows.reshape(-1))
+        cblosc.decode(plan.blosc1, stored.region, at.ravel().tolist(), ends.ravel().tolist(), flat)
     else:
-        flat = rows.reshape(-1)
-        cblosc.decode(plan.blosc1, stored.region, starts.tolist(), stops.tolist(), flat, margin=stored.margin)
+        begins = starts.tolist()
+        ends_at_most = stops.tolist()
+        cblosc.decode(plan.blosc1, stored.region, begins, ends_at_most, flat, margin=stored.margin)
     if not exact:
         target[:, :stored_nbytes] = rows
         target[:, stored_nbytes:] = 0
@@ -345,11 +379,14 @@ def _decode_one_by_one(
 ) -> None:
     positions, csizes = many_stream_positions(stored.region, starts, stops, plan.nstreams, plan.neblock)
     streams = rows.reshape(-1, plan.neblock)
-    for position, csize, out in zip(positions.ravel().tolist(), csizes.ravel().tolist(), streams, strict=True):
+    places = zip(positions.ravel().tolist(), csizes.ravel().tolist(), strict=True)
+    for (position, csize), out in zip(places, streams, strict=True):
         if csize <= 0:
             out[:] = -csize
-        else:
-            out[:] = _decode_payload(plan, stored, stored.region[position + 4 : position + 4 + csize], plan.neblock)
+            continue
+        start = position + 4
+        payload = stored.region[start : start + csize]
+        out[:] = _decode_payload(plan, stored, payload, plan.neblock)
 
 
 def _decode_payload(plan: DecodePlan, stored: Stored, payload: memoryview, nbytes: int) -> Bytes:
@@ -392,12 +429,15 @@ class DecodePlan(NamedTuple):
 def _plan_of(head: ChunkHead, context: Context, *, short: bool) -> DecodePlan:
     plan: DecodePlan | None = head.plans.get((context, short))
     if plan is None:
-        plan = head.plans[context, short] = _plan(head.header, context, short=short)
+        plan = _plan(head.header, context, short=short)
+        head.plans[context, short] = plan
     return plan
 
 
 def _plan_of_vl_block(header: ChunkHeader, context: Context, nbytes: int) -> DecodePlan:
-    plan = _plan(replace(header, flags2=0, nbytes=nbytes, blocksize=nbytes), context, short=False)
+    as_block = replace(header, flags2=0, nbytes=nbytes, blocksize=nbytes)
+    plan = _plan(as_block, context, short=False)
+    # `_plan` may leave the shuffle to C-Blosc 1, which decodes no such block.
     pipeline = filters.Pipeline(header.filters, header.filters_meta, header.typesize)
     return plan._replace(pipeline=_unless_identity(pipeline))
 
@@ -437,26 +477,41 @@ def _plan_for(
     pipeline = filters.Pipeline(ids, metas, typesize, version, blockshape)
     filters.check(pipeline)
     fmt = CODEC_FORMATS.get(codec)
+    plan = DecodePlan(
+        codec,
+        codec_meta,
+        nstreams,
+        neblock,
+        blosc1=None,
+        streamwise=False,
+        pipeline=_unless_identity(pipeline),
+        blockshape=blockshape,
+    )
     if fmt is None or has_dict:
-        return DecodePlan(codec, codec_meta, nstreams, neblock, None, False, _unless_identity(pipeline), blockshape)
-    last = max((i for i, fid in enumerate(ids) if fid not in _IDENTITY_ON_READ), default=None)
-    shuffle, width = cblosc.NOSHUFFLE, typesize
+        return plan
+    # C-Blosc 1 can undo the filter that was applied last.
+    active = [i for i, fid in enumerate(ids) if fid not in _IDENTITY_ON_READ]
+    last = active[-1] if active else None
+    shuffle = cblosc.NOSHUFFLE
+    width = typesize
     if last is not None and ids[last] == FilterId.SHUFFLE:
-        shuffle, width = cblosc.SHUFFLE, metas[last] or typesize
+        shuffle = cblosc.SHUFFLE
+        width = metas[last] or typesize
     elif last is not None and ids[last] == FilterId.BITSHUFFLE and block_nbytes // typesize % 8 == 0:
         shuffle = cblosc.BITSHUFFLE
     split = nstreams > 1
-    can_split = width == nstreams <= cblosc.MAX_SPLIT and neblock >= MIN_STREAM and block_nbytes % nstreams == 0
-    if split and not can_split:
+    splits_evenly = neblock >= MIN_STREAM and block_nbytes % nstreams == 0
+    if split and not (splits_evenly and width == nstreams <= cblosc.MAX_SPLIT):
         params = cblosc.Blosc1Params(fmt, 1, cblosc.NOSHUFFLE, split=False, block_nbytes=neblock)
-        return DecodePlan(codec, codec_meta, nstreams, neblock, params, True, _unless_identity(pipeline), blockshape)
+        return plan._replace(blosc1=params, streamwise=True)
     params = cblosc.Blosc1Params(fmt, width, shuffle, split=split, block_nbytes=block_nbytes)
     if shuffle != cblosc.NOSHUFFLE and last is not None:
         pipeline = replace(pipeline, filters=(*ids[:last], *NO_FILTERS[last:]))
     rest = _unless_identity(pipeline)
     in_planes = shuffle == cblosc.SHUFFLE and rest is None and block_nbytes % width == 0
-    return DecodePlan(codec, codec_meta, nstreams, neblock, params, False, rest, blockshape, in_planes)
+    return plan._replace(blosc1=params, pipeline=rest, in_planes=in_planes)
 
 
 def _unless_identity(pipeline: filters.Pipeline) -> filters.Pipeline | None:
-    return None if all(fid in _IDENTITY_ON_READ for fid in pipeline.filters) else pipeline
+    is_identity = all(fid in _IDENTITY_ON_READ for fid in pipeline.filters)
+    return None if is_identity else pipeline

@@ -95,7 +95,9 @@ class Task:
 def default_blocksize(nbytes: int, typesize: int) -> int:
     """Return the default block size for a chunk of `nbytes` bytes: about 256 KiB, whole items."""
     size = min(nbytes, 2**18)
-    return max(size - size % typesize, min(typesize, max(nbytes, 1)))
+    # At least one item, if there are so many bytes: a chunk without data still needs a block size.
+    least = min(typesize, max(nbytes, 1))
+    return max(size - size % typesize, least)
 
 
 def encode(
@@ -131,7 +133,8 @@ def encode(
         raise ValueError(f"blocksize must be a multiple of the typesize {width}, not {blocksize}")
     if cparams.clevel == 0 or len(flat) < _MIN_COMPRESSED:
         return _raw_chunk(flat, width, blocksize, cparams)
-    if (value := constant(flat, typesize)) is not None:
+    value = constant(flat, typesize)
+    if value is not None:
         return special_chunk(value, len(flat), typesize=typesize, blocksize=blocksize)
     if cparams.filters == AUTO:
         cparams = choice.choose(flat, width, blocksize, cparams, blockshape)
@@ -142,7 +145,8 @@ def encode(
     if not cparams.use_dict:
         return chunk
     # A dictionary costs more than it saves if blocks are large or have little in common.
-    return min((chunk, _with_dict(task) or chunk), key=len)
+    with_dict = _with_dict(task) or chunk
+    return min(chunk, with_dict, key=len)
 
 
 def _task(
@@ -152,8 +156,10 @@ def _task(
     cparams: CParams,
     blockshape: tuple[int, ...] | None = None,
 ) -> Task:
-    pipeline = filters.Pipeline(cparams.filter_slots, cparams.metas_for(typesize), typesize, blockshape=blockshape)
-    return Task(data, typesize, blocksize, cparams, cparams.splits(typesize, blocksize), pipeline)
+    metas = cparams.metas_for(typesize)
+    pipeline = filters.Pipeline(cparams.filter_slots, metas, typesize, blockshape=blockshape)
+    split = cparams.splits(typesize, blocksize)
+    return Task(data, typesize, blocksize, cparams, split, pipeline)
 
 
 @lru_cache(maxsize=256)
@@ -165,7 +171,8 @@ def with_kept_bits(cparams: CParams, bits: int) -> CParams:
     exact = cparams.without_bounds()
     if not bits or len(exact.filters) == NFILTERS:
         return exact
-    return replace(exact, filters=("trunc_prec", *exact.filters), filters_meta=(bits, *exact.filters_meta))
+    names = ("trunc_prec", *exact.filters)
+    return replace(exact, filters=names, filters_meta=(bits, *exact.filters_meta))
 
 
 def plain(task: Task) -> bytes:
@@ -207,10 +214,12 @@ def compress(
     b'\x00\x01\x02\x03'
     """
     if typesize is None:
-        typesize = (buf if isinstance(buf, np.ndarray) else memoryview(buf)).itemsize
+        items = buf if isinstance(buf, np.ndarray) else memoryview(buf)
+        typesize = items.itemsize
     params = resolve_cparams(cparams)
     if params.is_lossy:
-        rounding.check_dtype(params, buf.dtype if isinstance(buf, np.ndarray) else np.dtype(np.void))
+        dtype = buf.dtype if isinstance(buf, np.ndarray) else np.dtype(np.void)
+        rounding.check_dtype(params, dtype)
         buf = rounding.round_items(np.ascontiguousarray(buf), params)
     return encode(buf, typesize=typesize, cparams=params)
 
@@ -223,12 +232,18 @@ def constant(data: Bytes, itemsize: int) -> bytes | None:
     if not len(data) or len(data) % itemsize:  # the C library reads no chunk of zeros that ends within an item
         return None
     item = data[:itemsize]
-    probe = data[: max(_PROBE // itemsize, 2) * itemsize]
+    nprobed = max(_PROBE // itemsize, 2) * itemsize
+    probe = data[:nprobed]
     if not (probe.reshape(-1, itemsize) == item).all():
         return None
-    for start in range(0, len(data) - itemsize, _COMPARED_AT_ONCE) if len(probe) < len(data) else ():
-        stop = min(start + _COMPARED_AT_ONCE, len(data) - itemsize)
-        if not np.array_equal(data[start + itemsize : stop + itemsize], data[start:stop]):
+    if len(probe) == len(data):
+        return item.tobytes()
+    # Equal to itself, moved by one item: no memory for a result of comparing with the item, however large the data is.
+    before = data[:-itemsize]
+    after = data[itemsize:]
+    for start in range(0, len(before), _COMPARED_AT_ONCE):
+        stop = start + _COMPARED_AT_ONCE
+        if not np.array_equal(after[start:stop], before[start:stop]):
             return None
     return item.tobytes()
 
@@ -278,10 +293,12 @@ def make_storable(buf: bytes) -> bytes:
     # Zeros: each block is one stream, whose token says that it repeats the byte 0.
     blocksize = default_blocksize(header.nbytes, header.typesize)
     nblocks = -(-header.nbytes // blocksize)
-    starts = HEADER_LEN + 4 * nblocks + 4 * np.arange(nblocks, dtype="<i4")
-    cbytes = HEADER_LEN + 8 * nblocks
+    front = HEADER_LEN + 4 * nblocks
+    starts = front + 4 * np.arange(nblocks, dtype="<i4")
+    cbytes = front + 4 * nblocks
     new = ChunkHeader(header.typesize, header.nbytes, blocksize, cbytes, FLAG_EXTENDED | FLAG_UNSPLIT)
-    return b"".join((new.pack(), starts.tobytes(), bytes(4 * nblocks)))
+    tokens = bytes(4 * nblocks)
+    return b"".join((new.pack(), starts.tobytes(), tokens))
 
 
 def _raw_chunk(data: Bytes, typesize: int, blocksize: int, cparams: CParams) -> bytes:
@@ -304,7 +321,9 @@ def header_of(task: Task, cbytes: int, *, has_dict: bool = False) -> ChunkHeader
     """Return the header of a chunk with these data."""
     codec = task.cparams.codec_id
     fmt = CODEC_FORMATS.get(codec, CodecFormat.USER)
-    flags = FLAG_EXTENDED | fmt << 5 | (0 if task.split else FLAG_UNSPLIT)
+    flags = FLAG_EXTENDED | fmt << 5
+    if not task.split:
+        flags |= FLAG_UNSPLIT
     if FilterId.DELTA in task.pipeline.filters:
         flags |= FLAG_DELTA
     return ChunkHeader(
@@ -348,12 +367,13 @@ def _encode_in_c(task: Task) -> bytes | None:
         return None
     shuffle = _c_shuffle(task)
     ids = task.pipeline.filters
-    slot = max((i for i, fid in enumerate(ids) if fid), default=None)
+    active = [i for i, fid in enumerate(ids) if fid]
     earlier = task.pipeline
-    if shuffle != cblosc.NOSHUFFLE and slot is not None:
+    if shuffle != cblosc.NOSHUFFLE and active:
         # C-Blosc 1 applies the last filter itself.
-        unused = (0,) * (len(ids) - slot)
-        earlier = replace(earlier, filters=(*ids[:slot], *unused))
+        last = active[-1]
+        unused = (0,) * (len(ids) - last)
+        earlier = replace(earlier, filters=(*ids[:last], *unused))
     data = run_pipeline(replace(task, pipeline=earlier))
     chunk = cblosc.compress_blocks(
         codec,
@@ -381,8 +401,8 @@ def _c_shuffle(task: Task) -> int:
         return cblosc.SHUFFLE if task.typesize > 1 else cblosc.NOSHUFFLE
     if fid == FilterId.BITSHUFFLE:
         # Both libraries write the same bytes only for whole groups of eight items.
-        in_eights = task.blocksize // task.typesize % 8 == 0 and task.short // task.typesize % 8 == 0
-        if in_eights and not task.short % task.typesize:
+        has_whole_groups = task.blocksize // task.typesize % 8 == 0 and task.short // task.typesize % 8 == 0
+        if has_whole_groups and not task.short % task.typesize:
             return cblosc.BITSHUFFLE
     return cblosc.NOSHUFFLE
 
@@ -397,11 +417,11 @@ def run_pipeline(task: Task) -> Bytes:
     border = task.nfull * task.blocksize
     reference = task.data[: task.blocksize]
     rows = task.data[:border].reshape(task.nfull, task.blocksize)
-    full = filters.forward(task.pipeline, rows, reference=reference, first=True).reshape(-1)
+    full = _filter(task, rows, reference, first=True)
     if not task.short:
         return full
     tail = task.data[border:].reshape(1, -1)
-    last = filters.forward(task.pipeline, tail, reference=reference, first=task.nfull == 0).reshape(-1)
+    last = _filter(task, tail, reference, first=task.nfull == 0)
     return np.concatenate((full, last))
 
 
@@ -412,9 +432,11 @@ def _from_blosc1(task: Task, chunk: cblosc.Blosc1Chunk) -> bytes:
     blocks = _without_runs(task, region, chunk.starts.tolist(), stops)
     if blocks is not None:
         return _assemble(task, blocks)
-    head = BLOSC1_HEADER_LEN + 4 * len(chunk.starts)
-    cbytes = len(chunk.buf) - BLOSC1_HEADER_LEN + HEADER_LEN
-    starts = (chunk.starts + (HEADER_LEN - BLOSC1_HEADER_LEN)).astype("<i4")
+    # The longer header of Blosc2 moves all blocks by the same number of bytes.
+    shift = HEADER_LEN - BLOSC1_HEADER_LEN
+    cbytes = len(chunk.buf) + shift
+    starts = (chunk.starts + shift).astype("<i4")
+    head = BLOSC1_HEADER_LEN + 4 * len(starts)
     return b"".join((header_of(task, cbytes).pack(), starts.tobytes(), region[head:]))
 
 
@@ -425,11 +447,14 @@ def _without_runs(
     stops: list[int],
 ) -> list[list[Buffer]] | None:
     """Return the blocks in pieces, with tokens instead of runs of one byte; None if there are no runs."""
+    nfull = task.nfull
     neblock = task.blocksize // task.nstreams
-    blocks = _pieces(task, region, starts[: task.nfull], stops[: task.nfull], task.nstreams, neblock)
+    blocks = _pieces(task, region, starts[:nfull], stops[:nfull], task.nstreams, neblock)
     if task.short:
-        blocks += _pieces(task, region, starts[task.nfull :], stops[task.nfull :], 1, task.short)
-    return blocks if any(len(pieces) > 1 for pieces in blocks) else None
+        # A short last block is one stream, even if the others are split.
+        blocks += _pieces(task, region, starts[nfull:], stops[nfull:], 1, task.short)
+    has_runs = any(len(pieces) > 1 for pieces in blocks)
+    return blocks if has_runs else None
 
 
 def _pieces(
@@ -442,17 +467,20 @@ def _pieces(
 ) -> list[list[Buffer]]:
     fmt = CODEC_FORMATS[task.cparams.codec_id]
     positions, csizes = many_stream_positions(region, starts, stops, nstreams, neblock)
+    # A run takes few bytes in every codec. Only such streams are decoded to look at them.
     candidates = csizes <= max(neblock // _LONGEST_RUN_RATIO, 64)
     blocks: list[list[Buffer]] = []
     for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         cursor = start
         pieces: list[Buffer] = []
-        for j in np.flatnonzero(candidates[i]).tolist() if candidates[i].any() else ():
-            position, csize = int(positions[i, j]), int(csizes[i, j])
-            value = _run_value(fmt, region[position + 4 : position + 4 + csize], neblock)
+        numbers = np.flatnonzero(candidates[i]).tolist() if candidates[i].any() else ()
+        for j in numbers:
+            position = int(positions[i, j])
+            end = position + 4 + int(csizes[i, j])
+            value = _run_value(fmt, region[position + 4 : end], neblock)
             if value is not None:
                 pieces += [region[cursor:position], _run_token(value)]
-                cursor = position + 4 + csize
+                cursor = end
         pieces.append(region[cursor:stop])
         blocks.append(pieces)
     return blocks
@@ -460,21 +488,24 @@ def _pieces(
 
 def _run_value(fmt: CodecFormat, payload: memoryview, nbytes: int) -> int | None:
     """Return the byte that a payload of `nbytes` bytes repeats, or None."""
-    decoded = _known_run_value if len(payload) <= _MAX_KNOWN_RUN else _decode_run_value
-    return decoded(fmt, bytes(payload), nbytes)
+    """Return the byte that the decoded `nbytes` bytes of a payload repeat, or None."""
+    run_value = _cached_run_value if len(payload) <= _MOST_CACHED else _decode_run_value
+    return run_value(fmt, bytes(payload), nbytes)
 
 
 def _decode_run_value(fmt: CodecFormat, payload: bytes, nbytes: int) -> int | None:
     data = cblosc.decode_stream(fmt, payload, nbytes)
-    return int(data[0]) if (data == data[0]).all() else None
+    is_run = (data == data[0]).all()
+    return int(data[0]) if is_run else None
 
 
-_known_run_value = lru_cache(maxsize=4096)(_decode_run_value)
-_MAX_KNOWN_RUN = 1024
+_cached_run_value = lru_cache(maxsize=4096)(_decode_run_value)
+_MOST_CACHED = 1024
 """We remember the runs in payloads of at most this many bytes: they look the same in every block."""
 
 
 def _run_token(value: int) -> bytes:
+    # Source: "Blosc Chunk Format", section Blocks: a size of 0 is a run of zeros, -n with a token one of the byte n.
     return struct.pack("<i", -value) + b"\x01" if value else bytes(4)
 
 
@@ -505,13 +536,14 @@ def _filter(task: Task, rows: Bytes, reference: Bytes, *, first: bool) -> Bytes:
 
 
 def _full_blocks(task: Task, filtered: Bytes) -> list[list[Buffer]]:
-    neblock, codec = task.blocksize // task.nstreams, task.cparams.codec_id
+    codec = task.cparams.codec_id
+    neblock = task.blocksize // task.nstreams
     if codec == CodecId.ZSTD and neblock <= cblosc.LONGEST_ZSTD:
         return _zstd_blocks(task, filtered, neblock)
     typesize = _unsplit_typesize(codec, neblock)
+    streams = filtered.reshape(-1, task.nstreams, neblock)
     if typesize is None or not len(filtered):
-        streams = filtered.reshape(-1, task.nstreams, neblock)
-        return [[piece for stream in block for piece in _stream_pieces(task, stream)] for block in streams]
+        return [_block_pieces(task, block) for block in streams]
     chunk = cblosc.compress_blocks(
         codec,
         cblosc.with_compressible_tail(filtered, neblock),
@@ -522,35 +554,54 @@ def _full_blocks(task: Task, filtered: Bytes) -> list[list[Buffer]]:
     )
     if chunk is None:
         size = struct.pack("<i", neblock)
-        streams = filtered.reshape(-1, task.nstreams, neblock)
-        return [[piece for stream in block for piece in (size, stream)] for block in streams]
+        raw: list[list[Buffer]] = []
+        for block in streams:
+            pieces: list[Buffer] = []
+            for stream in block:
+                pieces += size, stream
+            raw.append(pieces)
+        return raw
     if chunk.block_nbytes != neblock or chunk.split:
         raise FormatError(f"expected streams of {neblock} bytes from C-Blosc, found {chunk.block_nbytes}")
+    # Only the streams that were asked for: zeros at the end have made the data compressible.
     nblocks = len(filtered) // task.blocksize
     edges = [*chunk.starts[:: task.nstreams].tolist(), len(chunk.buf)]
-    starts, stops = edges[:nblocks], edges[1 : nblocks + 1]
+    starts = edges[:nblocks]
+    stops = edges[1 : nblocks + 1]
     whole = replace(task, data=task.data[: len(filtered)])
     region = memoryview(chunk.buf)
-    runs_out = _without_runs(whole, region, starts, stops)
-    return runs_out or [[region[start:stop]] for start, stop in zip(starts, stops, strict=True)]
+    blocks = _without_runs(whole, region, starts, stops)
+    if blocks is not None:
+        return blocks
+    return [[region[start:stop]] for start, stop in zip(starts, stops, strict=True)]
+
+
+def _block_pieces(task: Task, block: Bytes, dictionary: bytes | None = None) -> list[Buffer]:
+    """Encode the streams of a block one by one."""
+    pieces: list[Buffer] = []
+    for stream in block:
+        pieces += _stream_pieces(task, stream, dictionary)
+    return pieces
 
 
 def _zstd_blocks(task: Task, filtered: Bytes, neblock: int) -> list[list[Buffer]]:
     """Compress short zstd streams with one context, for which C-Blosc 1 makes a context each."""
-    view, size = filtered.data, struct.pack("<i", neblock)
+    view = filtered.data
+    size = struct.pack("<i", neblock)
     blocks: list[list[Buffer]] = []
     for start in range(0, len(filtered), task.blocksize):
         pieces: list[Buffer] = []
         for position in range(start, start + task.blocksize, neblock):
-            stream = view[position : position + neblock]
+            end = position + neblock
+            stream = view[position:end]
             payload = codecs.encode(CodecId.ZSTD, stream, clevel=task.cparams.clevel)
             nbytes = neblock if payload is None else len(payload)
-            if nbytes <= _LONGEST_ZSTD_RUN and (filtered[position : position + neblock] == stream[0]).all():
+            if nbytes <= _LONGEST_ZSTD_RUN and (filtered[position:end] == stream[0]).all():
                 pieces.append(_run_token(stream[0]))
             elif payload is None:
                 pieces += size, stream
             else:
-                pieces += struct.pack("<i", len(payload)), payload
+                pieces += struct.pack("<i", nbytes), payload
         blocks.append(pieces)
     return blocks
 
@@ -561,7 +612,11 @@ def _unsplit_typesize(codec: int, neblock: int) -> int | None:
         return None
     if codec == CodecId.ZSTD or 2**16 <= neblock <= 2**18:
         return 1
-    return next((t for t in range(cblosc.MAX_SPLIT + 1, 256) if neblock % t == 0), None)
+    # C-Blosc 1 does not split items of more than 16 bytes.
+    for typesize in range(cblosc.MAX_SPLIT + 1, 256):
+        if neblock % typesize == 0:
+            return typesize
+    return None
 
 
 def _stream_pieces(task: Task, stream: Bytes, dictionary: bytes | None = None) -> list[Buffer]:
@@ -576,6 +631,7 @@ def _stream_pieces(task: Task, stream: Bytes, dictionary: bytes | None = None) -
 
 def _payload(task: Task, stream: Bytes, dictionary: bytes | None) -> Buffer | None:
     codec = task.cparams.codec_id
+    # Blosc 1 has the only encoder of BloscLZ, and LZ4HC without the package lz4.
     in_c = codec == CodecId.BLOSCLZ or (codec == CodecId.LZ4HC and len(stream) >= MIN_STREAM)
     if in_c and dictionary is None:
         return cblosc.encode_stream(codec, stream, task.cparams.clevel)
@@ -593,13 +649,15 @@ def _payload(task: Task, stream: Bytes, dictionary: bytes | None) -> Buffer | No
 def _with_dict(task: Task) -> bytes | None:
     """Encode with a dictionary of the filtered blocks; None if there are too few data for one."""
     filtered = run_pipeline(task)
+    if not task.nfull:
+        return None
     border = task.nfull * task.blocksize
     rows = filtered[:border].reshape(task.nfull, task.blocksize)
-    dictionary = codecs.train(task.cparams.codec_id, rows, task.cparams.clevel) if task.nfull else None
+    dictionary = codecs.train(task.cparams.codec_id, rows, task.cparams.clevel)
     if dictionary is None:
         return None
-    streams = rows.reshape(task.nfull, task.nstreams, task.blocksize // task.nstreams)
-    blocks = [[piece for stream in block for piece in _stream_pieces(task, stream, dictionary)] for block in streams]
+    streams = rows.reshape(task.nfull, task.nstreams, -1)
+    blocks = [_block_pieces(task, block, dictionary) for block in streams]
     if task.short:
         blocks.append(_stream_pieces(task, filtered[border:], dictionary))
     return _assemble(task, blocks, dictionary)

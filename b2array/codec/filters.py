@@ -28,9 +28,11 @@ from b2array.errors import B2ArrayError, FormatError, UnsupportedError
 __all__ = ["CELL_FILTERS", "Pipeline", "backward", "check", "filter_id", "filter_name", "forward", "register"]
 
 Bytes = npt.NDArray[np.uint8]
-MakeFilter = Callable[[int, int, tuple[int, ...] | None], Codec]
+Shape = tuple[int, ...]
+MakeFilter = Callable[[int, int, Shape | None], Codec]
 
-_FIRST_USER_ID, _LAST_ID = 32, 255
+_FIRST_USER_ID = 32
+_LAST_ID = 255
 _MAX_CELL_DIMS = 8
 _MANTISSA_BITS = {4: 23, 8: 52}
 _INTEGER_BITS = {1: 8, 2: 16, 4: 32, 8: 64}
@@ -55,7 +57,7 @@ class Pipeline:
     metas: tuple[int, ...]
     typesize: int
     version: int = VERSION_STABLE
-    blockshape: tuple[int, ...] | None = None
+    blockshape: Shape | None = None
 
     def __post_init__(self) -> None:
         if not len(self.filters) == len(self.metas) == NFILTERS:
@@ -71,7 +73,7 @@ class _FilterSlot(NamedTuple):
     meta: int
     typesize: int
     blosc1: bool
-    blockshape: tuple[int, ...] | None
+    blockshape: Shape | None
     reference: Bytes | None
 
     @property
@@ -96,7 +98,9 @@ def filter_id(name: str | int) -> int:
 
 def filter_name(fid: int) -> str:
     """Return the name of a filter id, such as "bytedelta" or "filter 200"."""
-    return FilterId(fid).name.lower() if fid in _BUILT_IN else f"filter {fid}"
+    if fid in _BUILT_IN:
+        return FilterId(fid).name.lower()
+    return f"filter {fid}"
 
 
 def register(filter_id: int, make: MakeFilter) -> None:
@@ -130,7 +134,7 @@ def register(filter_id: int, make: MakeFilter) -> None:
     number = operator.index(filter_id)
     if number in _BUILT_IN or not _FIRST_USER_ID <= number <= _LAST_ID:
         raise ValueError(
-            f"filter ids of your own are {_FIRST_USER_ID} to {_LAST_ID} without those of built-in filters, not {number}"
+            f"filter ids of your own are {_FIRST_USER_ID} to {_LAST_ID}, except ids of built-in filters, not {number}"
         )
     if not callable(make):
         raise TypeError(f"make must be callable, not {type(make).__name__}")
@@ -186,14 +190,18 @@ def forward(
     if FilterId.DELTA in pipeline.filters:  # its blocks refer to block 0
         if first:
             head = _apply(pipeline, blocks[:1], None)
-            rest = forward(pipeline, blocks[1:], reference=blocks[0]) if len(blocks) > 1 else blocks[1:]
+            rest = blocks[1:]
+            if len(rest):
+                rest = forward(pipeline, rest, reference=blocks[0])
             return np.concatenate((head, rest))
-        if reference is None or reference.size < _delta_words(pipeline.typesize, blocks.shape[1])[1]:
+        _, needed = _delta_words(pipeline.typesize, blocks.shape[1])
+        if reference is None or reference.size < needed:
             raise ValueError("a filter pipeline with DELTA needs block 0 of the chunk")
         if not _LOSSY.isdisjoint(pipeline.filters):
             # Readers have block 0 without the truncated bits, or with means.
             source = reference[np.newaxis]
-            reference = backward(pipeline, forward(pipeline, source, first=True), first=True)[0]
+            filtered = forward(pipeline, source, first=True)
+            reference = backward(pipeline, filtered, first=True)[0]
     return _apply(pipeline, blocks, reference)
 
 
@@ -212,11 +220,13 @@ def backward(
     if FilterId.DELTA in pipeline.filters:  # its blocks refer to block 0
         if first:
             head = _apply(pipeline, blocks[:1], None, undo=True)
-            rest = backward(pipeline, blocks[1:], reference=head[0]) if len(blocks) > 1 else blocks[1:]
+            rest = blocks[1:]
+            if len(rest):
+                rest = backward(pipeline, rest, reference=head[0])
             return np.concatenate((head, rest))
         if reference is None:
             raise ValueError("a filter pipeline with DELTA needs block 0 of the chunk")
-        needed = _delta_words(pipeline.typesize, blocks.shape[1])[1]
+        _, needed = _delta_words(pipeline.typesize, blocks.shape[1])
         if reference.size < needed:
             raise FormatError(f"expected a block 0 of at least {needed} bytes for DELTA, found {reference.size}")
     return _apply(pipeline, blocks, reference, undo=True)
@@ -241,10 +251,12 @@ def _apply(
 ) -> Bytes:
     slots = list(_slots(pipeline, reference))
     blocks = np.ascontiguousarray(blocks)
-    if blocks.size:
-        for slot in reversed(slots) if undo else slots:
-            step = _FILTERS.get(slot.filter, (_user_forward, _user_backward))[undo]
-            blocks = blocks if step is None else step(slot, blocks)
+    if not blocks.size:
+        return blocks
+    for slot in reversed(slots) if undo else slots:
+        apply, invert = _FILTERS.get(slot.filter, (_user_forward, _user_backward))
+        step = invert if undo else apply
+        blocks = blocks if step is None else step(slot, blocks)
     return blocks
 
 
@@ -266,9 +278,11 @@ def _shuffle(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     n = blocks.shape[1] // width
     if width == 1 or n <= 1:
         return blocks
-    out = _with_tail(blocks, n * width)
-    items = blocks[:, : n * width].reshape(-1, n, width)
-    _copy_planes(out[:, : n * width].reshape(-1, width, n), items.swapaxes(1, 2))
+    length = n * width
+    out = _with_tail(blocks, length)
+    items = blocks[:, :length].reshape(-1, n, width)
+    planes = out[:, :length].reshape(-1, width, n)
+    _copy_planes(planes, items.swapaxes(1, 2))
     return out
 
 
@@ -277,47 +291,64 @@ def _unshuffle(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     n = blocks.shape[1] // width
     if width == 1 or n <= 1:
         return blocks
-    out = _with_tail(blocks, n * width)
-    items = out[:, : n * width].reshape(-1, n, width)
-    _copy_planes(items.swapaxes(1, 2), blocks[:, : n * width].reshape(-1, width, n))
+    length = n * width
+    out = _with_tail(blocks, length)
+    items = out[:, :length].reshape(-1, n, width)
+    planes = blocks[:, :length].reshape(-1, width, n)
+    _copy_planes(items.swapaxes(1, 2), planes)
     return out
 
 
 def _bitshuffle_items(slot: _FilterSlot, nbytes: int) -> int:
     """Return how many items at the start of a block bitshuffle changes."""
     n = nbytes // slot.typesize
-    if slot.blosc1:
-        return n if n % 8 == 0 else 0
-    return n - n % 8
+    rest = n % 8
+    if slot.blosc1 and rest:
+        return 0
+    return n - rest
 
 
 def _bitshuffle(slot: _FilterSlot, blocks: Bytes) -> Bytes:
-    m, typesize = _bitshuffle_items(slot, blocks.shape[1]), slot.typesize
+    m = _bitshuffle_items(slot, blocks.shape[1])
+    typesize = slot.typesize
     if m == 0:
         return blocks
-    out = _with_tail(blocks, m * typesize)
+    length = m * typesize
+    out = _with_tail(blocks, length)
     planes = np.empty((len(blocks), typesize, m), np.uint8)
-    _copy_planes(planes, blocks[:, : m * typesize].reshape(-1, m, typesize).swapaxes(1, 2))
+    items = blocks[:, :length].reshape(-1, m, typesize)
+    _copy_planes(planes, items.swapaxes(1, 2))
     _transpose_bits(planes)
-    rows = out[:, : m * typesize].reshape(-1, typesize, 8, m // 8)
-    rows[...] = planes.reshape(-1, typesize, m // 8, 8).swapaxes(2, 3)
+    rows = out[:, :length].reshape(-1, typesize, 8, m // 8)
+    octets = planes.reshape(-1, typesize, m // 8, 8)
+    rows[...] = octets.swapaxes(2, 3)
     return out
 
 
 def _unbitshuffle(slot: _FilterSlot, blocks: Bytes) -> Bytes:
-    m, typesize = _bitshuffle_items(slot, blocks.shape[1]), slot.typesize
+    m = _bitshuffle_items(slot, blocks.shape[1])
+    typesize = slot.typesize
     if m == 0:
         return blocks
-    out = _with_tail(blocks, m * typesize)
-    rows = blocks[:, : m * typesize].reshape(-1, typesize, 8, m // 8)
+    length = m * typesize
+    out = _with_tail(blocks, length)
+    rows = blocks[:, :length].reshape(-1, typesize, 8, m // 8)
     planes = np.empty((len(blocks), typesize, m), np.uint8)
     octets = planes.reshape(-1, typesize, m // 8, 8)
     for k in range(8):
         octets[..., k] = rows[:, :, k]
     _transpose_bits(planes)
-    items = out[:, : m * typesize].reshape(-1, m, typesize)
+    items = out[:, :length].reshape(-1, m, typesize)
     _copy_planes(items.swapaxes(1, 2), planes)
     return out
+
+
+# Hacker's Delight, section "Transposing a Bit Matrix": distances of the bits to swap, and masks of one of each pair.
+_SWAPS = (
+    (7, 0x00AA00AA00AA00AA),
+    (14, 0x0000CCCC0000CCCC),
+    (28, 0x00000000F0F0F0F0),
+)
 
 
 def _transpose_bits(planes: Bytes) -> None:
@@ -330,7 +361,7 @@ def _transpose_bits(planes: Bytes) -> None:
     for start in range(0, words.size, piece):
         x = words[start : start + piece]
         t = np.empty_like(x)
-        for distance, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0)):
+        for distance, mask in _SWAPS:
             np.right_shift(x, np.uint64(distance), out=t)
             t ^= x
             t &= np.uint64(mask)
@@ -341,17 +372,23 @@ def _transpose_bits(planes: Bytes) -> None:
 
 def _delta_words(typesize: int, nbytes: int) -> tuple[int, int]:
     """Return the size of the words that DELTA combines, and how many bytes of a block they cover."""
-    width = typesize if typesize in _WORDS else 8 if typesize % 8 == 0 else 1
+    width = 1
+    if typesize in _WORDS:
+        width = typesize
+    elif typesize % 8 == 0:
+        width = 8
     return width, nbytes - nbytes % width
 
 
 def _delta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     width, length = _delta_words(slot.typesize, blocks.shape[1])
     out = _with_tail(blocks, length)
-    words = blocks[:, :length].view(_WORDS[width])
-    new = out[:, :length].view(_WORDS[width])
+    word = _WORDS[width]
+    words = blocks[:, :length].view(word)
+    new = out[:, :length].view(word)
     if slot.reference is not None:
-        np.bitwise_xor(words, slot.reference[:length].view(_WORDS[width]), out=new)
+        reference = slot.reference[:length].view(word)
+        np.bitwise_xor(words, reference, out=new)
     else:
         new[:, :1] = words[:, :1]
         np.bitwise_xor(words[:, 1:], words[:, :-1], out=new[:, 1:])
@@ -363,22 +400,25 @@ def _undelta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
         return _delta(slot, blocks)
     width, length = _delta_words(slot.typesize, blocks.shape[1])
     out = _with_tail(blocks, length)
-    words = blocks[:, :length].view(_WORDS[width])
-    np.bitwise_xor.accumulate(words, axis=1, out=out[:, :length].view(_WORDS[width]))
+    word = _WORDS[width]
+    words = blocks[:, :length].view(word)
+    new = out[:, :length].view(word)
+    np.bitwise_xor.accumulate(words, axis=1, out=new)
     return out
 
 
 def _bits_to_clear(slot: _FilterSlot) -> int:
     """Return how many low bits TRUNC_PREC clears in the mantissa of a float, or INT_TRUNC in an integer."""
     if slot.filter == FilterId.TRUNC_PREC:
-        bits, kind, of_floats = (
-            _MANTISSA_BITS.get(slot.typesize),
-            "floats of 4 or 8",
-            f" of {8 * slot.typesize}-bit floats",
-        )
+        bits = _MANTISSA_BITS.get(slot.typesize)
+        kind = "floats of 4 or 8"
+        of_floats = f" of {8 * slot.typesize}-bit floats"
     else:
-        bits, kind, of_floats = _INTEGER_BITS.get(slot.typesize), "integers of 1, 2, 4 or 8", ""
-    name, meta = filter_name(slot.filter), slot.signed_meta
+        bits = _INTEGER_BITS.get(slot.typesize)
+        kind = "integers of 1, 2, 4 or 8"
+        of_floats = ""
+    name = filter_name(slot.filter)
+    meta = slot.signed_meta
     if bits is None:
         raise ValueError(f"{name} needs {kind} bytes, not items of {slot.typesize}")
     if not -bits < meta <= bits or meta == 0:
@@ -388,13 +428,16 @@ def _bits_to_clear(slot: _FilterSlot) -> int:
 
 def _truncate(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     drop = _bits_to_clear(slot)
-    length = blocks.shape[1] - blocks.shape[1] % slot.typesize
+    nbytes = blocks.shape[1]
+    length = nbytes - nbytes % slot.typesize
     if drop == 0 or length == 0:
         return blocks
     word = np.dtype(_WORDS[slot.typesize])
-    mask = ((1 << 8 * slot.typesize) - 1) >> drop << drop
+    all_bits = (1 << 8 * slot.typesize) - 1
+    mask = word.type(all_bits >> drop << drop)
     out = _with_tail(blocks, length)
-    np.bitwise_and(blocks[:, :length].view(word), word.type(mask), out=out[:, :length].view(word))
+    words = blocks[:, :length].view(word)
+    np.bitwise_and(words, mask, out=out[:, :length].view(word))
     return out
 
 
@@ -405,7 +448,8 @@ def _bytedelta_streams(slot: _FilterSlot, nbytes: int) -> tuple[int, list[slice]
     if slot.filter == FilterId.BYTEDELTA:
         return width, [slice(0, n)]
     # The first BYTEDELTA forgot the last byte between its vector loop of 16 bytes a step and the loop for the rest.
-    return width, [slice(0, n - n % 16), slice(n - n % 16, n)]
+    border = n - n % 16
+    return width, [slice(0, border), slice(border, n)]
 
 
 def _bytedelta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
@@ -415,7 +459,8 @@ def _bytedelta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     streams = blocks[:, :length].reshape(len(blocks), width, -1)
     new = out[:, :length].reshape(streams.shape)
     for part in parts:
-        new[:, :, part][:, :, 1:] -= streams[:, :, part][:, :, :-1]
+        differences = new[:, :, part]
+        differences[:, :, 1:] -= streams[:, :, part][:, :, :-1]
     return out
 
 
@@ -430,7 +475,8 @@ def _unbytedelta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
             sums[...] = _running_sums(block)
         return out
     for part in parts:
-        np.add.accumulate(streams[:, :, part], axis=2, dtype=np.uint8, out=new[:, :, part])
+        sums = new[:, :, part]
+        np.add.accumulate(streams[:, :, part], axis=2, dtype=np.uint8, out=sums)
     return out
 
 
@@ -450,6 +496,7 @@ def _running_sums(streams: Bytes) -> Bytes:
     odd <<= np.uint64(16)
     through_even = np.add(even, odd, out=even)
     totals = (through_odd >> np.uint64(48)).astype(np.uint8)
+    # Each word starts from the sum of all words before it.
     before = np.zeros_like(totals)
     np.add.accumulate(totals[:, :-1], axis=1, dtype=np.uint8, out=before[:, 1:])
     np.multiply(before, _EACH_LANE, out=odd)
@@ -464,7 +511,8 @@ def _running_sums(streams: Bytes) -> Bytes:
 
 
 def _check_cells(slot: _FilterSlot, *, encode: bool) -> None:
-    name, shape = filter_name(slot.filter), slot.blockshape
+    name = filter_name(slot.filter)
+    shape = slot.blockshape
     if shape is None:
         raise UnsupportedError(f"{name} needs the shape of a block, and the chunk is not in an array")
     if not 1 <= len(shape) <= _MAX_CELL_DIMS:
@@ -475,15 +523,19 @@ def _check_cells(slot: _FilterSlot, *, encode: bool) -> None:
     if not encode:
         return
     # Stock Blosc2 cuts cells of means to a block, but only along other axes than the first can it read them again.
-    is_mean = slot.filter == FilterId.NDMEAN
-    if slot.meta > shape[0] if is_mean else slot.meta ** len(shape) > math.prod(shape):
+    if slot.filter == FilterId.NDMEAN:
+        is_larger = slot.meta > shape[0]
+    else:
+        is_larger = slot.meta ** len(shape) > math.prod(shape)
+    if is_larger:
         raise UnsupportedError(f"cells of {name} with edge {slot.meta} are larger than blocks of shape {shape}")
 
 
 def _cell(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     """Store blocks cell after cell."""
     items = blocks.reshape(len(blocks), -1, slot.typesize)
-    return np.ascontiguousarray(items[:, _cell_order(slot, blocks.shape[1])]).reshape(blocks.shape)
+    cells = items[:, _cell_order(slot, blocks.shape[1])]
+    return np.ascontiguousarray(cells).reshape(blocks.shape)
 
 
 def _mean(slot: _FilterSlot, blocks: Bytes) -> Bytes:
@@ -498,9 +550,12 @@ def _mean(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     means = np.empty((len(blocks), sizes.size), dtype)
     with np.errstate(all="ignore"):
         for size in np.unique(sizes).tolist():
-            cells = items[:, starts[sizes == size, np.newaxis] + np.arange(size)]
+            has_size = sizes == size
+            positions = starts[has_size, np.newaxis] + np.arange(size)
+            cells = items[:, positions]
+            # `accumulate` adds one by one; `sum` would add pairwise.
             sums = np.add.accumulate(cells, axis=-1)[..., -1] + dtype.type(0)
-            means[:, sizes == size] = sums / dtype.type(size)
+            means[:, has_size] = sums / dtype.type(size)
     return np.repeat(means, sizes, axis=1).view(np.uint8)
 
 
@@ -523,9 +578,13 @@ def _cell_order(slot: _FilterSlot, nbytes: int) -> npt.NDArray[np.int64]:
 
 def _cell_numbers(slot: _FilterSlot) -> npt.NDArray[np.int64]:
     """Return for each item of a block the number of its cell."""
-    shape, edge = slot.blockshape or (), slot.meta
+    shape = slot.blockshape or ()
+    edge = slot.meta
     grid = [-(-extent // edge) for extent in shape]
-    along = [np.arange(extent) // edge * math.prod(grid[i + 1 :]) for i, extent in enumerate(shape)]
+    along = []
+    for axis, extent in enumerate(shape):
+        stride = math.prod(grid[axis + 1 :])
+        along.append(np.arange(extent) // edge * stride)
     numbers: npt.NDArray[np.int64] = functools.reduce(np.add.outer, along)
     return numbers
 

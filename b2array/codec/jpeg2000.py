@@ -54,7 +54,8 @@ class Jpeg2000(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         if planes and typesize != _PLANE.itemsize:
             raise FormatError(f"expected items of {_PLANE.itemsize} bytes for planes of JPEG 2000, found {typesize}")
         self._nbytes = math.prod(blockshape) * typesize
-        self._typesize, self._planes = typesize, planes
+        self._typesize = typesize
+        self._planes = planes
 
     def encode(self, buf: Buffer) -> Buffer:
         """Refuse to encode."""
@@ -76,7 +77,9 @@ class Jpeg2000(Codec):  # type: ignore[misc]  # numcodecs has no type hints
             )
         image = _decode_image(data[start:])
         if self._planes:
-            image = np.moveaxis(image.reshape(*image.shape[:2], -1), -1, 0).astype(_PLANE)
+            height, width, *_ = image.shape
+            pixels = image.reshape(height, width, -1)
+            image = np.moveaxis(pixels, -1, 0).astype(_PLANE)
         return image.tobytes()
 
 

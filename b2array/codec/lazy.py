@@ -26,9 +26,12 @@ def pack(head: Buffer, nchunk: int, offset: int) -> bytes:
     header = parsed.header
     if header.special:
         return bytes(memoryview(head)[: header.cbytes])
-    packed = replace(header, blosc2_flags=header.blosc2_flags | BLOSC2_FLAG_LAZY).pack()
-    starts = bytes(memoryview(head)[len(packed) : len(packed) + 4 * header.nblocks])
+    flags = header.blosc2_flags | BLOSC2_FLAG_LAZY
+    packed = replace(header, blosc2_flags=flags).pack()
+    nbytes = 4 * header.nblocks
     if header.memcpyed:
-        starts = bytes(4 * header.nblocks)
+        starts = bytes(nbytes)  # raw chunks have no block starts, and their data begins here
+    else:
+        starts = bytes(memoryview(head)[len(packed) : len(packed) + nbytes])
     sizes = (parsed.stops - parsed.starts).astype("<i4").tobytes()
     return packed + starts + _TRAILER.pack(nchunk, offset) + sizes

@@ -23,6 +23,7 @@ from b2array.errors import FormatError, UnsupportedError
 __all__ = ["MAX_RATIO", "TOKENS", "Ndlz"]
 
 Int64Array = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
 
 MAX_RATIO = 32
 """A cell of 64 equal bytes takes 2."""
@@ -82,7 +83,9 @@ def _tokens(edge: int) -> _Tokens:
         begin = 1 + _DISTANCE_NBYTES * ndistances
         nbytes[token] = begin + edge * rows.count(".")
         source[token] = [".ab".index(row) for row in rows]
-        offset[token] = [edge * rows[:i].count(row) + begin * (row == ".") for i, row in enumerate(rows)]
+        for i, row in enumerate(rows):
+            nearer = edge * rows[:i].count(row)
+            offset[token, i] = nearer + begin if row == "." else nearer
     return _Tokens(nbytes, source, offset)
 
 
@@ -99,7 +102,9 @@ class Ndlz(Codec):  # type: ignore[misc]  # numcodecs has no type hints
             raise FormatError(
                 f"expected cells of 4 or 8 bytes in blocks of 2 dimensions for NDLZ, found {meta} and {blockshape}"
             )
-        self._edge, self._shape, self._tokens = meta, blockshape, TOKENS[meta]
+        self._edge = meta
+        self._shape = blockshape
+        self._tokens = TOKENS[meta]
 
     def encode(self, buf: Buffer) -> Buffer:
         """Refuse to encode."""
@@ -117,14 +122,18 @@ class Ndlz(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         rows = self._gather_rows(stream, np.array(places, np.int64))
         ncells = [-(-n // self._edge) for n in self._shape]
         cells = rows.reshape(*ncells, self._edge).swapaxes(1, 2)
-        items = np.ascontiguousarray(cells).view(np.uint8).reshape(self._edge * ncells[0], -1)
-        return items[: self._shape[0], : self._shape[1]].tobytes()
+        height, width = self._shape
+        padded_height = self._edge * ncells[0]
+        items = np.ascontiguousarray(cells).view(np.uint8).reshape(padded_height, -1)
+        return items[:height, :width].tobytes()
 
     def _find_cells(self, data: bytes) -> list[int]:
         """Return where the tokens of all cells are."""
         height, width = self._shape
-        edge, nbytes = self._edge, self._tokens.nbytes
-        at, places = _HEADER.size, []
+        edge = self._edge
+        nbytes = self._tokens.nbytes
+        at = _HEADER.size
+        places = []
         try:
             for top in range(0, height, edge):
                 nwhole = width // edge if top + edge <= height else 0
@@ -135,31 +144,39 @@ class Ndlz(Codec):  # type: ignore[misc]  # numcodecs has no type hints
                     places.append(at)
                     if data[at] != 0:
                         raise FormatError(f"expected the token 0 of a cell at the edge of a block, found {data[at]}")
-                    at += 1 + min(edge, height - top) * min(edge, width - left)
+                    cell_height = min(edge, height - top)
+                    cell_width = min(edge, width - left)
+                    at += 1 + cell_height * cell_width
         except IndexError:
             at = _BEYOND  # at the end of the stream, or after bytes that are not a token
         if at != len(data):
-            last = next((place for place in reversed(places) if place < len(data)), None)
-            token = "none" if last is None else f"the last token, {data[last]}, at byte {last}"
+            inside = [place for place in places if place < len(data)]
+            token = f"the last token, {data[inside[-1]]}, at byte {inside[-1]}" if inside else "none"
             raise FormatError(f"expected cells of NDLZ up to byte {len(data)}, found {token}")
         return places
 
-    def _gather_rows(self, stream: npt.NDArray[np.uint8], at: Int64Array) -> npt.NDArray[Any]:
+    def _gather_rows(self, stream: Bytes, at: Int64Array) -> npt.NDArray[Any]:
         """Return all rows of all cells as words of as many bytes as a cell has columns."""
-        edge, width = self._edge, self._shape[1]
+        edge = self._edge
+        _, width = self._shape
         tokens = stream[at]
         begin = at[:, np.newaxis] + self._tokens.offset[tokens]
         # Cells in the last column may be narrower, so that their rows are closer together.
-        ncolumns, cut = -(-width // edge), width % edge
+        ncolumns = -(-width // edge)
+        cut = width % edge
         if cut:
             last = slice(ncolumns - 1, None, ncolumns)
-            begin[last] = at[last, np.newaxis] + 1 + cut * np.arange(edge)
+            rows = cut * np.arange(edge)
+            begin[last] = at[last, np.newaxis] + 1 + rows
         source = self._tokens.source[tokens]
         copied = source.nonzero()
         if copied[0].size:
             origin = at[copied[0]]
-            begin[copied] -= _words(stream, 2)[origin - 1 + _DISTANCE_NBYTES * source[copied]]
-            if begin.min() < _HEADER.size or (begin[copied] + edge > origin).any():
+            places = origin - 1 + _DISTANCE_NBYTES * source[copied]
+            begin[copied] -= _words(stream, _DISTANCE_NBYTES)[places]
+            # A copy of bytes that follow its token would depend on itself.
+            reaches_token = begin[copied] + edge > origin
+            if begin.min() < _HEADER.size or reaches_token.any():
                 raise FormatError("expected copies of bytes in front of a cell of NDLZ, found others")
         words: npt.NDArray[Any] = _words(stream, edge)[begin]
         is_equal = tokens == _EQUAL
@@ -168,6 +185,7 @@ class Ndlz(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         return words
 
 
-def _words(stream: npt.NDArray[np.uint8], nbytes: int) -> npt.NDArray[Any]:
+def _words(stream: Bytes, nbytes: int) -> npt.NDArray[Any]:
     """Return the word that begins at each byte, as a view."""
-    return np.ndarray((stream.size - nbytes + 1,), f"<u{nbytes}", stream, strides=(1,))
+    count = stream.size - nbytes + 1
+    return np.ndarray((count,), f"<u{nbytes}", stream, strides=(1,))

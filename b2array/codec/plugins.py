@@ -30,9 +30,14 @@ class Plugin(NamedTuple):
     writable: bool = True
 
 
+def _zfp(mode: zfp.Mode) -> Plugin:
+    make = partial(zfp.Zfp, mode)
+    return Plugin(mode.name.lower(), make, zfp.MAX_RATIO)
+
+
 PLUGINS: dict[int, Plugin] = {
     32: Plugin("ndlz", ndlz.Ndlz, ndlz.MAX_RATIO, writable=False),
-    **{mode: Plugin(mode.name.lower(), partial(zfp.Zfp, mode), zfp.MAX_RATIO) for mode in zfp.Mode},
+    **{mode: _zfp(mode) for mode in zfp.Mode},
     36: Plugin("openhtj2k", partial(jpeg2000.Jpeg2000, planes=True), None, writable=False),
     37: Plugin("grok", jpeg2000.Jpeg2000, None, writable=False),
     39: Plugin("j2k", jpeg2000.Jpeg2000, None, writable=False),
@@ -49,4 +54,7 @@ def plugin_id(name: str) -> int | None:
     >>> plugin_id("zfp_acc"), plugin_id("zip")
     (33, None)
     """
-    return next((int(number) for number, plugin in PLUGINS.items() if plugin.name == name), None)
+    for number, plugin in PLUGINS.items():
+        if plugin.name == name:
+            return int(number)
+    return None

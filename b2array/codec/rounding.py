@@ -21,13 +21,18 @@ from b2array.codec.cparams import CParams
 __all__ = ["check_dtype", "count_kept_bits", "round_items"]
 
 Array = npt.NDArray[Any]
+DType = np.dtype[Any]
 
-_WORDS: dict[int, np.dtype[Any]] = {2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
+_WORDS: dict[int, DType] = {
+    2: np.dtype("u2"),
+    4: np.dtype("u4"),
+    8: np.dtype("u8"),
+}
 _TRUNCATABLE = {np.dtype("<f4"): 23, np.dtype("<f8"): 52}
 """The types whose mantissa TRUNC_PREC knows, and how many bits that has."""
 
 
-def check_dtype(cparams: CParams, dtype: np.dtype[Any]) -> None:
+def check_dtype(cparams: CParams, dtype: DType) -> None:
     """Raise TypeError or ValueError if items of this type cannot have the errors that the parameters allow."""
     if not cparams.is_lossy:
         return
@@ -51,11 +56,15 @@ def round_items(items: Array, cparams: CParams, fill: bytes | None = None) -> Ar
             bound = math.nextafter(bound / math.sqrt(2), 0)
         floats = _to_multiples(native, bound)
     else:
-        floats = _to_bits(native, _mantissa_bits(cparams), subnormals=cparams.keepbits is not None)
+        bits = _mantissa_bits(cparams)
+        # Subnormal numbers have fewer bits, so a relative bound would not hold for them: they stay.
+        rounds_subnormals = cparams.keepbits is not None
+        floats = _to_bits(native, bits, subnormals=rounds_subnormals)
     result: Array = floats.astype(values.dtype, copy=False).view(items.dtype)
     if fill is not None:
-        kept = _raw(items) == np.frombuffer(fill, _raw(items).dtype)
-        np.copyto(result, items, where=kept)
+        raw = _raw(items)
+        is_fill = raw == np.frombuffer(fill, raw.dtype)
+        np.copyto(result, items, where=is_fill)
     return result
 
 
@@ -67,19 +76,26 @@ def count_kept_bits(items: Array) -> int:
     mantissa = _TRUNCATABLE.get(items.dtype)
     if mantissa is None or not items.size:
         return 0
-    together = int(np.bitwise_or.reduce(items.view(f"<u{items.dtype.itemsize}"), axis=None))
-    lowest = (together & -together).bit_length() - 1 if together else mantissa
+    words = items.view(f"<u{items.dtype.itemsize}")
+    together = int(np.bitwise_or.reduce(words, axis=None))
+    if not together:
+        return 1
+    lowest = (together & -together).bit_length() - 1
     return max(mantissa - lowest, 1) if lowest else 0
 
 
-def _part(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _part(dtype: DType) -> DType:
     """Return the type of the real part of an item."""
-    return np.dtype(f"{dtype.byteorder}f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+    if dtype.kind != "c":
+        return dtype
+    return np.dtype(f"{dtype.byteorder}f{dtype.itemsize // 2}")
 
 
 def _raw(items: Array) -> Array:
     """Return the bits of the items, of which equal ones are equal."""
-    return items.view(f"V{items.dtype.itemsize}" if items.dtype.itemsize > 8 else f"u{items.dtype.itemsize}")
+    itemsize = items.dtype.itemsize
+    kind = "V" if itemsize > 8 else "u"  # complex numbers of 16 bytes have no integer of their size
+    return items.view(f"{kind}{itemsize}")
 
 
 def _mantissa_bits(cparams: CParams) -> int:
@@ -100,15 +116,17 @@ def _to_multiples(values: Array, bound: float) -> Array:
     power = min(power, limits.maxexp - 1)
     if power < limits.minexp:  # only numbers that are next to zero could change
         return values.copy()
-    step, inverse = kind(2.0**power), kind(2.0**-power)
+    step = kind(2.0**power)
+    inverse = kind(2.0**-power)
     with np.errstate(all="ignore"):
         multiples = wide * inverse
         # Numbers from here on are multiples already; they might not survive the multiplication.
-        large = ~(np.abs(multiples) < 2.0**limits.nmant)
+        is_small = np.abs(multiples) < 2.0**limits.nmant
         np.rint(multiples, out=multiples)
         multiples *= step
         result: Array = multiples.astype(values.dtype, copy=False)
-        np.copyto(result, values, where=large | ~np.isfinite(result))
+        is_rounded = is_small & np.isfinite(result)
+        np.copyto(result, values, where=~is_rounded)
     return result
 
 
@@ -122,9 +140,12 @@ def _to_bits(values: Array, bits: int, *, subnormals: bool) -> Array:
     raw = values.view(word)
     odd = raw >> word.type(drop)
     odd &= word.type(1)
-    words = raw + word.type((1 << drop - 1) - 1)
+    # Almost half of a step, and the rest of it for odd numbers: a half rounds to even.
+    half = (1 << drop - 1) - 1
+    words = raw + word.type(half)
     words += odd
-    words &= word.type(((1 << 8 * word.itemsize) - 1) >> drop << drop)
+    all_bits = (1 << 8 * word.itemsize) - 1
+    words &= word.type(all_bits >> drop << drop)
     result: Array = words.view(values.dtype)
     kept = ~np.isfinite(values) | ~np.isfinite(result)
     if not subnormals:

@@ -60,6 +60,7 @@ def splice(
     if header.special:
         # All old blocks are the same: encode one of them, after the new ones.
         filling = _filling(old)
+        # Most new data differs in its first block: compare only that one first.
         if (data[:1] == filling).all() and (data == filling).all():
             return bytes(old.region)
         rows = np.concatenate((data, filling))
@@ -86,9 +87,11 @@ def splice(
             pieces += _copy_blocks(old, done, number)
         pieces.append(block)
         done = number + 1
-    starts = (front + np.cumsum(sizes) - sizes).astype("<i4")
-    head = replace(header_of(task, cbytes), nbytes=header.nbytes).pack()
-    return b"".join((head, starts.tobytes(), *pieces))
+    ends = front + np.cumsum(sizes)
+    starts = (ends - sizes).astype("<i4")
+    # The task has only the new blocks.
+    head = replace(header_of(task, cbytes), nbytes=header.nbytes)
+    return b"".join((head.pack(), starts.tobytes(), *pieces))
 
 
 def _params(
@@ -131,17 +134,11 @@ def _bits_of_all(old: ChunkHeader, new: int) -> int:
 
 def _with_bits_of(old: ChunkHeader, cparams: CParams) -> ChunkHeader:
     """Return a header that notes the same bits as the parameters; reading does not depend on them."""
-    own = _exact_filters(old.filters, old.filters_meta)
-    new = _exact_filters(cparams.filter_slots, cparams.meta_slots)
+    own = choice.exact_filters(old.filters, old.filters_meta)
+    new = choice.exact_filters(cparams.filter_slots, cparams.meta_slots)
     if own != new:
         return old
     return replace(old, filters=cparams.filter_slots, filters_meta=cparams.meta_slots)
-
-
-def _exact_filters(ids: Sequence[int], metas: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the filters that change bytes when a chunk is read, with their metas."""
-    slots = zip(ids, metas, strict=True)
-    return [pair for pair in slots if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]
 
 
 def _is_blockwise(old: ChunkHeader, task: Task) -> bool:
@@ -192,7 +189,9 @@ def _encode_blocks(task: Task) -> list[Buffer]:
     size = struct.pack("<i", streams.shape[2])
     blocks: list[Buffer] = []
     for block in streams:
-        pieces = [piece for stream in block for piece in (size, stream.data)]
+        pieces: list[Buffer] = []
+        for stream in block:
+            pieces += size, stream.data
         blocks.append(b"".join(pieces))
     return blocks
 
@@ -204,14 +203,16 @@ def _filling(old: Stored) -> Bytes:
     return row
 
 
-def _copy_blocks(old: Stored, first: int, stop: int) -> list[Buffer]:
-    """Return the stored blocks from `first` to `stop`: in one piece if they follow each other."""
-    starts = old.starts[first:stop]
-    stops = old.stops[first:stop]
-    if first < stop and np.array_equal(starts[1:], stops[:-1]):
-        return [old.region[int(starts[0]) : int(stops[-1])]]
+def _copy_blocks(old: Stored, first: int, last: int) -> list[Buffer]:
+    """Return the stored blocks from `first` to before `last`: in one piece if they follow each other."""
+    starts = old.starts[first:last]
+    stops = old.stops[first:last]
+    if first < last and np.array_equal(starts[1:], stops[:-1]):
+        begin = int(starts[0])
+        end = int(stops[-1])
+        return [old.region[begin:end]]
     bounds = zip(starts.tolist(), stops.tolist(), strict=True)
-    return [old.region[start:end] for start, end in bounds]
+    return [old.region[start:stop] for start, stop in bounds]
 
 
 def _patch(old: Stored, numbers: Sequence[int], data: Bytes, task: Task) -> bytes | None:

@@ -89,6 +89,7 @@ def many_stream_positions(
     csizes = np.empty_like(positions)
     if len(region) < 4:
         raise FormatError(f"expected a stream size of 4 bytes, found {len(region)} bytes")
+    # The integer at each byte: sizes need not be aligned.
     words: npt.NDArray[np.int32] = np.ndarray((len(region) - 3,), "<i4", region, strides=(1,))
     if len(position) and int(position.min()) < 0:
         _overrun(position, limit)
@@ -97,11 +98,13 @@ def many_stream_positions(
             csize = words[position].astype(np.int64)
         except IndexError:
             _overrun(position, limit)
-        positions[:, i], csizes[:, i] = position, csize
+        positions[:, i] = position
+        csizes[:, i] = csize
         # Positions only grow, so one comparison at the end is enough.
         position = position + csize
         position += 4
         if len(csize) and int(csize.min()) < 0:
+            # A negative size is the byte that a run repeats: one token follows, and not so many bytes.
             position += (csize < 0) * (1 - csize)
     if (position > limit).any():
         _overrun(position, limit)
@@ -136,9 +139,11 @@ def _check_csizes(
     csizes: Int64Array,
     neblock: int,
 ) -> None:
-    if int(csizes.max(initial=0)) > neblock or int(csizes.min(initial=0)) < -255:
-        bad = csizes[(csizes > neblock) | (csizes < -255)]
-        raise FormatError(f"expected a stream size of -255 to {neblock}, found {bad[0]}")
+    highest = int(csizes.max(initial=0))
+    lowest = int(csizes.min(initial=0))
+    if highest > neblock or lowest < -255:
+        is_wrong = (csizes > neblock) | (csizes < -255)
+        raise FormatError(f"expected a stream size of -255 to {neblock}, found {csizes[is_wrong][0]}")
     tokens = np.frombuffer(region, np.uint8)[positions[csizes < 0] + 4]
     if (tokens != 1).any():
         _check_token(int(tokens[tokens != 1][0]))
@@ -150,7 +155,8 @@ def _check_token(token: int) -> None:
 
 
 def _overrun(position: Int64Array, limit: Int64Array) -> NoReturn:
-    block = int(np.argmax((position + 4 > limit) | (position < 0)))
+    is_outside = (position + 4 > limit) | (position < 0)
+    block = int(np.argmax(is_outside))
     raise FormatError(
         f"expected streams within a block that ends at byte {limit[block]}, found one at {position[block]}"
     )
@@ -172,20 +178,31 @@ _SHORTEST_RUN = {
 """Decoding a shorter run takes longer than copying a raw stream."""
 
 
+_ZSTD_BLOCK = 2**17
+_ZSTD_RLE = 1
+
+
 @lru_cache(maxsize=1024)
 def _pack_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
     value_byte = bytes([value])
     if fmt == CodecFormat.ZSTD:
         # A frame header with the content size, and blocks of one repeated byte (RFC 8878, section Blocks).
-        sizes = [2**17] * ((nbytes - 1) // 2**17) + [(nbytes - 1) % 2**17 + 1]
-        blocks = [(size << 3 | 1 << 1).to_bytes(3, "little") + value_byte for size in sizes]
-        blocks[-1] = bytes([blocks[-1][0] | 1]) + blocks[-1][1:]
-        payload = _zstd_header(nbytes) + b"".join(blocks)
+        pieces = [_zstd_header(nbytes)]
+        left = nbytes
+        while left:
+            size = min(left, _ZSTD_BLOCK)
+            left -= size
+            is_last = 0 if left else 1
+            head = size << 3 | _ZSTD_RLE << 1 | is_last
+            pieces += head.to_bytes(3, "little"), value_byte
+        payload = b"".join(pieces)
     # A literal, a match that repeats it, and the literals at the end that the format demands.
     elif fmt == CodecFormat.LZ4:
-        payload = b"\x1f" + value_byte + b"\x01\x00" + _length_bytes(nbytes - 25) + b"\x50" + value_byte * 5
+        length = _length_bytes(nbytes - 25)
+        payload = b"\x1f" + value_byte + b"\x01\x00" + length + b"\x50" + value_byte * 5
     else:
-        payload = b"\x23" + value_byte * 4 + b"\xe0" + _length_bytes(nbytes - 16) + b"\x03\x02" + value_byte * 3
+        length = _length_bytes(nbytes - 16)
+        payload = b"\x23" + value_byte * 4 + b"\xe0" + length + b"\x03\x02" + value_byte * 3
     return _INT32.pack(len(payload)) + payload
 
 
@@ -217,10 +234,13 @@ def decode_zstd(
     frames: list[Buffer] = []
     places: list[memoryview] = []
     count = len(outs[0]) // neblock
-    streams = stream_positions(region, starts, stops, count * len(outs) // len(starts), neblock)
+    nstreams = count * len(outs) // len(starts)
+    streams = stream_positions(region, starts, stops, nstreams, neblock)
     first = 0
     for out in outs:
-        begin = end = 0
+        # Streams that are decoded one after the other go to one place: raw ones, which are copied here, end it.
+        begin = 0
+        end = 0
         for head, csize in streams[first : first + count]:
             position = head + 4
             end += neblock
@@ -229,9 +249,10 @@ def decode_zstd(
             elif csize < neblock:
                 frames.append(region[position : position + csize])
             else:
-                out[end - neblock : end] = region[position : position + neblock]
-                if begin < end - neblock:
-                    places.append(out[begin : end - neblock])
+                start = end - neblock
+                out[start:end] = region[position : position + neblock]
+                if begin < start:
+                    places.append(out[begin:start])
                 begin = end
         if begin < end:
             places.append(out[begin:end])

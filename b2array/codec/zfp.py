@@ -30,7 +30,10 @@ MIN_ITEMS = 64
 """C-Blosc2 writes beyond its memory in smaller blocks, when it changes an array that has them."""
 _MIN_EXTENT = 4
 _MOST_DIMS = 4
-_DTYPES: dict[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
+_DTYPES: dict[int, np.dtype[Any]] = {
+    4: np.dtype("<f4"),
+    8: np.dtype("<f8"),
+}
 _EXPONENT_BITS = {4: 8, 8: 11}
 _PRECISION = (5, 7, 9, 11)
 """The addend to the parameter byte, by the number of dimensions."""
@@ -57,8 +60,11 @@ def exponent(tolerance: float) -> int:
     if not 0 < tolerance < math.inf:
         raise ValueError(f"tolerance must be a finite number above 0, not {tolerance!r}")
     number = math.floor(math.log10(tolerance))
-    number += 10.0 ** (number + 1) <= tolerance
-    number -= 10.0**number > tolerance
+    # The logarithm is rounded, so it may be off by one at a power of ten.
+    if 10.0 ** (number + 1) <= tolerance:
+        number += 1
+    if 10.0**number > tolerance:
+        number -= 1
     if not -128 <= number <= 127:
         raise ValueError(f"tolerance must be 1e-128 to 1e127, not {tolerance!r}")
     return number
@@ -72,7 +78,8 @@ def tolerance(meta: int) -> float:
     >>> tolerance(253), tolerance(2)
     (0.001, 100.0)
     """
-    return float(10.0 ** (meta - 256 if meta > 127 else meta))
+    power = meta - 256 if meta > 127 else meta  # a signed byte
+    return float(10.0**power)
 
 
 def check_layout(
@@ -110,14 +117,17 @@ class Zfp(Codec):  # type: ignore[misc]  # numcodecs has no type hints
                 f"expected blocks of 4 or 8 bytes an item in 1 to {_MOST_DIMS} dimensions for ZFP, found {typesize} "
                 f"bytes an item and shape {blockshape}"
             )
-        self._dtype, self._shape, self._mode = _DTYPES[typesize], blockshape, mode
+        self._dtype = _DTYPES[typesize]
+        self._shape = blockshape
+        self._mode = mode
         self._how = _settings(mode, meta, typesize, len(blockshape))
 
     def check_rate(self) -> None:
         """Raise UnsupportedError for a rate at which no bits are left for items; zfpy crashes there."""
         if self._mode != Mode.ZFP_RATE:
             return
-        bits = math.floor(_MIN_EXTENT ** len(self._shape) * self._how["rate"] + 0.5)
+        nitems = _MIN_EXTENT ** len(self._shape)
+        bits = math.floor(nitems * self._how["rate"] + 0.5)
         if bits <= 1 + _EXPONENT_BITS[self._dtype.itemsize]:
             raise UnsupportedError(
                 f"ZFP cannot compress {self._dtype.name} in {len(self._shape)} dimensions to so few percent"
@@ -139,7 +149,8 @@ class Zfp(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         if len(payload) >= items.nbytes:
             return False
         with np.errstate(over="ignore"):  # the difference of large numbers may be infinite
-            errors = np.abs(np.subtract(self._decompress(payload), items, dtype=np.float64))
+            differences = np.subtract(self._decompress(payload), items, dtype=np.float64)
+            errors = np.abs(differences)
         return bool((errors <= self._how["tolerance"]).all())
 
     def decode(self, buf: Buffer, out: None = None) -> bytes:  # noqa: ARG002 - a codec of numcodecs has it
@@ -151,7 +162,8 @@ class Zfp(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         # ZFP reads on past a payload that is cut short. No cell takes more than two bits for each bit of its items,
         # a sign of life and an exponent.
         cells = math.prod(-(-n // _MIN_EXTENT) for n in self._shape)
-        most = cells * (_MIN_EXTENT ** len(self._shape) * self._dtype.itemsize * 2 + 2) + 16
+        cell_nbytes = _MIN_EXTENT ** len(self._shape) * self._dtype.itemsize
+        most = cells * (2 * cell_nbytes + 2) + 16
         padded = bytes(payload).ljust(most, b"\0")
         ztype = zfpy.dtype_to_ztype(self._dtype)
         items: npt.NDArray[Any] = zfpy._decompress(padded, ztype, self._shape, **self._how)
