@@ -55,7 +55,7 @@ TODAY = {
     "commit": Counts(16, 9.3, 0, 38),
     "exchange": Counts(2, 9.7, 0, 3),
     "frame": Counts(2, 9.0, 0, 3),
-    "format": Counts(2, 9.3, 0, 3),
+    "format": Counts(2, 8.8, 0, 3),
     "grid": Counts(2, 9.3, 0, 3),
     "group": Counts(48, 10.2, 0, 96),
     "store": Counts(26, 9.1, 0, 8),

@@ -175,7 +175,7 @@ class Annotations:
     takeovers: int = 0
 
     def is_member(self, group: str, path: str) -> bool:
-        """Whether the frame notes that it is at a path in the group of an identity."""
+        """Return whether the frame notes that it is at a path in the group of an identity."""
         noted = self.group_commit
         return noted is not None and (noted.identity, noted.path) == (group, path)
 
@@ -194,30 +194,32 @@ class Annotations:
             return cls()
         if layer["v"] > _VERSION:
             return cls(foreign=True)
-        fill, dims, dtype, number = layer.get("fill"), layer.get("dims"), layer.get("dtype"), layer.get("next")
-        attrs, lost, cparams = layer.get("attrs"), layer.get("lost"), layer.get("cparams")
+        get = layer.get
         packed = {key: value for key, value in layer.items() if isinstance(value, bytes)}
+        unknown = [(key, value) for key, value in layer.items() if key != "v" and key not in _FIELDS]
+        fill = packed.get("fill")
+        dtype = get("dtype")
         return cls(
-            fill=fill if isinstance(fill, bytes) and len(fill) == itemsize else None,
-            dims=tuple(dims) if isinstance(dims, list) and _are_dims(dims, ndim) else None,
+            fill=fill if fill is not None and len(fill) == itemsize else None,
+            dims=_dims(get("dims"), ndim),
             dtype=dtype if isinstance(dtype, str) else None,
-            next=number if _is_number(number, 0) else None,
-            attrs=_attrs(attrs) if isinstance(attrs, dict) else (),
-            lost=tuple([n for n in lost if _is_number(n, 0) and n < nchunks]) if isinstance(lost, list) else (),
+            next=_number(get("next")),
+            attrs=_attrs(get("attrs")),
+            lost=_lost(get("lost"), nchunks),
             sizes=packed.get("sizes"),
-            cparams=_cparams(cparams) if isinstance(cparams, dict) else (),
+            cparams=_cparams(get("cparams")),
             records=packed.get("records"),
             commit=packed.get("chain"),
             header=packed.get("header"),
             recent=packed.get("recent", b""),
-            group_commit=_group_commit(layer.get("group")),
+            group_commit=_group_commit(get("group")),
             forks_of=packed.get("job"),
-            deleted=layer.get("deleted") is True,
-            unknown=tuple([(key, value) for key, value in layer.items() if key != "v" and key not in _FIELDS]),
+            deleted=get("deleted") is True,
+            unknown=tuple(unknown),
             identity=packed.get("id") or None,
             kept=packed.get("kept") or None,
-            floor=layer["floor"] if _is_number(layer.get("floor"), 0) else None,
-            takeovers=layer["takeovers"] if _is_number(layer.get("takeovers"), 0) else 0,
+            floor=_number(get("floor")),
+            takeovers=_number(get("takeovers")) or 0,
         )
 
     def pack(self) -> bytes:
@@ -229,7 +231,8 @@ class Annotations:
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
                 layer[key] = dict(value) if name in _MAPS else value
-        packed: bytes = msgpack.packb({**layer, **dict(self.unknown)}, use_bin_type=True)
+        layer |= dict(self.unknown)
+        packed: bytes = msgpack.packb(layer, use_bin_type=True)
         return packed
 
     def with_new_identity(self) -> Self:
@@ -237,11 +240,11 @@ class Annotations:
         return replace(self, identity=os.urandom(_IDENTITY_NBYTES))
 
     def with_commit_listed(self) -> Self:
-        """Return annotations that list their own commit before those that they list already."""
+        """Return annotations that list their own commit before the ones that they list already."""
         return replace(self, recent=recent.with_commit(self.recent, self.commit or b""))
 
     def lists(self, other: Self) -> bool:
-        """Whether a commit is listed: these annotations belong to it, or to a commit on top of it."""
+        """Return whether a commit is listed: these annotations belong to it, or to a commit on top of it."""
         return recent.has_commit(self.recent, other.commit or b"")
 
 
@@ -250,6 +253,17 @@ _DEFAULTS = {each.name: each.default for each in fields(Annotations)}
 
 def _is_number(value: object, low: int) -> bool:
     return type(value) is int and value >= low
+
+
+def _number(value: Any) -> int | None:
+    """Return a value if it is a number of at least 0."""
+    return value if _is_number(value, 0) else None
+
+
+def _lost(value: object, nchunks: int) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        return ()
+    return tuple([n for n in value if _is_number(n, 0) and n < nchunks])
 
 
 def _group_commit(value: object) -> GroupCommit | None:
@@ -261,29 +275,45 @@ def _group_commit(value: object) -> GroupCommit | None:
     return None
 
 
-def _are_dims(dims: list[object], ndim: int) -> bool:
-    return len(dims) == ndim and all(dim is None or isinstance(dim, str) for dim in dims)
+def _dims(value: object, ndim: int) -> tuple[str | None, ...] | None:
+    if not isinstance(value, list) or len(value) != ndim:
+        return None
+    if any(not isinstance(dim, str | None) for dim in value):
+        return None
+    return tuple(value)
 
 
-def _attrs(attrs: dict[object, object]) -> tuple[tuple[str, bytes], ...]:
-    return tuple((name, raw) for name, raw in attrs.items() if isinstance(name, str) and isinstance(raw, bytes))
+def _attrs(attrs: object) -> tuple[tuple[str, bytes], ...]:
+    if not isinstance(attrs, dict):
+        return ()
+    named = [(name, raw) for name, raw in attrs.items() if isinstance(name, str)]
+    return tuple((name, raw) for name, raw in named if isinstance(raw, bytes))
 
 
-def _cparams(cparams: dict[object, object]) -> tuple[tuple[str, Any], ...]:
+def _cparams(cparams: object) -> tuple[tuple[str, Any], ...]:
     """Return the parameters that have a name and a plain value."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in cparams.items()}
-    return tuple(
-        (name, value)
-        for name, value in values.items()
-        if isinstance(name, str) and isinstance(value, str | int | float | tuple)
-    )
+    if not isinstance(cparams, dict):
+        return ()
+    plain = []
+    for name, value in cparams.items():
+        hashable = tuple(value) if isinstance(value, list) else value
+        if isinstance(name, str) and isinstance(hashable, str | int | float | tuple):
+            plain.append((name, hashable))
+    return tuple(plain)
 
 
 def merge(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotations:
     """Merge the annotations of two writers, without attributes. Where both have changed an entry, ours wins."""
-    changed = {name: getattr(ours, name) for name in _MERGED if getattr(ours, name) != getattr(base, name)}
-    written, lost = set(base.lost) - set(ours.lost), set(ours.lost) - set(base.lost)
-    return replace(theirs, **changed, lost=tuple(sorted(set(theirs.lost) - written | lost)))
+    changed = {}
+    for name in _MERGED:
+        value = getattr(ours, name)
+        if value != getattr(base, name):
+            changed[name] = value
+    # A chunk that one of the writers has written again is not lost any more.
+    written = set(base.lost) - set(ours.lost)
+    newly_lost = set(ours.lost) - set(base.lost)
+    lost = set(theirs.lost) - written | newly_lost
+    return replace(theirs, **changed, lost=tuple(sorted(lost)))
 
 
 def contradictions(base: Annotations, ours: Annotations, theirs: Annotations) -> list[str]:
@@ -295,11 +325,15 @@ def contradictions(base: Annotations, ours: Annotations, theirs: Annotations) ->
     >>> contradictions(Annotations(), a, b), contradictions(a, a, b), contradictions(Annotations(), a, a)
     (['dims'], [], [])
     """
-    return [
-        name
-        for name in _MERGED
-        if getattr(base, name) != getattr(ours, name) != getattr(theirs, name) != getattr(base, name)
-    ]
+    names = []
+    for name in _MERGED:
+        before = getattr(base, name)
+        our = getattr(ours, name)
+        their = getattr(theirs, name)
+        both_changed = before not in (our, their)
+        if both_changed and our != their:
+            names.append(name)
+    return names
 
 
 def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:
@@ -309,7 +343,8 @@ def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:
     """
     row = np.zeros(1 + nblocks, np.uint32)
     row[0] = head.header.cbytes
-    if head.header.has_streams and len(head.starts) == nblocks and (np.diff(head.starts) > 0).all():
+    in_order = len(head.starts) == nblocks and (np.diff(head.starts) > 0).all()
+    if head.header.has_streams and in_order:
         row[1:] = head.stops - head.starts
     return row
 
@@ -326,9 +361,11 @@ def block_bounds(row: Sizes) -> npt.NDArray[np.int64] | None:
     """
     sizes = row[1:].astype(np.int64)
     first = int(row[0]) - int(sizes.sum())
-    if not len(sizes) or not sizes.all() or first < HEADER_LEN + 4 * len(sizes):
+    least = HEADER_LEN + 4 * len(sizes)  # the block starts stand before the first block
+    if not len(sizes) or not sizes.all() or first < least:
         return None
-    return first + np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+    ends = np.cumsum(sizes)
+    return first + np.concatenate((np.zeros(1, np.int64), ends))
 
 
 def pack_sizes(rows: Sizes) -> bytes | None:
@@ -337,10 +374,13 @@ def pack_sizes(rows: Sizes) -> bytes | None:
     Chunks that are not stored have zeros. Without sizes of blocks the result may be 16 times as large: like the index,
     it has one number a chunk.
     """
+    # Compressing takes time, and so many numbers never become that much smaller.
     if rows.nbytes > 64 * MAX_SIZES_NBYTES:
         return None
     packed = encode.encode(np.ascontiguousarray(rows, "<u4"), typesize=4, cparams=_SIZES_CPARAMS)
-    return packed if len(packed) <= (MAX_SIZES_NBYTES if rows.shape[1] > 1 else _MAX_CHUNK_SIZES_NBYTES) else None
+    has_blocks = rows.shape[1] > 1
+    most = MAX_SIZES_NBYTES if has_blocks else _MAX_CHUNK_SIZES_NBYTES
+    return packed if len(packed) <= most else None
 
 
 def pack_fitting_sizes(sizes: Sizes) -> bytes | None:

@@ -24,10 +24,14 @@ from b2array.format import dtypes
 __all__ = ["UNREADABLE", "decode_attr", "decode_attrs", "encode_attr"]
 
 _COMPLEX = struct.Struct(">2d")
-_EXT_COMPLEX, _EXT_SET, _EXT_NDARRAY = 44, 45, 46
+_EXT_COMPLEX = 44
+_EXT_SET = 45
+_EXT_NDARRAY = 46
 _TUPLE = "__tuple__"
 _MAX_DEPTH = 32
-_FIRST, _LAST = -62_135_596_800, 253_402_300_800  # the years 1 to 9999
+_FIRST = -62_135_596_800
+_LAST = 253_402_300_800
+"""The years 1 to 9999, in seconds since 1970."""
 _TIMES = ((dt.datetime, "M8[us]"), (dt.date, "M8[D]"), (dt.timedelta, "m8[us]"))
 """NumPy's types for the classes of the module `datetime`, a class before its base classes."""
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError, msgpack.UnpackException)
@@ -61,8 +65,8 @@ def encode_attr(value: object, name: str | None = None) -> bytes:
         packed = _encode(value)
         _decode(packed, 0, strict=True)
     except (ValueError, TypeError, OverflowError, RecursionError, UnsupportedError) as error:
-        holder = "an attribute" if name is None else f"the attribute {name!r}"
-        raise TypeError(f"{holder} cannot hold this {type(value).__name__}: {error}") from None
+        subject = "an attribute" if name is None else f"the attribute {name!r}"
+        raise TypeError(f"{subject} cannot hold this {type(value).__name__}: {error}") from None
     return packed
 
 
@@ -117,7 +121,8 @@ def _encode_other(value: object) -> object:
 
 
 def _encode_ndarray(array: NDArray[Any], **more: bool) -> bytes:
-    dtype, shape = array.dtype, list(array.shape)
+    dtype = array.dtype
+    shape = list(array.shape)
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("masked arrays would lose their mask")
     if dtype.kind == "O":
@@ -134,19 +139,33 @@ def _encode_time(value: Any) -> object:
         return msgpack.Timestamp.from_unix_nano(nanoseconds + getattr(value, "nanosecond", 0))
     # pandas stores times in NumPy's types, in various units.
     plain = value.to_numpy() if hasattr(value, "to_numpy") else value
-    form = next((form for kind, form in _TIMES if isinstance(plain, kind)), None)
+    forms = [form for kind, form in _TIMES if isinstance(plain, kind)]
+    form = forms[0] if forms else None
     item = np.asarray(plain, form)
     if item.dtype.kind not in "mM":
         raise TypeError(f"{type(value).__name__} has no form in msgpack")
     return msgpack.ExtType(_EXT_NDARRAY, _encode_ndarray(item, scalar=True))
 
 
-_FORMS: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
+def _encode_array(value: Any) -> object:
+    return msgpack.ExtType(_EXT_NDARRAY, _encode_ndarray(value))
+
+
+def _encode_complex(value: Any) -> object:
+    return msgpack.ExtType(_EXT_COMPLEX, _COMPLEX.pack(value.real, value.imag))
+
+
+def _encode_set(value: Any) -> object:
+    return msgpack.ExtType(_EXT_SET, _encode(list(value)))
+
+
+_Kinds = type | tuple[type, ...]
+_FORMS: tuple[tuple[_Kinds, Callable[[Any], object]], ...] = (
     (tuple, lambda value: [_TUPLE, *value]),
     ((dt.date, dt.timedelta, np.datetime64, np.timedelta64), _encode_time),
-    (np.ndarray, lambda value: msgpack.ExtType(_EXT_NDARRAY, _encode_ndarray(value))),
-    ((complex, np.complexfloating), lambda value: msgpack.ExtType(_EXT_COMPLEX, _COMPLEX.pack(value.real, value.imag))),
-    ((set, frozenset), lambda value: msgpack.ExtType(_EXT_SET, _encode(list(value)))),
+    (np.ndarray, _encode_array),
+    ((complex, np.complexfloating), _encode_complex),
+    ((set, frozenset), _encode_set),
     (np.bool_, bool),
     ((int, np.integer), int),
     ((float, np.floating), float),
@@ -162,9 +181,14 @@ def _decode(buf: Buffer, depth: int, *, strict: bool) -> Any:
         raise FormatError(f"expected at most {_MAX_DEPTH} extension types inside each other, found more")
     hook = partial(_decode_ext, depth=depth + 1, strict=strict)
     try:
-        return _decode_time(
-            msgpack.unpackb(buf, list_hook=_decode_list, object_hook=_decode_dict, ext_hook=hook, strict_map_key=strict)
+        value = msgpack.unpackb(
+            buf,
+            list_hook=_decode_list,
+            object_hook=_decode_dict,
+            ext_hook=hook,
+            strict_map_key=strict,
         )
+        return _decode_time(value)
     except (FormatError, UnsupportedError):
         raise
     except UNREADABLE as error:
@@ -186,7 +210,9 @@ def _decode_dict(items: dict[Any, Any]) -> dict[Any, Any]:
 
 def _decode_list(items: list[Any]) -> list[Any] | tuple[Any, ...]:
     items = list(map(_decode_time, items))
-    return tuple(items[1:]) if items and isinstance(items[0], str) and items[0] == _TUPLE else items
+    # Arrays among the items would compare item by item.
+    is_tuple = bool(items) and isinstance(items[0], str) and items[0] == _TUPLE
+    return tuple(items[1:]) if is_tuple else items
 
 
 def _decode_ext(code: int, data: bytes, *, depth: int, strict: bool) -> Any:
@@ -202,8 +228,11 @@ def _decode_ext(code: int, data: bytes, *, depth: int, strict: bool) -> Any:
 
 
 def _decode_ndarray(payload: object) -> Any:
-    shape, values, dtype, data = (_get(payload, key) for key in ("shape", "values", "dtype", "data"))
-    if not (isinstance(shape, list | tuple) and all(type(extent) is int and extent >= 0 for extent in shape)):
+    shape = _get(payload, "shape")
+    values = _get(payload, "values")
+    dtype = _get(payload, "dtype")
+    data = _get(payload, "data")
+    if not isinstance(shape, list | tuple) or not all(map(_is_extent, shape)):
         raise FormatError(f"expected extents, found {shape!r:.80}")
     count = prod(shape)
     if values is not None:
@@ -220,8 +249,13 @@ def _decode_ndarray(payload: object) -> Any:
     return items[()] if _get(payload, "scalar") is True else items
 
 
+def _is_extent(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
 def _unpack_dtype(spec: object) -> np.dtype[Any]:
-    text, descr = _get(spec, "str"), _get(spec, "descr")
+    text = _get(spec, "str")
+    descr = _get(spec, "descr")
     if isinstance(text, str):
         return dtypes.parse_dtype(text)
     if not isinstance(descr, list):
@@ -235,7 +269,10 @@ def _unpack_field(field: Any) -> tuple[Any, ...]:
     name, form, *shape = field
     if isinstance(form, list):
         form = [_unpack_field(inner) for inner in form]
-    return (tuple(name) if isinstance(name, list) else name, form, *(tuple(extents) for extents in shape))
+    # A name with a title is a pair.
+    field_name = tuple(name) if isinstance(name, list) else name
+    extents = map(tuple, shape)
+    return (field_name, form, *extents)
 
 
 def _get(mapping: object, key: str) -> Any:

@@ -32,7 +32,11 @@ __all__ = [
     "unpack",
 ]
 
-SPECIAL_OFFSETS = {Special.ZEROS: -0x7F << 56, Special.NAN: -0x7E << 56, Special.UNINIT: -0x7C << 56}
+SPECIAL_OFFSETS = {
+    Special.ZEROS: -0x7F << 56,
+    Special.NAN: -0x7E << 56,
+    Special.UNINIT: -0x7C << 56,
+}
 """The entry of a chunk that is not stored: 0x81, 0x82 or 0x84 in the top byte, otherwise zeros."""
 
 SPECIALS = {offset: special for special, offset in SPECIAL_OFFSETS.items()}
@@ -54,8 +58,9 @@ def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDA
     if not nbytes:
         return NO_OFFSETS
     head = ChunkHeader.unpack(buf)
-    if chunksize and head.nbytes != 8 * -(-nbytes // chunksize):
-        raise FormatError(f"expected an index of {-(-nbytes // chunksize)} chunks, found {head.nbytes} bytes")
+    nchunks = -(-nbytes // chunksize) if chunksize else 0
+    if chunksize and head.nbytes != 8 * nchunks:
+        raise FormatError(f"expected an index of {nchunks} chunks, found {head.nbytes} bytes")
     if head.nbytes % 8 or not head.nbytes:
         raise FormatError(f"expected an index of 8 bytes a chunk, found {head.nbytes} bytes")
     limit = config.limits.index_nbytes
@@ -66,9 +71,12 @@ def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDA
     if head.cbytes > len(buf):
         raise FormatError(f"expected an index chunk that ends before the trailer, found one of {head.cbytes} bytes")
     value_len = head.cbytes - head.header_len
-    if head.special == Special.ZEROS or (head.special == Special.VALUE and value_len == 8):
+    repeats_offset = head.special == Special.VALUE and value_len == 8
+    if repeats_offset or head.special == Special.ZEROS:
         # In a new array of zeros all entries are equal: broadcast, they take no memory.
-        value = 0 if head.special == Special.ZEROS else struct.unpack_from("<q", buf, head.header_len)[0]
+        value = 0
+        if repeats_offset:
+            (value,) = struct.unpack_from("<q", buf, head.header_len)
         offsets = np.broadcast_to(np.int64(value), (head.nbytes // 8,))
     else:
         if head.special not in (Special.NONE, Special.VALUE):
@@ -92,9 +100,11 @@ def check(offsets: NDArray[np.int64], cbytes: int | None) -> None:
     """
     distinct = offsets[:1] if offsets.strides == (0,) else offsets
     for start in range(0, len(distinct), _CHECKED_AT_ONCE):
-        below = distinct[start : start + _CHECKED_AT_ONCE]
-        below = below[below < 0]
-        wrong = below[~np.isin(below, list(SPECIALS))] if below.size else below
+        part = distinct[start : start + _CHECKED_AT_ONCE]
+        below = part[part < 0]
+        if not below.size:
+            continue
+        wrong = below[~np.isin(below, list(SPECIALS))]
         if wrong.size:
             raise FormatError(f"expected places or special values in the index, found {wrong[:1].view(np.uint64)}")
     highest = 2**32 - 1 if cbytes is None else cbytes - HEADER_LEN
@@ -120,7 +130,8 @@ def pack(offsets: NDArray[np.int64]) -> bytes:
     """Return the chunk that holds an index; no bytes if there are no chunks."""
     if not offsets.size:
         return b""
-    data, nbytes = np.ascontiguousarray(offsets, "<i8"), 8 * offsets.size
+    data = np.ascontiguousarray(offsets, "<i8")
+    nbytes = 8 * offsets.size
     blocksize = min(nbytes, _BLOCKSIZE)
     if data[0] < 0 and (data == data[0]).all():
         return encode.special_chunk(data[:1].tobytes(), nbytes, typesize=8, blocksize=blocksize)
@@ -141,7 +152,9 @@ def sparse_cbytes(cbytes: int, offsets: NDArray[np.int64]) -> int:
     the chunks lose when it rewrites them smaller.
     """
     highest = int(offsets.max(initial=-1))
-    return cbytes + highest + HEADER_LEN if highest >= 0 else cbytes
+    if highest < 0:
+        return cbytes
+    return cbytes + highest + HEADER_LEN
 
 
 def chunk_name(number: int) -> str:

@@ -59,7 +59,8 @@ _ROOM = 2**12
 """All packed states in a ledger together have no more bytes."""
 _ENTRY_NBYTES = 12
 """What the index has for a chunk: its place (8 bytes) and its size (4)."""
-_EARLIEST, _LATEST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
+_EARLIEST = datetime(1, 1, 1, tzinfo=UTC).timestamp()
+_LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 """The bounds of dates; comparing rules out NaN."""
 _NO_FRAME_LEN = 2**62
 """The noted header says nothing about the length of the frame. Checks of a header want one."""
@@ -116,8 +117,10 @@ class Kept:
 
     @property
     def title(self) -> str:
-        """What messages call it: its name; the names of the group's snapshots that name it."""
-        return self.message if self.group and self.message else repr(self.name)
+        """How messages name it: by its name, or by the names of the group's snapshots that need it."""
+        if self.group and self.message:
+            return self.message
+        return repr(self.name)
 
     def pack(self) -> list[Any]:
         """Return the entry as msgpack takes it."""
@@ -139,11 +142,17 @@ class Kept:
     @classmethod
     def unpack(cls, content: Any) -> Self:
         """Read an entry; FormatError if the value is not an entry."""
-        if not isinstance(content, list) or [*map(type, content[:5]), *map(type, content[6:12])] != _KINDS:
+        if not isinstance(content, list) or len(content) < len(_KINDS):
             raise FormatError("expected an entry of the ledger of kept states, found something else")
-        name, time, message, attrs, generation, shape, place, nbytes, digest, suspect, group, packed = content[:12]
+        # Later versions may append to an entry.
+        values = content[: len(_KINDS)]
+        pairs = zip(values, _KINDS, strict=True)
+        if any(kind is not None and type(value) is not kind for value, kind in pairs):
+            raise FormatError("expected an entry of the ledger of kept states, found something else")
+        name, time, message, attrs, generation, shape, place, nbytes, digest, suspect, group, packed = values
         is_shape = isinstance(shape, list) and all(type(extent) is int and extent >= 0 for extent in shape)
-        if not (is_shape or shape is None) or place < 0 or nbytes < DIGEST_NBYTES:
+        has_shape = is_shape or shape is None
+        if not has_shape or place < 0 or nbytes < DIGEST_NBYTES:
             raise FormatError(f"expected place, size and shape of a kept state, found {place}, {nbytes} and {shape}")
         if not _EARLIEST <= time <= _LATEST:
             raise FormatError(f"expected the time of a kept state in seconds since 1970, found {time}")
@@ -151,7 +160,8 @@ class Kept:
         return cls(name, time, message, attrs, generation, extents, place, nbytes, digest, suspect, group, packed)
 
 
-_KINDS = [str, float, str, bytes, bytes, int, int, bytes, bool, bytes, bytes]
+_KINDS = (str, float, str, bytes, bytes, None, int, int, bytes, bool, bytes, bytes)
+"""The types of an entry's values; None for a shape, which may be missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,21 +189,25 @@ class Ledger:
 
     def find(self, name: str) -> Kept | None:
         """Return the entry of this name, or None."""
-        return next((entry for entry in self.entries if entry.name == name), None)
+        named = [entry for entry in self.entries if entry.name == name]
+        return named[0] if named else None
 
     def without(self, names: tuple[str, ...]) -> Self:
         """Return a ledger without the entries of these names."""
-        return replace(self, entries=tuple(entry for entry in self.entries if entry.name not in names))
+        entries = [entry for entry in self.entries if entry.name not in names]
+        return replace(self, entries=tuple(entries))
 
     def suspect_all(self) -> Self:
         """Return a ledger that notes of each state that other software has changed the frame since."""
-        return replace(self, entries=tuple(replace(entry, suspect=True) for entry in self.entries))
+        entries = [replace(entry, suspect=True) for entry in self.entries]
+        return replace(self, entries=tuple(entries))
 
     def pack(self) -> bytes | None:
         """Return the ledger as bytes; None if it has no entries."""
         if not self.entries:
             return None
-        content = [_VERSION, self.floor, self.dead, [entry.pack() for entry in self.entries]]
+        entries = [entry.pack() for entry in self.entries]
+        content = [_VERSION, self.floor, self.dead, entries]
         packed: bytes = msgpack.packb(content, use_bin_type=True)
         return packed
 
@@ -214,7 +228,8 @@ class Ledger:
         version, floor, dead, entries = content[:4]
         if version != _VERSION:
             raise UnsupportedError(f"expected a ledger of kept states of version {_VERSION}, found version {version}")
-        if type(floor) is not int or type(dead) is not int or not isinstance(entries, list) or min(floor, dead) < 0:
+        are_sizes = type(floor) is int and type(dead) is int and min(floor, dead) >= 0
+        if not are_sizes or not isinstance(entries, list):
             raise FormatError("expected two sizes and a list of kept states in the ledger, found something else")
         ledger = cls(tuple(map(Kept.unpack, entries)), floor, dead)
         if len({*ledger.names}) < len(ledger.names):
@@ -233,7 +248,7 @@ def _ledger(packed: bytes | None) -> Ledger:
 
 
 def name_for_group(generation: bytes) -> str:
-    """Return the name, which no user can give, under which a frame keeps a state for snapshots of its group."""
+    """Return the name, which no user can choose, under which a frame keeps a state for snapshots of its group."""
     return f"\x1f{generation.hex()}"
 
 
@@ -242,7 +257,8 @@ def has_room(entries: Sequence[Kept], packed: bytes) -> bool:
 
     Each commit of a sparse frame or a group writes the ledger again, and each opening reads it.
     """
-    return len(packed) + sum(len(entry.packed) for entry in entries) <= _ROOM
+    noted = sum(len(entry.packed) for entry in entries)
+    return noted + len(packed) <= _ROOM
 
 
 def object_name(number: int) -> str:
@@ -275,10 +291,8 @@ def pack_state(state: State, header: bytes) -> bytes:
         group_commit=None,
         forks_of=None,
     )
-    layers = [
-        *([name, raw] for name, raw in state.frame.vlmetalayers if name != LAYER),
-        [LAYER, frame.pack_vlmeta(annotations.pack())],
-    ]
+    layers = [[name, raw] for name, raw in state.frame.vlmetalayers if name != LAYER]
+    layers.append([LAYER, frame.pack_vlmeta(annotations.pack())])
     content = {
         "v": _VERSION,
         "header": fingerprint.with_frame_len(header, 0),
@@ -295,7 +309,8 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
 
     FormatError: the bytes are damaged, or belong to another state. UnsupportedError: a later version wrote them.
     """
-    content = _unpack_content(unseal(buf, entry.digest, f"the state {entry.name!r}"))
+    packed = unseal(buf, entry.digest, f"the state {entry.name!r}")
+    content = _unpack_content(packed)
     header = unpack_header(fingerprint.with_frame_len(content["header"], _NO_FRAME_LEN))
     offsets, sizes = _unpack_index(content["index"], content["nchunks"], header)
     described = frame.with_tail(
@@ -317,8 +332,9 @@ def seal(packed: bytes) -> bytes:
 
 
 def unseal(buf: Buffer, digest: bytes, what: str) -> bytes:
-    """Return what `seal` got. FormatError if the digest does not match; `what` names the bytes in it."""
-    packed, stored_digest = bytes(buf[:-DIGEST_NBYTES]), bytes(buf[-DIGEST_NBYTES:])
+    """Return what `seal` was called with. FormatError if the digest does not match; `what` names the bytes in it."""
+    packed = bytes(buf[:-DIGEST_NBYTES])
+    stored_digest = bytes(buf[-DIGEST_NBYTES:])
     if stored_digest != digest or _digest(packed) != digest:
         raise FormatError(f"expected {what} with the digest {digest.hex()}, found other bytes")
     return packed
@@ -338,13 +354,17 @@ def _unpack_content(packed: bytes) -> dict[str, Any]:
         raise FormatError("expected a kept state, found other bytes")
     if content.get("v") != _VERSION:
         raise UnsupportedError(f"expected a kept state of version {_VERSION}, found version {content.get('v')!r}")
-    header, layers, nchunks, packed_index = (content.get(key) for key in ("header", "layers", "nchunks", "index"))
-    are_bytes = isinstance(header, bytes) and isinstance(packed_index, bytes)
-    if not (are_bytes and isinstance(layers, list) and type(nchunks) is int):
+    layers = content.get("layers")
+    are_bytes = isinstance(content.get("header"), bytes) and isinstance(content.get("index"), bytes)
+    if not are_bytes or not isinstance(layers, list) or type(content.get("nchunks")) is not int:
         raise FormatError("expected header, metalayers and index of a kept state, found something else")
-    if not all(isinstance(layer, list) and [*map(type, layer)] == [str, bytes] for layer in layers):
+    if not all(map(_is_layer, layers)):
         raise FormatError("expected names and contents of the metalayers of a kept state, found something else")
     return content
+
+
+def _is_layer(layer: object) -> bool:
+    return isinstance(layer, list) and list(map(type, layer)) == [str, bytes]
 
 
 # The index, with the size of each chunk. Mostly a chunk follows the one before it. So the places are noted as distances
@@ -353,9 +373,11 @@ def _unpack_content(packed: bytes) -> dict[str, Any]:
 
 
 def _pack_index(state: State) -> bytes:
-    offsets, sizes = state.frame.offsets, state.sizes[:, 0]
+    offsets = state.frame.offsets
+    sizes = state.sizes[:, 0]
+    relative = _relative(offsets, _steps(state.frame, sizes))
     table = np.empty((_ENTRY_NBYTES, offsets.size), np.uint8)
-    table[:8] = _bytes_of(_relative(offsets, _steps(state.frame, sizes)), "<i8")
+    table[:8] = _bytes_of(relative, "<i8")
     table[8:] = _bytes_of(sizes, "<u4")
     data = table.tobytes()
     return codecs.encode(CodecId.ZSTD, data) or data
@@ -370,7 +392,8 @@ def _unpack_index(
     expected = -(-header.nbytes // header.chunksize) if header.chunksize else nchunks
     if nchunks != expected or bool(nchunks) != bool(header.nbytes):
         raise FormatError(f"expected an index of {expected} chunks, found one of {nchunks}")
-    limit, nbytes = config.limits.index_nbytes, _ENTRY_NBYTES * nchunks
+    limit = config.limits.index_nbytes
+    nbytes = _ENTRY_NBYTES * nchunks
     if not 0 <= 8 * nchunks <= limit:
         raise FormatError(
             f"expected an index of at most {limit} bytes (config.limits.index_nbytes), found one of {8 * nchunks}"
@@ -387,18 +410,22 @@ def _unpack_index(
 
 def _bytes_of(numbers: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.uint8]:
     """Return the first bytes of all numbers in the first row, the second ones in the second, and so on."""
-    return np.ascontiguousarray(numbers, dtype).view(np.uint8).reshape(numbers.size, np.dtype(dtype).itemsize).T
+    items = np.ascontiguousarray(numbers, dtype)
+    return items.view(np.uint8).reshape(items.size, items.itemsize).T
 
 
 def _numbers_of(rows: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[Any]:
-    return np.ascontiguousarray(rows.T).view(dtype)[:, 0]
+    items = np.ascontiguousarray(rows.T)
+    return items.view(dtype)[:, 0]
 
 
 def _steps(header: Header, sizes: npt.NDArray[np.uint32]) -> Int64Array:
     """Return for each chunk how far after it the next one is expected."""
     if header.frame_type == FrameType.SPARSE:
         return np.ones(sizes.size, np.int64)
-    nblocks = -(-header.chunksize // header.blocksize) if header.chunksize > 0 < header.blocksize else 0
+    nblocks = 0
+    if header.chunksize > 0 and header.blocksize > 0:
+        nblocks = -(-header.chunksize // header.blocksize)
     return sizes.astype(np.int64) + record_nbytes(nblocks)
 
 
@@ -406,7 +433,8 @@ def _relative(offsets: Int64Array, steps: Int64Array) -> Int64Array:
     stored = offsets >= 0
     places = offsets[stored]
     expected = np.zeros(places.size, np.int64)
-    expected[1:] = (places + steps[stored])[:-1]
+    after = places + steps[stored]
+    expected[1:] = after[:-1]
     relative = np.array(offsets, np.int64)
     relative[stored] = places - expected
     return relative

@@ -22,8 +22,17 @@ MAX_OWN_LAYERS = 13
 """The most variable-length metalayers that b2array makes: the C library may add a few to the same frame."""
 MAX_NAME_NBYTES = 31
 
-_MAP, _OFFSET, _CONTENT = struct.Struct(">4xBH"), struct.Struct(">Bi"), struct.Struct(">BI")
-_FIXARRAY3, _UINT16, _MAP16, _FIXSTR, _INT32, _ARRAY16, _BIN32 = 0x93, 0xCD, 0xDE, 0xA0, 0xD2, 0xDC, 0xC6
+_MAP = struct.Struct(">4xBH")
+_OFFSET = struct.Struct(">Bi")
+_CONTENT = struct.Struct(">BI")
+# Source: MessagePack specification, section Formats. The C library writes and expects exactly these markers.
+_FIXARRAY3 = 0x93
+_UINT16 = 0xCD
+_MAP16 = 0xDE
+_FIXSTR = 0xA0
+_INT32 = 0xD2
+_ARRAY16 = 0xDC
+_BIN32 = 0xC6
 
 
 def unpack(region: bytes, start: int) -> Layers:
@@ -42,7 +51,8 @@ def _unpack(region: bytes, start: int) -> Layers:
     if marker != _MAP16:
         raise FormatError(f"expected the marker {_MAP16:#04x} of the map of metalayers, found {marker:#04x}")
     layers: dict[str, bytes] = {}
-    at, room = start + _MAP.size, len(region)
+    at = start + _MAP.size
+    room = len(region)
     for _ in range(count):
         size = region[at] - _FIXSTR
         if not 0 <= size <= MAX_NAME_NBYTES:
@@ -56,7 +66,8 @@ def _unpack(region: bytes, start: int) -> Layers:
         marker, nbytes = _CONTENT.unpack_from(region, offset)
         if marker != _BIN32:
             raise FormatError(f"expected the marker {_BIN32:#04x} of a metalayer's content, found {marker:#04x}")
-        content = region[offset + _CONTENT.size : offset + _CONTENT.size + nbytes]
+        begin = offset + _CONTENT.size
+        content = region[begin : begin + nbytes]
         if len(content) != nbytes:
             raise FormatError(f"expected {nbytes} bytes of a metalayer, found {len(content)}")
         room -= nbytes
@@ -78,13 +89,16 @@ def pack(layers: Layers, start: int, *, uncounted: int) -> bytes:
     entries = [(name.encode(errors="surrogateescape"), content) for name, content in layers]
     size = _MAP.size + sum([6 + len(name) for name, _ in entries])
     offset = start + size + 3
-    names, contents = [], []
+    names = []
+    contents = []
     for name, content in entries:
-        names.append(struct.pack(f">B{len(name)}sBi", _FIXSTR + len(name), name, _INT32, offset))
+        entry = struct.pack(f">B{len(name)}sBi", _FIXSTR + len(name), name, _INT32, offset)
+        names.append(entry)
         contents.append(_CONTENT.pack(_BIN32, len(content)) + content)
         offset += _CONTENT.size + len(content)
     head = struct.pack(">BBHBH", _FIXARRAY3, _UINT16, size - uncounted, _MAP16, len(entries))
-    return b"".join((head, *names, struct.pack(">BH", _ARRAY16, len(entries)), *contents))
+    border = struct.pack(">BH", _ARRAY16, len(entries))
+    return b"".join((head, *names, border, *contents))
 
 
 def check(layers: Layers) -> None:
@@ -98,7 +112,8 @@ def check(layers: Layers) -> None:
         if len(name) > MAX_NAME_NBYTES:
             raise LimitError(f"metalayer name {name!r} has {len(name)} bytes, at most {MAX_NAME_NBYTES} fit")
     # What surrounds the contents in a header or trailer takes less than 1024 bytes.
-    size, limit = sum([len(content) for _, content in layers]), config.limits.metadata_nbytes - 1024
+    size = sum([len(content) for _, content in layers])
+    limit = config.limits.metadata_nbytes - 1024
     if size > limit:
         raise LimitError(f"{size} bytes of metalayers: at most {limit} are allowed")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 __all__ = ["has_commit", "with_commit"]
 
-_NBYTES, _MOST = 8, 32
+_NBYTES = 8
+_MOST = 32
 
 
 def with_commit(listed: bytes, commit: bytes) -> bytes:
@@ -20,9 +21,12 @@ def with_commit(listed: bytes, commit: bytes) -> bytes:
     >>> listed, has_commit(listed, b"commit 1")
     (b'commit 2commit 1', True)
     """
-    return commit[:_NBYTES] + listed[: (_MOST - 1) * _NBYTES]
+    older = listed[: (_MOST - 1) * _NBYTES]
+    return commit[:_NBYTES] + older
 
 
 def has_commit(listed: bytes, commit: bytes) -> bool:
-    """Whether the list has a commit."""
-    return commit[:_NBYTES] in [listed[at : at + _NBYTES] for at in range(0, len(listed), _NBYTES)]
+    """Return whether the list has a commit."""
+    starts = range(0, len(listed), _NBYTES)
+    names = [listed[at : at + _NBYTES] for at in starts]
+    return commit[:_NBYTES] in names

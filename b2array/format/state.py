@@ -106,23 +106,30 @@ class State:
 
     def has_checksums(self, n: int) -> bool:
         """Say whether a record of its checksums must follow chunk `n`."""
-        return bool(self.records[n] or (self.annotations.records is None and self.sizes[n, 0]))
+        if self.records[n]:
+            return True
+        # If the frame lists no records, each chunk whose size it notes must have one.
+        return self.annotations.records is None and bool(self.sizes[n, 0])
 
     def attr(self, name: str) -> bytes | None:
         """Return an attribute in its encoded form, or None if it does not exist."""
         content = self._attrs.get(name)
         if content is None:
             raw = None if name == LAYER else self.frame.vlmetalayer(name)
-            content = dict(self.annotations.attrs).get(name) if raw is None else frame.unpack_vlmeta(raw)
+            if raw is None:
+                content = dict(self.annotations.attrs).get(name)
+            else:
+                content = frame.unpack_vlmeta(raw)
             if content is not None:
                 self._attrs[name] = content
         return content
 
     @property
     def attr_names(self) -> list[str]:
-        """The names of the attributes: first those with separate metalayers, then the others."""
+        """The names of the attributes: first the ones with separate metalayers, then the others."""
         own = [name for name, _ in self.frame.vlmetalayers if name != LAYER]
-        return list(dict.fromkeys([*own, *[name for name, _ in self.annotations.attrs]]))
+        others = [name for name, _ in self.annotations.attrs]
+        return list(dict.fromkeys([*own, *others]))
 
     def attrs(self) -> dict[str, bytes]:
         """Return all attributes in their encoded form."""
@@ -132,21 +139,22 @@ class State:
         """Set an attribute, or remove it: in a separate metalayer if there is room, else in the annotations."""
         layers = self.frame.vlmetalayers
         others = tuple(layer for layer in layers if layer[0] != name or name == LAYER)
-        kept = tuple(entry for entry in self.annotations.attrs if entry[0] != name)
-        room = sum(key != LAYER for key, _ in others) < MAX_OWN_LAYERS - 1
-        fits = name != LAYER and "\0" not in name and len(name.encode(errors="surrogateescape")) <= MAX_NAME_NBYTES
-        had = len(others) < len(layers)
+        attrs = tuple(entry for entry in self.annotations.attrs if entry[0] != name)
+        has_layer = len(others) < len(layers)
         if content is None:
             layers = others
-        elif had or (fits and room):
+        elif has_layer:
             new = (name, frame.pack_vlmeta(content))
-            layers = tuple(new if layer[0] == name else layer for layer in layers) if had else (*layers, new)
+            layers = tuple(new if layer[0] == name else layer for layer in layers)
+        elif _fits(name) and sum(key != LAYER for key, _ in others) < MAX_OWN_LAYERS - 1:
+            layers = (*layers, (name, frame.pack_vlmeta(content)))
         else:
-            layers, kept = others, (*kept, (name, content))
+            layers = others
+            attrs = (*attrs, (name, content))
         return replace(
             self,
             frame=replace(self.frame, vlmetalayers=layers),
-            _annotations=replace(self.annotations, attrs=kept),
+            _annotations=replace(self.annotations, attrs=attrs),
             _attrs={},
         )
 
@@ -171,17 +179,21 @@ class State:
 
         `with_index` puts them together again.
         """
-        layers, other = self.frame.vlmetalayers, self._with_short_sizes(limit)
+        layers = self.frame.vlmetalayers
+        other = self._with_short_sizes(limit)
         if other is not None:
             short = frame.pack_vlmeta(other.pack())
             layers = tuple((name, short if name == LAYER else raw) for name, raw in layers)
-        index = encode.encode(self.frame.offsets.astype("<i8").tobytes(), typesize=8)
-        return replace(self.frame, vlmetalayers=layers, offsets=self.frame.offsets[:0], packed_index=None), index
+        offsets = self.frame.offsets
+        index = encode.encode(offsets.astype("<i8").tobytes(), typesize=8)
+        thin = replace(self.frame, vlmetalayers=layers, offsets=offsets[:0], packed_index=None)
+        return thin, index
 
     def _with_short_sizes(self, limit: int) -> Annotations | None:
-        """Return annotations whose sizes take at most `limit` bytes; None if those in the frame will do."""
-        # Bytes 4 to 7 of a chunk say how long its data are. Usually they are short, and there is nothing to do.
-        layer_nbytes = int.from_bytes((self.frame.vlmetalayer(LAYER) or b"")[4:8], "little")
+        """Return annotations whose sizes take at most `limit` bytes; None if the sizes in the frame will do."""
+        # Bytes 4 to 7 of a chunk say how long its data is. Usually it is short, and there is nothing to do.
+        layer = self.frame.vlmetalayer(LAYER) or b""
+        layer_nbytes = int.from_bytes(layer[4:8], "little")
         if self._sizes is None and layer_nbytes <= limit:
             return None
         noted = self.annotations.sizes
@@ -189,17 +201,26 @@ class State:
             return replace(self.annotations, sizes=None) if len(noted) > limit else None
         # A kept state has them in its index.
         packed = pack_sizes(self.sizes[:, :1]) if self.sizes.any() else None
-        return None if packed is None or len(packed) > limit else replace(self.annotations, sizes=packed)
+        if packed is None or len(packed) > limit:
+            return None
+        return replace(self.annotations, sizes=packed)
+
+
+def _fits(name: str) -> bool:
+    """Return whether an attribute's name can be the name of a metalayer."""
+    nbytes = len(name.encode(errors="surrogateescape"))
+    return name != LAYER and "\0" not in name and nbytes <= MAX_NAME_NBYTES
 
 
 def parse(described: Frame, annotations: Annotations | None = None) -> State:
-    """Parse everything that a frame says; `annotations` replaces those in the frame."""
+    """Parse everything that a frame says; `annotations` replaces the annotations in the frame."""
     return State(described, _readable_layout(described, annotations), annotations)
 
 
 def with_index(thin: Frame, index: bytes, annotations: Annotations | None = None) -> State:
-    """Return the state that `State.without_index` took apart; `annotations` replaces those in the frame."""
-    return parse(replace(thin, offsets=decode.decode(index).view("<i8").astype(np.int64, copy=False)), annotations)
+    """Return the state that `State.without_index` took apart; `annotations` replaces the annotations in the frame."""
+    offsets = decode.decode(index).view("<i8").astype(np.int64, copy=False)
+    return parse(replace(thin, offsets=offsets), annotations)
 
 
 def future_part(described: Frame) -> str | None:
@@ -217,7 +238,9 @@ def cparams_to_note(cparams: CParams) -> tuple[tuple[str, Any], ...]:
     """Return the names and values that the header has no fields for."""
     names = [name for name in BOUNDS if getattr(cparams, name) is not None]
     if cparams.filters == AUTO:
-        names += ["filters", "filters_meta"] if cparams.filters_meta else ["filters"]
+        names.append("filters")
+        if cparams.filters_meta:
+            names.append("filters_meta")
     return tuple((name, getattr(cparams, name)) for name in names)
 
 
@@ -265,12 +288,17 @@ def _declare_layout(described: Frame) -> Layout:
 
 def _require_complete(described: Frame) -> None:
     """Raise UnsupportedError if a frame that caches another array lacks some of its chunks or blocks."""
-    mask, per_chunk = (_note_in(described, name) for name in ("proxy-fetched-blocks", "proxy-fetched-bpc"))
+    # Source: the metalayers of a `blosc2.Proxy`: a bit for each block (older versions: for each chunk) that is there.
+    mask = _note_in(described, "proxy-fetched-blocks")
+    per_chunk = _note_in(described, "proxy-fetched-bpc")
     what = "blocks"
     if mask is None:
-        mask, per_chunk, what = _note_in(described, "proxy-fetched"), 1, "chunks"
+        mask = _note_in(described, "proxy-fetched")
+        per_chunk = 1
+        what = "chunks"
     total = described.nchunks * max(1, per_chunk if type(per_chunk) is int else 1)
-    bits = np.unpackbits(np.frombuffer(mask if isinstance(mask, bytes) else b"", np.uint8), bitorder="little")
+    octets = np.frombuffer(mask if isinstance(mask, bytes) else b"", np.uint8)
+    bits = np.unpackbits(octets, bitorder="little")
     there = int(bits[:total].sum())
     if mask is None or there < total:
         raise UnsupportedError(
@@ -286,8 +314,10 @@ def _note_in(described: Frame, name: str) -> Any:
 
 def _layout_of(described: Frame, annotations: Annotations | None) -> Layout:
     layout = _declare_layout(described)
-    if layout.dtype.kind == "V" and layout.dtype.names is None and layout.dtype.subdtype is None:
-        layout = _with_named_dtype(layout, (annotations or _annotations_of(described)).dtype)
+    is_raw = layout.dtype.kind == "V" and layout.dtype.names is None and layout.dtype.subdtype is None
+    if is_raw:
+        notes = annotations or _annotations_of(described)
+        layout = _with_named_dtype(layout, notes.dtype)
     nchunks = described.nchunks
     if layout.nchunks != nchunks:
         raise FormatError(f"expected {layout.nchunks} chunks for the shape {layout.shape}, found {nchunks}")
@@ -298,14 +328,21 @@ def _layout_of(described: Frame, annotations: Annotations | None) -> Layout:
     base, inner = layout.dtype.subdtype
     if layout.ndim + len(inner) > MAX_NDIM:
         raise UnsupportedError(f"{layout.ndim} dimensions of items of shape {inner}: at most {MAX_NDIM} are possible")
-    shape, chunks, blocks = (extents + inner for extents in (layout.shape, layout.chunks, layout.blocks))
-    return replace(layout, shape=shape, chunks=chunks, blocks=blocks, dtype=base)
+    return replace(
+        layout,
+        shape=layout.shape + inner,
+        chunks=layout.chunks + inner,
+        blocks=layout.blocks + inner,
+        dtype=base,
+    )
 
 
 def _with_named_dtype(layout: Layout, name: str | None) -> Layout:
     """Give raw items the type that the annotations name."""
     dtype = None if name is None else dtypes.extension_dtype(name)
-    return layout if dtype is None or dtype.itemsize != layout.itemsize else replace(layout, dtype=dtype)
+    if dtype is None or dtype.itemsize != layout.itemsize:
+        return layout
+    return replace(layout, dtype=dtype)
 
 
 def count_sized_blocks(described: Frame) -> int:
@@ -320,6 +357,7 @@ def _unpack_sizes(described: Frame, annotations: Annotations) -> Sizes:
     sizes = np.zeros((described.nchunks, 1 + count_sized_blocks(described)), np.uint32)
     # If other software wrote last, the sizes may belong to other chunks.
     if annotations.sizes is not None and described.is_ours:
+        # Large tables have no sizes of blocks.
         for width in {sizes.shape[1], 1}:
             noted = unpack_sizes(annotations.sizes, described.nchunks, width - 1)
             if noted is not None:
@@ -372,14 +410,21 @@ def find_changed_chunks(was: State, now: State, *, moved: bool) -> set[int] | No
 
     `moved` says that equal places in the two states do not mean equal chunks, nor other places other chunks.
     """
-    before, after = was.frame.offsets, now.frame.offsets
+    before = was.frame.offsets
+    after = now.frame.offsets
     differ = was.records != now.records
     if moved:
         # Chunks that are not stored have special entries in the index.
-        before, after = np.minimum(before, 0), np.minimum(after, 0)
-        if ((before == 0) & (was.records == 0)).any() or ((after == 0) & (now.records == 0)).any():
+        before = np.minimum(before, 0)
+        after = np.minimum(after, 0)
+        if _has_unproven(before, was.records) or _has_unproven(after, now.records):
             return None
     return set(np.flatnonzero(differ | (before != after)).tolist())
+
+
+def _has_unproven(places: npt.NDArray[np.int64], records: Records) -> bool:
+    """Return whether a stored chunk has no checksums by which it could be compared."""
+    return bool(((places == 0) & (records == 0)).any())
 
 
 def check_count(layout: Layout) -> None:
@@ -399,7 +444,8 @@ def reshape(state: State, shape: tuple[int, ...]) -> State:
     have no extent along some axis, as python-blosc2 writes them for arrays without items: then they are chosen again.
     The number of dimensions and the extents of the items cannot change.
     """
-    described, layout = state.frame, state.require_layout()
+    described = state.frame
+    layout = state.require_layout()
     if len(shape) != layout.ndim:
         raise ValueError(f"the new shape must have {layout.ndim} dimensions, not {len(shape)}: {shape}")
     if any(extent < 0 for extent in shape):
@@ -407,18 +453,22 @@ def reshape(state: State, shape: tuple[int, ...]) -> State:
     outer = layout.ndim - len(_declare_layout(described).dtype.shape)
     if shape[outer:] != layout.shape[outer:]:
         raise ValueError(f"the last {layout.ndim - outer} dimensions are those of the items, which cannot be resized")
-    chunks, blocks = layout.chunks, layout.blocks
-    if any(n and not (c and b) for n, c, b in zip(shape, chunks, blocks, strict=True)):
+    chunks = layout.chunks
+    blocks = layout.blocks
+    if any(n and not (chunk and block) for n, chunk, block in zip(shape, chunks, blocks, strict=True)):
         inner = shape[outer:]
+        itemsize = layout.itemsize * math.prod(inner)
         # It grows, or it would have chunks already.
-        cut = chunking.automatic(shape[:outer], layout.itemsize * math.prod(inner), access="planes")
-        chunks, blocks = (part + inner for part in cut)
+        outer_chunks, outer_blocks = chunking.automatic(shape[:outer], itemsize, access="planes")
+        chunks = outer_chunks + inner
+        blocks = outer_blocks + inner
     new = replace(layout, shape=shape, chunks=chunks, blocks=blocks)
     if (chunks, blocks) != (layout.chunks, layout.blocks):
         described = replace(described, chunksize=new.chunk_nbytes, blocksize=new.block_nbytes)
     check_count(new)
     outers = tuple(part[:outer] for part in (shape, chunks, blocks))
-    layers = tuple(
-        (name, b2nd.with_extents(raw, *outers) if name in GEOMETRIES else raw) for name, raw in described.metalayers
-    )
-    return replace(state, frame=replace(described, metalayers=layers), layout=new)
+    layers = []
+    for name, raw in described.metalayers:
+        content = b2nd.with_extents(raw, *outers) if name in GEOMETRIES else raw
+        layers.append((name, content))
+    return replace(state, frame=replace(described, metalayers=tuple(layers)), layout=new)

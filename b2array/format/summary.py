@@ -53,7 +53,7 @@ def pack(state: State, header: bytes) -> Record | None:
     annotations = state.annotations
     if not header or not state.frame.is_ours or annotations.foreign:
         return None
-    said = Annotations(
+    notes = Annotations(
         annotations.fill,
         annotations.dims,
         annotations.dtype,
@@ -61,16 +61,18 @@ def pack(state: State, header: bytes) -> Record | None:
         cparams=annotations.cparams,
     )
     try:
-        content = said.pack()
+        content = notes.pack()
     except UnicodeEncodeError:
         return None
-    return (header, state.frame.fingerprint, content) if len(header) + len(content) <= _MAX_NBYTES else None
+    if len(header) + len(content) > _MAX_NBYTES:
+        return None
+    return header, state.frame.fingerprint, content
 
 
 def unpack(record: Any) -> Summary:
     """Read a summary."""
-    fine = isinstance(record, list) and len(record) == 3 and all(type(part) is bytes for part in record)
-    if not fine or len(record[1]) != frame.FINGERPRINT_NBYTES:
+    is_record = isinstance(record, list) and len(record) == 3 and all(type(part) is bytes for part in record)
+    if not is_record or len(record[1]) != frame.FINGERPRINT_NBYTES:
         raise FormatError("expected a header, a fingerprint and annotations in a summary, found something else")
     header, fingerprint, content = record
     parsed = unpack_header(header)
@@ -85,8 +87,8 @@ def unpack(record: Any) -> Summary:
     )
     layer = described.metalayer("b2nd")
     ndim = layer[2] if layer is not None and len(layer) > 2 else -1
-    said = Annotations.unpack(content, itemsize=parsed.typesize, ndim=ndim, nchunks=nchunks)
-    return Summary(parse(described, said), header, fingerprint)
+    notes = Annotations.unpack(content, itemsize=parsed.typesize, ndim=ndim, nchunks=nchunks)
+    return Summary(parse(described, notes), header, fingerprint)
 
 
 def pack_all(records: Mapping[str, Record | None]) -> bytes:
@@ -99,14 +101,11 @@ def pack_all(records: Mapping[str, Record | None]) -> bytes:
 
 
 def unpack_all(buf: bytes) -> dict[str, Any]:
-    """Return what `pack_all` was given; nothing if it is damaged."""
+    """Return what `pack_all` packed; nothing if it is damaged."""
     # Summaries only save requests: without them, members are read.
     with suppress(ValueError, TypeError, AttributeError, FormatError, UnsupportedError, msgpack.UnpackException):
-        if buf and zlib.crc32(buf[4:]).to_bytes(4, "big") == buf[:4]:
-            by_name = msgpack.unpackb(frame.unpack_vlmeta(buf[4:]))
-            return (
-                {name: each for name, each in by_name.items() if isinstance(name, str)}
-                if isinstance(by_name, dict)
-                else {}
-            )
+        crc, packed = buf[:4], buf[4:]
+        if zlib.crc32(packed).to_bytes(4, "big") == crc:
+            by_name = msgpack.unpackb(frame.unpack_vlmeta(packed))
+            return {name: each for name, each in by_name.items() if isinstance(name, str)}
     return {}
