@@ -48,7 +48,7 @@ class Counts:
 TODAY = {
     "ground": Counts(2, 7.5, 0, 3),
     "array": Counts(2, 9.7, 0, 3),
-    "bloscpack": Counts(2, 9.8, 0, 3),
+    "bloscpack": Counts(2, 9.0, 0, 3),
     "codec": Counts(2, 8.8, 0, 3),
     "compute": Counts(2, 9.4, 0, 3),
     "display": Counts(2, 8.9, 0, 3),

@@ -99,6 +99,7 @@ def pack(
     True
     """
     about, pieces = content(x)
+    # The content of an array is read while it is written, so its size comes from its description.
     nbytes = memoryview(x).nbytes if about is None else about.nbytes
     with Writer(
         url,
@@ -167,12 +168,15 @@ def create(
     """
     if (shape is None) != (dtype is None):
         raise TypeError("an array needs both a shape and a dtype")
-    about = nbytes = None
+    about = None
+    nbytes = None
     if shape is not None and dtype is not None:
-        about = Description(np.dtype(dtype), tuple(-1 if n is None else operator.index(n) for n in shape), order)
-        if any(n is None for i, n in enumerate(shape) if i != about.axis) or any(n < -1 for n in about.shape):
+        extents = tuple(-1 if n is None else operator.index(n) for n in shape)
+        about = Description(np.dtype(dtype), extents, order)
+        has_other_gap = any(n is None for axis, n in enumerate(shape) if axis != about.axis)
+        if has_other_gap or any(n < -1 for n in extents):
             raise ValueError(f"only the extent along axis {about.axis} can be left open, not {tuple(shape)}")
-        nbytes = None if -1 in about.shape else about.nbytes
+        nbytes = None if -1 in extents else about.nbytes
     return Writer(
         url,
         about,
@@ -240,7 +244,7 @@ def unpack(
     url : str, os.PathLike or bytes-like
         A path, a URL that fsspec understands, or the bytes of a file.
     partial : bool, default False
-        Instead of raising an error, warn, and return everything before the first damage, of an array whole rows.
+        Instead of raising an error, warn, and return everything before the first damage; for an array, whole rows.
     storage_options : mapping, optional
         Options for fsspec.
     fs : fsspec.AbstractFileSystem, optional

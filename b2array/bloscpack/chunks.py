@@ -57,20 +57,27 @@ class Chunks:
         offsets: npt.NDArray[np.int64] | None,
         read: Callable[[int, int], memoryview],
     ) -> None:
-        self._url, self._header, self._size, self._offsets, self._read = url, header, size, offsets, read
+        self._url = url
+        self._header = header
+        self._size = size
+        self._offsets = offsets
+        self._read = read
         # Where each chunk begins and ends in the file, and where it ends in the data; first what comes before them.
         self._known = array("q", (0, first, 0))
         self._window = (0, memoryview(b""))
         self._mutex = Mutex()
         if offsets is not None and header.nbytes >= 0:
-            ends = np.minimum(np.arange(1, len(offsets) + 1) * header.chunk_size, header.nbytes)
+            counts = np.arange(1, len(offsets) + 1)
+            ends = np.minimum(counts * header.chunk_size, header.nbytes)
             # A chunk is at most as long as its data and its header.
             longest = np.diff(ends, prepend=0) + HEADER_LEN + digest_size(header.checksum)
             stops = np.minimum(extents(offsets, size), offsets + longest)
-            self._known.frombytes(np.column_stack((offsets, stops, ends)).astype(np.int64).tobytes())
+            rows = np.column_stack((offsets, stops, ends))
+            self._known.frombytes(rows.astype(np.int64).tobytes())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Chunks, (self._url, self._header, self._size, self._known[1], self._offsets, self._read)
+        first = self._known[1]
+        return Chunks, (self._url, self._header, self._size, first, self._offsets, self._read)
 
     def __len__(self) -> int:
         return len(self._known) // 3 - 1
@@ -111,26 +118,40 @@ class Chunks:
 
     def _step(self) -> bool:
         """Find the first chunk that is not known; False if all are known."""
-        header, size, n, start = self._header, self._size, len(self), self._known[-2]
-        if n == header.nchunks or (header.nchunks < 0 and start == size):
+        header = self._header
+        size = self._size
+        n = len(self)
+        start = self._known[-2]
+        # Without a number of chunks, the file ends with the last one.
+        is_end = start == size if header.nchunks < 0 else n == header.nchunks
+        if is_end:
             return False
         if self._offsets is not None:
             start = int(self._offsets[n])
         if start + BLOSC1_HEADER_LEN > size:
             raise FormatError(f"expected a chunk at byte {start}, found the end at {size}")
-        base, window = self._window
-        if not base <= start <= min(size, start + HEADER_LEN) <= base + len(window):
-            base, window = self._window = start, self._read(start, min(size, start + _STRIDE))
-        chunk = ChunkHeader.unpack(window[start - base : start - base + HEADER_LEN])
+        chunk = ChunkHeader.unpack(self._header_bytes(start))
         stop = start + chunk.cbytes + digest_size(header.checksum)
         if stop > size:
             raise FormatError(f"expected a chunk that ends at byte {stop}, found the end at {size}")
-        # Without a number of chunks, the last one ends with the file.
-        is_last = n == header.nchunks - 1 if header.nchunks >= 0 else stop == size
+        is_last = stop == size if header.nchunks < 0 else n == header.nchunks - 1
         most = header.last_chunk if is_last and header.last_chunk >= 0 else header.chunk_size
-        # While somebody writes the file, any chunk may be the last one.
-        least = 0 if header.last_chunk < 0 and (is_last or header.nchunks < 0) else most
+        # While another program writes the file, any chunk may be the last one.
+        may_be_short = header.last_chunk < 0 and (is_last or header.nchunks < 0)
+        least = 0 if may_be_short else most
         if header.chunk_size >= 0 and not least <= chunk.nbytes <= most:
             raise FormatError(f"expected {most} uncompressed bytes, found {chunk.nbytes}")
-        self._known.extend(array("q", (start, stop, self.nbytes + chunk.nbytes)))
+        end = self.nbytes + chunk.nbytes
+        self._known.extend(array("q", (start, stop, end)))
         return True
+
+    def _header_bytes(self, start: int) -> memoryview:
+        """Return the header of a chunk. Chunks are small, so one read serves the headers of several."""
+        stop = min(self._size, start + HEADER_LEN)
+        base, window = self._window
+        if not base <= start <= stop <= base + len(window):
+            base = start
+            window = self._read(start, min(self._size, start + _STRIDE))
+            self._window = (base, window)
+        at = start - base
+        return window[at : at + HEADER_LEN]

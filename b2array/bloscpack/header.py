@@ -78,7 +78,10 @@ def digest(number: int, data: Buffer) -> bytes:
     """
     if number in _OF_4_BYTES:
         return _OF_4_BYTES[number](data).to_bytes(4, "little")
-    return hashlib.new(CHECKSUMS[number], data, usedforsecurity=False).digest() if number else b""
+    if not number:
+        return b""
+    # It tells damage, not attacks, so that systems that forbid MD5 for security may compute it.
+    return hashlib.new(CHECKSUMS[number], data, usedforsecurity=False).digest()
 
 
 _SIZES = tuple(len(digest(number, b"")) for number in range(len(CHECKSUMS)))
@@ -104,7 +107,11 @@ def _check_checksum(number: int) -> None:
 
 # The header.
 
-_START = (HeaderField("magic", "4s", "marks a Bloscpack file"), HeaderField("version", "B", "version of the format"))
+_START = (
+    HeaderField("magic", "4s", "marks a Bloscpack file"),
+    HeaderField("version", "B", "version of the format"),
+)
+_CHECKSUM_NUMBERS = ", ".join(f"{number}: {name}" for number, name in enumerate(CHECKSUMS))
 _NCHUNKS = HeaderField("nchunks", "q", "number of chunks, -1: unknown")
 
 VERSION1_FIELDS = (*_START, HeaderField("reserved", "3s", ""), _NCHUNKS)
@@ -113,7 +120,7 @@ VERSION1_FIELDS = (*_START, HeaderField("reserved", "3s", ""), _NCHUNKS)
 HEADER_FIELDS = (
     *_START,
     HeaderField("options", "B", "bit 0: offsets, bit 1: metadata"),
-    HeaderField("checksum", "B", "behind each chunk: " + ", ".join(f"{n}: {name}" for n, name in enumerate(CHECKSUMS))),
+    HeaderField("checksum", "B", f"behind each chunk: {_CHECKSUM_NUMBERS}"),
     HeaderField("typesize", "B", "bytes of an item"),
     HeaderField("chunk-size", "i", "bytes of a chunk before compression, -1: unknown"),
     HeaderField("last-chunk", "i", "bytes of the last chunk, -1: unknown"),
@@ -127,8 +134,10 @@ def _struct(fields: Iterable[HeaderField]) -> struct.Struct:
     return struct.Struct("<" + "".join(field.format for field in fields))
 
 
-_VERSION1, _HEADER = _struct(VERSION1_FIELDS), _struct(HEADER_FIELDS)
-_OFFSETS, _METADATA = 0x01, 0x02
+_VERSION1 = _struct(VERSION1_FIELDS)
+_HEADER = _struct(HEADER_FIELDS)
+_OFFSETS = 0x01
+_METADATA = 0x02
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +169,32 @@ class FileHeader:
         version = buf[len(MAGIC)]
         if version not in (1, 2, 3):
             raise UnsupportedError(f"version {version} of the Bloscpack format: only 1, 2 and 3 are known")
+        options = 0
         if version == 1:
-            self, options = cls(version, nchunks=_VERSION1.unpack_from(buf)[-1]), 0
+            *_, nchunks = _VERSION1.unpack_from(buf)
+            self = cls(version, nchunks=nchunks)
         elif len(buf) < _HEADER.size:
             raise FormatError(f"expected a header of {_HEADER.size} bytes, found {len(buf)} bytes")
         else:
-            _, _, options, checksum, typesize, chunk_size, last, nchunks, more = _HEADER.unpack_from(buf)
-            flags = bool(options & _OFFSETS), bool(options & _METADATA)
-            self = cls(version, *flags, checksum, typesize, chunk_size, last, nchunks, more if version == 3 else 0)
-        if options & ~(_OFFSETS | _METADATA if version == 3 else _OFFSETS):
+            _, _, options, checksum, typesize, chunk_size, last_chunk, nchunks, more = _HEADER.unpack_from(buf)
+            self = cls(
+                version,
+                offsets=bool(options & _OFFSETS),
+                metadata=bool(options & _METADATA),
+                checksum=checksum,
+                typesize=typesize,
+                chunk_size=chunk_size,
+                last_chunk=last_chunk,
+                nchunks=nchunks,
+                # In version 2 these bytes are reserved.
+                max_app_chunks=more if version == 3 else 0,
+            )
+        known_options = _OFFSETS | _METADATA if version == 3 else _OFFSETS
+        if options & ~known_options:
             raise UnsupportedError(f"options {options:#04x} of a Bloscpack file of version {version}")
         _check_checksum(self.checksum)
-        for name, size in (("chunk-size", self.chunk_size), ("last-chunk", self.last_chunk), ("nchunks", self.nchunks)):
+        sizes = {"chunk-size": self.chunk_size, "last-chunk": self.last_chunk, "nchunks": self.nchunks}
+        for name, size in sizes.items():
             if size < -1:
                 raise FormatError(f"expected {name} of -1 or more, found {size}")
         if 0 <= self.chunk_size < self.last_chunk:
@@ -213,23 +236,24 @@ class FileHeader:
 # The metadata.
 
 _JSON = b"JSON"
-_NO_CODEC, _ZLIB = 0, 1
+_NO_CODEC = 0
+_ZLIB = 1
 _LEVEL = 6
 _RESERVE = 10
-"""Reserve this many times the size of the metadata, so that they can change in place."""
+"""Reserve this many times the size of the metadata, so that it can change in place."""
 
 
 class MetaHeader(NamedTuple):
     """The header of the metadata. Each field has a struct format and a meaning."""
 
-    magic: Annotated[bytes, "8s", "how the metadata are written"]
+    magic: Annotated[bytes, "8s", "how the metadata is written"]
     options: Annotated[int, "B", "none are known"]
     checksum: Annotated[int, "B", "of the metadata, as of chunks"]
     codec: Annotated[int, "B", "of the metadata, 0: none, 1: zlib"]
     level: Annotated[int, "B", "of the codec"]
     meta_size: Annotated[int, "I", "bytes of the metadata before compression"]
     max_meta_size: Annotated[int, "I", "bytes reserved for the metadata"]
-    meta_comp_size: Annotated[int, "I", "bytes of the metadata as they are stored"]
+    meta_comp_size: Annotated[int, "I", "bytes of the metadata as it is stored"]
     user_codec: Annotated[bytes, "8s", "name of another codec"]
 
     @classmethod
@@ -239,7 +263,8 @@ class MetaHeader(NamedTuple):
             raise FormatError(f"expected a metadata header of {META_HEADER_LEN} bytes, found {len(buf)} bytes")
         self = cls(*_META.unpack_from(buf))
         kind = self.magic.rstrip(b"\0")
-        if kind != _JSON or self.options or self.codec not in (_NO_CODEC, _ZLIB) or any(self.user_codec):
+        has_known_codec = self.codec in (_NO_CODEC, _ZLIB) and not any(self.user_codec)
+        if kind != _JSON or self.options or not has_known_codec:
             codec = f"codec {self.codec} {bytes(self.user_codec).rstrip(bytes(1))!r}"
             raise UnsupportedError(
                 f"metadata of kind {kind!r}, options {self.options}, {codec}: only JSON is known, plain or by zlib"
@@ -247,7 +272,8 @@ class MetaHeader(NamedTuple):
         _check_checksum(self.checksum)
         if self.meta_comp_size > self.max_meta_size:
             raise FormatError(f"expected at most {self.max_meta_size} bytes, found {self.meta_comp_size}")
-        limit, largest = config.limits.metadata_nbytes, max(self.meta_size, self.max_meta_size)
+        limit = config.limits.metadata_nbytes
+        largest = max(self.meta_size, self.max_meta_size)
         if largest > limit:
             raise FormatError(f"expected at most {limit} bytes of metadata, found {largest}")
         return self
@@ -258,9 +284,8 @@ class MetaHeader(NamedTuple):
         return META_HEADER_LEN + self.max_meta_size + digest_size(self.checksum)
 
 
-META_FIELDS = tuple(
-    HeaderField(name, *hint.__metadata__) for name, hint in get_type_hints(MetaHeader, include_extras=True).items()
-)
+_META_HINTS = get_type_hints(MetaHeader, include_extras=True)
+META_FIELDS = tuple(HeaderField(name, *hint.__metadata__) for name, hint in _META_HINTS.items())
 """The fields of the header of the metadata."""
 
 _META = _struct(META_FIELDS)
@@ -268,12 +293,14 @@ META_HEADER_LEN = _META.size
 
 
 def unpack_metadata(head: MetaHeader, section: Buffer) -> Any:
-    """Read metadata from their section, which begins with `head`."""
+    """Read metadata from its section, which begins with `head`."""
     view = memoryview(section)
     raw: Buffer = view[META_HEADER_LEN : META_HEADER_LEN + head.meta_comp_size]
-    compare("metadata", head.checksum, raw, bytes(view[META_HEADER_LEN + head.max_meta_size : head.section_nbytes]))
+    stored = view[META_HEADER_LEN + head.max_meta_size : head.section_nbytes]
+    compare("metadata", head.checksum, raw, bytes(stored))
     try:
         if head.codec == _ZLIB:
+            # One byte more than expected shows that there are more, and takes no more memory.
             raw = zlib.decompressobj().decompress(raw, head.meta_size + 1)
         metadata = json.loads(bytes(raw)) if len(raw) == head.meta_size else None
     except (zlib.error, RecursionError, ValueError) as error:
@@ -284,17 +311,20 @@ def unpack_metadata(head: MetaHeader, section: Buffer) -> Any:
 
 
 def pack_metadata(metadata: Any, *, checksum: int = 1, room: int | None = None) -> bytes:
-    """Return a section of metadata, with `room` bytes reserved for them: by default ten times their size."""
+    """Return a section of metadata, with `room` bytes reserved for it: by default ten times its size."""
     raw = json.dumps(metadata, separators=(",", ":")).encode()
-    stored, codec = zlib.compress(raw, _LEVEL), _ZLIB
+    stored = zlib.compress(raw, _LEVEL)
+    codec = _ZLIB
     if len(stored) >= len(raw):
-        stored, codec = raw, _NO_CODEC
+        stored = raw
+        codec = _NO_CODEC
     if room is None:
         room = _RESERVE * len(raw)
     if len(stored) > room or max(len(raw), room) > config.limits.metadata_nbytes:
         raise LimitError(f"metadata of {len(stored)} bytes do not fit into {room}")
     head = _META.pack(_JSON, 0, checksum, codec, _LEVEL, len(raw), room, len(stored), b"")
-    return b"".join((head, stored, bytes(room - len(stored)), digest(checksum, stored)))
+    reserve = bytes(room - len(stored))
+    return b"".join((head, stored, reserve, digest(checksum, stored)))
 
 
 def repack_metadata(section: Buffer, metadata: Any) -> bytes:
@@ -306,10 +336,11 @@ def repack_metadata(section: Buffer, metadata: Any) -> bytes:
 # Arrays.
 
 _NOT_A_DTYPE = (TypeError, ValueError, SyntaxError, LookupError, ArithmeticError, MemoryError, RecursionError)
+"""The errors of `ast.literal_eval` and of NumPy for text and lists that are not a type."""
 
 
 class Description(NamedTuple):
-    """What the metadata say about an array. An extent of -1 follows from the number of bytes."""
+    """What the metadata says about an array. An extent of -1 follows from the number of bytes."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -338,7 +369,10 @@ class Description(NamedTuple):
         >>> Description(np.dtype("i4"), (-1, 3), "C").with_rows(5).shape
         (5, 3)
         """
-        return self._replace(shape=(*self.shape[: self.axis], rows, *self.shape[self.axis + 1 :]))
+        # One item without axes counts as a row.
+        before = self.shape[: self.axis]
+        after = self.shape[self.axis + 1 :]
+        return self._replace(shape=(*before, rows, *after))
 
 
 def describe(about: Description) -> dict[str, Any]:
@@ -358,21 +392,26 @@ def describe(about: Description) -> dict[str, Any]:
 
 
 def description(metadata: Any) -> Description | None:
-    """Return what metadata say about the array in a file; None if the file holds bytes."""
+    """Return what metadata says about the array in a file; None if the file holds bytes."""
     if not isinstance(metadata, Mapping) or metadata.get("container") != "numpy":
         return None
     missing = [key for key in ARRAY_KEYS if key not in metadata]
     if missing:
         raise FormatError(f"expected metadata with {', '.join(ARRAY_KEYS)}, found none of {', '.join(missing)}")
-    shape, order = metadata["shape"], metadata["order"]
+    shape = metadata["shape"]
+    order = metadata["order"]
     if order not in ("C", "F"):
         raise FormatError(f"expected order C or F, found {str(order)[:80]!r}")
-    if not isinstance(shape, list) or len(shape) > 64 or not all(type(n) is int and -1 <= n < 2**63 for n in shape):
+    if not isinstance(shape, list) or len(shape) > 64 or not all(map(_is_extent, shape)):
         raise FormatError(f"expected a shape of at most 64 extents, found {repr(shape)[:80]}")
     about = Description(_read_dtype(metadata["dtype"]), tuple(shape), cast(Order, order))
     if -1 in about.with_rows(0).shape:
         raise FormatError(f"expected an unknown extent only along the axis that grows, found {repr(shape)[:80]}")
     return about
+
+
+def _is_extent(n: Any) -> bool:
+    return type(n) is int and -1 <= n < 2**63
 
 
 def _read_dtype(stored: Any) -> np.dtype[Any]:
@@ -412,4 +451,5 @@ def _tuples(descr: Any) -> Any:
     if not isinstance(descr, list):
         return descr
     parts = [_tuples(part) for part in descr]
-    return parts if descr and isinstance(descr[0], list | tuple) else tuple(parts)
+    is_list_of_fields = bool(descr) and isinstance(descr[0], list | tuple)
+    return parts if is_list_of_fields else tuple(parts)

@@ -27,7 +27,7 @@ from b2array.codec.codecs import MAX_RATIO
 from b2array.codec.header import BLOSC1_HEADER_LEN, ChunkHeader
 from b2array.errors import B2ArrayError, FormatError, UnsupportedError, prefix_errors
 from b2array.grid.partition import Positions, parts, put, take
-from b2array.grid.selection import select
+from b2array.grid.selection import Selection, select
 from b2array.printable import printable
 from b2array.store.base import Stamp, Store, too_short
 from b2array.store.memory import MemoryStore
@@ -92,12 +92,15 @@ class Reader:
         self.metadata: Any = None
         """The metadata, or None."""
         self.meta_head: MetaHeader | None = None
-        self.table_start = start = self.header.length
+        self.table_start = self.header.length
         """Where the table of offsets begins, if there is one."""
         if self.header.metadata:
-            meta = self.meta_head = MetaHeader.unpack(self._bytes(start, start + head.META_HEADER_LEN))
-            self.table_start += meta.section_nbytes
-            self.metadata = head.unpack_metadata(meta, self._bytes(start, self.table_start))
+            start = self.table_start
+            meta = MetaHeader.unpack(self._bytes(start, start + head.META_HEADER_LEN))
+            self.meta_head = meta
+            self.table_start = start + meta.section_nbytes
+            section = self._bytes(start, self.table_start)
+            self.metadata = head.unpack_metadata(meta, section)
         about = head.description(self.metadata)
         self._is_array = about is not None
         self._about = about or Description(np.dtype(np.uint8), (-1,), "C")
@@ -106,10 +109,12 @@ class Reader:
         self.first_chunk = self.table_start + 8 * self.nslots
         """Where the first chunk is in the file."""
         read = partial(_part, self._store, self.stamp)  # a method would make the chunks refer to this reader
-        self._chunks = Chunks(self.url, self.header, self.stamp.size, self.first_chunk, self._read_offsets(), read)
-        self._beginning = b""
+        offsets = self._read_offsets()
+        self._chunks = Chunks(self.url, self.header, self.stamp.size, self.first_chunk, offsets, read)
+        self._beginning = b""  # from now on, only chunks are read
 
     def __getstate__(self) -> dict[str, Any]:
+        # The chunk that was decoded last can be decoded again.
         return vars(self) | {"_last": None}
 
     def _bytes(self, start: int, stop: int) -> memoryview:
@@ -118,7 +123,9 @@ class Reader:
         return _part(self._store, self.stamp, start, stop)
 
     def _count_slots(self) -> int:
-        header, start, size = self.header, self.table_start, self.stamp.size
+        header = self.header
+        start = self.table_start
+        size = self.stamp.size
         if not header.offsets:
             return 0
         if header.nchunks >= 0:
@@ -129,12 +136,16 @@ class Reader:
         # The slots of an unfinished file hold -1, and no chunk begins with these bytes.
         end = size - (size - start) % 8
         for position in range(start, end, _STRIDE):
-            entries = np.frombuffer(self._bytes(position, min(end, position + _STRIDE)), "<i8")
+            stop = min(end, position + _STRIDE)
+            entries = np.frombuffer(self._bytes(position, stop), "<i8")
             used = np.flatnonzero(entries != -1)
-            if len(used):
-                count, length = (position - start) // 8 + int(used[0]), int(entries[0]) - start
-                # The first slot may be filled in: the first chunk comes right after the table.
-                return length // 8 if not count and 0 < length < size and not length % 8 else count
+            if not len(used):
+                continue
+            count = (position - start) // 8 + int(used[0])
+            # The first slot may be filled in: the first chunk comes right after the table.
+            length = int(entries[0]) - start
+            is_first_offset = 0 < length < size and length % 8 == 0
+            return length // 8 if count == 0 and is_first_offset else count
         return (end - start) // 8
 
     def _read_offsets(self) -> npt.NDArray[np.int64] | None:
@@ -142,8 +153,10 @@ class Reader:
         nchunks = self.header.nchunks
         if not self.header.offsets or nchunks < 0:
             return None
-        offsets = np.frombuffer(self._bytes(self.table_start, self.table_start + 8 * nchunks), "<i8").astype(np.int64)
-        low, high = self.first_chunk, self.stamp.size - BLOSC1_HEADER_LEN
+        table = self._bytes(self.table_start, self.table_start + 8 * nchunks)
+        offsets = np.frombuffer(table, "<i8").astype(np.int64)
+        low = self.first_chunk
+        high = self.stamp.size - BLOSC1_HEADER_LEN
         # If the file was cut short, find the chunks before the cut one after the other.
         if (offsets == -1).any() or (offsets > high).any():
             return None
@@ -176,7 +189,8 @@ class Reader:
         about = self._about
         if -1 not in about.shape:
             return about
-        return about.with_rows(self.nbytes // about.row_nbytes if about.row_nbytes else 0)
+        rows = self.nbytes // about.row_nbytes if about.row_nbytes else 0
+        return about.with_rows(rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -206,7 +220,9 @@ class Reader:
     @property
     def nchunks(self) -> int:
         """Number of chunks. If the file does not state it, the headers of all chunks are read."""
-        return self.header.nchunks if self.header.nchunks >= 0 else len(self._chunks.find(_ALL))
+        if self.header.nchunks >= 0:
+            return self.header.nchunks
+        return len(self._chunks.find(_ALL))
 
     def __len__(self) -> int:
         if not self.shape:
@@ -231,7 +247,8 @@ class Reader:
         if copy is False:
             raise ValueError("a compressed array cannot be seen as a NumPy array without a copy")
         data = self.read()
-        return np.asarray(np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data, dtype)
+        items = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+        return np.asarray(items, dtype)
 
     def __getitem__(self, key: Any) -> Any:
         about = self.description
@@ -241,26 +258,31 @@ class Reader:
         self._check_size(about, self.header.nbytes)
         result = np.empty(selection.shape, about.dtype)
         if result.size:
-            axes = selection.axes or tuple((axis,) for axis in range(len(about.shape)))
-            group, line = next(
-                (g, covered.index(about.axis)) for g, covered in enumerate(axes) if about.axis in covered
-            )
-            rows = selection.positions[group]
-            # Read rows that are close together in large steps, scattered ones chunk by chunk.
-            nbytes = self.header.chunk_size if self.header.chunk_size > 0 else _STRIDE
-            if isinstance(rows, slice) and (rows.step == 1 or rows.step * about.row_nbytes <= nbytes):
-                nbytes = _WINDOW_NBYTES
-            step = max(1, nbytes // about.row_nbytes)
-            box = selection.view(result)
-            for part in parts(selection.positions, about.with_rows(step).shape, selection.axes):
-                first, stop, inside = _trim_rows(part.inside, group, line)
-                origin = part.coords[about.axis] * step
-                flat = self.read_bytes((origin + first) * about.row_nbytes, (origin + stop) * about.row_nbytes)
-                loaded = _shape_items(flat, about.with_rows(stop - first))
-                put(box, part.outside, take(loaded, inside, selection.axes))
+            self._read_selection(selection, about, selection.view(result))
         if not self.is_array:
             return int(result[()]) if selection.kind == "scalar" else result.tobytes()
         return result[()] if selection.kind == "scalar" else result
+
+    def _read_selection(self, selection: Selection, about: Description, box: npt.NDArray[Any]) -> None:
+        axes = selection.axes or tuple((axis,) for axis in range(len(about.shape)))
+        (group,) = (number for number, covered in enumerate(axes) if about.axis in covered)
+        line = axes[group].index(about.axis)
+        rows = selection.positions[group]
+        # Read rows that are close together in large steps, scattered ones chunk by chunk.
+        nbytes = self.header.chunk_size if self.header.chunk_size > 0 else _STRIDE
+        if isinstance(rows, slice) and (rows.step == 1 or rows.step * about.row_nbytes <= nbytes):
+            nbytes = _WINDOW_NBYTES
+        step = max(1, nbytes // about.row_nbytes)
+        part_shape = about.with_rows(step).shape
+        for part in parts(selection.positions, part_shape, selection.axes):
+            first, stop, inside = _trim_rows(part.inside, group, line)
+            origin = part.coords[about.axis] * step
+            low = (origin + first) * about.row_nbytes
+            high = (origin + stop) * about.row_nbytes
+            flat = self.read_bytes(low, high)
+            loaded = _shape_items(flat, about.with_rows(stop - first))
+            items = take(loaded, inside, selection.axes)
+            put(box, part.outside, items)
 
     def _check_size(self, about: Description, nbytes: int) -> None:
         if nbytes not in (-1, about.nbytes):
@@ -275,10 +297,14 @@ class Reader:
 
     def read(self) -> npt.NDArray[Any] | bytes:
         """Read everything: an array, or bytes. Errors name the chunk that is damaged or missing."""
-        nbytes, about = self.nbytes, self.description
+        nbytes = self.nbytes
+        about = self.description
         self._check_size(about, nbytes)
-        for _ in self.decoded(map(self.place, range(0 if nbytes else self.nchunks))):
-            pass  # even empty chunks may be damaged
+        if not nbytes:
+            # Empty chunks may be damaged as well, and no byte of the result would show it.
+            every = map(self.place, range(self.nchunks))
+            for _ in self.decode_chunks(every):
+                pass
         return self._content(self.read_bytes(0, nbytes), about)
 
     def read_intact(self) -> tuple[npt.NDArray[Any] | bytes, B2ArrayError | None]:
@@ -289,14 +315,18 @@ class Reader:
         pieces = [np.empty(0, np.uint8)]
         error: B2ArrayError | None = None
         try:
-            pieces.extend(self._decode(chunk, *self._fetch([chunk])) for chunk in self._chunks.between(0, _ALL))
-        except B2ArrayError as found:
-            error = found
+            for chunk in self._chunks.between(0, _ALL):
+                (view,) = self._fetch([chunk])
+                pieces.append(self._decode(chunk, view))
+        except B2ArrayError as damage:
+            error = damage
         flat = np.concatenate(pieces)
+        # Rows without bytes cannot be counted by their bytes.
         rows = len(flat) // about.row_nbytes if about.row_nbytes else max(about.shape[about.axis], 0)
         intact = about.with_rows(rows)
         if error is None and intact.shape != self.shape:
-            error = FormatError(f"{self.url}: expected {self.shape[about.axis]} rows, found {rows}")
+            expected = self.shape[about.axis]
+            error = FormatError(f"{self.url}: expected {expected} rows, found {rows}")
         return self._content(flat[: intact.nbytes], intact), error
 
     def _content(self, flat: Bytes, about: Description) -> npt.NDArray[Any] | bytes:
@@ -304,22 +334,29 @@ class Reader:
 
     def read_bytes(self, start: int, stop: int) -> Bytes:
         """Return uncompressed bytes in the order of the file; ValueError unless ``0 <= start <= stop <= nbytes``."""
-        start, stop = operator.index(start), operator.index(stop)
+        start = operator.index(start)
+        stop = operator.index(stop)
         chunks = list(self._chunks.between(max(0, start), stop))
         end = chunks[-1].first + chunks[-1].nbytes if chunks else start
-        if not 0 <= start <= stop or (end < stop and stop > self.description.nbytes):
+        # The number of all bytes may take a read of all headers: ask for it only if these chunks do not suffice.
+        is_beyond = end < stop and stop > self.description.nbytes
+        if is_beyond or not 0 <= start <= stop:
             raise ValueError(f"expected 0 <= start <= stop <= {self.description.nbytes} bytes, got {start} and {stop}")
         if end < stop:
             raise FormatError(f"{self.url}: expected {stop} bytes of data, found {end}")
         self._check_plausible(stop - start)
         last = self._last
-        if len(chunks) == 1 and last is not None and last[0] == chunks[0].number:
-            first = chunks[0].first
-            return last[1][start - first : stop - first].copy()
+        if len(chunks) == 1 and last is not None:
+            (chunk,) = chunks
+            number, data = last
+            if number == chunk.number:
+                return data[start - chunk.first : stop - chunk.first].copy()
         out = np.empty(stop - start, np.uint8)
-        for chunk, data in self.decoded(chunks):
-            low, high = max(start, chunk.first), min(stop, chunk.first + chunk.nbytes)
-            out[low - start : high - start] = data[low - chunk.first : high - chunk.first]
+        for chunk, data in self.decode_chunks(chunks):
+            low = max(start, chunk.first)
+            high = min(stop, chunk.first + chunk.nbytes)
+            part = data[low - chunk.first : high - chunk.first]
+            out[low - start : high - start] = part
             if chunk is chunks[-1] and high - chunk.first < chunk.nbytes:
                 # The next read probably continues in this chunk.
                 self._last = chunk.number, data
@@ -327,7 +364,7 @@ class Reader:
 
     def iter_chunks(self) -> Iterator[bytes]:
         """Yield the uncompressed bytes of one chunk after the other."""
-        for _, data in self.decoded(self._chunks.between(0, _ALL)):
+        for _, data in self.decode_chunks(self._chunks.between(0, _ALL)):
             yield data.tobytes()
 
     def get_chunk(self, n: int) -> bytes:
@@ -342,31 +379,35 @@ class Reader:
             raise IndexError(f"chunk {n} is out of bounds for {self.nchunks} chunks")
         return self._chunks[n]
 
-    def stored_pieces(self, stop: int) -> Iterator[memoryview]:
+    def pieces(self, stop: int) -> Iterator[memoryview]:
         """Yield the bytes of the file from the first chunk to `stop`, in pieces of bounded size."""
         for start in range(self.first_chunk, stop, _WINDOW_NBYTES):
-            yield self._bytes(start, min(start + _WINDOW_NBYTES, stop))
+            end = min(start + _WINDOW_NBYTES, stop)
+            yield self._bytes(start, end)
 
     def _fetch(self, chunks: Sequence[ChunkRange]) -> list[memoryview]:
         spans = [Span("", chunk.start, chunk.stop) for chunk in chunks]
         return self._store.read(spans, expected=self.stamp.version)
 
-    def decoded(self, chunks: Iterable[ChunkRange]) -> Iterator[tuple[ChunkRange, Bytes]]:
+    def decode_chunks(self, chunks: Iterable[ChunkRange]) -> Iterator[tuple[ChunkRange, Bytes]]:
         """Fetch and decode chunks: many at once, but a bounded number of bytes."""
-        most, source = _WINDOW_NBYTES // max(self.header.chunk_size, 2**20), iter(chunks)
-        while window := tuple(islice(source, max(1, most))):
+        chunk_size = max(self.header.chunk_size, 2**20)
+        most = max(1, _WINDOW_NBYTES // chunk_size)
+        source = iter(chunks)
+        while window := tuple(islice(source, most)):
             jobs = zip(window, self._fetch(window), strict=True)
-            yield from zip(window, threads.spread(lambda job: self._decode(*job), jobs), strict=True)
+            data = threads.spread(lambda job: self._decode(*job), jobs)
+            yield from zip(window, data, strict=True)
 
     def _decode(self, chunk: ChunkRange, view: memoryview) -> Bytes:
-        def decoded() -> Bytes:
+        def decode_stored() -> Bytes:
             stored = self._verify(view)
             nbytes = ChunkHeader.unpack(stored).nbytes
             if nbytes != chunk.nbytes:
                 raise FormatError(f"expected {chunk.nbytes} uncompressed bytes, found {nbytes}")
             return decode.decode(stored)
 
-        return prefix_errors(f"chunk {chunk.number} of {self.url}", decoded)
+        return prefix_errors(f"chunk {chunk.number} of {self.url}", decode_stored)
 
     def _verify(self, view: memoryview) -> memoryview:
         """Return the bytes of a chunk after comparing their checksum, which is after them."""
@@ -383,7 +424,8 @@ def _part(store: Store, stamp: Stamp, start: int, stop: int) -> memoryview:
     """Read a part of a file that is still in this state."""
     if stop > stamp.size:
         raise too_short(store.url, start, stop, stamp.size - start)
-    return store.read([Span("", start, stop)], expected=stamp.version)[0]
+    (view,) = store.read([Span("", start, stop)], expected=stamp.version)
+    return view
 
 
 def _shape_items(flat: Bytes, about: Description) -> npt.NDArray[Any]:
@@ -398,10 +440,14 @@ def _trim_rows(
     """Return the first row that a part selects, the end of its rows, and the selection relative to the first row."""
     rows = inside[group]
     if isinstance(rows, slice):
-        first, stop = rows.start, range(rows.start, rows.stop, rows.step)[-1] + 1
+        first = rows.start
+        stop = range(rows.start, rows.stop, rows.step)[-1] + 1
         trimmed: Positions = slice(0, stop - first, rows.step)
     else:
-        first, stop = int(rows[line].min()), int(rows[line].max()) + 1
+        first = int(rows[line].min())
+        stop = int(rows[line].max()) + 1
         trimmed = rows.copy()
         trimmed[line] -= first
-    return first, stop, (*inside[:group], trimmed, *inside[group + 1 :])
+    relative = list(inside)
+    relative[group] = trimmed
+    return first, stop, tuple(relative)

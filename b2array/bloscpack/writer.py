@@ -70,7 +70,8 @@ def blosc1_options(cparams: CParams) -> tuple[bytes, int, int]:
     codec = cparams.codec_id
     shuffles = tuple(fid for fid in cparams.filter_slots if fid)
     if codec not in CODEC_FORMATS or cparams.use_dict:
-        raise UnsupportedError(f"Blosc 1 has no codec {cparams.codec!r}" + " with a dictionary" * cparams.use_dict)
+        dictionary = " with a dictionary" if cparams.use_dict else ""
+        raise UnsupportedError(f"Blosc 1 has no codec {cparams.codec!r}{dictionary}")
     if shuffles not in _SHUFFLES or any(cparams.meta_slots):
         raise UnsupportedError(f"Blosc 1 has no filters but shuffle or bitshuffle, not {cparams.filters}")
     return codec_name(codec).encode(), cparams.clevel, _SHUFFLES[shuffles]
@@ -98,7 +99,9 @@ class _ChunkEncoder:
         check_dtype(cparams, np.dtype(np.void))
         self._how = *blosc1_options(cparams), 0
         self.typesize = itemsize if itemsize <= _MAX_ITEMSIZE else 1
-        self.size, self.checksum, self._put = size, checksum, put
+        self.size = size
+        self.checksum = checksum
+        self._put = put
         self.offsets = list(offsets)
         self.nbytes = 0
         """Bytes that were added so far."""
@@ -114,21 +117,27 @@ class _ChunkEncoder:
             return
         joined = np.concatenate((*self._pending, flat)) if npending else flat
         border = len(joined) - len(joined) % self.size
-        self._encode(joined[first : first + self.size] for first in range(0, border, self.size))
+        pieces = (joined[first : first + self.size] for first in range(0, border, self.size))
+        self._encode(pieces)
         self._pending = [joined[border:].copy()]
 
     def finish(self) -> None:
         """Write the rest as the last chunk. A file without data has one empty chunk."""
         if self.nbytes % self.size or not self.offsets:
-            self._encode([np.concatenate([np.empty(0, np.uint8), *self._pending])])
+            rest = np.concatenate([np.empty(0, np.uint8), *self._pending])
+            self._encode([rest])
 
     def _encode(self, pieces: Iterable[Bytes]) -> None:
-        for chunk in threads.spread(lambda data: cblosc.compress(data, *self._how, self.typesize), pieces):
-            self.offsets.append(self._put(chunk, head.digest(self.checksum, chunk)))
+        def compress(data: Bytes) -> bytes:
+            return cblosc.compress(data, *self._how, self.typesize)
+
+        for chunk in threads.spread(compress, pieces):
+            checksum = head.digest(self.checksum, chunk)
+            self.offsets.append(self._put(chunk, checksum))
 
 
 def _chunk_size(size: int | None, itemsize: int) -> int:
-    """Return the size of a chunk in bytes, given or by default, rounded down to whole items."""
+    """Return the size of a chunk in bytes, as the user chose it or by default, rounded down to whole items."""
     size = max(_CHUNK_SIZE, itemsize) if size is None else operator.index(size)
     if not itemsize <= size <= _MAX_CHUNK_SIZE:
         raise ValueError(f"chunk_size must be {itemsize} (one item) to {_MAX_CHUNK_SIZE} bytes, not {size}")
@@ -146,7 +155,9 @@ def _metadata(about: Description | None, extra: Mapping[str, Any] | None) -> dic
         raise ValueError(f"metadata must not have the key {clash[0]!r}: arrays fill it in themselves")
     metadata |= extra or {}
     try:
-        head.description(json.loads(json.dumps(metadata)))
+        # Some objects are written as JSON that reads as another object.
+        as_read = json.loads(json.dumps(metadata))
+        head.description(as_read)
     except FormatError as error:
         raise ValueError(f"no reader would understand the metadata: {error}") from None
     return None if about is None and extra is None else metadata
@@ -156,7 +167,9 @@ def _with_size(header: FileHeader, nbytes: int, size: int) -> FileHeader:
     """Return the header of a file with `nbytes` bytes of data in chunks of `size` bytes."""
     nchunks = max(1, -(-nbytes // size))
     last = nbytes - (nchunks - 1) * size
-    return replace(header, chunk_size=last if nchunks == 1 else size, last_chunk=last, nchunks=nchunks)
+    # In a file of one chunk, Bloscpack notes the size of that chunk twice.
+    usual = last if nchunks == 1 else size
+    return replace(header, chunk_size=usual, last_chunk=last, nchunks=nchunks)
 
 
 def _first_slots(header: FileHeader, more: int | None) -> int:
@@ -169,7 +182,8 @@ def _first_slots(header: FileHeader, more: int | None) -> int:
         return _FIRST_SLOTS
     if header.version == 2:
         return header.nchunks
-    return header.nchunks + (_APPENDABLE * header.nchunks if more is None else operator.index(more))
+    nfree = _APPENDABLE * header.nchunks if more is None else operator.index(more)
+    return header.nchunks + nfree
 
 
 def _pack_head(header: FileHeader, section: bytes, offsets: Sequence[int], nslots: int) -> bytes:
@@ -209,13 +223,16 @@ class Writer:
     ) -> None:
         if version not in (2, 3):
             raise ValueError(f"version must be 2 or 3, not {version}")
-        self._about, self._nbytes, self._overwrite = about, nbytes, overwrite
+        self._about = about
+        self._nbytes = nbytes
+        self._overwrite = overwrite
         self._metadata = _metadata(about, metadata)
         self._section = b"" if self._metadata is None else head.pack_metadata(self._metadata)
         if self._section and version == 2:
             raise ValueError("version 2 has neither arrays nor metadata: expected bytes")
         itemsize = 1 if about is None else about.dtype.itemsize
-        size, kind = _chunk_size(chunk_size, itemsize), head.checksum_id(checksum)
+        size = _chunk_size(chunk_size, itemsize)
+        kind = head.checksum_id(checksum)
         self._encoder = _ChunkEncoder(cparams, itemsize, size, kind, self._put)
         self._header = FileHeader(version, offsets, bool(self._section), kind, self._encoder.typesize, size)
         if nbytes is not None:
@@ -273,7 +290,9 @@ class Writer:
             self._attempt(self._finish)
 
     def _finish(self) -> None:
-        encoder, about, nbytes = self._encoder, self._about, self._encoder.nbytes
+        encoder = self._encoder
+        about = self._about
+        nbytes = encoder.nbytes
         if self._nbytes not in (None, nbytes):
             raise ValueError(f"expected {self._nbytes} bytes in all, got {nbytes}")
         if about is not None and -1 in about.shape:
@@ -283,13 +302,15 @@ class Writer:
             metadata = (self._metadata or {}) | {"shape": about.with_rows(rows).shape}
             self._section = head.repack_metadata(self._section, metadata)
         encoder.finish()
-        header, nslots = _with_size(self._header, nbytes, encoder.size), self._nslots
+        header = _with_size(self._header, nbytes, encoder.size)
+        nslots = self._nslots
         if header.version == 2 and nslots:
-            nslots = header.nchunks
+            nslots = header.nchunks  # version 2 has no free slots
         while 0 < nslots < header.nchunks:
             nslots *= 2
         moved = 8 * (nslots - self._nslots)
-        packed = _pack_head(header, self._section, [start + moved for start in encoder.offsets], nslots)
+        offsets = [start + moved for start in encoder.offsets]
+        packed = _pack_head(header, self._section, offsets, nslots)
         if moved or self._place is None:
             self._copy_behind(packed)
         else:
@@ -301,7 +322,8 @@ class Writer:
     def _copy_behind(self, packed: bytes) -> None:
         """Write the file again with another head: its length was unknown when the first chunk was written."""
         self._file.seek(self._first_chunk)
-        pieces = chain((packed,), iter(lambda: self._file.read(_STEP), b""))
+        rest = iter(lambda: self._file.read(_STEP), b"")
+        pieces = chain((packed,), rest)
         if self._store is None:
             self.packed = b"".join(pieces)
         else:
@@ -311,7 +333,8 @@ class Writer:
 
     def abort(self) -> None:
         """Give up, and leave no file."""
-        with suppress(OSError):  # the disk may be full; the content is not needed any more
+        # The disk may be full, so that the last bytes cannot be written. Nobody needs them any more.
+        with suppress(OSError):
             self._file.close()
         if self._place is not None:
             self._place.abort()
@@ -336,16 +359,21 @@ def extend(store: Store, x: Any, cparams: AnyCParams) -> None:
     """
     reader = Reader(store)
     about, pieces = _more_content(x, reader)
-    header, size = reader.header, reader.header.chunk_size
+    header = reader.header
+    size = header.chunk_size
     if size >= 0 and reader.nchunks <= 1:
+        # The size of the only chunk says nothing about further ones.
         size = max(size, _chunk_size(None, reader.dtype.itemsize))
     if size <= 0:
         raise UnsupportedError(f"{reader.url} does not say how large its chunks are")
     starts, stop, rest = _full_chunks(reader, size)
+    typesize = max(header.typesize, 1)
     with Spool() as spool:
-        encoder = _ChunkEncoder(
-            cparams, max(header.typesize, 1), size, header.checksum, lambda *new: stop + spool.write(*new), starts
-        )
+
+        def put(*new: Buffer) -> int:
+            return stop + spool.write(*new)
+
+        encoder = _ChunkEncoder(cparams, typesize, size, header.checksum, put, starts)
         for piece in chain(rest, pieces):
             encoder.write(piece)
         encoder.finish()
@@ -356,10 +384,12 @@ def extend(store: Store, x: Any, cparams: AnyCParams) -> None:
             )
         section = reader.head_bytes()[header.length : reader.table_start]
         if about is not None:
-            section = head.repack_metadata(section, reader.metadata | {"shape": about.shape})
+            metadata = reader.metadata | {"shape": about.shape}
+            section = head.repack_metadata(section, metadata)
         packed = _pack_head(header, section, encoder.offsets, reader.nslots)
         new = spool.pieces(0, spool.length)
-        store.replace("", chain((packed,), reader.stored_pieces(stop), new), expected=reader.stamp.version)
+        whole = chain((packed,), reader.pieces(stop), new)
+        store.replace("", whole, expected=reader.stamp.version)
 
 
 def _full_chunks(reader: Reader, size: int) -> tuple[list[int], int, list[Bytes]]:
@@ -371,7 +401,8 @@ def _full_chunks(reader: Reader, size: int) -> tuple[list[int], int, list[Bytes]
     if last.start != max(starts):
         raise UnsupportedError(f"{reader.url} has chunks behind its last one")
     if last.nbytes < size:
-        return starts[:-1], last.start, [data for _, data in reader.decoded([last])]
+        data = [data for _, data in reader.decode_chunks([last])]
+        return starts[:-1], last.start, data
     cbytes = len(reader.get_chunk(last.number)) + head.digest_size(reader.header.checksum)
     return starts, last.start + cbytes, []
 
@@ -384,7 +415,9 @@ def content(x: Any) -> tuple[Description | None, Iterator[Bytes]]:
     if isinstance(x, Buffer):
         return None, iter([_flat(x, None)])
     values = x if isinstance(x, Sliceable) else np.asarray(x)
-    order: Order = "F" if isinstance(values, np.ndarray) and values.flags.fnc else "C"
+    # An array that is contiguous in both orders is written in C order.
+    is_fortran = isinstance(values, np.ndarray) and values.flags.fnc
+    order: Order = "F" if is_fortran else "C"
     about = Description(np.dtype(values.dtype), tuple(values.shape), order)
     return about, _pieces(values, about.dtype, order)
 
@@ -401,16 +434,19 @@ def _more_content(x: Any, reader: Reader) -> tuple[Description | None, Iterator[
         of_same_kind(np.empty(0, x.dtype), about.dtype)
     else:
         values = of_same_kind(x, about.dtype)
-    shape, axis = tuple(values.shape), about.axis
+    shape = tuple(values.shape)
+    axis = about.axis
     if not 0 < len(shape) == len(about.shape) or about.with_rows(shape[axis]).shape != shape:
         raise ValueError(f"shape {shape} cannot be added to an array of shape {about.shape}")
-    return about.with_rows(about.shape[axis] + shape[axis]), _pieces(values, about.dtype, about.order)
+    longer = about.with_rows(about.shape[axis] + shape[axis])
+    return longer, _pieces(values, about.dtype, about.order)
 
 
 def _pieces(values: Any, dtype: np.dtype[Any], order: Order) -> Iterator[Bytes]:
     if order == "F":
         values = values[...].T
-    for box in boxes(values.shape, max(1, _WINDOW_NBYTES // dtype.itemsize)):
+    most = max(1, _WINDOW_NBYTES // dtype.itemsize)
+    for box in boxes(values.shape, most):
         piece = values[box]
         check_plain(piece)
         yield np.ascontiguousarray(piece, dtype).reshape(-1).view(np.uint8)
