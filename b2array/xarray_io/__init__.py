@@ -44,12 +44,12 @@ class Accessor:
     """
 
     def __init__(self, data: xr.Dataset | xr.DataArray | xr.DataTree) -> None:
-        self._held = data
+        self._data = data
 
     @spell_out(WriteKeywords, KEYWORDS)
     def to_b2array(self, url: Url, **options: Unpack[WriteKeywords]) -> Any:
         """Write the dataset, array or tree as a group of arrays; parameters as for `b2array.xarray_io.to_b2array`."""
-        return to_b2array(self._held, url, **options)
+        return to_b2array(self._data, url, **options)
 
 
 # Usually it is registered already. Not so if xarray was just being imported when b2array was.

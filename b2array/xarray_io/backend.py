@@ -43,7 +43,7 @@ _INDEX = "chunks.b2frame"
 
 
 class _Lazy(BackendArray):
-    """An array that is read only when xarray needs its items."""
+    """An array that is not read until xarray needs its items."""
 
     def __init__(
         self,
@@ -119,17 +119,20 @@ def _variable(name: str, array: NDArray) -> xr.Variable:
 
 def dims_of(name: str, array: NDArray) -> tuple[str, ...]:
     """Return the names of an array's dimensions. A dimension without a name is named after the variable."""
-    named = array.dims or (None,) * array.ndim
-    return tuple(dim if dim is not None else f"{name}_{axis}" for axis, dim in enumerate(named))
+    names = array.dims or (None,) * array.ndim
+    # Nameless dimensions of two variables are not the same dimension.
+    return tuple(dim if dim is not None else f"{name}_{axis}" for axis, dim in enumerate(names))
 
 
 def attributes_of(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes as the user gave them: times are stored as arrays without dimensions."""
-    return {
-        name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value
-        for name, value in attrs.items()
-        if name != _UNLIMITED
-    }
+    result = {}
+    for name, value in attrs.items():
+        if name == _UNLIMITED:
+            continue
+        is_scalar = isinstance(value, np.ndarray) and not value.ndim
+        result[name] = value[()] if is_scalar else value
+    return result
 
 
 class Backend(BackendEntrypoint):
@@ -175,6 +178,7 @@ class Backend(BackendEntrypoint):
         suffix = os.path.splitext(path.rstrip("/"))[1].lower()  # noqa: PTH122 - it may be a URL
         if suffix == ".b2nd" or _IN_GROUP.search(path):
             return True
+        # Frames may have no array, and directories any name: look inside.
         if suffix in _FRAMES:
             return _holds_array(path)
         return Path(path, _INDEX).is_file() and _holds_array(path)
@@ -190,9 +194,12 @@ class Backend(BackendEntrypoint):
         **decoding: Any,
     ) -> xr.Dataset:
         """Open an array or the arrays of a group, perhaps `at` a snapshot; see `xarray.open_dataset`."""
-        return in_one_state(
-            lambda: _decode(_open(filename_or_obj, group, at, storage_options, fs), filename_or_obj, decoding)
-        )
+
+        def dataset() -> xr.Dataset:
+            node = _open(filename_or_obj, group, at, storage_options, fs)
+            return _decode(node, filename_or_obj, decoding)
+
+        return in_one_state(dataset)
 
     def open_groups_as_dict(  # type: ignore[override]
         self,
@@ -252,8 +259,11 @@ def _stem(url: Opened) -> str:
     text = url.url if isinstance(url, NDArray | Group) else os.fspath(url)
     if text == "memory":
         return "data"
-    address, member = addressing.split_member(text.partition("?")[0])
-    return (member or address).rstrip("/").rpartition("/")[2].partition(".")[0] or "data"
+    without_query, _, _ = text.partition("?")
+    address, member = addressing.split_member(without_query)
+    file_name = (member or address).rstrip("/").rpartition("/")[2]
+    stem, _, _ = file_name.partition(".")
+    return stem or "data"
 
 
 def _decode(node: Group | NDArray, url: Opened, decoding: Mapping[str, Any]) -> xr.Dataset:

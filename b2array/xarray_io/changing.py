@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ __all__ = ["change", "group_at"]
 
 
 def group_at(target: Group, path: str, *, make: bool = True) -> Group:
-    """Return a group inside another one; make it if it is missing, or raise FileNotFoundError."""
+    """Return a group inside another one. If it is missing, make it, or raise FileNotFoundError without `make`."""
     if not path:
         return target
     if make:
@@ -46,16 +45,20 @@ def group_at(target: Group, path: str, *, make: bool = True) -> Group:
 def change(target: Group, nodes: Sequence[Node], task: WriteTask, *, is_tree: bool) -> Iterator[WritePart]:
     """Change the groups of a dataset or a tree; yield the parts that dask has to compute."""
     groups = [group_at(target, node.path, make=task.mode != "r+") for node in nodes]
-    arrays = {node.path: _arrays_of(group, node.ds, task) for node, group in zip(nodes, groups, strict=True)}
+    arrays_by_path = {}
     for node, group in zip(nodes, groups, strict=True):
+        arrays_by_path[node.path] = _open_arrays(group, node.ds, task)
+    for node, group in zip(nodes, groups, strict=True):
+        arrays = arrays_by_path[node.path]
         outer: dict[str, NDArray] = {}
         for path in _ancestors(node.path):
-            outer |= arrays.get(path, {})
-        own = _task_of(node, task) if is_tree else task
-        if task.mode == "a-" and own.append_dim != task.append_dim:
+            outer |= arrays_by_path.get(path, {})
+        own_task = _narrow(task, node) if is_tree else task
+        if task.mode == "a-" and own_task.append_dim != task.append_dim:
             # Variables without the dimension stay as they are.
-            node = node._replace(ds=node.ds.drop_vars(arrays[node.path], errors="ignore"))  # noqa: PLW2901
-        yield from _change(group, node, arrays[node.path], outer, own)
+            without_existing = node.ds.drop_vars(arrays, errors="ignore")
+            node = node._replace(ds=without_existing)  # noqa: PLW2901
+        yield from _change(group, node, arrays, outer, own_task)
 
 
 def _ancestors(path: str) -> Iterator[str]:
@@ -65,18 +68,21 @@ def _ancestors(path: str) -> Iterator[str]:
         yield "/".join(names[:depth])
 
 
-def _task_of(node: Node, task: WriteTask) -> WriteTask:
+def _narrow(task: WriteTask, node: Node) -> WriteTask:
     """Return the task for a node of a tree, which may lack dimensions that other nodes have."""
     if task.append_dim is not None and task.append_dim not in node.ds.dims:
         return task._replace(append_dim=None)
     if not isinstance(task.region, Mapping):
         return task
     region = {dim: part for dim, part in task.region.items() if dim in node.ds.dims}
-    if task.region and not region and (names := [*node.ds.drop_vars(node.ds.indexes).variables]):
-        raise ValueError(
-            f"{node.path or '/'}: variables {names} have no dimension of the region {[*task.region]}: drop them, or "
-            "write them whole"
-        )
+    if task.region and not region:
+        # Indexes are not written into a region, and may stay.
+        names = [*node.ds.drop_vars(node.ds.indexes).variables]
+        if names:
+            raise ValueError(
+                f"{node.path or '/'}: variables {names} have no dimension of the region {[*task.region]}: drop them, or"
+                " write them whole"
+            )
     return task._replace(region=region)
 
 
@@ -99,24 +105,30 @@ def _change(
     _check_new(target, ds, new, arrays, task)
     if task.append_dim is not None:
         _check_growing(target, variables, arrays, task.append_dim)
-    left = {
-        name: variable
-        for name, variable in variables.items()
-        if name in arrays and (task.mode != "a-" or task.append_dim is None or task.append_dim in variable.dims)
-    }
-    for name, asked in node.encoding.items():
-        if name in arrays:
-            _give_units(target, str(name), variables.get(str(name)), asked, arrays, task)
-    left = _all_as_stored(left, arrays, task)
-    where = {name: place(name, arrays[name], each, task.append_dim, region) for name, each in left.items()}
+    existing = {}
+    for name, variable in variables.items():
+        stays_as_it_is = task.mode == "a-" and task.append_dim is not None and task.append_dim not in variable.dims
+        if name in arrays and not stays_as_it_is:
+            existing[name] = variable
+    for key, asked in node.encoding.items():
+        if key in arrays:
+            name = str(key)
+            _change_units_as_asked(target, name, variables.get(name), asked, arrays, task)
+    existing = _encode_as_stored(existing, arrays, task)
+    # All places first: a variable that does not fit is refused before any values are written.
+    places = {}
+    for name, variable in existing.items():
+        places[name] = place(name, arrays[name], variable, task.append_dim, region)
     if task.mode != "r+":
-        asked = {name: each for name, each in node.encoding.items() if name not in arrays}
-        coordinates = {str(name) for name in ds.coords} & new.keys()
-        attrs = _with_coordinates(attributes(attrs, "the dataset"), coordinates - {*map(str, ds.dims)})
-        yield from create(target, encode(new, asked, task.options), attrs, task)
-    for name, variable in left.items():
+        encoding = {name: asked for name, asked in node.encoding.items() if name not in arrays}
+        new_coordinates = {str(name) for name in ds.coords} & new.keys()
+        # A coordinate with the name of a dimension needs no note: xarray knows it by its name.
+        noted = new_coordinates - {*map(str, ds.dims)}
+        attrs = _note_coordinates(attributes(attrs, "the dataset"), noted)
+        yield from create(target, encode(new, encoding, task.options), attrs, task)
+    for name, variable in existing.items():
         array = _widen(target, name, arrays[name], variable.dtype, task)
-        yield from _put(target, name, array, variable, where[name], task)
+        yield from _put(target, name, array, variable, places[name], task)
 
 
 def _check_region(
@@ -125,13 +137,19 @@ def _check_region(
     outer: Mapping[str, NDArray],
     task: WriteTask,
 ) -> dict[Hashable, slice]:
-    """Return the region of a dataset, after a look whether its indexes agree with the stored ones."""
+    """Return the region of a dataset; ValueError says that its indexes differ from the stored ones."""
     dim = task.append_dim
-    if dim is not None and dim not in (sizes := _sizes(arrays)):
-        raise ValueError(f"append_dim={dim!r} does not match any existing dataset dimensions: {[*sizes]}")
-    region = {} if task.region is None else detect(task.region, node.ds, node.whole, {**outer, **arrays})
+    if dim is not None:
+        sizes = _measure_dims(arrays)
+        if dim not in sizes:
+            raise ValueError(f"append_dim={dim!r} does not match any existing dataset dimensions: {[*sizes]}")
+    has_region = task.region is not None
+    region = {}
+    if task.region is not None:
+        # Coordinates of a group are known in the groups inside it.
+        region = detect(task.region, node.ds, node.whole, {**outer, **arrays})
     if task.check_index != "off":
-        check_indexes(node.ds, arrays, region if task.region is not None else None, dim)
+        check_indexes(node.ds, arrays, region if has_region else None, dim)
     if dim is not None:
         check_new_part(dim, node.ds, arrays, task.check_index)
     return region
@@ -146,29 +164,32 @@ def _put(
     task: WriteTask,
 ) -> Iterator[WritePart]:
     """Write values into their place; yield the parts that dask has to compute."""
-    stops = tuple(max(n, part.stop) for n, part in zip(array.shape, where, strict=True))
-    grown = stops != array.shape
-    if grown:
-        array.resize(stops)
+    new_shape = tuple(max(extent, part.stop) for extent, part in zip(array.shape, where, strict=True))
+    grows = new_shape != array.shape
+    if grows:
+        array.resize(new_shape)
     if is_dask(variable) and variable.size:
-        yield WritePart(f"{target.name}/{name}".lstrip("/"), array, where, variable.data)
-    elif grown or task.append_dim is None or not _holds(array[where], variable.values):
+        path = f"{target.name}/{name}".lstrip("/")
+        yield WritePart(path, array, where, variable.data)
+    elif grows or task.append_dim is None or not _is_unchanged(array[where], variable.values):
         array[where] = variable.values
 
 
-def _with_coordinates(attrs: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Note in the attributes of a group which new variables are coordinates: variables that exist keep theirs."""
+def _note_coordinates(attrs: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Note in the attributes of a group which new variables are coordinates; keep the notes on existing ones."""
+    # The note separates names by spaces (CF conventions, section 5).
     names = sorted(name for name in names if " " not in name)
     if not names:
         return attrs
     noted = [*str(attrs.get("coordinates", "")).split(), *names]
-    return {**attrs, "coordinates": " ".join(dict.fromkeys(noted))}
+    without_duplicates = dict.fromkeys(noted)
+    return {**attrs, "coordinates": " ".join(without_duplicates)}
 
 
 # Units of times that are stored.
 
 
-def _give_units(
+def _change_units_as_asked(
     target: Group,
     name: str,
     variable: xr.Variable | None,
@@ -176,7 +197,7 @@ def _give_units(
     arrays: dict[str, NDArray],
     task: WriteTask,
 ) -> None:
-    """Store times that exist in other units, as the user asks."""
+    """Store existing times again, in the units that the encoding asks for."""
     if variable is None:
         raise KeyError(f"encoding is given for {name!r}, which is no variable")
     array = arrays[name]
@@ -186,8 +207,8 @@ def _give_units(
             f"variables {[name]} already exist, but encoding was provided: of what is stored, only times can get others"
             " units and another dtype"
         )
-    is_typed = "dtype" not in asked or np.dtype(asked["dtype"]) == array.dtype
-    if is_typed and is_same(asked["units"], array.attrs["units"]):
+    keeps_dtype = "dtype" not in asked or np.dtype(asked["dtype"]) == array.dtype
+    if keeps_dtype and is_same(asked["units"], array.attrs["units"]):
         return
     if task.mode == "r+":
         raise ValueError(f"variable {name!r}: mode='r+' only overwrites values; mode='a' also changes units")
@@ -200,30 +221,39 @@ def _change_units(
     asked: Mapping[Hashable, Any],
     arrays: dict[str, NDArray],
 ) -> None:
-    """Store times again in other units, and the bounds that share them."""
+    """Store times again in other units, and so the bounds that share them."""
+    # Ask for the bounds before the units change: their numbers are in the old ones.
     owners = find_bounds(arrays)
-    calendar = arrays[name].attrs.get("calendar")
-    asked = {**({} if calendar is None else {"calendar": calendar}), "dtype": arrays[name].dtype, **asked}
-    times = in_units(name, decode(name, arrays[name]), asked)
-    arrays[name] = _replace(target, name, arrays[name], times)
+    array = arrays[name]
+    encoding: dict[Hashable, Any] = {"dtype": array.dtype}
+    if array.attrs.get("calendar") is not None:
+        encoding["calendar"] = array.attrs["calendar"]
+    encoding |= asked
+    times = in_units(name, decode(name, array), encoding)
+    arrays[name] = _replace(target, name, array, times)
     for bounds, (owner, units) in owners.items():
-        if owner == name and "units" not in arrays[bounds].attrs:
-            edges = in_units(bounds, decode(bounds, arrays[bounds], units), asked)
+        array = arrays[bounds]
+        if owner == name and "units" not in array.attrs:
+            edges = in_units(bounds, decode(bounds, array, units), encoding)
+            # Bounds store no units, but share the units of their coordinate.
             edges.attrs = {key: value for key, value in edges.attrs.items() if key not in UNITS}
-            arrays[bounds] = _replace(target, bounds, arrays[bounds], edges)
+            arrays[bounds] = _replace(target, bounds, array, edges)
 
 
 def _replace(target: Group, name: str, array: NDArray, variable: xr.Variable) -> NDArray:
     """Replace a stored array; keep its attributes, except the ones that say what values mean."""
-    kept = {key: value for key, value in array.attrs.items() if key not in (*UNITS, "dtype", "_FillValue")}
-    form = _form(array)
+    attrs = {key: value for key, value in array.attrs.items() if key not in (*UNITS, "dtype", "_FillValue")}
+    options = _list_options(array)
+    options["attrs"] = {**attrs, **variable.attrs}
     if variable.dtype != array.dtype:
-        del form["fill_value"]
+        # The fill value is an item of the old type.
+        del options["fill_value"]
     del target[name]
-    return target.create(name, data=variable.values, **{**form, "attrs": {**kept, **variable.attrs}})
+    return target.create(name, data=variable.values, **options)
 
 
-def _form(array: NDArray) -> dict[str, Any]:
+def _list_options(array: NDArray) -> dict[str, Any]:
+    """List the options by which an array like this one is created."""
     return {
         "chunks": array.chunks,
         "cparams": readable(array.cparams),
@@ -234,20 +264,21 @@ def _form(array: NDArray) -> dict[str, Any]:
     }
 
 
-def _all_as_stored(
+def _encode_as_stored(
     variables: Mapping[str, xr.Variable],
     arrays: dict[str, NDArray],
     task: WriteTask,
 ) -> dict[str, xr.Variable]:
-    """Encode variables as the existing ones are encoded. Stored times of which nothing is known yet get other units."""
+    """Encode variables as the existing ones are encoded. Where no stored item is a time yet, the units may change."""
     result: dict[str, xr.Variable] = {}
     owners = find_bounds(arrays)
-    for name in sorted(variables, key=lambda name: name in owners):  # bounds need the units of their coordinate
+    # Bounds come last: they need the units of their coordinate, which may change before.
+    for name in sorted(variables, key=lambda name: name in owners):
         owner, units = find_bounds(arrays).get(name, (name, {}))
         try:
             result[name] = as_stored(name, variables[name], arrays[name], units)
         except OtherUnitsError as error:
-            if task.mode == "r+" or owner != name or not _are_free(name, arrays):
+            if task.mode == "r+" or owner != name or not _may_change_units(name, arrays):
                 mode = ", mode='a'" if task.mode == "r+" else ""
                 raise ValueError(
                     f"{error}; encoding={{{owner!r}: {{'units': {error.units!r}}}}}{mode} stores all of them in these"
@@ -257,32 +288,47 @@ def _all_as_stored(
     return {name: result[name] for name in variables}
 
 
-def _are_free(name: str, arrays: Mapping[str, NDArray]) -> bool:
-    """Whether an array has no time yet, nor have the bounds that share its units: nothing depends on these."""
-    sharing = {bounds: units for bounds, (owner, units) in find_bounds(arrays).items() if owner == name}
-    every = {name: MappingProxyType[str, Any]({}), **sharing}
-    return all(is_unknown(decode(each, arrays[each], units)) for each, units in every.items())
+def _may_change_units(name: str, arrays: Mapping[str, NDArray]) -> bool:
+    """Whether nothing depends on the units of an array: no time is stored in it yet, nor in its bounds."""
+    if not is_unknown(decode(name, arrays[name])):
+        return False
+    for bounds, (owner, units) in find_bounds(arrays).items():
+        if owner == name and not is_unknown(decode(bounds, arrays[bounds], units)):
+            return False
+    return True
 
 
 # What must fit.
 
 
-def _arrays_of(target: Group, ds: xr.Dataset, task: WriteTask) -> dict[str, NDArray]:
+def _open_arrays(target: Group, ds: xr.Dataset, task: WriteTask) -> dict[str, NDArray]:
     """Open the arrays that are directly in a group.
 
     Other writers may change variables that are not in the dataset, and coordinates that say nothing about the region.
     """
-    here = {name: each for name, each in target._arrays_to_read().items() if isinstance(each, NDArray)}
-    ignored = {*ds.indexes} if isinstance(task.region, Mapping) and "auto" not in task.region.values() else {}
-    return {name: target[name] if name in ds.variables and name not in ignored else here[name] for name in here}
+    has_given_region = isinstance(task.region, Mapping) and "auto" not in task.region.values()
+    unneeded = {*ds.indexes} if has_given_region else set()
+    arrays = {}
+    for name, member in target._arrays_to_read().items():
+        if isinstance(member, NDArray):
+            # What is taken from the group itself is part of the commit, which then fails if others have changed it.
+            is_part = name in ds.variables and name not in unneeded
+            arrays[name] = target[name] if is_part else member
+    return arrays
 
 
-def _sizes(arrays: Mapping[str, NDArray]) -> dict[str, int]:
-    return {dim: n for array in arrays.values() for dim, n in zip(array.dims or (), array.shape, strict=False) if dim}
+def _measure_dims(arrays: Mapping[str, NDArray]) -> dict[str, int]:
+    """Return the extent of each dimension."""
+    sizes: dict[str, int] = {}
+    for array in arrays.values():
+        if array.dims is not None:
+            sizes |= {dim: extent for dim, extent in zip(array.dims, array.shape, strict=False) if dim}
+    return sizes
 
 
-def _holds(stored: npt.NDArray[Any], values: npt.NDArray[Any]) -> bool:
-    """Whether an array holds these values already, as when each step of a simulation repeats the coordinates."""
+def _is_unchanged(stored: npt.NDArray[Any], values: npt.NDArray[Any]) -> bool:
+    """Whether an array has these values already, as when each step of a simulation repeats the coordinates."""
+    # Bytes, since NaN differs from itself.
     return np.asarray(stored).tobytes() == values.astype(stored.dtype).tobytes()
 
 
@@ -301,18 +347,19 @@ def _check_new(
         )
     if task.append_dim is not None and task.append_dim not in ds.dims:
         raise ValueError(f"the dataset has no dimension {task.append_dim!r}")
-    sizes = _sizes(arrays)
+    sizes = _measure_dims(arrays)
     for name, variable in new.items():
         if task.append_dim in variable.dims:
             raise ValueError(
                 f"{target.url} has no variables {[name]}, and new ones cannot have the dimension {task.append_dim!r}, "
                 "along which the others grow"
             )
-        for dim, n in variable.sizes.items():
-            if sizes.get(str(dim), n) != n:
+        for dim, extent in variable.sizes.items():
+            stored_extent = sizes.get(str(dim), extent)
+            if stored_extent != extent:
                 raise ValueError(
-                    f"{target.url} has no variables {[name]}, and new ones must have {sizes[str(dim)]} items along "
-                    f"{dim!r}, not {n}"
+                    f"{target.url} has no variables {[name]}, and new ones must have {stored_extent} items along "
+                    f"{dim!r}, not {extent}"
                 )
 
 
@@ -322,9 +369,11 @@ def _check_growing(
     arrays: Mapping[str, NDArray],
     dim: Hashable,
 ) -> None:
-    grow = {name for name, array in arrays.items() if dim in (array.dims or ())}
-    if left := sorted(grow - variables.keys()):
-        raise ValueError(f"{target.url}: variables {left} would not grow along {dim!r} with the others")
+    """Refuse to append a part of the variables that have the dimension."""
+    growing = {name for name, array in arrays.items() if dim in (array.dims or ())}
+    missing = sorted(growing - variables.keys())
+    if missing:
+        raise ValueError(f"{target.url}: variables {missing} would not grow along {dim!r} with the others")
 
 
 def _widen(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], task: WriteTask) -> NDArray:
@@ -335,6 +384,8 @@ def _widen(target: Group, name: str, array: NDArray, dtype: np.dtype[Any], task:
         raise ValueError(
             f"variable {name!r} is stored as {array.dtype}, which cannot hold {dtype}; mode='a' makes it wider"
         )
-    values, form = array[...].astype(dtype), _form(array)
+    # Read everything before the array is deleted.
+    values = array[...].astype(dtype)
+    options = _list_options(array)
     del target[name]
-    return target.create(name, data=values, **form)
+    return target.create(name, data=values, **options)

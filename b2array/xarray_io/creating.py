@@ -29,44 +29,59 @@ def create(
     task: WriteTask,
 ) -> Iterator[WritePart]:
     """Make new variables and attributes; yield the parts that dask has to compute."""
-    _note(target, attrs)
+    _update_attributes(target, attrs)
     for name, variable in variables.items():
         options = {**task.options, **variable.encoding, "dims": variable.dims, "attrs": variable.attrs}
         _keep_missing(options)
         if not is_dask(variable) or not variable.size:
             target.create(name, data=variable.values, **options)
             continue
-        options.setdefault("chunks", _chunks(variable, options.get("access")))
-        if not task.compute and variable.attrs.get("_FillValue") is not None:
-            options.setdefault("fill_value", variable.attrs["_FillValue"])
+        options.setdefault("chunks", _choose_chunks(variable, options.get("access")))
+        missing = variable.attrs.get("_FillValue")
+        if missing is not None and not task.compute:
+            # Until the caller computes them, readers see the items as missing.
+            options.setdefault("fill_value", missing)
         array = target.create(name, variable.shape, variable.dtype, **options)
         whole = tuple(slice(0, n) for n in variable.shape)
-        yield WritePart(f"{target.name}/{name}".lstrip("/"), array, whole, variable.data)
+        path = f"{target.name}/{name}".lstrip("/")
+        yield WritePart(path, array, whole, variable.data)
 
 
 def _keep_missing(options: dict[str, Any]) -> None:
     """Make the value that marks missing items the fill value, which is never rounded."""
-    missing, cparams = options["attrs"].get("_FillValue"), resolve_cparams(options.get("cparams"))
-    if missing is not None and cparams.is_zfp and missing == missing:  # noqa: PLR0124 - NaN differs from itself
+    missing = options["attrs"].get("_FillValue")
+    cparams = resolve_cparams(options.get("cparams"))
+    if missing is None:
+        return
+    is_nan = missing != missing  # noqa: PLR0124 - NaN differs from itself
+    if cparams.is_zfp and not is_nan:
         raise UnsupportedError(f"ZFP would change items equal to {missing}, which mark missing ones; NaN stays NaN")
-    if missing is not None and cparams.is_lossy:
+    if cparams.is_lossy:
         options.setdefault("fill_value", missing)
 
 
-def _chunks(variable: xr.Variable, access: Access | None) -> Any:
+def _choose_chunks(variable: xr.Variable, access: Access | None) -> Any:
     """Choose stored chunks that divide the chunks of dask; small ones stay as they are."""
-    cut = variable.chunks or ()
-    if (chosen := dask_chunks.dividing(cut, variable.dtype.itemsize, access)) is not None:
+    lengths = variable.chunks or ()
+    itemsize = variable.dtype.itemsize
+    chosen = dask_chunks.dividing(lengths, itemsize, access)
+    if chosen is not None:
         return chosen
-    pieces = dask_chunks.regular(cut)
-    is_small = pieces is not None and math.prod(pieces) * variable.dtype.itemsize <= _SMALL_NBYTES
-    return pieces if is_small else "auto"
+    piece = dask_chunks.regular(lengths)
+    if piece is not None and math.prod(piece) * itemsize <= _SMALL_NBYTES:
+        return piece
+    return "auto"
 
 
-def _note(target: Group, attrs: Mapping[str, Any]) -> None:
+def _update_attributes(target: Group, attrs: Mapping[str, Any]) -> None:
+    """Set the attributes that differ: an append that repeats them all would make each commit larger."""
     for name, value in attrs.items():
         stored: Any = target.attrs.get(name)
+        new = value
         if name == "coordinates" and isinstance(stored, str):
-            value = " ".join(dict.fromkeys(f"{stored} {value}".split()))  # noqa: PLW2901
-        if name not in target.attrs or type(stored) is not type(value) or not np.array_equal(stored, value):
-            target.attrs[name] = value
+            # Coordinates that exist already stay coordinates.
+            names = [*stored.split(), *str(value).split()]
+            new = " ".join(dict.fromkeys(names))
+        is_equal = name in target.attrs and type(stored) is type(new) and np.array_equal(stored, new)
+        if not is_equal:
+            target.attrs[name] = new

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Hashable, Mapping
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
@@ -52,7 +51,8 @@ _NONE_NAME = "__values__"
 """The name under which xarray stores and finds a variable whose name is None."""
 _CODED = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "_Encoding")
 """Attributes without which stored values mean something else."""
-_KINDS_OF_ERRORS = (TypeError, ValueError, OverflowError, NotImplementedError)
+# What xarray's coders and NumPy raise for values that they cannot encode.
+_KINDS_OF_ERRORS = (TypeError, OverflowError, NotImplementedError, ValueError)
 _MARKS = ("_FillValue", "missing_value")
 _PLAIN_CALENDARS = {"standard", "gregorian", "proleptic_gregorian"}
 
@@ -75,7 +75,11 @@ def mark(ds: xr.Dataset) -> tuple[dict[str, xr.Variable], dict[str, Any]]:
         if not isinstance(dim, str):
             raise TypeError(f"names of dimensions must be text, not {dim!r}")
     variables, attrs = conventions.encode_dataset_coordinates(ds)
-    return {_NONE_NAME if name is None else str(name): each for name, each in variables.items()}, dict(attrs)
+    by_stored_name = {}
+    for name, variable in variables.items():
+        stored_name = _NONE_NAME if name is None else str(name)
+        by_stored_name[stored_name] = variable
+    return by_stored_name, dict(attrs)
 
 
 def _as_declared(name: str, variable: xr.Variable) -> xr.Variable:
@@ -91,26 +95,29 @@ def encode(
     encoding: Encoding,
     options: Collection[str] = (),
 ) -> dict[str, xr.Variable]:
-    """Return variables of plain arrays by the CF conventions, with an ``encoding`` that `b2array.create` takes.
+    """Encode variables by the CF conventions into plain arrays, each with an ``encoding`` that `b2array.create` takes.
 
-    The given encoding replaces the one that a variable has, and so do the `options` for all of them. KeyError says that
-    there is no such variable, TypeError or ValueError that the encoding is not valid, or that values cannot be stored
-    as it asks.
+    `encoding` replaces the one that a variable has, and so do the `options` for all of them. KeyError says that there
+    is no such variable, TypeError or ValueError that the encoding is not valid, or that values cannot be stored as it
+    asks.
     """
     for name in encoding:
         if name not in variables:
             raise KeyError(f"encoding is given for {name!r}, which is no variable")
-    plain = {name: _prepare(name, each, encoding.get(name), options) for name, each in variables.items()}
+    plain = {}
+    for name, variable in variables.items():
+        plain[name] = _prepare(name, variable, encoding.get(name), options)
+    # Units before all else, since how finely times are resolved depends on them.
     _choose_units(plain)
-    widths = {name: _without_width(each) for name, each in plain.items()}
-    ready = {name: _name_errors(name, partial(fit, name, each)) for name, each in plain.items()}
-    coded = _by_conventions(ready)
-    return {
-        name: _to_storable(
-            name, _check_codes(name, plain[name], each, ready[name].encoding), widths[name], given=name in encoding
-        )
-        for name, each in coded.items()
-    }
+    widths = {name: _take_width(variable) for name, variable in plain.items()}
+    fitted = {}
+    for name, variable in plain.items():
+        fitted[name] = _name_errors(name, partial(fit, name, variable))
+    storable = {}
+    for name, coded in _by_conventions(fitted).items():
+        is_safe = _check_codes(name, plain[name], coded, fitted[name].encoding)
+        storable[name] = _to_storable(name, is_safe, widths[name], is_asked=name in encoding)
+    return storable
 
 
 def _prepare(
@@ -130,21 +137,26 @@ def _prepare(
 def _choose_units(variables: Mapping[str, xr.Variable]) -> None:
     """Note units in the encoding of coordinates without units whose bounds are times.
 
-    xarray would choose units for each of the two, but by the conventions bounds have the units of their coordinate.
+    xarray would choose units for each of the two, but bounds have the units of their coordinate (CF conventions,
+    section 7.1).
     """
     for name, times in variables.items():
         bounds = variables.get(str(times.attrs.get("bounds")))
         if bounds is None or "units" in {*times.encoding, *bounds.encoding}:
             continue
-        pair = (times, bounds)
-        # Without computing them nobody knows how fine the times of dask are.
-        if not all(is_time(each) and each.dtype.kind != "m" and not is_dask(each) for each in pair):
+        if not _are_known_instants(times) or not _are_known_instants(bounds):
             continue
-        joined = np.concatenate([each.values.ravel() for each in pair])
-        calendar = {"calendar": times.encoding["calendar"]} if "calendar" in times.encoding else {}
+        joined = np.concatenate([times.values.ravel(), bounds.values.ravel()])
+        calendar = {key: value for key, value in times.encoding.items() if key == "calendar"}
         both = xr.Variable("times", joined, encoding=calendar)
         coded = _name_errors(name, partial(conventions.encode_cf_variable, both, name=name))
         times.encoding = {**times.encoding, "units": coded.attrs["units"]}
+
+
+def _are_known_instants(variable: xr.Variable) -> bool:
+    """Whether a variable has points in time in memory: how fine the times of dask are is unknown until it runs."""
+    is_length = variable.dtype.kind == "m"
+    return is_time(variable) and not is_length and not is_dask(variable)
 
 
 def _by_conventions(variables: dict[str, xr.Variable]) -> dict[str, xr.Variable]:
@@ -152,6 +164,7 @@ def _by_conventions(variables: dict[str, xr.Variable]) -> dict[str, xr.Variable]
     try:
         coded, _ = conventions.cf_encoder(dict(variables), {})
     except Exception:
+        # xarray does not say which variable it was: encode them one by one until it fails again.
         for name, variable in variables.items():
             _name_errors(name, partial(conventions.encode_cf_variable, variable, name=name))
         raise
@@ -166,10 +179,8 @@ def _name_errors(name: str, function: Callable[[], xr.Variable]) -> xr.Variable:
         if repr(name) in str(error):
             raise
         # An error of a library may be of a class that takes other arguments.
-        plain = next(
-            kind for kind in (TypeError, OverflowError, NotImplementedError, ValueError) if isinstance(error, kind)
-        )
-        raise plain(f"variable {name!r} cannot be encoded: {error}") from error
+        plain_kind = next(kind for kind in _KINDS_OF_ERRORS if isinstance(error, kind))
+        raise plain_kind(f"variable {name!r} cannot be encoded: {error}") from error
 
 
 def _check_codes(
@@ -182,24 +193,28 @@ def _check_codes(
     is_whole_time = coded.dtype.kind in "iu" and is_time(variable)
     if is_whole_time and is_dask(coded):
         # xarray declares the type that was asked for, but encodes pieces of times as int64.
-        coded = map_values(coded, partial(_convert, name=name, dtype=coded.dtype, exact=True), coded.dtype)
+        convert = partial(_convert, name=name, dtype=coded.dtype, exact=True)
+        coded = map_values(coded, convert, coded.dtype)
     coded = _check_unmarked(name, variable, coded)
-    if is_whole_time and not is_dask(coded) and coded.dtype.itemsize < 8:
+    is_narrow = coded.dtype.itemsize < 8
+    if is_whole_time and is_narrow and not is_dask(coded):
         # Bounds have no units themselves: xarray has noted the units of their coordinate in the encoding.
         shared = {key: encoding[key] for key in ("units", "calendar") if key in encoding}
-        _require_same_times(name, variable, xr.Variable(coded.dims, coded.data, {**shared, **coded.attrs}))
+        with_units = xr.Variable(coded.dims, coded.data, {**shared, **coded.attrs})
+        _require_same_times(name, variable, with_units)
     return coded
 
 
 def _require_same_times(name: str, times: xr.Variable, coded: xr.Variable) -> None:
     """Refuse times that xarray has wrapped to fit them into a small type."""
     back = conventions.decode_cf_variable(name, coded, decode_timedelta=True)
-    both_are_missing = back.isnull().values & times.isnull().values
+    is_missing = np.asarray(times.isnull().values)
+    both_are_missing = back.isnull().values & is_missing
     wrong = np.asarray(back.values != times.values) & ~both_are_missing
     if wrong.any():
         time = np.asarray(times.values)[wrong][0]
-        hint = ": give it a _FillValue" if np.asarray(times.isnull().values)[wrong][0] else ""
-        raise _not_held(name, coded.dtype, f"{time}{hint}")
+        hint = ": give it a _FillValue" if is_missing[wrong][0] else ""
+        raise _misfit(name, coded.dtype, f"{time}{hint}")
 
 
 # Arrays of other libraries.
@@ -227,29 +242,46 @@ def _require_plain(name: str, variable: xr.Variable) -> None:
 def _check_unmarked(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.Variable:
     """Return an encoded variable if only missing items have the value that marks them.
 
-    Whoever gives the mark as an attribute has encoded the items himself, and may have marked some.
+    An attribute with the mark means that the caller has encoded the items already, and may have marked some.
     """
-    own_marks = [coded.attrs[key] for key in _MARKS if key in coded.attrs and key not in variable.attrs]
-    marks = [mark for each in own_marks for mark in np.ravel(each) if mark.dtype.kind in "iuf" and not np.isnan(mark)]
-    if not marks or coded.dtype.kind not in "iuf" or coded.shape != variable.shape or variable.dtype.kind in "SUT":
+    marks = []
+    for key in _MARKS:
+        if key in coded.attrs and key not in variable.attrs:
+            marks += _list_numbers(coded.attrs[key])
+    is_text = variable.dtype.kind in "SUT"
+    is_number = coded.dtype.kind in "iuf"
+    # Text that was cut into characters has one more axis.
+    if not marks or is_text or not is_number or coded.shape != variable.shape:
         return coded
-    check = partial(_without_marks, name=name, marks=np.array(marks))
-    data, items = coded.data, variable.data
+    check = partial(_refuse_marks, name=name, marks=np.array(marks))
     if is_dask(coded):
-        data = data.map_blocks(check, items, dtype=coded.dtype, meta=np.empty((0,) * coded.ndim, coded.dtype))
+        # With an empty example dask need not call the function to learn its type.
+        example = np.empty((0,) * coded.ndim, coded.dtype)
+        data = coded.data.map_blocks(check, variable.data, dtype=coded.dtype, meta=example)
     else:
-        data = check(np.asarray(data), variable.values)
+        data = check(np.asarray(coded.data), variable.values)
     return xr.Variable(coded.dims, data, coded.attrs, coded.encoding)
 
 
-def _without_marks(
+def _list_numbers(mark: Any) -> list[Any]:
+    """List the numbers of a mark, which may be an array of several. NaN is left out, since it equals no number."""
+    return [number for number in np.ravel(mark) if number.dtype.kind in "iuf" and not np.isnan(number)]
+
+
+def _refuse_marks(
     stored: npt.NDArray[Any],
     items: npt.NDArray[Any],
     name: str,
     marks: npt.NDArray[Any],
 ) -> npt.NDArray[Any]:
-    equal = np.isin(stored, marks.astype(stored.dtype) if stored.dtype.kind == marks.dtype.kind else marks)
-    if equal.any() and (wrong := equal & ~xr.DataArray(items).isnull().values).any():
+    if stored.dtype.kind == marks.dtype.kind:
+        marks = marks.astype(stored.dtype)
+    is_marked = np.isin(stored, marks)
+    if not is_marked.any():
+        return stored
+    is_missing = xr.DataArray(items).isnull().values
+    wrong = is_marked & ~is_missing
+    if wrong.any():
         raise ValueError(
             f"variable {name!r} is stored as {stored.dtype}, which cannot hold {items[wrong][0]}: it would be"
             f" {stored[wrong][0]}, which marks missing items; choose another _FillValue, or make the item NaN if it"
@@ -258,7 +290,7 @@ def _without_marks(
     return stored
 
 
-def _without_width(variable: xr.Variable) -> np.dtype[Any] | None:
+def _take_width(variable: xr.Variable) -> np.dtype[Any] | None:
     """Take the width of text out of the encoding: xarray would cut longer text."""
     asked = variable.encoding.get("dtype")
     if variable.dtype.kind not in "OSTU" or asked is None or asked == "S1":
@@ -275,40 +307,52 @@ def _to_storable(
     variable: xr.Variable,
     width: np.dtype[Any] | None,
     *,
-    given: bool,
+    is_asked: bool,
 ) -> xr.Variable:
+    """Return an encoded variable in a form that can be stored; the encoding of one that is asked for must be valid."""
     variable = _name_errors(name, partial(as_text, name, variable))
     if width is not None and width.itemsize:
-        if variable.dtype.kind == width.kind and variable.dtype.itemsize < width.itemsize:
+        is_narrower = variable.dtype.kind == width.kind and variable.dtype.itemsize < width.itemsize
+        if is_narrower:
             variable = map_values(variable, partial(np.asarray, dtype=width), width)
-        elif given and variable.dtype != width:
-            raise _not_held(name, width, f"text of type {variable.dtype}")
-    left = {key for key, value in variable.encoding.items() if key != "_FillValue" or value is not None}
-    if given and (unknown := sorted(map(str, left - _INHERITED - {*_OWN}))):
-        raise ValueError(f"unexpected encoding parameters for variable {name!r}: {unknown}; known besides CF: {_OWN}")
-    variable.encoding = _creating(name, variable, given=given)
+        elif is_asked and variable.dtype != width:
+            raise _misfit(name, width, f"text of type {variable.dtype}")
+    if is_asked:
+        _refuse_unknown(name, variable.encoding)
+    variable.encoding = _choose_options(name, variable, is_asked=is_asked)
     variable.attrs = attributes(variable.attrs, f"variable {name!r}")
     return variable
 
 
-def _creating(name: str, variable: xr.Variable, *, given: bool) -> dict[str, Any]:
+def _refuse_unknown(name: str, encoding: Mapping[Any, Any]) -> None:
+    """Refuse what xarray's coders have left of an encoding and `b2array.create` does not take."""
+    # xarray leaves _FillValue=None, which asks for no mark.
+    left = {key for key, value in encoding.items() if key != "_FillValue" or value is not None}
+    unknown = sorted(map(str, left - _INHERITED - {*_OWN}))
+    if unknown:
+        raise ValueError(f"unexpected encoding parameters for variable {name!r}: {unknown}; known besides CF: {_OWN}")
+
+
+def _choose_options(name: str, variable: xr.Variable, *, is_asked: bool) -> dict[str, Any]:
     """Return the part of the encoding that `b2array.create` takes."""
-    own = {key: variable.encoding[key] for key in _OWN if variable.encoding.get(key) is not None}
-    parts = {key: own.pop(key) for key in ("chunks", "blocks") if key in own}
-    chunks = parts.get("chunks", "auto")
+    options = {key: variable.encoding[key] for key in _OWN if variable.encoding.get(key) is not None}
+    chunks, blocks = options.pop("chunks", "auto"), options.pop("blocks", None)
     if isinstance(chunks, str) and chunks == "auto":
-        return own
-    size, access = variable.dtype.itemsize, own.get("access")
+        return options
+    size = variable.dtype.itemsize
     try:
-        parts["chunks"], _ = automatic(variable.shape, size, chunks=chunks, access=access)
+        options["chunks"], _ = automatic(variable.shape, size, chunks=chunks, access=options.get("access"))
     except (TypeError, ValueError) as error:
-        if given or isinstance(error, TypeError):
+        if is_asked or isinstance(error, TypeError):
             raise type(error)(f"variable {name!r}: {error}") from None
-        return own  # they belong to an array of another shape, which was read
-    with suppress(TypeError, ValueError):  # other blocks are chosen for chunks that they do not fit
-        automatic(variable.shape, size, **parts)
-        return own | parts
-    return own | {"chunks": parts["chunks"]}
+        return options  # the chunks belong to an array of another shape, which was read
+    if blocks is None:
+        return options
+    try:
+        automatic(variable.shape, size, chunks=options["chunks"], blocks=blocks)
+    except (TypeError, ValueError):
+        return options  # the blocks belong to other chunks, and do not fit these: others are chosen
+    return options | {"blocks": blocks}
 
 
 # Attributes.
@@ -319,20 +363,27 @@ def attributes(attrs: Mapping[Any, Any], owner: str) -> dict[str, Any]:
 
     Points and lengths of time become arrays without dimensions.
     """
-    kept = {}
-    for name, given in attrs.items():
-        is_plain_time = isinstance(given, datetime) and given.tzinfo is None
-        value = np.datetime64(given.replace(tzinfo=None)) if is_plain_time else given
-        if isinstance(value, np.datetime64 | np.timedelta64):
-            value = np.asarray(value)
+    storable = {}
+    for name, value in attrs.items():
+        as_array = _time_as_array(value)
         try:
-            encode_attr(value)
+            encode_attr(as_array)
         except TypeError as error:
             raise TypeError(f"{owner} has an attribute {name!r} that cannot be stored: {error}") from None
         if not isinstance(name, str):
             raise TypeError(f"names of attributes must be text, not {name!r} of {owner}")
-        kept[name] = value
-    return kept
+        storable[name] = as_array
+    return storable
+
+
+def _time_as_array(value: Any) -> Any:
+    """Return a point or length of time as an array without dimensions, and any other value as it is."""
+    if isinstance(value, datetime) and value.tzinfo is None:
+        # np.asarray alone would make an object of it.
+        value = np.datetime64(value.replace(tzinfo=None))
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return np.asarray(value)
+    return value
 
 
 # Numbers.
@@ -351,40 +402,51 @@ def fit(name: str, variable: xr.Variable, *, exact: bool = False) -> xr.Variable
         return variable
     dtype = np.dtype(asked)
     variable = CFScaleOffsetCoder().encode(variable, name=name)
-    if (unsigned := variable.encoding.get("_Unsigned")) is not None:
+    unsigned = variable.encoding.get("_Unsigned")
+    if unsigned is not None:
         # Check them before xarray masks them and reads their bits as the other kind.
-        meant = np.dtype(f"{'u' if str(unsigned).lower() == 'true' else 'i'}{dtype.itemsize}")
-        return map_values(variable, partial(_check_range, name=name, dtype=meant, masked=True), variable.dtype)
+        kind = "u" if str(unsigned).lower() == "true" else "i"
+        meant = np.dtype(f"{kind}{dtype.itemsize}")
+        check = partial(_check_range, name=name, dtype=meant, masked=True)
+        return map_values(variable, check, variable.dtype)
+    # Mask before the conversion: NaN has no value as an integer.
     variable = CFMaskCoder().encode(variable, name=name)
     del variable.encoding["dtype"]
     if variable.dtype == dtype:
         return variable
-    return map_values(variable, partial(_convert, name=name, dtype=dtype, exact=exact), dtype)
+    convert = partial(_convert, name=name, dtype=dtype, exact=exact)
+    return map_values(variable, convert, dtype)
 
 
 def _resolve(name: str, variable: xr.Variable) -> xr.Variable:
-    units = str(variable.encoding.get("units")).partition(" ")[0]
-    if units not in _FINE_UNITS:
+    """Give times the resolution of the units that are asked for, if that is finer."""
+    units = str(variable.encoding.get("units"))
+    unit, _, _ = units.partition(" ")
+    if unit not in _FINE_UNITS:
         return variable
-    dtype = np.promote_types(variable.dtype, f"{variable.dtype.kind}8[{_FINE_UNITS[units]}]")
+    in_units = f"{variable.dtype.kind}8[{_FINE_UNITS[unit]}]"
+    dtype = np.promote_types(variable.dtype, in_units)
     # xarray divides by the unit in the resolution of the times: by zero, which makes NaT.
-    return map_values(variable, partial(_in_unit, name=name, dtype=dtype), dtype)
+    return map_values(variable, partial(_convert_times, name=name, dtype=dtype), dtype)
 
 
-def _in_unit(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _convert_times(values: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     result = values.astype(dtype)
-    if (wrong := (result.astype(values.dtype) != values) & ~np.isnat(values)).any():
-        raise _not_held(name, dtype, values[wrong][0])
+    # NumPy wraps times that are out of range at a finer resolution.
+    has_changed = result.astype(values.dtype) != values
+    wrong = has_changed & ~np.isnat(values)
+    if wrong.any():
+        raise _misfit(name, dtype, values[wrong][0])
     return result
 
 
 def map_values(variable: xr.Variable, function: Any, dtype: np.dtype[Any]) -> xr.Variable:
     """Apply a function that keeps the shape and returns this type: now, or in each piece of a dask array."""
-    data = variable.data
     if is_dask(variable):
-        data = data.map_blocks(function, dtype=dtype, meta=np.empty((0,) * variable.ndim, dtype))
+        example = np.empty((0,) * variable.ndim, dtype)
+        data = variable.data.map_blocks(function, dtype=dtype, meta=example)
     else:
-        data = function(np.asarray(data))
+        data = function(np.asarray(variable.data))
     return xr.Variable(variable.dims, data, variable.attrs, variable.encoding)
 
 
@@ -394,19 +456,24 @@ def _convert(
     dtype: np.dtype[Any],
     exact: bool,
 ) -> npt.NDArray[Any]:
-    whole = dtype.kind in "iub"
     if values.dtype.kind == "c" and dtype.kind != "c":
-        raise _not_held(name, dtype, "complex numbers")
-    rounded = np.around(values) if whole and values.dtype.kind == "f" else values
-    if whole:
+        raise _misfit(name, dtype, "complex numbers")
+    rounded = values
+    is_whole = dtype.kind in "iub"
+    if is_whole:
+        if values.dtype.kind == "f":
+            rounded = np.around(values)
+        # NumPy wraps integers that are out of range without a word.
         _check_range(rounded, name, dtype)
     try:
         with np.errstate(over="raise"):
             result = rounded.astype(dtype)
     except FloatingPointError:
-        raise _not_held(name, dtype, np.nanmax(np.abs(values))) from None
-    if exact and whole and (wrong := rounded != values).any():
-        raise _not_held(name, dtype, values[wrong][0])
+        raise _misfit(name, dtype, np.nanmax(np.abs(values))) from None
+    if exact and is_whole:
+        wrong = rounded != values
+        if wrong.any():
+            raise _misfit(name, dtype, values[wrong][0])
     return result
 
 
@@ -418,15 +485,23 @@ def _check_range(
     masked: bool = False,
 ) -> npt.NDArray[Any]:
     """Return values if all except missing ones are in the range of an integer type."""
-    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    whole = np.around(values[~np.isnan(values)]) if masked else values
-    for extreme in (whole.min().item(), whole.max().item()) if whole.size else ():
-        if not low <= extreme <= high:
-            raise _not_held(name, dtype, extreme)
+    low, high = 0, 1
+    if dtype.kind != "b":
+        info = np.iinfo(dtype)
+        low, high = info.min, info.max
+    whole = values
+    if masked:
+        is_missing = np.isnan(values)
+        whole = np.around(values[~is_missing])
+    if whole.size:
+        # As Python's numbers, which compare exactly.
+        for extreme in (whole.min().item(), whole.max().item()):
+            if not low <= extreme <= high:
+                raise _misfit(name, dtype, extreme)
     return values
 
 
-def _not_held(name: str, dtype: np.dtype[Any], value: object) -> ValueError:
+def _misfit(name: str, dtype: np.dtype[Any], value: object) -> ValueError:
     return ValueError(f"variable {name!r} is stored as {dtype}, which cannot hold {value}")
 
 
@@ -437,15 +512,16 @@ def as_text(name: str, variable: xr.Variable, characters: int | None = None) -> 
     """Turn objects into text of one width, or into the numbers that they are.
 
     Missing text becomes empty. With ``dtype="S1"`` in the encoding, text is encoded and cut into at least that many
-    characters along a dimension of their own, as in netCDF files.
+    characters along a new dimension, as in netCDF files.
     """
     if variable.dtype.kind not in "OSTU":
         return variable
-    variable = _of_one_type(name, variable)
+    variable = _unify(name, variable)
     if variable.encoding.get("dtype") == "S1" and variable.dtype.kind in "SU":
         variable = EncodedStringCoder().encode(variable, name=name)
         if characters is not None and variable.dtype.itemsize < characters:
-            variable = map_values(variable, partial(np.asarray, dtype=f"S{characters}"), np.dtype(f"S{characters}"))
+            wider = np.dtype(f"S{characters}")
+            variable = map_values(variable, partial(np.asarray, dtype=wider), wider)
         cut: xr.Variable = CharacterArrayCoder().encode(variable, name=name)
         return cut
     variable.encoding.pop("dtype", None)
@@ -455,10 +531,14 @@ def as_text(name: str, variable: xr.Variable, characters: int | None = None) -> 
     return variable
 
 
-def _of_one_type(name: str, variable: xr.Variable) -> xr.Variable:
+def _unify(name: str, variable: xr.Variable) -> xr.Variable:
+    """Turn objects and text of variable width into items of one NumPy type."""
     if variable.dtype.kind == "T":
         texts = np.array(variable.values, dtype=object)
-        texts[np.array([not isinstance(item, str) for item in texts.flat], bool).reshape(texts.shape)] = ""
+        for number, item in enumerate(texts.flat):
+            # The missing item of NumPy's StringDType may be any object, such as None or NaN.
+            if not isinstance(item, str):
+                texts.flat[number] = ""
         variable = xr.Variable(variable.dims, texts, variable.attrs, variable.encoding)
     elif variable.dtype.kind == "O":
         variable = ensure_dtype_not_object(variable, name=name)
@@ -467,6 +547,7 @@ def _of_one_type(name: str, variable: xr.Variable) -> xr.Variable:
     values = variable.values
     for kind, nul in ((str, "\0"), (bytes, b"\0")):
         if all(isinstance(item, kind) for item in values.flat):
+            # NumPy pads text with NUL, and strips every NUL at the end when it reads an item.
             if any(item.endswith(nul) for item in values.flat):
                 raise ValueError(
                     f"variable {name!r} holds text that ends with NUL, which text of one width cannot hold"
@@ -492,20 +573,25 @@ def as_stored(
     `bounded` has the units and calendar of that coordinate: bounds do not store them.
     """
     _require_plain(name, variable)
-    attrs = {key: value for key, value in attributes_of(array.attrs).items() if key in (*_CODED, "dtype")}
+    stored = attributes_of(array.attrs)
+    attrs = {key: stored[key] for key in (*_CODED, "dtype") if key in stored}
     if is_time(variable):
         attrs = {**bounded, **attrs}
-    dims = dims_of(name, array)
-    characters = array.shape[-1] if array.dtype == "S1" and len(dims) == variable.ndim + 1 else None
-    wanted = dims if characters is None else dims[:-1]
+    wanted = dims_of(name, array)
+    characters = None
+    if array.dtype == "S1" and len(wanted) == variable.ndim + 1:
+        # Text that is stored as characters, along one more dimension than it has in memory.
+        wanted, characters = wanted[:-1], array.shape[-1]
     if {*variable.dims} != {*wanted}:
         raise ValueError(
             f"variable {name!r} already exists with different dimension names: {wanted}, not {variable.dims}"
         )
-    variable, dtype = _as_declared(name, variable.transpose(*wanted)), variable.dtype
+    dtype = variable.dtype
+    variable = _as_declared(name, variable.transpose(*wanted))
     if dtype == array.dtype and dtype.kind in "mM":
         return variable
-    if dtype.kind == "O" and array.dtype.kind not in "SU" and not contains_cftime_datetimes(variable):
+    is_stored_as_text = array.dtype.kind in "SU"
+    if dtype.kind == "O" and not is_stored_as_text and not contains_cftime_datetimes(variable):
         variable = as_text(name, variable)
     _check_kind(name, variable, array, attrs)
     plain = variable.copy(deep=False)
@@ -514,17 +600,17 @@ def as_stored(
     if coded.ndim != array.ndim:
         raise ValueError(f"variable {name!r} is stored as characters of text, which cannot hold {dtype}")
     for key in _CODED:
-        # Units of plain numbers are free text. Those of instants and of spans of time say what the numbers mean.
-        counts = key != "units" or dtype.kind == "m" or " since " in str(attrs.get("units"))
-        if counts and not is_same(attrs.get(key), coded.attrs.get(key)):
-            message = (
-                f"variable {name!r} has {key}={attrs.get(key)!r} where it is stored, "
-                f"the new one {coded.attrs.get(key)!r}"
-            )
+        old, new = attrs.get(key), coded.attrs.get(key)
+        # Units of plain numbers are free text. Units of instants and of lengths of time say what the numbers mean.
+        counts = key != "units" or dtype.kind == "m" or " since " in str(old)
+        if counts and not is_same(old, new):
+            message = f"variable {name!r} has {key}={old!r} where it is stored, the new one {new!r}"
             if key == "units" and is_time(plain):
-                raise OtherUnitsError(message, coded.attrs.get(key))
+                raise OtherUnitsError(message, new)
             raise ValueError(message)
-    return _fitting(name, _check_codes(name, plain, coded), dtype, array)
+    coded = _check_codes(name, plain, coded)
+    _require_fit(name, coded, dtype, array)
+    return coded
 
 
 def is_time(variable: xr.Variable) -> bool:
@@ -533,7 +619,7 @@ def is_time(variable: xr.Variable) -> bool:
 
 
 class OtherUnitsError(ValueError):
-    """Times do not fit the units of the stored ones, but these."""
+    """Times do not fit the units in which the existing ones are stored; `units` are ones that they fit."""
 
     def __init__(self, message: str, units: object) -> None:
         super().__init__(message)
@@ -547,51 +633,70 @@ def _code(
     attrs: Mapping[str, Any],
     characters: int | None,
 ) -> xr.Variable:
+    """Encode a variable with the attributes of the stored array."""
     encoding = {key: attrs[key] for key in _CODED if key in attrs and key not in variable.attrs}
     if characters is not None:
         encoding["dtype"] = "S1"
     elif array.dtype.kind not in "SU" and attrs.get("dtype") != "bool":
         encoding["dtype"] = array.dtype
     if variable.dtype.kind == "b":
+        # With this attribute xarray takes booleans for encoded ones, and leaves them as they are.
         variable.attrs = {key: value for key, value in variable.attrs.items() if key != "dtype"}
     if variable.dtype.kind not in "mMO":
         # Numbers may have their own units, which are not encoded.
-        encoding = {key: value for key, value in encoding.items() if key not in ("units", "calendar")}
+        encoding.pop("units", None)
+        encoding.pop("calendar", None)
     # Otherwise xarray would add one.
     encoding.setdefault("_FillValue", None)
     variable.encoding = encoding
-    exact = attrs.keys().isdisjoint(("scale_factor", "add_offset", "_Unsigned"))
+    is_packed = not attrs.keys().isdisjoint(("scale_factor", "add_offset", "_Unsigned"))
     with warnings.catch_warnings():
         # xarray chooses finer units then, which the caller refuses.
         warnings.filterwarnings("ignore", r"Time(delta)?s can't be serialized faithfully", UserWarning)
-        return conventions.encode_cf_variable(fit(name, variable, exact=exact), name=name)
+        # Whoever packs numbers expects them to be rounded. Elsewhere a lost fraction would be an error.
+        fitted = fit(name, variable, exact=not is_packed)
+        return conventions.encode_cf_variable(fitted, name=name)
 
 
 def _check_kind(name: str, variable: xr.Variable, array: NDArray, attrs: Mapping[str, Any]) -> None:
     """Refuse kinds of values that the array would store with another meaning."""
-    units, kind = str(attrs.get("units")), variable.dtype.kind
-    is_time = kind == "M" or contains_cftime_datetimes(variable)
-    wrong = (
-        (is_time and " since " not in units)
-        or (kind == "m" and ("units" not in attrs or " since " in units))
-        or (kind in "SUT" and array.dtype.kind not in "SU")
-        or (kind in "biufcmM" and array.dtype.kind in "SU")
-        or (attrs.get("dtype") == "bool" and kind != "b")
-        or (kind == "c" and array.dtype.kind != "c")
-    )
-    coded = not attrs.keys().isdisjoint(_CODED)
-    if not coded and kind in "biufc" and array.dtype.kind in "biufc":
-        wrong = wrong or not np.can_cast(variable.dtype, array.dtype, "same_kind")
-    if wrong:
-        raise _not_held(name, array.dtype, variable.dtype)
-    if is_time and variable.size:
-        stored, calendar = attrs.get("calendar", "standard"), infer_calendar_name(variable.data)
-        alike = _PLAIN_CALENDARS if kind == "M" else {"standard", "gregorian"}
-        if stored != calendar and not {stored, calendar} <= alike:
-            raise ValueError(f"variable {name!r} is stored in the calendar {stored!r}, which cannot hold {calendar!r}")
+    kind, stored_kind = variable.dtype.kind, array.dtype.kind
+    units = str(attrs.get("units"))
+    has_origin = " since " in units
+    is_instant = kind == "M" or contains_cftime_datetimes(variable)
+    if is_instant:
+        is_wrong = not has_origin
+    elif kind == "m":
+        is_wrong = "units" not in attrs or has_origin
+    else:
+        is_wrong = kind in "SUT" and stored_kind not in "SU"
+    is_number = kind in "biufcmM"
+    if is_number and stored_kind in "SU":
+        is_wrong = True
+    if attrs.get("dtype") == "bool" and kind != "b":
+        is_wrong = True
+    if kind == "c" and stored_kind != "c":
+        is_wrong = True
+    is_coded = not attrs.keys().isdisjoint(_CODED)
+    if not is_coded and kind in "biufc" and stored_kind in "biufc":
+        is_wrong = is_wrong or not np.can_cast(variable.dtype, array.dtype, "same_kind")
+    if is_wrong:
+        raise _misfit(name, array.dtype, variable.dtype)
+    if is_instant and variable.size:
+        _require_calendar(name, variable, attrs.get("calendar", "standard"))
 
 
-def _fitting(name: str, coded: xr.Variable, dtype: np.dtype[Any], array: NDArray) -> xr.Variable:
+def _require_calendar(name: str, times: xr.Variable, stored: str) -> None:
+    """Refuse times in another calendar than the stored one."""
+    calendar = infer_calendar_name(times.data)
+    # NumPy's times have no calendar, while cftime tells the standard one from the proleptic one.
+    alike = _PLAIN_CALENDARS if times.dtype.kind == "M" else {"standard", "gregorian"}
+    if stored != calendar and not {stored, calendar} <= alike:
+        raise ValueError(f"variable {name!r} is stored in the calendar {stored!r}, which cannot hold {calendar!r}")
+
+
+def _require_fit(name: str, coded: xr.Variable, dtype: np.dtype[Any], array: NDArray) -> None:
+    """Refuse encoded values that lose something in the type of the array. `dtype` is their type before."""
     stored = array.dtype
     if stored.kind in "SU" and coded.dtype.kind == stored.kind:
         if coded.dtype.itemsize > stored.itemsize and dtype.kind not in "OT":
@@ -599,28 +704,26 @@ def _fitting(name: str, coded: xr.Variable, dtype: np.dtype[Any], array: NDArray
                 f"Mismatched dtypes for variable {name!r}: it is stored as {stored}, which cannot hold {coded.dtype}; "
                 "as objects, astype(object), it makes the stored text wider"
             )
-        return coded
-    if not np.can_cast(coded.dtype, stored, "safe") and coded.dtype != stored:
-        raise _not_held(name, stored, coded.dtype)
-    return coded
+    elif coded.dtype != stored and not np.can_cast(coded.dtype, stored, "safe"):
+        raise _misfit(name, stored, coded.dtype)
 
 
 def is_same(a: Any, b: Any) -> bool:
     """Compare attributes. NaN equals NaN, and units may be spelled differently."""
     if isinstance(a, str) and isinstance(b, str):
-        plain = {a, b} <= _PLAIN_CALENDARS
-        return a == b or plain or _instant(a) == _instant(b)
+        both_are_plain = {a, b} <= _PLAIN_CALENDARS
+        return a == b or both_are_plain or _parse_units(a) == _parse_units(b)
     if isinstance(a, float | np.floating) and isinstance(b, float | np.floating):
         return bool(np.array_equal(a, b, equal_nan=True))
     return bool(np.array_equal(a, b))
 
 
-def _instant(units: str) -> object:
+def _parse_units(units: str) -> object:
     """Parse units such as "days since 2000-01-01"."""
-    unit, _, since = units.partition(" since ")
-    if not since:
+    unit, _, origin = units.partition(" since ")
+    if not origin:
         return units
     try:
-        return unit.strip(), np.datetime64(since.strip().replace(" ", "T"))
+        return unit.strip(), np.datetime64(origin.strip().replace(" ", "T"))
     except ValueError:
         return units

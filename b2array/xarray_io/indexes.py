@@ -41,16 +41,16 @@ def detect(
                 f"all keys in ``region`` are not in Dataset dimensions: the dataset has no dimension {dim!r}"
             )
         if isinstance(part, str) and part == "auto":
-            slices[dim] = _detect_slice(dim, labels, arrays)
+            slices[dim] = _find_slice(dim, labels, arrays)
         elif not isinstance(part, slice):
             raise TypeError(f"all values of ``region`` must be slice objects or 'auto', found {part!r} for {dim!r}")
         elif part.step not in (None, 1):
             raise ValueError(f"the step on all slices of a region must be 1: {part} of {dim!r} is not inside one piece")
         else:
             slices[dim] = part
-    # Indexes are never written. In a region of slices, they are the caller's mistake.
+    # With "auto", indexes only find the region, and are not written. With slices they are the caller's mistake.
     written = ds.drop_vars(ds.indexes) if "auto" in region.values() else ds
-    others = [name for name, variable in written.variables.items() if not slices.keys() & {*variable.dims}]
+    others = [name for name, variable in written.variables.items() if slices.keys().isdisjoint(variable.dims)]
     if slices and others:
         raise ValueError(
             "all variables in the dataset to write must have at least one dimension in common with the region; "
@@ -59,7 +59,8 @@ def detect(
     return slices
 
 
-def _detect_slice(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> slice:
+def _find_slice(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) -> slice:
+    """Find where the labels of a dataset along a dimension are stored."""
     if dim not in ds.variables:
         return slice(0, ds.sizes[dim])
     array = arrays.get(str(dim))
@@ -75,7 +76,10 @@ def _detect_slice(dim: Hashable, ds: xr.Dataset, arrays: Mapping[str, NDArray]) 
         raise KeyError(f"values of the coordinate {dim!r} are not among the stored ones")
     if (np.diff(positions) != 1).any():
         raise ValueError(f"the values of the coordinate {dim!r} are not stored side by side")
-    return slice(int(positions[0]), int(positions[-1]) + 1) if len(positions) else slice(0, 0)
+    if not len(positions):
+        return slice(0, 0)
+    first, last = int(positions[0]), int(positions[-1])
+    return slice(first, last + 1)
 
 
 def place(
@@ -92,8 +96,10 @@ def place(
             where.append(slice(n, n + length))
             continue
         part = region.get(dim, slice(None))
-        if any(edge is not None and not -n <= edge <= n for edge in (part.start, part.stop)):
-            raise ValueError(f"the region {part} of {dim!r} is not inside the {n} items of variable {name!r}")
+        # slice.indices would cut a slice that goes beyond the array.
+        for edge in (part.start, part.stop):
+            if edge is not None and not -n <= edge <= n:
+                raise ValueError(f"the region {part} of {dim!r} is not inside the {n} items of variable {name!r}")
         start, stop, _ = part.indices(n)
         if stop - start != length:
             raise ValueError(
@@ -113,16 +119,19 @@ def check_indexes(
     region: Region | None,
     append_dim: Hashable | None,
 ) -> None:
-    """Refuse a dataset whose indexes differ from the stored ones, where it goes; but not along `append_dim`.
+    """Refuse a dataset whose indexes differ from the stored ones where it goes, except along `append_dim`.
 
     Its values would get the labels that are stored. Without a region the dataset may bring other labels along a
     dimension, unless a stored variable that it does not overwrite would get these.
     """
-    checked = {*ds.indexes} - {append_dim}
+    dims = {*ds.indexes} - {append_dim}
     if region is None and append_dim is None:
-        kept = {name: array for name, array in arrays.items() if name not in ds.variables}
-        checked &= {dim for name, array in kept.items() for dim in dims_of(name, array)}
-    for dim in checked:
+        others: set[Hashable] = set()
+        for name, stored_array in arrays.items():
+            if name not in ds.variables:
+                others.update(dims_of(name, stored_array))
+        dims &= others
+    for dim in dims:
         array = arrays.get(str(dim))
         if array is None or dims_of(str(dim), array) != (dim,):
             continue
@@ -130,13 +139,14 @@ def check_indexes(
         stored = array[part]
         new = as_stored(str(dim), ds.variables[dim].to_base_variable(), array).values
         if stored.shape != new.shape:
-            continue  # the place will be refused
-        exact = stored.dtype.kind not in "fc"
-        if not np.array_equal(stored, new.astype(stored.dtype), equal_nan=not exact):
+            continue  # `place` will refuse it, and can say more
+        has_nan = stored.dtype.kind in "fc"
+        if not np.array_equal(stored, new.astype(stored.dtype), equal_nan=has_nan):
+            expected = _load_index(ds, dim, array)[part]
             raise ValueError(
                 f"the index {dim!r} of the dataset differs from the stored one, so that values would get other labels:"
-                f" expected {_brief(_load_index(ds, dim, array)[part])}, found {_brief(ds.indexes[dim])}; select or"
-                f" sort with reindex() or sel(), or leave the stored index alone with drop_vars({dim!r})"
+                f" expected {_brief(expected)}, found {_brief(ds.indexes[dim])}; select or sort with reindex() or"
+                f" sel(), or leave the stored index alone with drop_vars({dim!r})"
             )
 
 
@@ -148,10 +158,15 @@ def check_new_part(
 ) -> None:
     """Warn, or raise ValueError, if labels that are to be appended are stored already, or lie between stored ones."""
     array = arrays.get(str(dim))
-    if check == "off" or dim not in ds.indexes or array is None or dims_of(str(dim), array) != (dim,):
+    if check == "off" or dim not in ds.indexes or array is None:
         return
-    stored, new = _load_index(ds, dim, array), ds.indexes[dim]
-    repeated = new[new.isin(stored) | new.duplicated()].dropna()
+    is_stored_index = dims_of(str(dim), array) == (dim,)
+    if not is_stored_index:
+        return
+    stored = _load_index(ds, dim, array)
+    new = ds.indexes[dim]
+    is_repeated = new.isin(stored) | new.duplicated()
+    repeated = new[is_repeated].dropna()
     if len(repeated):
         problem = f"has {_brief(repeated)} already"
     elif _overlap(stored.dropna(), new.dropna()):
@@ -165,6 +180,7 @@ def check_new_part(
 
 
 def _overlap(stored: Any, new: Any) -> bool:
+    """Whether some labels of one index lie between labels of the other; booleans have no between."""
     if not len(stored) or not len(new) or stored.dtype.kind == "b":
         return False
     try:

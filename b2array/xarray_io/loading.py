@@ -1,9 +1,9 @@
 """Reads the variables of a dataset together, when xarray loads all of them.
 
 xarray loads one variable after the other, and tells no array that others follow. So an array that is asked for its
-items looks for ``Dataset.load`` among its callers. If it is there, the dataset's other variables are made to ask for
-their items, too, and get no answer yet; one `read_many` reads everything; then each variable gets its answer. Where
-xarray calls in other ways, each variable is read by itself.
+items looks for ``Dataset.load`` among its callers. If it is there, the other variables of the dataset are made to ask
+for their items as well, and get no answer yet; one `read_many` reads everything; then each variable gets its answer.
+Where xarray calls in other ways, each variable is read by itself.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ MOST_NBYTES = 2**28
 """Variables are read together up to this size, as all of them are in memory before the first one is decoded."""
 
 _OPENED_AT_ONCE = 16
+"""Open as many remote members at a time: each waits for a request, and hardly computes."""
 _LOADS_VARIABLE = xr.Variable.load.__code__
 _LOADS_DATASET = xr.Dataset.load.__code__
 _LOADS_TREE = xr.DataTree.load.__code__
@@ -52,7 +53,7 @@ class _Question(NamedTuple):
 
 
 class _AskedError(Exception):
-    """Carries a question to the caller who collects questions."""
+    """Carries a question through xarray's code to the caller that collects questions."""
 
     def __init__(self, question: _Question) -> None:
         super().__init__(question)
@@ -92,35 +93,35 @@ def _read_alone(question: _Question) -> Any:
 
 
 def _read_with_others(question: _Question) -> Any:
-    others = _others_to_load()
+    others = _list_others_to_load()
     if not others:
         return _read_alone(question)
     # Members of a remote group are opened only now, and each waits for its own requests.
-    every = [question, *(asked for _, asked in others)]
-    arrays = list(threads.ahead(_open, every, min(len(every), _OPENED_AT_ONCE)))
-    answers = read_many(
-        (array, asked.key.tuple)
-        for array, asked in zip(arrays, every, strict=True)
-        if isinstance(asked.key, indexing.BasicIndexer)
-    )
-    found = answers.pop(0)
-    basic = [pair for pair in others if isinstance(pair[1].key, indexing.BasicIndexer)]
+    questions = [question, *(other for _, other in others)]
+    arrays = list(threads.ahead(_open, questions, min(len(questions), _OPENED_AT_ONCE)))
+    selections = []
+    for array, each in zip(arrays, questions, strict=True):
+        # `read_many` takes plain selections only. Variables with another one load themselves later.
+        if isinstance(each.key, indexing.BasicIndexer):
+            selections.append((array, each.key.tuple))
+    own_answer, *answers = read_many(selections)
+    plain_others = [pair for pair in others if isinstance(pair[1].key, indexing.BasicIndexer)]
     try:
-        for (variable, asked), answer in zip(basic, answers, strict=True):
-            _state.answered = asked, np.asarray(answer)
+        for (variable, other), answer in zip(plain_others, answers, strict=True):
+            _state.answered = other, np.asarray(answer)
             variable.load()
     finally:
         _state.answered = None
-    return np.asarray(found)
+    return np.asarray(own_answer)
 
 
 def _open(question: _Question) -> NDArray:
     return question.lazy.handle
 
 
-def _others_to_load() -> list[tuple[xr.Variable, _Question]]:
+def _list_others_to_load() -> list[tuple[xr.Variable, _Question]]:
     """Return variables that xarray is about to load after the present one, and what they ask for."""
-    present, variables = _under_way()
+    present, variables = _find_load_under_way()
     others: list[tuple[xr.Variable, _Question]] = []
     if present is None:
         return others
@@ -130,17 +131,18 @@ def _others_to_load() -> list[tuple[xr.Variable, _Question]]:
         if id(variable) in seen or variable.chunks is not None:
             continue
         seen.add(id(variable))
-        question = _question_of(variable)
+        question = _ask(variable)
         if question is None:
             continue
         nbytes += variable.nbytes
+        # The next array that xarray asks begins again with the ones that are left.
         if nbytes > MOST_NBYTES:
             break
         others.append((variable, question))
     return others
 
 
-def _under_way() -> tuple[xr.Variable | None, Iterator[xr.Variable]]:
+def _find_load_under_way() -> tuple[xr.Variable | None, Iterator[xr.Variable]]:
     """Return the variable that xarray loads at this moment, and all of the dataset or the tree that it belongs to."""
     present: xr.Variable | None = None
     frame = inspect.currentframe()
@@ -160,8 +162,8 @@ def _under_way() -> tuple[xr.Variable | None, Iterator[xr.Variable]]:
     return None, iter(())
 
 
-def _question_of(variable: xr.Variable) -> _Question | None:
-    """Return what a variable will ask an array for."""
+def _ask(variable: xr.Variable) -> _Question | None:
+    """Return what a variable will ask an array for, or None if it asks none of ours."""
     _state.collecting = True
     try:
         variable.load()

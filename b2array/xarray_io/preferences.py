@@ -6,7 +6,7 @@ the automatic rule.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ __all__ = ["preferences"]
 
 _PACKING = ("scale_factor", "add_offset")
 _OPENED = "open_dataset-"
+"""How names of dask arrays begin that xarray has opened."""
 _CUT = ("rechunk", "xarray-")
-"""How names of dask arrays begin that xarray has opened, and that somebody has cut afterwards."""
+"""How their names begin after somebody has cut them into other pieces."""
 
 _NETCDF_FILL = {
     "f4": np.float32(9.969209968386869e36),
@@ -31,8 +32,8 @@ _NETCDF_FILL = {
     "u4": 2**32 - 1,
     "u8": 2**64 - 2,
 }
-"""The values with which netCDF's libraries fill unwritten items. Those of bytes, and of u2, may be somebody's
-choice."""
+"""The values with which netCDF's libraries fill unwritten items, by netcdf.h. The ones of bytes and of u2 are left out:
+somebody may have chosen these numbers."""
 
 
 def preferences(
@@ -43,13 +44,14 @@ def preferences(
 ) -> dict[Any, Any]:
     """Return the encoding for a new variable.
 
-    `asked` is the encoding of this variable in the call, `options` names the encodings for all. Both go before
-    what the variable was read with.
+    `asked` is the encoding of this variable in the call, `options` names the encodings for all variables. Both take
+    precedence over what the variable was read with.
     """
     inherited = _in_order(variable)
     if asked is None:
         chosen = {key: value for key, value in inherited.items() if key not in options}
         if "chunks" in options:
+            # Blocks belong to the chunks that they divide.
             chosen.pop("blocks", None)
         if "access" in options:
             for key in ("chunks", "blocks", "chunksizes"):
@@ -63,9 +65,10 @@ def preferences(
         if isinstance(chosen.get("chunks"), Mapping):
             chosen["chunks"] = _by_axis(name, variable, chosen["chunks"])
     sizes = chosen.pop("chunksizes", None)  # the word of netCDF's libraries
-    in_call = chosen if asked is not None else {}
-    if any(word in options or in_call.get(word) is not None for word in ("chunks", "access")):
-        return chosen
+    for key in ("chunks", "access"):
+        is_in_encoding = asked is not None and chosen.get(key) is not None
+        if key in options or is_in_encoding:
+            return chosen
     stored = inherited.get("chunks") or inherited.get("chunksizes")
     if stored is not None and _is_cut_anew(variable, stored):
         chosen.pop("blocks", None)
@@ -87,7 +90,7 @@ def _choose_fill_value(variable: xr.Variable, chosen: dict[Any, Any]) -> None:
 
 
 def _is_default_of_netcdf(fill_value: Any) -> bool:
-    """Whether a fill value comes from netCDF's libraries, and nobody has chosen it. Readers would take it for data."""
+    """Whether a fill value comes from netCDF's libraries, and nobody has chosen it: readers would take it for data."""
     value = np.asarray(fill_value)
     return bool(value.ndim == 0 and value == _NETCDF_FILL.get(value.dtype.str[1:]))
 
@@ -95,7 +98,8 @@ def _is_default_of_netcdf(fill_value: Any) -> bool:
 def _by_axis(name: str, variable: xr.Variable, chunks: Mapping[Any, Any]) -> dict[int, Any]:
     """Return chunks by the numbers of axes where they were given by the names of dimensions."""
     axes: dict[Any, int] = {dim: axis for axis, dim in enumerate(variable.dims)}
-    if unknown := [key for key in chunks if key not in axes and not isinstance(key, int)]:
+    unknown = [key for key in chunks if key not in axes and not isinstance(key, int)]
+    if unknown:
         raise ValueError(
             f"variable {name!r}: expected chunks for some of its dimensions {variable.dims}, found some for {unknown}"
         )
@@ -111,35 +115,45 @@ def _in_order(variable: xr.Variable) -> dict[Any, Any]:
     order = [[*preferred].index(dim) for dim in variable.dims]
     for key in ("chunks", "chunksizes"):
         parts = encoding.get(key)
-        if isinstance(parts, tuple | list) and tuple(parts) == tuple(preferred.values()):
-            encoding[key] = tuple(parts[axis] for axis in order)
-            blocks = encoding.get("blocks")
-            if key == "chunks" and isinstance(blocks, tuple | list) and len(blocks) == len(order):
-                encoding["blocks"] = tuple(blocks[axis] for axis in order)
+        # A transposition leaves the encoding as it was: only extents equal to the preferred ones tell its order.
+        if not isinstance(parts, tuple | list) or tuple(parts) != tuple(preferred.values()):
+            continue
+        encoding[key] = tuple(parts[axis] for axis in order)
+        blocks = encoding.get("blocks")
+        if key == "chunks" and isinstance(blocks, tuple | list) and len(blocks) == len(order):
+            encoding["blocks"] = tuple(blocks[axis] for axis in order)
     return encoding
 
 
 def _is_cut_anew(variable: xr.Variable, stored: Any) -> bool:
     """Whether somebody has cut a variable into other pieces since it was opened.
 
-    Only names of dask arrays tell pieces of several chunks that were opened so from ones that were asked for later.
+    Only the name of a dask array tells whether it was opened in pieces of several chunks, or cut into them later.
     """
     cut = variable.chunks
     if cut is None or not isinstance(stored, tuple | list) or len(stored) != variable.ndim:
         return False
     if all(len(lengths) == 1 for lengths in cut):
         return False
-    if all({*lengths[1:-1]} <= {n} and max(lengths) <= n for lengths, n in zip(cut, stored, strict=True)):
+    if all(_are_stored_chunks(lengths, n) for lengths, n in zip(cut, stored, strict=True)):
         return False
     if variable.data.name.startswith(_OPENED):
         return False
     if variable.data.name.startswith(_CUT):
         return True
     # Selections and concatenations also make pieces, which nobody has asked for.
-    consists_of_chunks = all(
-        not any(length % n for length in lengths[1:-1]) for lengths, n in zip(cut, stored, strict=True)
-    )
+    consists_of_chunks = all(_are_whole_chunks(lengths, n) for lengths, n in zip(cut, stored, strict=True))
     return not consists_of_chunks and dask_chunks.regular(cut) is not None
+
+
+def _are_stored_chunks(lengths: Sequence[int], n: int) -> bool:
+    """Whether pieces along an axis are chunks of n items, of which a selection may have cut the first and the last."""
+    return all(length == n for length in lengths[1:-1]) and max(lengths) <= n
+
+
+def _are_whole_chunks(lengths: Sequence[int], n: int) -> bool:
+    """Whether pieces along an axis consist of whole chunks of n items, except for the first and the last piece."""
+    return all(length % n == 0 for length in lengths[1:-1])
 
 
 def _chunks_of_pieces(name: str, variable: xr.Variable) -> tuple[int, ...]:

@@ -22,33 +22,37 @@ _BOUNDS = ("bounds", "climatology")
 
 
 def find_bounds(arrays: Mapping[str, NDArray]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return for each array of bounds the name of its coordinate, with the units and the calendar of that."""
-    bounds = {}
+    """Return for each array of bounds the name of its coordinate, with the units and the calendar of the latter."""
+    owners: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, array in arrays.items():
         attrs = attributes_of(array.attrs)
-        if " since " not in str(attrs.get("units")):
+        is_time = " since " in str(attrs.get("units"))
+        if not is_time:
             continue
+        shared = {key: attrs[key] for key in UNITS if key in attrs}
         for key in _BOUNDS:
-            if attrs.get(key) in arrays:
-                bounds[attrs[key]] = name, {unit: attrs[unit] for unit in UNITS if unit in attrs}
-    return bounds
+            bounds = attrs.get(key)
+            if bounds is not None and bounds in arrays:
+                owners[bounds] = name, shared
+    return owners
 
 
 def with_stored_units(variables: Mapping[str, xr.Variable], arrays: Mapping[str, NDArray]) -> dict[str, xr.Variable]:
     """Decode the numbers of climatological bounds whose coordinate was read in other units than the stored one.
 
-    xarray decodes bounds with their coordinate, but leaves these as numbers.
+    xarray decodes bounds with their coordinate, but leaves climatological ones as numbers.
     """
     result = dict(variables)
     for bounds, (name, stored) in find_bounds(arrays).items():
         if name not in variables or bounds not in variables:
             continue
-        own = {key: variables[name].encoding[key] for key in UNITS if key in variables[name].encoding}
         numbers = variables[bounds]
-        if "units" not in own or is_time(numbers) or is_same(own["units"], stored["units"]):
+        encoding = variables[name].encoding
+        read_in = {key: encoding[key] for key in UNITS if key in encoding}
+        if "units" not in read_in or is_time(numbers) or is_same(read_in["units"], stored["units"]):
             continue
-        raw = xr.Variable(numbers.dims, numbers.data, {**numbers.attrs, **own})
-        result[bounds] = conventions.decode_cf_variable(bounds, raw)
+        with_units = xr.Variable(numbers.dims, numbers.data, {**numbers.attrs, **read_in})
+        result[bounds] = conventions.decode_cf_variable(bounds, with_units)
     return result
 
 
@@ -64,7 +68,7 @@ def decode(
 
 
 def is_unknown(times: xr.Variable) -> bool:
-    """Whether no item is a time, so that units are free."""
+    """Whether no item is a time, so that any units would do."""
     return not times.size or bool(times.isnull().all())
 
 
@@ -76,6 +80,7 @@ def in_units(name: str, times: xr.Variable, asked: Mapping[Hashable, Any]) -> xr
         # xarray chooses finer units then, which are refused below.
         warnings.filterwarnings("ignore", r"Time(delta)?s can't be serialized faithfully", UserWarning)
         coded = encode({name: plain}, {name: asked})[name]
+    # Small types and coarse units change times without an error: only decoding tells.
     back = conventions.decode_cf_variable(name, coded.copy(deep=False), decode_timedelta=True)
     if not is_same(coded.attrs.get("units"), units) or not back.equals(plain):
         raise ValueError(

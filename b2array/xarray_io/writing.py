@@ -176,7 +176,7 @@ def to_b2array(
     url, storage_options = address_of(url, storage_options, fs)
     task = WriteTask(_check_mode(mode, append_dim, region), append_dim, region, check_index, compute, options)
     _check_choices(task, snapshot, is_archive=is_place(os.fspath(url), storage_options or {}))
-    nodes = _nodes(ds, encoding or {}, inherit=write_inherited_coords)
+    nodes = _list_nodes(ds, encoding or {}, inherit=write_inherited_coords)
     is_tree = isinstance(ds, xr.DataTree)
     if is_tree and append_dim is not None and not any(append_dim in node.ds.dims for node in nodes):
         raise ValueError(f"no node of the tree has a dimension {append_dim!r}")
@@ -185,7 +185,7 @@ def to_b2array(
         # Check this before anything is touched.
         new = [_encode(node, task) for node in nodes]
     name = (group or "").strip("/")
-    for is_last in _tries(nodes, task):
+    for is_last in _try_again(nodes, task):
         try:
             with _transaction(url, task.mode, name, storage_options) as target:
                 if snapshot is not None and compute:
@@ -197,7 +197,8 @@ def to_b2array(
                 else:
                     parts += change(target, nodes, task, is_tree=is_tree)
                 if compute and parts:
-                    dask.join([(part.array, part.values, part.region) for part in _align(parts)], progress, scheduler)
+                    sources = [(part.array, part.values, part.region) for part in _align(parts)]
+                    dask.join(sources, progress, scheduler)
         except ConflictError:
             if is_last:
                 raise
@@ -206,23 +207,22 @@ def to_b2array(
     return None if compute else _later(parts, os.fspath(url), storage_options or {}, snapshot)
 
 
-def _tries(nodes: Sequence[Node], task: WriteTask) -> Iterator[bool]:
+def _try_again(nodes: Sequence[Node], task: WriteTask) -> Iterator[bool]:
     """Yield for each try at the commit whether it is the last: values in memory go into a region again after others.
 
     What is appended may be what another writer has just appended, and what dask computes may take hours.
     """
-    can_repeat = task.region is not None and task.append_dim is None
-    if can_repeat and not any(is_dask(each) for node in nodes for each in node.ds.variables.values()):
+    has_dask = any(is_dask(each) for node in nodes for each in node.ds.variables.values())
+    if task.region is not None and task.append_dim is None and not has_dask:
         for attempt in range(config.retries * _PATIENCE):
             yield False
             time.sleep(pause(attempt))
     yield True
 
 
-KEYWORDS: Final = {
-    name: each.default for name, each in inspect.signature(to_b2array).parameters.items() if name not in ("ds", "url")
-}
-"""The same with the defaults filled in."""
+_PARAMETERS = inspect.signature(to_b2array).parameters
+KEYWORDS: Final = {name: each.default for name, each in _PARAMETERS.items() if name not in ("ds", "url")}
+"""The keywords of `to_b2array` with their defaults."""
 
 
 # What is asked for.
@@ -241,8 +241,9 @@ def _check_choices(task: WriteTask, snapshot: str | None, *, is_archive: bool) -
 
 
 def _check_mode(mode: Mode | None, append_dim: Hashable | None, region: object) -> Mode:
+    """Return the mode, or the one that the other arguments imply; ValueError says that they contradict each other."""
     if mode is None:
-        mode = "a" if append_dim is not None else "r+" if region is not None else "w-"
+        mode = _default_mode(append_dim, region)
     if mode not in ("w", "w-", "x", "a", "a-", "r+"):
         raise ValueError(f"mode must be 'w', 'w-', 'x', 'a', 'a-' or 'r+', not {mode!r}")
     if append_dim is not None and mode not in ("a", "a-"):
@@ -254,7 +255,13 @@ def _check_mode(mode: Mode | None, append_dim: Hashable | None, region: object) 
     return "x" if mode == "w-" else mode
 
 
-def _nodes(
+def _default_mode(append_dim: Hashable | None, region: object) -> Mode:
+    if append_dim is not None:
+        return "a"
+    return "w-" if region is None else "r+"
+
+
+def _list_nodes(
     ds: xr.Dataset | xr.DataArray | xr.DataTree,
     encoding: Mapping[Hashable, Any],
     *,
@@ -262,21 +269,22 @@ def _nodes(
 ) -> list[Node]:
     if isinstance(ds, xr.DataTree):
         paths = [node.path for node in ds.subtree]
-        if unknown := [path for path in encoding if path not in paths]:
+        unknown = [path for path in encoding if path not in paths]
+        if unknown:
             raise ValueError(f"unexpected encoding group names: {unknown} are not paths of nodes")
-        return [
-            Node(
-                node.path[len(ds.path) :].strip("/"),
-                node.to_dataset(inherit=inherit or node is ds),
-                encoding.get(node.path, {}),
-                node.to_dataset(inherit=True),
-            )
-            for node in ds.subtree
-        ]
+        nodes = []
+        for node in ds.subtree:
+            path = node.path[len(ds.path) :].strip("/")
+            # The root that is written may be a node of a larger tree, whose coordinates it would lose.
+            own = node.to_dataset(inherit=inherit or node is ds)
+            whole_node = node.to_dataset(inherit=True)
+            nodes.append(Node(path, own, encoding.get(node.path, {}), whole_node))
+        return nodes
     if isinstance(ds, xr.DataArray):
+        # xarray refuses a dataset with a variable called as a coordinate or a dimension: note the name elsewhere.
         if ds.name is None or ds.name in ds.coords or ds.name in ds.dims:
-            named = {} if ds.name is None else {_NAMED: ds.name}
-            ds = ds.to_dataset(name=_NAMELESS).assign_attrs(named)
+            note = {} if ds.name is None else {_NAMED: ds.name}
+            ds = ds.to_dataset(name=_NAMELESS).assign_attrs(note)
         else:
             ds = ds.to_dataset()
     return [Node("", ds, encoding, ds)]
@@ -298,12 +306,19 @@ def _transaction(
     storage_options: Mapping[str, Any] | None,
 ) -> Iterator[Group]:
     """Open a group in a transaction, with its old contents even if they are to be replaced: the commit does that."""
-    home, is_new = _home(url, "a" if name and mode in ("w", "x") else mode, storage_options)
+    # A group inside is made or replaced, never the one around it.
+    home_mode = "a" if name and mode in ("w", "x") else mode
+    home, is_new = _open_home(url, home_mode, storage_options)
     try:
         inner = _find_group(home, name, mode) if name else home
-        with (home if inner is None else inner).transaction(replace=mode == "w" and inner is not None) as changes:
-            yield changes.create_group(name) if inner is None else changes
+        if inner is None:
+            with home.transaction() as changes:
+                yield changes.create_group(name)
+        else:
+            with inner.transaction(replace=mode == "w") as changes:
+                yield changes
     except BaseException:
+        # Leave no half-made group behind.
         there = home._writable()
         if isinstance(there, Unpacked):
             there.discard()
@@ -326,7 +341,7 @@ def _find_group(home: Group, name: str, mode: Mode) -> Group | None:
     return inner
 
 
-def _home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) -> tuple[Group, bool]:
+def _open_home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) -> tuple[Group, bool]:
     """Open the group, or make it; also say whether it was made."""
     if is_place(os.fspath(url), storage_options or {}):  # a new archive has no use for the old members
         return group.open_group(url, "a" if mode == "a-" else mode, storage_options=storage_options), False
@@ -365,14 +380,13 @@ def _later(
 ) -> Delayed:
     """Return a delayed that computes everything, and commits it at once to arrays that exist already."""
     home = group.open_group(url, "r+", storage_options=options)
-    while (outer := home.parent) is not None:  # it was a part of this one
-        home = outer
-    writes, names = [], []
+    home = _outermost(home)
+    writes = []
+    names = []
     for part in _align(parts):
         handle = home[part.path]._handle
-        writes.append(
-            Write(part.values, make_fork_point(handle.new_draft(), lasts=True), NDArray(handle)._layout, part.region)
-        )
+        fork_point = make_fork_point(handle.new_draft(), lasts=True)
+        writes.append(Write(part.values, fork_point, NDArray(handle)._layout, part.region))
         names.append(part.path)
     name = f"b2array-commit-{uuid4().hex}"
     place = cast(AnyGroup, home._writable()).address("")  # absolute: tasks may run in another working directory
@@ -402,7 +416,9 @@ def _align(parts: Iterable[WritePart]) -> list[WritePart]:
     """Rechunk arrays that do not consist of whole stored chunks, and warn once about all of them."""
     from dask.array.core import PerformanceWarning
 
-    aligned, moved, nbytes = [], [], 0.0
+    aligned = []
+    moved = []
+    nbytes = 0.0
     for part in parts:
         dask.check_source(part.values)
         starts = [along.start for along in part.region]
