@@ -193,17 +193,19 @@ def test_a_transaction_takes_four_requests_for_each_member_and_two_more(
 
 
 def test_a_fork_prepares_its_members_together(bucket: Bucket, group: b2array.Group) -> None:
-    waves = []
-    for seed in range(3):  # on a busy machine, requests that are sent together may arrive one after the other
+    most = 10 + 10  # the chunks are written one after the other here
+    for seed, delay in enumerate(DELAYS):
+        bucket.counter.delay = delay
         with bucket.counting() as count, group.transaction() as changes:
             fork = changes.fork()
             for n in range(10):
                 fork[f"m{n}"][...] = values(seed)
             changes.merge(fork)
         assert count.requests <= 2 + 10 * 7
-        waves.append(count.waves)
-    assert min(waves) <= 10 + 10  # the chunks are written one after the other here
-    assert (bucket.group()["m9"][...] == values(2)).all()
+        assert (bucket.group()["m9"][...] == values(seed)).all()
+        if count.waves <= most:
+            break
+    assert count.waves <= most
 
 
 def test_a_snapshot_costs_the_same_whatever_the_group_has(bucket: Bucket, group: b2array.Group) -> None:

@@ -5,14 +5,14 @@ sources      `load`, `copy`, `open_schunk`: read what `open` finds
 making       makes the member that a URL names
 group        `Group`, the mapping that users hold, and `open_group`
 attributes   a group's attributes as a mapping
-fork         what a transaction and its forks have in common; forks for workers
-changing     begins a transaction, wherever the group is
-transaction  what all transactions do alike
-local_transaction  changes of several members of a local group, for one commit (`b2array.commit.entries`)
-rows         the same in an object store (`b2array.commit.many`)
-row_change   what such a transaction changes, as data, and whether it still fits
+fork         `Changes`, what transactions and forks of a group have in common; forks for workers
+changing     `begin`: begins a transaction, wherever the group is
+transaction  `Transaction`, what both kinds of transactions have in common
+local_transaction  collects changes of several members of a local group for one commit (`b2array.commit.entries`)
+rows         collects them in an object store (`b2array.commit.many`)
+row_change   the changes of such a transaction as data; checks whether they still fit
 snapshot_changes   the snapshots that a transaction makes, drops and copies
-snapshots_on_disk  what a commit of a local group writes for snapshots
+snapshots_on_disk  writes what snapshots of a local group need, during its commit
 restoring    goes back to a snapshot, in a transaction
 copying      copies the snapshots of another group, in a transaction
 kept         a group at one moment; frames that keep states of members that went

@@ -22,10 +22,13 @@ def begin(
     *,
     marked: bool = True,
 ) -> AnyTransaction:
-    """Begin a transaction, which first deletes the members whose names begin with `replacing`.
+    """Begin a transaction, after completing the commit of a writer that was killed.
 
-    The classes say what `marked` means.
+    It first deletes the members whose names begin with `replacing`. The classes say what `marked` means.
     """
+    if marked:  # other callers have just looked at the group themselves
+        home.refresh()
+    home.recover()
     changes: AnyTransaction
     if isinstance(home, ListedGroup):
         changes = RowTransaction(home, marked=marked)

@@ -34,7 +34,7 @@ from b2array.group.local import LocalGroup, NewFrame, copier_of
 from b2array.group.members import Members, check_new
 from b2array.store.base import Mutex
 
-__all__ = ["NOTHING", "Changes", "GroupFork", "draft_of"]
+__all__ = ["NOTHING", "Changes", "GroupFork", "open_draft"]
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -126,7 +126,7 @@ class Changes(ABC):
 
     def _prepare_forks(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
         """Prepare members for forks, and return the point from which each fork starts."""
-        return [make_fork_point(draft_of(self, path)) for path in paths]
+        return [make_fork_point(open_draft(self, path)) for path in paths]
 
     def merge(self, workers: Sequence[object]) -> None:
         """Take over the changes of forks. If they do not fit together, raise ConflictError and change nothing."""
@@ -137,7 +137,7 @@ class Changes(ABC):
             for draft, change, rows in _fit_changes(self, forks, locks):
                 take_over(draft, change, rows)
         for name, copies in news.items():
-            _take_new(self, name, copies)
+            _merge_new(self, name, copies)
         # The commit depends on what workers have read. Members that were deleted since the fork cannot change any more.
         paths = {*self.members().values()}
         for path in {path for fork in forks for path in fork.seen} & paths:
@@ -156,8 +156,8 @@ def _is_mounted(view: AnyGroup, path: str) -> bool:
     return isinstance(view, LocalGroup) and view.mount_of(path) is not None
 
 
-def draft_of(changes: Changes, path: str) -> Draft:
-    """Return the draft of a member, which collects the changes; ConflictError if the transaction has ended."""
+def open_draft(changes: Changes, path: str) -> Draft:
+    """Open a member for writing, and return its draft; ConflictError if the transaction has ended."""
     draft = changes.open_unnoted(path, "r+").draft
     if draft is None:
         raise ConflictError(f"{changes.url}: expected a transaction under way, found that it has ended")
@@ -196,7 +196,7 @@ def _fit_changes(
     """
     written: dict[str, list[ChangeSet]] = {}
     for fork in forks:
-        for path, change in fork.written().items():
+        for path, change in fork.freeze_changes().items():
             written.setdefault(path, []).append(change)
     paths = {*changes.members().values()}
     fitted = []
@@ -204,7 +204,7 @@ def _fit_changes(
         if path not in paths:
             raise ConflictError(f"{changes.url}: {path} was deleted since the fork, or made since this one")
         locks.enter_context(changes.open_unnoted(path, "r+").mutex.held)
-        draft = draft_of(changes, path)
+        draft = open_draft(changes, path)
         check_related(draft, of_forks)
         joined = join_changes(of_forks, f"{changes.url}/{path}")
         fitted.append((draft, *prepare_merge(draft, joined)))
@@ -222,7 +222,7 @@ def _choose_new(
     """
     by_name: dict[str, list[NewMember]] = {}
     for fork in forks:
-        for name, new in fork.made().items():
+        for name, new in fork.new_members().items():
             by_name.setdefault(name, []).append(new)
     chosen: dict[str, list[NewMember]] = {}
     members = changes.members().copy()
@@ -248,8 +248,8 @@ def _choose_new(
     return chosen
 
 
-def _take_new(changes: Changes, name: str, copies: Sequence[NewMember]) -> None:
-    """Make a member as a fork has made it. If it holds attributes, give it the attributes from all forks."""
+def _merge_new(changes: Changes, name: str, copies: Sequence[NewMember]) -> None:
+    """Make a member that forks have made, if it is missing; give a frame of attributes what all forks have set."""
     first, path = copies[0], changes.members().get(name)
     if path is None:
         new = copier_of(first.handle, changes.view.storage_options, keeps_layout=True)
@@ -373,7 +373,7 @@ class GroupFork(Changes):
     def __reduce__(self) -> tuple[Any, ...]:
         self.require_open()
         # Forks without changes would only make the pickle longer: the origin has their points.
-        used = self.written().keys() | self._new.keys()
+        used = self.freeze_changes().keys() | self._new.keys()
         opened = {path: fork for path, fork in self._opened.items() if path in used}
         return type(self), (self._origin, self.name, opened, self._new, self.seen, self._roster.merged)
 
@@ -401,8 +401,8 @@ class GroupFork(Changes):
         if self._is_merged:
             raise ValueError("this fork was merged; use the transaction that has its changes now")
 
-    def written(self) -> dict[str, ChangeSet]:
-        """Return the changes and reads of members that existed before the fork, by path."""
+    def freeze_changes(self) -> dict[str, ChangeSet]:
+        """Complete open chunks; return the changes and reads of members that existed before the fork, by path."""
         written = {}
         for path, fork in self._opened.items():
             if path in self._new:
@@ -412,7 +412,7 @@ class GroupFork(Changes):
                 written[path] = change
         return written
 
-    def made(self) -> dict[str, NewMember]:
+    def new_members(self) -> dict[str, NewMember]:
         """Return the members that the fork has made, by name."""
         new = {}
         for path, name in self._new.items():

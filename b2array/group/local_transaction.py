@@ -45,16 +45,16 @@ class LocalTransaction(Transaction):
     _group: LocalGroup
 
     def __init__(self, group: LocalGroup, *, marked: bool = True) -> None:
-        if marked:
-            group.refresh()
-        group.recover()
         view = group.copy()
         identity = view.manifest.identity or os.urandom(8).hex()
         super().__init__(group, view, GroupChange(identity, marked))
         self.on_disk = SnapshotsOnDisk(view, self.change, self._snapshots)
 
     def note_read(self, path: str) -> None:
-        """Note that a member was read, so that the commit is refused if another writer changes it first."""
+        """Note that a member was read, so that the commit is refused if another writer changes it first.
+
+        This opens the member for writing, unless it is embedded.
+        """
         self._require_open()
         if not self.change.marked:
             return
@@ -133,7 +133,7 @@ class LocalTransaction(Transaction):
                 if path in states and base is not None:
                     # The copy includes uncommitted changes; other writers can only have changed the state below.
                     change.moved[path] = base.generation
-                _leave(self.view, path, member)
+                _discard_member(self.view, path, member)
             if change.names.pop(path, None) is None:
                 change.removed[name] = path
             else:
@@ -146,7 +146,7 @@ class LocalTransaction(Transaction):
         if self.change.outcome != "open":  # the manifest may refer to what this would remove
             return
         for path, member in self.change.members.items():
-            _leave(self.view, path, member)
+            _discard_member(self.view, path, member)
         self.on_disk.discard()
 
     def _commit(self) -> list[Draft]:
@@ -162,7 +162,7 @@ class LocalTransaction(Transaction):
             self._commit_entries()
         self._ended = True
         for path in change.members.keys() - written.keys():
-            _leave(self.view, path, change.members[path])
+            _discard_member(self.view, path, change.members[path])
         return drafts
 
     def _commit_entries(self) -> None:
@@ -197,7 +197,7 @@ class LocalTransaction(Transaction):
             self.on_disk.remove_unneeded(before, after)
 
 
-def _leave(view: LocalGroup, path: str, member: MemberChange) -> None:
+def _discard_member(view: LocalGroup, path: str, member: MemberChange) -> None:
     """Give up the changes to a member, and remove what was staged for it."""
     if member.draft is not None:
         if member.is_new:

@@ -17,7 +17,7 @@ from b2array.frame.listing import MemberState
 from b2array.frame.manifest import Row, is_embedded
 from b2array.frame.snapshot import Snapshot
 from b2array.group.changing import AnyTransaction
-from b2array.group.fork import draft_of
+from b2array.group.fork import open_draft
 from b2array.group.kept import Moment, moment
 from b2array.group.local import copier_of
 from b2array.group.local_transaction import LocalTransaction
@@ -47,7 +47,7 @@ def restore(changes: AnyTransaction, name: str) -> None:
 
 
 def _restore_local(changes: LocalTransaction, then: Moment) -> None:
-    earlier = _find_earlier(changes, then)
+    earlier = _open_earlier(changes, then)
     members = changes.view.without_mounts(changes.members())
     changes.remove({name: path for name, path in members.items() if name not in earlier})
     for name, path in then.members().items():
@@ -61,8 +61,11 @@ def _restore_local(changes: LocalTransaction, then: Moment) -> None:
             snapshots.go_back(handle, state)
 
 
-def _find_earlier(changes: LocalTransaction, then: Moment) -> dict[str, Snapshot]:
-    """Return the states to which members can go back in their frames, by name. All others have to be made again."""
+def _open_earlier(changes: LocalTransaction, then: Moment) -> dict[str, Snapshot]:
+    """Open the members that can go back in their frames; return the states to which they go back, by name.
+
+    All other members have to be made again.
+    """
     earlier = {}
     group = changes.change.identity.encode()
     for name, path in then.members().items():
@@ -128,7 +131,7 @@ def _restore_member(
     path, ledger = changes.members().get(name), revision
     if path == state.path and not is_embedded(path):
         latest = changes.open(path, "r+").snapshot
-        draft = draft_of(changes, path)
+        draft = open_draft(changes, path)
         is_same = latest.state.annotations.identity == revision.state.annotations.identity
         if is_same and draft.sparse and revision.sparse:
             edits.restore_state(draft, revision.state)

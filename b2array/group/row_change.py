@@ -50,8 +50,8 @@ class RowMember:
         """Whether the transaction makes the member."""
         return self.draft.base is None
 
-    def leave(self) -> None:
-        """Give up the changes to the member, and take the transaction from its handle."""
+    def discard(self) -> None:
+        """Give up the changes to the member, and end the transaction of its handle."""
         if self.is_new:
             self.handle.abandon()
         else:

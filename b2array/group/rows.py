@@ -23,7 +23,7 @@ from b2array.commit.many import commit_rows, map_concurrently
 from b2array.errors import ConflictError
 from b2array.frame.listing import MemberState
 from b2array.frame.manifest import ARRAY, OTHER, Manifest, is_embedded
-from b2array.group.fork import NOTHING, draft_of
+from b2array.group.fork import NOTHING, open_draft
 from b2array.group.listed import ListedGroup, name_of
 from b2array.group.local import NewFrame
 from b2array.group.members import Members
@@ -46,8 +46,8 @@ __all__ = ["RowTransaction", "free_place"]
 class RowTransaction(Transaction):
     """Changes to members of a group in an object store that wait for `commit`.
 
-    A `marked` transaction begins with the latest manifest. Its commit is refused if another writer has changed a member
-    that the transaction has only read.
+    The commit of a `marked` transaction is refused if another writer has changed a member that the transaction has only
+    read.
     """
 
     view: ListedGroup
@@ -55,8 +55,6 @@ class RowTransaction(Transaction):
     _group: ListedGroup
 
     def __init__(self, group: ListedGroup, *, marked: bool = True) -> None:
-        if marked:
-            group.refresh()
         # Pinned, because commits through other handles must not change what the transaction builds on.
         view = group.copy(pinned=True)
         group.show(*view.versioned_manifest())
@@ -64,7 +62,7 @@ class RowTransaction(Transaction):
         super().__init__(group, view, RowChange(identity, marked))
 
     def _prepare_forks(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
-        return map_concurrently(lambda path: make_fork_point(draft_of(self, path)), paths)
+        return map_concurrently(lambda path: make_fork_point(open_draft(self, path)), paths)
 
     def note_read(self, path: str) -> None:
         """Note that a member was read, so that the commit is refused if another writer changes it first."""
@@ -130,7 +128,7 @@ class RowTransaction(Transaction):
         for name, path in members.items():
             member = change.members.pop(path, None)
             if member is not None:
-                member.leave()
+                member.discard()
             if member is None or not member.is_new:
                 row = self.view.rows.get(name)
                 if row is None:
@@ -144,7 +142,7 @@ class RowTransaction(Transaction):
 
     def _discard(self) -> None:
         for member in self.change.members.values():
-            member.leave()
+            member.discard()
 
     def _commit(self) -> list[Draft]:
         _adopt_for_snapshots(self)
@@ -154,7 +152,7 @@ class RowTransaction(Transaction):
             self._commit_rows(written)
         self._ended = True
         for path in change.members.keys() - written.keys():
-            change.members[path].leave()
+            change.members[path].discard()
         return [member.draft for member in written.values()]
 
     def _commit_rows(self, written: Mapping[str, RowMember]) -> None:
@@ -173,7 +171,7 @@ class RowTransaction(Transaction):
             identity=change.identity,
             unadopted=unadopted,
             require=partial(_require_fit, self, drafts),
-            edit=partial(_list_snapshots, self._snapshots, view, change.unlisted),
+            edit=partial(_write_snapshots, self._snapshots, view, change.unlisted),
             start=view.versioned_manifest(),
         )
         self._ended = True  # an error from now on must not abort what is committed
@@ -250,14 +248,14 @@ def _adopt_for_snapshots(changes: RowTransaction) -> None:
         if row.revision or name in changes.change.removed or is_embedded(path):
             continue
         changes.open(path, "r+")
-        draft = draft_of(changes, path)
+        draft = open_draft(changes, path)
         draft.annotate(group_commit=next_note(changes, path))
 
 
-def _list_snapshots(
+def _write_snapshots(
     snapshots: SnapshotChanges, view: ListedGroup, unlisted: Mapping[str, int], after: Manifest
 ) -> Manifest:
-    """Return the manifest with the ledger of snapshots that the commit leaves.
+    """Write the lists of new snapshots, and return the manifest with the ledger that the commit leaves.
 
     `unlisted` are the first free numbers of chunks at paths where only snapshots have chunks.
     """
@@ -271,5 +269,5 @@ def _list_snapshots(
         revision = bytes.fromhex(row.revision)
         states[name] = MemberState(row.path, revision, row.sparse)
     put = partial(create_under_own_name, view.store)
-    kept = snapshots.apply(after, states, put)
+    kept = snapshots.write_lists(after, states, put)
     return replace(after, gone={**after.gone, **reserved}, kept=kept)

@@ -108,13 +108,13 @@ class SnapshotChanges:
             if latest is None or latest.digest != entry.digest:
                 raise ConflictError(f"{url}: another writer has dropped the snapshot {entry.name!r} meanwhile")
 
-    def apply(
+    def write_lists(
         self,
         manifest: Manifest,
         states: Mapping[str, MemberState],
         put: PutList,
     ) -> bytes:
-        """Write the members' lists that are too long for the manifest, and return the packed new ledger.
+        """Write the lists of members that are too long for the manifest, and return the packed new ledger.
 
         Parameters
         ----------

@@ -113,7 +113,7 @@ class SnapshotsOnDisk:
         states: dict[str, MemberState] = {}
         if self.changes.new:
             states = self._pack_states(before, after, frames, lock)
-        kept = self.changes.apply(before, states, self._put_list)
+        kept = self.changes.write_lists(before, states, self._put_list)
         new = [*retired.values(), *self.copied]
         frames_after = _list_retired(before.retired, self.changes.gone, new)
         return replace(after, kept=kept, retired=frames_after)
@@ -156,7 +156,7 @@ class SnapshotsOnDisk:
         frames: Mapping[str, Frame],
         lock: Lock,
     ) -> dict[str, MemberState]:
-        """Return the packed states of all members after the commit, by name."""
+        """Read and pack the states of all members after the commit; return them by name."""
         unchanged = self._read_unchanged(before, after, lock)
         states = {}
         for name, path in self.members.items():
@@ -177,7 +177,7 @@ class SnapshotsOnDisk:
         after: Manifest,
         lock: Lock,
     ) -> dict[str, Snapshot]:
-        """Return the states of the members that the commit does not write, all from one moment, by path.
+        """Read the members that the commit does not write; return their states, all from one moment, by path.
 
         The caller has the manifest's lock. Members are read again and again until no state has changed since all were
         read. The last time, this locks them. It always does so for the first snapshot of a group: a writer that has

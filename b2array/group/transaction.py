@@ -64,7 +64,7 @@ class Transaction(Changes):
         return self._snapshots
 
     def members(self) -> Members:
-        """Return the path of each member by its name, as the transaction leaves them."""
+        """Return the path of each member by its name, as the transaction leaves them if it is marked."""
         return self.view.members() if self._members is None else self._members
 
     def _update_members(
@@ -72,6 +72,7 @@ class Transaction(Changes):
         removed: Iterable[str] = (),
         added: Mapping[str, str] = NOTHING,
     ) -> None:
+        """Show removed and added members, given as names and as paths by name."""
         if not self.change.marked:  # nobody reads the members before the commit, and a copy of many takes time
             return
         if self._members is None:
@@ -82,6 +83,7 @@ class Transaction(Changes):
             self._members.add(name, path)
 
     def _require_open(self) -> None:
+        """Raise ConflictError if the transaction has ended, or if this process is a fork of its process."""
         if self._ended:
             raise ConflictError("expected a transaction under way, found that it has ended")
         if self._owner != os.getpid():
