@@ -135,7 +135,9 @@ HISTORIES = st.lists(STEPS | st.lists(STEPS, max_size=4).map(failed), max_size=1
 
 
 @given(st.sampled_from(LAYOUTS), HISTORIES)
-def test_the_change_of_a_draft_makes_its_state_of_the_base(layout: str, history: list[Callable[[Draft], None]]) -> None:
+def test_a_draft_and_its_change_lead_from_the_base_to_one_state(
+    layout: str, history: list[Callable[[Draft], None]]
+) -> None:
     base = base_of(layout)
     draft = Draft(base.store, base)
     before = described(base.state)
@@ -173,7 +175,7 @@ def test_lost_chunks_keep_their_mark_when_the_order_changes() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("count", [1, 50])
-def test_a_change_of_metadata_goes_onto_another_number_of_chunks(layout: str, count: int) -> None:
+def test_a_metadata_change_is_rebased_onto_another_number_of_chunks(layout: str, count: int) -> None:
     base = base_of(layout)
     ours, theirs = Draft(base.store, base), Draft(base.store, base)
     ours.set_attr("unit", b"m")
@@ -187,7 +189,7 @@ def test_a_change_of_metadata_goes_onto_another_number_of_chunks(layout: str, co
     assert (after.frame.nchunks, after.state.attr("unit")) == (count, b"m")
 
 
-def test_a_frame_of_the_other_layout_is_a_conflict() -> None:
+def test_a_frame_with_the_other_layout_is_a_conflict() -> None:
     base = base_of("sparse")
     draft = Draft(base.store, base)
     draft.set_attr("z", b"\x01")
@@ -197,7 +199,7 @@ def test_a_frame_of_the_other_layout_is_a_conflict() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_change_that_compacts_goes_on_top_of_no_other_commit(layout: str) -> None:
+def test_a_compacting_change_cannot_be_rebased(layout: str) -> None:
     base = base_of(layout)
     draft, other = Draft(base.store, base), Draft(base.store, base)
     compact(draft)
@@ -207,7 +209,7 @@ def test_a_change_that_compacts_goes_on_top_of_no_other_commit(layout: str) -> N
         rebase_change(draft.freeze(), base, reload(base))
 
 
-def test_chunks_that_only_have_other_places_in_a_file_that_was_written_again_are_no_conflict() -> None:
+def test_chunks_that_only_moved_in_a_rewritten_file_are_not_a_conflict() -> None:
     first = base_of("contiguous")
     draft = Draft(first.store, first)
     draft.put(0, packed(50))  # leaves dead space
@@ -231,7 +233,7 @@ NAMES = st.sets(st.sampled_from("xyz"))
 
 
 @given(st.sampled_from(LAYOUTS), SETS, SETS, SETS, NAMES, NAMES, st.sampled_from(["", "ours", "theirs"]))
-def test_a_change_goes_on_top_of_others_unless_they_meet(
+def test_a_change_is_rebased_unless_another_commit_overlaps_it(
     layout: str,
     puts: set[int],
     reads: set[int],
@@ -332,7 +334,7 @@ def resolved(change: ChangeSet) -> dict[int, bytes | int]:
 
 @pytest.mark.filterwarnings("ignore:.*were never merged:UserWarning")
 @given(st.sampled_from(LAYOUTS), st.lists(WRITES, min_size=3, max_size=5), st.booleans())
-def test_merging_is_associative_commutes_and_happens_once(
+def test_merging_is_associative_commutative_and_idempotent(
     layout: str, writes: list[dict[int, int]], is_sent: bool
 ) -> None:
     handle = b2array.NDArray(Handle(base_of(layout), "r+"))._handle
@@ -371,7 +373,7 @@ def test_merging_is_associative_commutes_and_happens_once(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_merged_change_has_what_either_change_says(layout: str) -> None:
+def test_a_merged_change_contains_both_changes(layout: str) -> None:
     handle = Handle(base_of(layout), "r+")
     handle.enter(draft := handle.begin())
     one, two = written(handle, {3: 2}), written(handle, {1: 3})
@@ -416,7 +418,7 @@ def test_changes_with_different_values_of_one_name_cannot_be_merged(kept: str) -
 
 
 @pytest.mark.filterwarnings("ignore:.*were never merged:UserWarning")
-def test_changes_of_different_transactions_or_of_none_cannot_be_merged() -> None:
+def test_only_changes_of_forks_of_one_transaction_can_be_merged() -> None:
     changes = []
     for _ in range(2):
         handle = Handle(base_of("contiguous"), "r+")

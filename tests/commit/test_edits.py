@@ -41,7 +41,7 @@ def contents(held):
 # --- what can be a chunk of a frame -----------------------------------------------------------------------------------
 
 
-def test_a_good_chunk_gives_its_header():
+def test_the_header_of_a_valid_chunk_is_returned():
     assert edits.check_chunk(packed(ramp(0))).nbytes == FULL
 
 
@@ -57,7 +57,7 @@ def test_a_good_chunk_gives_its_header():
         (b"\x02\x01\x02\x01" + b"\4\0\0\0" * 2 + b"\x14\0\0\0" + b"data", ValueError, "32 bytes or more"),
     ],
 )
-def test_what_cannot_be_in_a_frame_is_refused(buf, error, match):
+def test_chunks_that_a_frame_cannot_store_are_refused(buf, error, match):
     with pytest.raises(error, match=match):
         edits.check_chunk(buf)
     held = made(ramp(0))
@@ -79,7 +79,7 @@ def test_a_lazy_chunk_is_refused(tmp_path):
 
 @given(st.data())
 @settings(max_examples=examples(50), deadline=None)
-def test_damaged_chunks_are_refused_or_taken_but_never_another_error(data):
+def test_damaged_chunks_are_stored_or_raise_an_error_of_the_format(data):
     buf = bytearray(packed(ramp(0)))
     for _ in range(data.draw(st.integers(1, 4))):
         buf[data.draw(st.integers(0, min(60, len(buf) - 1)))] = data.draw(st.integers(0, 255))
@@ -118,7 +118,7 @@ def test_chunks_have_one_size_as_long_as_only_the_last_is_shorter(lengths, n, le
 
 
 @pytest.mark.parametrize(("n", "length", "fixed"), [(1, 30, True), (1, 100, True), (0, 30, False), (1, 101, False)])
-def test_an_update_of_another_size_keeps_the_size_of_all_if_it_can(n, length, fixed):
+def test_an_update_of_another_size_keeps_one_chunk_size_if_possible(n, length, fixed):
     held = made(ramp(0), ramp(1, 50))
     held.update_data(n, ramp(9, length))
     assert held.chunksize == (FULL if fixed else 0)
@@ -129,7 +129,7 @@ def test_an_update_of_another_size_keeps_the_size_of_all_if_it_can(n, length, fi
 
 
 @pytest.mark.parametrize(("order", "fixed"), [([1, 0, 2], True), ([2, 1, 0], False)])
-def test_a_short_chunk_that_is_not_the_last_one_gives_all_their_own_size(order, fixed):
+def test_a_short_chunk_before_the_last_makes_chunk_sizes_variable(order, fixed):
     datas = [ramp(0), ramp(1), ramp(2, 5)]
     held = made(*datas)
     held.reorder(order)
@@ -137,7 +137,7 @@ def test_a_short_chunk_that_is_not_the_last_one_gives_all_their_own_size(order, 
     assert contents(held) == [datas[n] for n in order]
 
 
-def test_deleting_takes_the_bytes_of_the_chunk_away():
+def test_deleting_a_chunk_reduces_the_size_of_the_frame():
     held = made(ramp(0), ramp(1), ramp(2, 5))
     held.delete_chunk(2)
     assert (held.nbytes, held.chunksize) == (800, FULL)
@@ -148,7 +148,7 @@ def test_deleting_takes_the_bytes_of_the_chunk_away():
     assert contents(held) == [ramp(3)]
 
 
-def test_special_chunks_are_stored_where_every_chunk_has_its_own_size(tmp_path):
+def test_special_chunks_are_stored_if_chunk_sizes_vary(tmp_path):
     held = made(bytes(FULL), ramp(1), url=tmp_path / "a.b2frame")
     held.append_chunk(encode.special_chunk(Special.NAN, FULL, typesize=4))
     assert (held.frame.offsets < 0).sum() == 2
@@ -193,7 +193,7 @@ def test_blocks_of_variable_length_and_others_are_not_mixed():
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 @given(st.data())
 @settings(max_examples=examples(10), deadline=None)
-def test_edits_are_those_of_a_list(layout, data):
+def test_edits_equal_edits_of_a_list(layout, data):
     held, model = made(layout=layout), []
     with held.transaction():
         for n in range(data.draw(st.integers(1, 10))):
@@ -220,7 +220,7 @@ def test_edits_are_those_of_a_list(layout, data):
 
 
 @pytest.mark.parametrize("nbytes", [-1, 2**63])
-def test_sums_of_sizes_that_no_header_holds_are_refused(nbytes):
+def test_sizes_too_large_for_the_header_are_refused(nbytes):
     handle = b2array.create_schunk(chunksize=100)._handle
     attempt = next(handle.attempts())
     with pytest.raises(FormatError, match=f"bytes together, found {nbytes}"), attempt as draft:

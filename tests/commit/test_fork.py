@@ -113,7 +113,7 @@ def test_a_fork_reads_the_base_the_changes_so_far_and_its_own_writes_and_no_sibl
     assert rows(again(a)) == [1, 2, 3, 4, 5, 0, 0, 0]
 
 
-def test_parts_of_chunks_are_written_on_top_of_what_the_fork_shows(a: b2array.NDArray) -> None:
+def test_partial_writes_in_a_fork_start_from_the_chunks_that_it_shows(a: b2array.NDArray) -> None:
     a[...] = 1
     with a.transaction() as changes:
         changes[1, 1] = 2
@@ -244,7 +244,7 @@ def test_siblings_that_write_different_items_are_a_conflict_that_changes_nothing
     assert (rows(again(a)), again(a).attrs["x"]) == ([0, 1, 1, 1, 2, 3, 0, 0], 1)
 
 
-def test_a_sibling_may_come_back_by_two_branches(a: b2array.NDArray) -> None:
+def test_a_sibling_can_be_merged_through_two_branches(a: b2array.NDArray) -> None:
     with a.transaction() as changes:
         changes[7] = 1
         one, two, three = (sent(changes.fork()) for _ in range(3))
@@ -282,7 +282,7 @@ def test_only_forks_of_one_point_merge_into_each_other(a: b2array.NDArray) -> No
     assert rows(again(a)) == [1, 1, 2, 0, 0, 0, 0, 0]
 
 
-def test_a_branch_notices_what_the_transaction_and_others_have_changed_since(local: b2array.NDArray) -> None:
+def test_a_branch_conflicts_with_later_changes_of_the_transaction_and_of_others(local: b2array.NDArray) -> None:
     def work(row: int) -> None:
         with local.transaction() as changes:
             one, two = sent(changes.fork()), fill(sent(changes.fork()), row, 1)
@@ -301,7 +301,7 @@ def test_a_branch_notices_what_the_transaction_and_others_have_changed_since(loc
 
 
 @pytest.mark.parametrize("place", LOCAL)
-def test_a_failing_transaction_leaves_nothing_of_its_branches(tmp_path: Path, place: str) -> None:
+def test_a_failed_transaction_removes_the_files_of_its_branches(tmp_path: Path, place: str) -> None:
     a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
     before = files_at(tmp_path)
     with pytest.raises(ZeroDivisionError), a.transaction() as changes:
@@ -324,9 +324,7 @@ WRITES = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=4)
 
 @pytest.mark.filterwarnings("ignore:.*were never merged:UserWarning")
 @given(st.sampled_from(PLACES[2:]), st.lists(WRITES, min_size=2, max_size=5), st.randoms(use_true_random=False))
-def test_all_trees_of_siblings_give_what_one_merge_gives(
-    place: str, writes: list[list[tuple[int, int]]], random: Random
-) -> None:
+def test_every_tree_of_merges_equals_one_merge(place: str, writes: list[list[tuple[int, int]]], random: Random) -> None:
     """Each merge of two forks at random, until one is left: as if all were merged at once, or the same conflict."""
     results = []
     for as_tree in (False, True):
@@ -470,7 +468,7 @@ def test_a_resize_after_the_fork_is_a_conflict(a: b2array.NDArray) -> None:
     assert a.shape == (8, 6)
 
 
-def test_commits_of_others_to_other_chunks_are_kept(local: b2array.NDArray) -> None:
+def test_concurrent_commits_to_other_chunks_are_kept(local: b2array.NDArray) -> None:
     with local.transaction() as changes:
         changes[0] = 1
         b2array.open(local.url, mode="r+")[6] = 6
@@ -482,7 +480,7 @@ def test_commits_of_others_to_other_chunks_are_kept(local: b2array.NDArray) -> N
 
 @pytest.mark.parametrize("moment", ["before the fork", "after the fork", "after the merge"])
 @pytest.mark.parametrize("theirs", ["written", "read"])
-def test_commits_of_others_to_the_same_chunks_are_a_conflict(local: b2array.NDArray, moment: str, theirs: str) -> None:
+def test_concurrent_commits_to_the_same_chunks_are_a_conflict(local: b2array.NDArray, moment: str, theirs: str) -> None:
     def other() -> None:
         b2array.open(local.url, mode="r+")[1] = 7
 
@@ -631,7 +629,7 @@ def test_a_conflict_at_the_commit_leaves_nothing_behind(tmp_path: Path, place: s
 
 
 @pytest.mark.parametrize("place", LOCAL)
-def test_a_commit_leaves_no_files_but_its_own(tmp_path: Path, place: str) -> None:
+def test_a_commit_leaves_only_the_files_of_the_array(tmp_path: Path, place: str) -> None:
     a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
     with a.transaction() as changes:
         fork = changes.fork()
@@ -644,7 +642,7 @@ def test_a_commit_leaves_no_files_but_its_own(tmp_path: Path, place: str) -> Non
 
 
 @pytest.mark.parametrize("place", LOCAL)
-def test_a_lost_chunk_that_a_fork_writes_is_there_again(tmp_path: Path, place: str) -> None:
+def test_a_fork_can_write_a_lost_chunk_again(tmp_path: Path, place: str) -> None:
     a = b2array.ones(SHAPE, "i4", **where(place, tmp_path))
     for attempt in a._handle.attempts():
         with attempt as draft:
@@ -659,7 +657,7 @@ def test_a_lost_chunk_that_a_fork_writes_is_there_again(tmp_path: Path, place: s
 
 
 @pytest.mark.parametrize("place", ["file", pytest.param("memory", marks=pytest.mark.slow)])
-def test_a_fork_of_many_chunks_takes_little_room(tmp_path: Path, place: str) -> None:
+def test_a_pickled_fork_of_many_chunks_is_small(tmp_path: Path, place: str) -> None:
     layout = {**where(place, tmp_path), "chunks": (8,), "blocks": (8,)}
     a = b2array.zeros(20_000 * 8, "f8", **layout)
     # Chunks of different lengths make the longest index and sizes.
@@ -744,7 +742,7 @@ def test_a_failing_transaction_with_forks_leaves_the_files_of_others_alone(
     assert b2array.vacuum(ours.url, grace=0).removed == ("00000000.chunk",)
 
 
-def test_a_fork_takes_over_no_equal_file_of_another_writer(
+def test_a_fork_does_not_reuse_an_equal_file_of_another_writer(
     two: tuple[b2array.NDArray, b2array.NDArray],
 ) -> None:
     ours, theirs = two
@@ -758,7 +756,7 @@ def test_a_fork_takes_over_no_equal_file_of_another_writer(
 
 
 @pytest.mark.parametrize("way", ["write", "fork", "write through a fork", "store"])
-def test_a_writer_is_told_if_a_file_has_replaced_the_directory(
+def test_a_writer_gets_an_error_if_a_file_has_replaced_the_directory(
     two: tuple[b2array.NDArray, b2array.NDArray], way: str
 ) -> None:
     ours, _ = two
@@ -781,7 +779,7 @@ def test_a_writer_is_told_if_a_file_has_replaced_the_directory(
     assert rows(again(ours)) == [0] * 8
 
 
-def test_a_task_that_runs_twice_takes_another_file_and_one_of_the_two_stays(tmp_path: Path) -> None:
+def test_a_repeated_task_writes_another_file_and_the_merge_keeps_one(tmp_path: Path) -> None:
     a = b2array.zeros(SHAPE, "i4", **where("directory", tmp_path))
     before = files_at(tmp_path)
     with a.transaction() as changes:
@@ -887,7 +885,7 @@ def fill_or_die(fork: b2array.NDArray, row: int) -> b2array.NDArray:
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("place", LOCAL)
-def test_a_killed_worker_loses_its_own_part_only(tmp_path: Path, place: str) -> None:
+def test_a_killed_worker_loses_only_its_own_part(tmp_path: Path, place: str) -> None:
     a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
     lost = 0
     with pytest.warns(UserWarning, match="1 of 4 forks were never merged"), a.transaction() as changes:
@@ -922,7 +920,7 @@ def in_child(task: Callable[[], object]) -> int:
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("place", LOCAL)
-def test_an_inherited_fork_refuses_to_be_written_in_a_forked_process(tmp_path: Path, place: str) -> None:
+def test_a_forked_process_cannot_write_to_an_inherited_fork(tmp_path: Path, place: str) -> None:
     a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
     with a.transaction() as changes:
         fork = fill(changes.fork(), 1, 1)
@@ -936,7 +934,7 @@ def test_an_inherited_fork_refuses_to_be_written_in_a_forked_process(tmp_path: P
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("place", LOCAL)
-def test_a_forked_process_that_leaves_the_block_takes_nothing_away(tmp_path: Path, place: str) -> None:
+def test_a_forked_process_that_leaves_the_block_removes_no_files(tmp_path: Path, place: str) -> None:
     a = b2array.zeros(SHAPE, "i4", **where(place, tmp_path))
     with a.transaction() as changes:
         changes.merge(sent(fill(sent(changes.fork()), 1, 1)))

@@ -22,7 +22,7 @@ def identity_of(array):
 
 
 @LAYOUTS
-def test_every_frame_has_an_identity_of_its_own(tmp_path, layout):
+def test_every_frame_has_a_different_identity(tmp_path, layout):
     first, second = (b2array.asarray(np.arange(9), url=tmp_path / name, layout=layout) for name in "ab")
     assert identity_of(first)
     assert identity_of(first) != identity_of(second)
@@ -99,7 +99,7 @@ def test_a_write_is_not_tried_again_on_a_frame_that_was_made_again(tmp_path, lay
     assert np.array_equal(b2array.open(tmp_path / "a"), -np.arange(40))
 
 
-def test_what_a_refused_transaction_staged_is_left_alone_in_a_frame_that_was_made_again(tmp_path):
+def test_a_refused_transaction_removes_no_file_of_a_frame_that_was_made_again(tmp_path):
     old = b2array.asarray(np.arange(40), url=tmp_path / "a", chunks=10, layout="sparse")
     with suppress(ConflictError), old.transaction():
         old[:10] = 7
@@ -189,7 +189,7 @@ def test_a_frame_that_is_copied_over_an_open_one_is_a_conflict(tmp_path, layout,
 
 
 @LAYOUTS
-def test_a_backup_that_was_changed_is_not_taken_for_the_frame_it_was_made_of(tmp_path, layout):
+def test_a_changed_backup_is_not_mistaken_for_its_original(tmp_path, layout):
     # Both have the same identity and the same numbers of chunks.
     array = b2array.asarray(rows(1), url=tmp_path / "a", layout=layout, **PARTS)
     copy = shutil.copytree if layout == "sparse" else shutil.copyfile
@@ -250,7 +250,7 @@ def test_zeros_have_no_checksum_in_the_index(tmp_path):
 
 @LAYOUTS
 @pytest.mark.parametrize("how", ["changed", "copied over", "deleted"])
-def test_a_frame_of_stock_blosc2_that_changes_under_a_reader_is_a_conflict(tmp_path, layout, how):
+def test_a_stock_frame_that_changes_during_a_read_is_a_conflict(tmp_path, layout, how):
     import blosc2
 
     for name, value in (("a", 1), ("new", -1)):

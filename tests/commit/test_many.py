@@ -133,7 +133,7 @@ def test_the_first_transaction_of_an_array_is_no_conflict_with_itself(
 
 
 @LAYOUTS
-def test_an_array_that_others_write_goes_back_in_a_transaction(url: str, layout: Any) -> None:
+def test_an_array_with_other_writers_is_restored_in_a_transaction(url: str, layout: Any) -> None:
     made(url, layout, in_group=False)
     own = b2array.open(f"{url}/x.b2nd", "r+")
     own.snapshot("start")
@@ -152,7 +152,9 @@ def test_an_array_that_others_write_goes_back_in_a_transaction(url: str, layout:
 
 
 @LAYOUTS
-def test_a_late_writer_begins_again_on_top_of_a_transaction(url: str, layout: Any, operations: Operations) -> None:
+def test_a_late_writer_repeats_its_change_on_top_of_a_transaction(
+    url: str, layout: Any, operations: Operations
+) -> None:
     group = made(url, layout)
     own = b2array.open(f"{url}/x.b2nd", "r+")
     done: list[str] = []
@@ -194,7 +196,7 @@ def test_a_member_is_not_written_while_its_manifest_cannot_be_read(url: str, lay
 
 
 @LAYOUTS
-def test_a_transaction_gets_its_turn_although_another_thread_writes_its_member_all_the_time(
+def test_a_transaction_commits_although_another_thread_keeps_writing_its_member(
     url: str, layout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "_LONGEST_PAUSE", 0.05)
@@ -227,7 +229,7 @@ def test_a_transaction_gets_its_turn_although_another_thread_writes_its_member_a
 
 
 @LAYOUTS
-def test_a_transaction_is_told_at_once_that_another_writer_has_changed_the_same_items(
+def test_a_transaction_fails_at_once_if_another_writer_has_changed_the_same_items(
     url: str, layout: Any, operations: Operations
 ) -> None:
     group = made(url, layout)
@@ -253,7 +255,7 @@ def test_a_transaction_is_told_at_once_that_another_writer_has_changed_the_same_
 @pytest.mark.crossed
 @LAYOUTS
 @pytest.mark.parametrize("in_group", [True, False])
-def test_a_move_that_is_given_up_takes_nothing_from_a_transaction_that_it_meets(
+def test_an_aborted_move_does_not_affect_a_concurrent_transaction(
     url: str, layout: Any, operations: Operations, *, in_group: bool
 ) -> None:
     def write_and_move(url: str) -> None:
@@ -277,7 +279,7 @@ def test_a_move_that_is_given_up_takes_nothing_from_a_transaction_that_it_meets(
         pytest.fail("the transaction took more operations than were looked at")
 
 
-def test_a_transaction_that_begins_while_another_one_commits_builds_on_what_that_leaves(
+def test_a_transaction_that_begins_during_a_commit_starts_from_its_result(
     url: str, operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = Operations()

@@ -96,7 +96,7 @@ def stock_reads(path: Path) -> np.ndarray:
     buffer=st.sampled_from([0, 3000, 2**28]),
     drop=st.booleans(),
 )
-def test_partial_writes_are_those_of_numpy(tmp_path_factory, start, cparams, layout, cut, writes, joined, buffer, drop):
+def test_partial_writes_equal_numpys(tmp_path_factory, start, cparams, layout, cut, writes, joined, buffer, drop):
     path = tmp_path_factory.mktemp("a") / "a.b2nd"
     expected = STARTS[start]()
     array = b2array.asarray(
@@ -195,7 +195,7 @@ def test_only_touched_blocks_are_decoded_and_encoded(array, counts, key, touched
 
 
 @pytest.mark.parametrize("fill", [0.0, 7.5, np.nan])
-def test_a_chunk_of_one_value_encodes_the_touched_blocks_and_one_more(tmp_path, counts, fill):
+def test_a_constant_chunk_encodes_the_touched_blocks_and_one_more(tmp_path, counts, fill):
     array = b2array.full((64, 64), fill, "f8", url=tmp_path / "a.b2nd", chunks=(64, 64), blocks=(16, 16))
     array[20] = np.arange(64)
     assert (counts.encoded, counts.chunks) == (5, 0)
@@ -204,7 +204,7 @@ def test_a_chunk_of_one_value_encodes_the_touched_blocks_and_one_more(tmp_path, 
     np.testing.assert_array_equal(stock_reads(Path(array.url)), expected)
 
 
-def test_a_chunk_of_one_value_stays_one(tmp_path):
+def test_a_constant_chunk_stays_constant(tmp_path):
     array = b2array.full((64, 64), 7.5, "f8", url=tmp_path / "a.b2nd", chunks=(64, 64), blocks=(16, 16))
     array[20:40, 3] = 7.5
     assert chunk.unpack_head(array.get_chunk(0)).header.special is Special.VALUE
@@ -262,7 +262,7 @@ def test_a_transaction_encodes_once(array, counts):
     np.testing.assert_array_equal(array[32:], waves()[32:])
 
 
-def test_what_is_read_in_a_transaction_is_what_was_written(array):
+def test_a_transaction_reads_its_own_writes(array):
     expected = waves()
     with array.transaction():
         array[3] = expected[3] = 1
@@ -286,7 +286,7 @@ def test_what_is_read_in_a_transaction_is_what_was_written(array):
 
 
 @pytest.mark.parametrize("limit", [0, 5 * 2**10, 2**20])
-def test_the_buffer_stays_within_its_bound(tmp_path, counts, limit):
+def test_the_write_buffer_stays_within_its_limit(tmp_path, counts, limit):
     array = b2array.zeros((16, 64), "f8", url=tmp_path / "a.b2nd", chunks=(4, 64), blocks=(2, 64))
     counts.chunks = 0
     with config.using(write_buffer_bytes=limit), array.transaction():
@@ -300,7 +300,7 @@ def test_the_buffer_stays_within_its_bound(tmp_path, counts, limit):
     assert (b2array.open(array.url)[...] == np.arange(1, 17)[:, None]).all()
 
 
-def test_a_change_that_fails_leaves_open_chunks_as_they_were(array):
+def test_a_failed_change_leaves_open_chunks_unchanged(array):
     expected = waves()
     with array.transaction():
         array[3] = expected[3] = 1
@@ -312,7 +312,7 @@ def test_a_change_that_fails_leaves_open_chunks_as_they_were(array):
     np.testing.assert_array_equal(b2array.open(array.url)[...], expected)
 
 
-def test_a_transaction_that_fails_has_changed_nothing(array):
+def test_a_failed_transaction_changes_nothing(array):
     before = Path(array.url).read_bytes()
     with pytest.raises(Undone), array.transaction():
         array[3] = 1
@@ -321,7 +321,7 @@ def test_a_transaction_that_fails_has_changed_nothing(array):
     np.testing.assert_array_equal(array[...], waves())
 
 
-def test_an_open_chunk_conflicts_with_another_writer_of_it_alone(tmp_path):
+def test_an_open_chunk_conflicts_only_with_writes_to_the_same_chunk(tmp_path):
     array = b2array.zeros((8, 8), url=tmp_path / "a.b2nd", chunks=(2, 8), blocks=(1, 8))
     with array.transaction():
         array[0] = 1

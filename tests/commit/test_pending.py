@@ -119,7 +119,7 @@ def test_a_killed_write_into_an_array_is_removed_and_the_array_stays(tmp_path: P
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("new", [True, False])
-def test_a_write_under_way_is_left_alone_as_a_whole(tmp_path: Path, layout: str, new: bool) -> None:
+def test_vacuum_leaves_all_files_of_a_write_under_way(tmp_path: Path, layout: str, new: bool) -> None:
     url = tmp_path / "a.b2nd"
     if not new:
         b2array.asarray(values(), **place(url, layout))
@@ -144,7 +144,7 @@ def test_a_write_under_way_is_left_alone_as_a_whole(tmp_path: Path, layout: str,
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_slow_write_notices_that_its_chunks_are_gone(
+def test_a_slow_write_notices_that_its_chunks_were_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     url = tmp_path / "a.b2nd"
@@ -165,7 +165,7 @@ def test_a_slow_write_notices_that_its_chunks_are_gone(
     assert np.array_equal(b2array.open(url)[...], -values())
 
 
-def test_chunks_of_an_array_whose_index_is_lost_stay(tmp_path: Path) -> None:
+def test_vacuum_keeps_the_chunks_of_an_array_with_a_lost_index(tmp_path: Path) -> None:
     url = tmp_path / "a.b2nd"
     b2array.asarray(values(), **place(url, "sparse"))
     chunks = sorted(path.name for path in url.glob("*.chunk"))
@@ -177,7 +177,7 @@ def test_chunks_of_an_array_whose_index_is_lost_stay(tmp_path: Path) -> None:
         b2array.vacuum(url, grace=0)
 
 
-def test_where_nothing_is_there_is_nothing_to_remove(tmp_path: Path) -> None:
+def test_vacuum_of_a_missing_array_raises_file_not_found(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other.b2nd.0123456789abcdef.b2write").mkdir()
     for name in ("empty", "none.b2nd", "none/none.b2nd"):
@@ -215,7 +215,7 @@ def test_leftovers_on_s3_are_removed(
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_notes_or_refused(content: bytes) -> None:
+def test_any_bytes_are_a_journal_or_refused(content: bytes) -> None:
     try:
         notes = Journal.unpack(content)
     except FormatError:
@@ -223,7 +223,7 @@ def test_any_bytes_are_notes_or_refused(content: bytes) -> None:
     assert Journal.unpack(notes.pack()) == notes
 
 
-def test_notes_that_are_none_are_removed(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_journal_is_removed(tmp_path: Path) -> None:
     a = b2array.asarray(values(), **place(tmp_path / "a.b2nd", "sparse"))
     a.store(source(), compute=False)
     (notes,) = (tmp_path / "a.b2nd").glob(f"*{JOURNAL}")

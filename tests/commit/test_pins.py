@@ -71,7 +71,7 @@ def test_a_snapshot_changes_no_byte_of_a_member_and_no_revision(group: Group, na
     assert at(group, "b")[name].generation == generation
 
 
-def test_a_transaction_that_only_reads_a_member_meets_no_conflict_with_a_snapshot(group: Group) -> None:
+def test_a_transaction_that_only_reads_a_member_does_not_conflict_with_a_snapshot(group: Group) -> None:
     other = open_group(group.url, "r+")
     with group.transaction() as changes:
         total = int(changes["file"][0])
@@ -82,7 +82,7 @@ def test_a_transaction_that_only_reads_a_member_meets_no_conflict_with_a_snapsho
 
 
 @MEMBERS
-def test_each_way_to_write_all_items_anew_keeps_what_a_snapshot_needs(group: Group, name: str) -> None:
+def test_every_rewrite_of_all_items_keeps_the_states_of_snapshots(group: Group, name: str) -> None:
     group.snapshot("start")
     for seed in (1, 2):
         group[name][...] = noise(seed)
@@ -97,7 +97,7 @@ def test_each_way_to_write_all_items_anew_keeps_what_a_snapshot_needs(group: Gro
     assert b2array.verify(group.url, deep=True).ok
 
 
-def test_without_snapshots_a_file_that_is_written_anew_has_no_dead_space(group: Group) -> None:
+def test_without_snapshots_a_rewritten_file_has_no_dead_space(group: Group) -> None:
     path = Path(group.url) / "file.b2nd"
     before = path.stat().st_size
     for seed in range(1, 5):
@@ -173,7 +173,7 @@ def test_restore_and_repack_in_turns_lose_nothing(group: Group) -> None:
     assert b2array.verify(group.url, deep=True).ok
 
 
-def test_a_change_that_needs_a_new_header_keeps_what_snapshots_need(group: Group) -> None:
+def test_a_change_that_needs_a_new_header_keeps_the_states_of_snapshots(group: Group) -> None:
     group.create("meta", data=noise(7), chunks=(EDGE,), layout="contiguous", meta={"notes": "x" * 600})
     group.snapshot("start")
     with group.transaction() as changes:
@@ -209,7 +209,7 @@ def test_vacuum_of_a_group_and_of_a_member_keeps_the_chunks_of_snapshots(group: 
     assert len(b2array.vacuum(member, grace=0).removed) == 4
 
 
-def test_a_member_that_is_reached_by_a_link_is_known_to_be_in_the_group(group: Group, tmp_path: Path) -> None:
+def test_a_member_behind_a_link_belongs_to_the_group(group: Group, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(group.url, target_is_directory=True)
     (tmp_path / "g.b2d" / "inner").mkdir()
     group.create("inner/x", data=noise(3), chunks=(EDGE,), layout="contiguous")
@@ -224,7 +224,7 @@ def test_a_member_that_is_reached_by_a_link_is_known_to_be_in_the_group(group: G
 
 
 @pytest.mark.parametrize("damage", ["header", "chunk"])
-def test_repair_keeps_what_snapshots_need_and_can_be_read(group: Group, damage: str) -> None:
+def test_repair_keeps_readable_states_of_snapshots(group: Group, damage: str) -> None:
     group.snapshot("start")
     path = Path(group.url) / "file.b2nd"
     group["file"][:EDGE] = noise(1, 1)
@@ -254,7 +254,7 @@ def test_repair_of_a_directory_keeps_snapshots(group: Group) -> None:
 
 
 @MEMBERS
-def test_what_stock_leaves_stays_readable_and_what_it_takes_is_a_conflict(group: Group, name: str) -> None:
+def test_states_that_stock_preserves_stay_readable_and_overwritten_ones_raise(group: Group, name: str) -> None:
     group.snapshot("start")
     path = f"{group.url}/{name}.b2nd"
     stock = blosc2.open(path, mode="a")
@@ -277,7 +277,7 @@ def test_what_stock_leaves_stays_readable_and_what_it_takes_is_a_conflict(group:
         b2array.open(path, "r+")[-1] = 1  # the frame is b2array's again, and its chunks stay what they are
 
 
-def test_a_snapshot_of_what_stock_wrote_gives_the_member_checksums(group: Group) -> None:
+def test_a_snapshot_of_a_stock_frame_adds_checksums(group: Group) -> None:
     blosc2.asarray(noise(5), urlpath=f"{group.url}/stock.b2nd", mode="w", chunks=(EDGE,))
     group.refresh()
     group.snapshot("start")
@@ -290,7 +290,7 @@ def test_a_snapshot_of_what_stock_wrote_gives_the_member_checksums(group: Group)
     assert np.array_equal(at(group, "start")["stock"][...], noise(5))
 
 
-def test_another_file_in_the_place_of_a_member_is_no_state_of_a_snapshot(group: Group, tmp_path: Path) -> None:
+def test_another_file_in_the_place_of_a_member_is_not_a_state_of_a_snapshot(group: Group, tmp_path: Path) -> None:
     group.snapshot("start")
     path = Path(group.url) / "file.b2nd"
     shutil.copy(path, tmp_path / "backup.b2nd")
@@ -317,14 +317,14 @@ def test_another_file_in_the_place_of_a_member_is_no_state_of_a_snapshot(group: 
     b2array.repack(path)
 
 
-def test_an_array_that_is_made_again_by_its_own_url_keeps_what_snapshots_need(group: Group) -> None:
+def test_an_array_that_is_made_again_by_its_own_url_keeps_the_states_of_snapshots(group: Group) -> None:
     group.snapshot("start")
     b2array.asarray(noise(9), url=f"{group.url}/file.b2nd", overwrite=True)
     b2array.repack(group.url)
     assert np.array_equal(at(group, "start")["file"][...], noise(0))
 
 
-def test_a_writer_does_not_wait_for_a_manifest_and_destroys_nothing_then(group: Group) -> None:
+def test_a_writer_that_cannot_lock_the_manifest_destroys_nothing(group: Group) -> None:
     with_manifest(group)
     path = Path(group.url) / "file.b2nd"
     before = path.stat().st_size
@@ -337,7 +337,7 @@ def test_a_writer_does_not_wait_for_a_manifest_and_destroys_nothing_then(group: 
     assert np.array_equal(b2array.open(path)[...], noise(1))
 
 
-def test_a_writer_that_has_to_destroy_waits_for_the_manifest(group: Group) -> None:
+def test_a_writer_that_must_destroy_waits_for_the_manifest(group: Group) -> None:
     with_manifest(group)
     path = Path(group.url) / "file.b2nd"
     group["file"][:EDGE] = 1
@@ -402,7 +402,7 @@ def _no_lock_is_left(group: Group) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("way", ["repack", "new header"])
-def test_a_writer_that_is_killed_while_it_copies_a_file_costs_no_state(
+def test_a_writer_that_is_killed_during_a_copy_loses_no_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     start = open_group(tmp_path / "start.b2d", "w")

@@ -215,7 +215,7 @@ def made(monkeypatch):
     return numbers
 
 
-def test_growing_along_the_first_axis_touches_no_old_chunk_but_a_partial_row(made):
+def test_growing_along_the_first_axis_touches_only_a_partial_row_of_old_chunks(made):
     a = b2array.asarray(np.arange(48).reshape(8, 6), chunks=(4, 3), blocks=(2, 3))
     made.clear()
     old = [a.get_chunk(n) for n in range(4)]
@@ -231,7 +231,7 @@ def test_growing_along_the_first_axis_touches_no_old_chunk_but_a_partial_row(mad
     assert (a[20:22] == 1).all()
 
 
-def test_each_chunk_at_an_edge_is_made_anew_once_when_all_axes_grow(made):
+def test_each_chunk_at_an_edge_is_rewritten_once_when_all_axes_grow(made):
     values = np.arange(5 * 7 * 3).reshape(5, 7, 3)
     a = b2array.asarray(values, chunks=(2, 3, 2), blocks=(1, 3, 2))
     made.clear()
@@ -250,7 +250,7 @@ def test_zeros_of_any_size_grow_without_being_read(made):
     assert len(made) == 11
 
 
-def test_whole_rows_of_chunks_move_without_being_made_anew(made):
+def test_whole_rows_of_chunks_move_without_being_rewritten(made):
     values = np.arange(60).reshape(10, 6)
     a = b2array.asarray(values, chunks=(2, 4), blocks=(1, 2))
     made.clear()
@@ -267,7 +267,7 @@ def test_whole_rows_of_chunks_move_without_being_made_anew(made):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_comes_to_be_is_the_fill_value_of_any_type(tmp_path, dtype, layout):
+def test_new_items_are_the_fill_value_of_any_type(tmp_path, dtype, layout):
     fill = items(dtype, (), 3)[()]
     values = items(dtype, (5, 3), 1)
     a = b2array.create(tmp_path / "a.b2nd", (5, 3), dtype, fill_value=fill, chunks=(2, 2), blocks=(1, 2), layout=layout)
@@ -283,7 +283,7 @@ def test_what_comes_to_be_is_the_fill_value_of_any_type(tmp_path, dtype, layout)
     assert same(copied.fill_value, fill)
 
 
-def test_a_fill_value_costs_one_small_chunk_a_position(tmp_path):
+def test_a_fill_value_takes_one_small_chunk_for_each_position(tmp_path):
     a = b2array.full((1000, 1000), 7, "i4", url=tmp_path / "a.b2nd", chunks=(100, 100))
     assert a.cbytes < 100 * 100
     a.resize((2000, 1000))
@@ -382,7 +382,7 @@ def test_a_copy_streams(tmp_path):
     assert b[70, 0, 0] == 6
 
 
-def test_a_copy_shows_how_far_it_is(capsys):
+def test_a_copy_reports_its_progress(capsys):
     a = b2array.asarray(np.arange(10), chunks=(2,))
     a.copy(progress=True)
     a.copy(chunks=(5,), progress=True)
@@ -398,7 +398,7 @@ def test_types_are_converted_as_numpy_converts_them(dtype, to):
     assert same(a.astype(to)[...], values.astype(to))
 
 
-def test_unsafe_casts_are_refused_where_that_is_asked_for(tmp_path):
+def test_unsafe_casts_are_refused_on_request(tmp_path):
     a = b2array.asarray(np.ones(3))
     with pytest.raises(TypeError, match="Cannot cast"):
         a.astype("i4", tmp_path / "a.b2nd", casting="safe")
@@ -418,7 +418,7 @@ def test_unsafe_casts_are_refused_where_that_is_asked_for(tmp_path):
 
 @pytest.mark.parametrize("every", [None, 1, 3, 4, 10, 11])
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_an_appender_writes_what_it_is_given(tmp_path, every, axis):
+def test_an_appender_writes_its_values(tmp_path, every, axis):
     shape = [2, 2]
     shape.insert(axis % 3, 0)
     a = b2array.zeros(tuple(shape), "i4", url=tmp_path / "a.b2nd", chunks=(4, 4, 4))
@@ -435,7 +435,7 @@ def test_an_appender_writes_what_it_is_given(tmp_path, every, axis):
     assert np.array_equal(b2array.load(tmp_path / "a.b2nd"), np.moveaxis(expected, 0, axis))
 
 
-def test_an_appender_commits_what_came_before_an_error(tmp_path):
+def test_an_appender_commits_the_values_before_an_error(tmp_path):
     a = b2array.zeros((0, 3), url=tmp_path / "a.b2nd", chunks=(10, 3))
     with pytest.raises(ZeroDivisionError), a.appender() as out:
         out.append([1, 2, 3])
@@ -552,7 +552,7 @@ def test_a_change_of_shape_keeps_what_another_handle_wrote_meanwhile(tmp_path, v
     assert len(b2array.load(url)) == len(before)
 
 
-def test_an_append_to_what_has_other_extents_by_now_is_a_conflict(tmp_path):
+def test_an_append_to_an_array_with_other_extents_by_now_is_a_conflict(tmp_path):
     a = b2array.zeros((2, 3), url=tmp_path / "a.b2nd")
     other = b2array.open(tmp_path / "a.b2nd", "r+")
     other.resize((2, 4))
@@ -564,7 +564,7 @@ def test_an_append_to_what_has_other_extents_by_now_is_a_conflict(tmp_path):
 # Slips.
 
 
-def test_what_is_not_possible_is_refused_before_anything_is_written(tmp_path):
+def test_impossible_changes_are_refused_before_anything_is_written(tmp_path):
     a = b2array.zeros((4, 6), "i4", url=tmp_path / "a.b2nd", chunks=(2, 2))
     generation = a.generation
     wrong = [
@@ -618,7 +618,7 @@ def test_lists_are_appended_as_numpy_makes_arrays_of_them(dtype, values):
 
 
 @pytest.mark.parametrize("edit", [lambda a: a.delete(slice(2, 9)), lambda a: a.insert([-1], 9)])
-def test_positions_are_those_of_the_shape_that_is_changed(edit, monkeypatch):
+def test_positions_refer_to_the_current_shape(edit, monkeypatch):
     a = b2array.asarray(np.arange(10), chunks=(4,))
     other = threading.Thread(target=lambda: a.delete(slice(0, 6)))
     find, joint = resize.select_positions, resize.make_joint

@@ -30,7 +30,7 @@ def spooled(**options):
     return Staging(MemoryStore(), Spool(**options), 0)
 
 
-def test_a_chunk_gets_a_file_of_its_own_with_its_checksums_behind_it():
+def test_a_chunk_gets_a_separate_file_that_ends_with_its_checksums():
     store, shelf = in_files(first=7)
     made = [shelf.put(0, packed(n), 5) for n in range(2)]
     assert [each.code for each in made] == [7, 8]
@@ -85,7 +85,7 @@ def test_a_file_that_only_lacks_its_ends_can_be_completed(tmp_path):
     shelf.close()
 
 
-def test_bytes_in_memory_have_no_file_to_give_away():
+def test_a_spool_in_memory_has_no_file():
     shelf = spooled()
     shelf.put(0, packed(0), 5)
     assert shelf.header_room is None
@@ -93,7 +93,7 @@ def test_bytes_in_memory_have_no_file_to_give_away():
         shelf.finish(b"", b"", durable=False)
 
 
-def test_chunks_of_zeros_and_nan_are_stored_so_that_others_can_read_them():
+def test_stored_chunks_of_zeros_and_nan_are_readable_by_other_software():
     shelf = spooled()
     kinds = ((Special.ZEROS, bytes(4), Special.NONE), (Special.NAN, NAN_BYTES[4], Special.VALUE))
     for special, item, stored in kinds:
@@ -103,14 +103,14 @@ def test_chunks_of_zeros_and_nan_are_stored_so_that_others_can_read_them():
         assert bytes(decode.decode(buf)) == item * 100
 
 
-def test_unused_files_are_those_made_here():
+def test_only_files_created_here_count_as_unused():
     _, shelf = in_files({"00000001.chunk": b"theirs"})
     for n in range(3):
         shelf.put(0, packed(n), 5)
     assert [*shelf.files.find_unused(np.array([2, -1, 9]))] == ["00000000.chunk", "00000003.chunk"]
 
 
-def test_a_shelf_looks_for_its_files_after_an_hour_of_either_clock(monkeypatch):
+def test_staging_looks_for_its_files_after_an_hour_of_either_clock(monkeypatch):
     store, shelf = in_files()
     code = shelf.put(0, packed(0), 5).code
     store.delete([index.chunk_name(code)])
@@ -122,7 +122,7 @@ def test_a_shelf_looks_for_its_files_after_an_hour_of_either_clock(monkeypatch):
             assert shelf.find_missing(np.array([code])) == [index.chunk_name(code)]
 
 
-def test_numbers_stay_low_where_many_files_are_left():
+def test_numbers_stay_low_in_a_directory_with_many_leftovers():
     others = {f"{number:08X}.chunk": b"theirs" for number in range(0, 1000, 2)}
     for _ in range(40):  # each begins at 0, as a new frame does
         store, shelf = in_files(others)
@@ -132,7 +132,7 @@ def test_numbers_stay_low_where_many_files_are_left():
     assert shelf.next < 1200
 
 
-def test_a_closed_shelf_takes_nothing():
+def test_closed_staging_refuses_chunks():
     store, shelf = in_files()
     shelf.close()
     with pytest.raises(ConflictError, match="ended"):
@@ -140,7 +140,7 @@ def test_a_closed_shelf_takes_nothing():
     assert store.listing() == {}
 
 
-def test_what_is_no_chunk_is_not_taken():
+def test_bytes_that_are_not_a_chunk_are_refused():
     store, shelf = in_files()
     with pytest.raises(FormatError):
         shelf.put(0, b"no chunk at all, but long enough to be one", 5)

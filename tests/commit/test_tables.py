@@ -77,7 +77,7 @@ def test_attributes_and_files_of_a_table_may_change(tmp_path):
         assert found.where("n >= 90").nrows == 10
 
 
-def test_names_like_a_column_in_other_groups_are_free(tmp_path):
+def test_names_like_a_columns_are_allowed_in_other_groups(tmp_path):
     group = b2array.open_group(tmp_path / "g.b2d", "w")
     group["_cols/n"] = np.arange(3)
     group["_meta"] = np.arange(3)

@@ -201,7 +201,7 @@ def test_frames_that_look_alike_are_read_as_themselves(put, make):
 @place
 @MAKERS
 @pytest.mark.usefixtures("settled")
-def test_a_frame_that_another_replaced_is_read_as_the_new_one(put, make):
+def test_a_replaced_frame_is_read_as_the_new_one(put, make):
     before = [put("a.b2nd", make(0))()[4, 30] for _ in range(2)]
     after = [put("a.b2nd", make(1))()[4, 30] for _ in range(2)]
     assert (before, after) == ([noise(0)[4, 30]] * 2, [noise(1)[4, 30]] * 2)
@@ -227,7 +227,7 @@ def test_many_frames_in_random_order_read_the_same_with_the_cache_and_without(pu
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_file_whose_old_time_is_set_again_is_another_one(tmp_path, in_place):
+def test_a_changed_file_with_its_old_time_is_another_file(tmp_path, in_place):
     path = tmp_path / "a.b2nd"
     path.write_bytes(ours(0))
     status = path.stat()
@@ -241,7 +241,7 @@ def test_a_file_whose_old_time_is_set_again_is_another_one(tmp_path, in_place):
         assert b2array.open(path)[4, 30] == noise(seed)[4, 30]
 
 
-def test_a_file_that_may_yet_change_without_another_time_is_kept_for_one_handle(tmp_path, monkeypatch):
+def test_blocks_of_a_just_changed_file_are_cached_for_one_handle(tmp_path, monkeypatch):
     # As on file systems that count in larger steps: every state has the same times.
     status = SimpleNamespace(st_mode=0o100644, st_dev=1, st_ino=1, st_size=len(forged(0)), st_mtime_ns=0, st_ctime_ns=0)
     monkeypatch.setattr(local.os, "fstat", lambda _: status)
@@ -254,7 +254,7 @@ def test_a_file_that_may_yet_change_without_another_time_is_kept_for_one_handle(
         assert found == noise(expected)[4, 30]
 
 
-def test_the_chunks_of_a_directory_may_be_others_under_the_same_index(tmp_path):
+def test_chunks_of_a_directory_may_change_under_the_same_index(tmp_path):
     with config.using(threads=1):  # so that the files have the same numbers
         for seed in (0, 1):
             array = b2array.asarray(noise(seed), url=tmp_path / str(seed), layout="sparse", **PARTS)
@@ -367,7 +367,7 @@ def test_the_cache_takes_no_more_memory_than_it_may_however_small_the_blocks_are
         assert len(cache.blocks._chunks) > 1
 
 
-def test_a_call_that_comes_in_between_the_lines_of_another_one_gets_memory_of_its_own():
+def test_a_call_that_interrupts_another_one_gets_different_memory():
     kept, lent = cache.Cache(), []
 
     def interrupt(frame, event, _):
@@ -407,7 +407,7 @@ def test_a_smaller_cache_frees_memory_at_once(monkeypatch):
     assert (a[4, 30], b[30_000]) == (noise(0)[4, 30], 30_000 % 256)
 
 
-def test_what_the_cache_has_stays_while_it_is_off_for_a_while(monkeypatch):
+def test_the_cache_keeps_its_blocks_while_it_is_switched_off(monkeypatch):
     a = b2array.asarray(noise(0), **PARTS)
     assert a[4, 30] == noise(0)[4, 30]
     with config.using(cache_bytes=0):

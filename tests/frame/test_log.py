@@ -158,7 +158,7 @@ def prepared(tmp_path: Path) -> Callable[..., Group]:
     return prepare
 
 
-def test_the_table_has_every_situation() -> None:
+def test_the_table_covers_every_situation() -> None:
     assert {*TABLE} == {*itertools.product(Standing, [True, False])}
     assert all({*row} == {*KINDS} for row in TABLE.values())
 
@@ -196,7 +196,7 @@ def test_an_entry_does_what_the_table_says(
 
 
 @pytest.mark.parametrize("kind", ["frame", "delete"])
-def test_what_somebody_writes_to_a_frame_that_goes_does_not_save_it(prepared: Callable[..., Group], kind: Kind) -> None:
+def test_a_write_to_a_frame_that_an_entry_deletes_does_not_save_it(prepared: Callable[..., Group], kind: Kind) -> None:
     group = prepared(kind, Standing.BEFORE, staged=kind == "frame")
     b2array.open(group.place, "r+")[0] = 55
     apply_entry(group.store_of, "m.b2nd", group.entry)
@@ -207,7 +207,7 @@ def test_what_somebody_writes_to_a_frame_that_goes_does_not_save_it(prepared: Ca
 
 
 @pytest.mark.parametrize("kind", ["patch", "index"])
-def test_what_somebody_writes_to_a_member_beats_a_change_of_it(prepared: Callable[..., Group], kind: Kind) -> None:
+def test_a_later_write_to_a_member_wins_over_its_entry(prepared: Callable[..., Group], kind: Kind) -> None:
     group = prepared(kind, Standing.BEFORE, staged=False)
     b2array.open(group.place, "r+")[0] = 55
     apply_entry(group.store_of, "m.b2nd", group.entry)
@@ -215,7 +215,7 @@ def test_what_somebody_writes_to_a_member_beats_a_change_of_it(prepared: Callabl
 
 
 @pytest.mark.parametrize("kind", ["frame", "delete"])
-def test_a_damaged_frame_goes_if_the_entry_names_its_version(prepared: Callable[..., Group], kind: Kind) -> None:
+def test_an_entry_that_names_a_damaged_frame_replaces_or_deletes_it(prepared: Callable[..., Group], kind: Kind) -> None:
     group = prepared(kind, Standing.DAMAGED, staged=kind == "frame")
     found = inspect_place(LocalStore(str(group.place)))
     assert found.is_damaged
@@ -228,7 +228,7 @@ def test_a_damaged_frame_goes_if_the_entry_names_its_version(prepared: Callable[
 
 
 @pytest.mark.parametrize("torn", [1, 12, 40, 60])
-def test_a_torn_header_is_written_again_if_its_tail_is_there(prepared: Callable[..., Group], torn: int) -> None:
+def test_a_torn_header_is_written_again_if_its_tail_is_stored(prepared: Callable[..., Group], torn: int) -> None:
     group = prepared("patch", Standing.BEFORE, staged=True)
     with group.place.open("r+b") as file:
         file.write(group.entry.header[:torn])

@@ -200,7 +200,7 @@ def test_a_chunk_that_cannot_be_decoded_is_named(threads):
 
 
 @pytest.mark.parametrize("contiguous", [False, True])
-def test_an_item_that_is_not_there_any_more_is_named_or_a_conflict(tmp_path, contiguous):
+def test_a_read_of_a_cut_off_item_names_its_chunk_and_of_a_rewritten_one_is_a_conflict(tmp_path, contiguous):
     path = tmp_path / "array.b2nd"
     values = np.random.default_rng(0).integers(0, 2**20, 20000)
     stock = blosc2.asarray(values, urlpath=str(path), contiguous=contiguous, chunks=(10000,), blocks=(1000,))
@@ -248,7 +248,7 @@ def test_the_cache_keeps_states_apart():
     assert old[13] == 13
 
 
-def test_what_the_caller_does_with_a_result_does_not_reach_the_cache():
+def test_changes_of_a_result_do_not_reach_the_cache():
     array = b2array.asarray(np.arange(100), chunks=10, blocks=5)
     for _ in range(2):
         found = array[10:15]
@@ -256,7 +256,7 @@ def test_what_the_caller_does_with_a_result_does_not_reach_the_cache():
         found[...] = -1
 
 
-def test_the_cache_stays_within_its_bounds():
+def test_the_cache_stays_within_its_limit():
     array = b2array.asarray(np.arange(10_000), chunks=1000, blocks=100)
     with config.using(cache_bytes=5000):
         for n in range(0, 10_000, 100):
@@ -329,7 +329,7 @@ def test_only_blocks_that_the_cache_does_not_have_are_fetched(monkeypatch):
 
 
 @pytest.mark.parametrize(("codec", "spans"), [("zstd", 1), ("lz4", 4)])
-def test_neighbouring_blocks_are_one_range_of_a_file_if_none_needs_room_behind_it(tmp_path, monkeypatch, codec, spans):
+def test_neighbouring_blocks_are_one_range_of_a_file_if_no_block_needs_a_margin(tmp_path, monkeypatch, codec, spans):
     values = np.arange(64_000).reshape(64, 1000)
     a = b2array.asarray(
         values, url=tmp_path / "a.b2nd", chunks=(64, 1000), blocks=(8, 1000), cparams=b2array.CParams(codec)
@@ -361,7 +361,7 @@ def test_blocks_behind_a_head_are_read_into_the_memory_that_the_head_had(tmp_pat
                 tracemalloc.stop()
 
 
-def test_one_read_keeps_at_most_half_of_the_cache_and_finds_that_again(monkeypatch):
+def test_one_read_keeps_at_most_half_of_the_cache_and_reuses_it(monkeypatch):
     values = np.arange(2**18).reshape(64, 4096)  # 2 MiB, in blocks of 32 KiB
     array = b2array.asarray(values, chunks=(8, 4096), blocks=(1, 4096))
     other = b2array.asarray(values[:8], chunks=(8, 4096), blocks=(1, 4096))
@@ -379,7 +379,7 @@ def test_one_read_keeps_at_most_half_of_the_cache_and_finds_that_again(monkeypat
         assert len(fetched) == 21
 
 
-def test_what_is_larger_than_the_cache_does_not_go_through_it():
+def test_reads_larger_than_the_cache_bypass_it():
     array = b2array.asarray(np.arange(10_000), chunks=1000, blocks=1000)
     with config.using(cache_bytes=10_000):
         assert array[17] == 17
@@ -387,7 +387,7 @@ def test_what_is_larger_than_the_cache_does_not_go_through_it():
     assert cache.blocks.nbytes == 0
 
 
-def test_the_blocks_that_were_not_used_for_the_longest_time_leave_first(monkeypatch):
+def test_the_least_recently_used_blocks_are_evicted_first(monkeypatch):
     array = b2array.asarray(np.arange(10_000), chunks=1000, blocks=100)
     requests = []
     original = read.fetch

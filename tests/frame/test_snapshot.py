@@ -60,7 +60,7 @@ def opened(directory, layout):
 
 
 @LAYOUTS
-def test_one_look_finds_out_what_is_there(frames, layout):
+def test_loading_finds_the_layout_of_a_frame(frames, layout):
     held = opened(frames, layout)
     assert held.frame.frame_type == (FrameType.SPARSE if layout == "sparse" else FrameType.CONTIGUOUS)
     assert held.name == ("chunks.b2frame" if layout == "sparse" else "")
@@ -69,7 +69,7 @@ def test_one_look_finds_out_what_is_there(frames, layout):
 
 
 @LAYOUTS
-def test_places_are_where_the_chunks_are(frames, layout):
+def test_locations_lead_to_the_chunks(frames, layout):
     held = opened(frames, layout)
     assert held.locate(3) is Special.ZEROS
     for n in (0, 1, 2, 4, 5):
@@ -95,7 +95,7 @@ def test_a_generation_names_a_state_whoever_wrote_it(frames, layout, tmp_path):
     assert now.staleness() is None
 
 
-def test_a_snapshot_of_a_file_that_is_gone_says_so(frames, tmp_path):
+def test_a_snapshot_of_a_deleted_file_is_stale(frames, tmp_path):
     shutil.copytree(frames, tmp_path / "copy")
     held = opened(tmp_path / "copy", "contiguous")
     (tmp_path / "copy" / "contiguous").unlink()
@@ -126,14 +126,14 @@ def test_a_kept_state_that_cannot_be_read_is_lost_only_if_the_frame_is_the_same(
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "403"), TimeoutError("too late"), OSError("broken")])
-def test_other_errors_than_absence_are_shown_and_are_not_absence(error):
+def test_other_errors_are_raised_and_not_taken_for_absence(error):
     store = MemoryStore()
     store.head = lambda names, nbytes, offset=0: [FileNotFoundError("nothing"), error][: len(names)]
     with pytest.raises(type(error), match=str(error.args[-1])):
         load(store)
 
 
-def test_a_header_longer_than_the_first_look_is_read():
+def test_a_header_longer_than_the_first_request_is_read():
     held = b2array.create_schunk(chunksize=80, meta={f"m{n}": b"x" * 9000 for n in range(12)})
     held.append_data(bytes(range(80)))
     found = load(held._handle.store)
@@ -191,7 +191,7 @@ def test_any_blocks_of_any_chunks_are_fetched(frames, layout, data):
 
 
 @LAYOUTS
-def test_a_chunk_of_another_size_than_the_frame_says_has_its_number(frames, layout, tmp_path):
+def test_the_error_for_a_chunk_of_another_size_names_the_chunk(frames, layout, tmp_path):
     shutil.copytree(frames, tmp_path / "copy")
     held = opened(tmp_path / "copy", layout)
     wrong = encode.special_chunk(b"\1\2\3\4", FULL // 2, typesize=4, blocksize=FULL // NBLOCKS)
@@ -237,7 +237,7 @@ def test_a_file_that_was_replaced_is_a_conflict(frames, tmp_path):
         fetch(held, [ChunkRequest(0, None)])
 
 
-def test_a_special_chunk_among_chunks_of_sizes_of_their_own_is_refused_with_its_number():
+def test_a_special_chunk_among_chunks_of_different_sizes_is_refused_by_number():
     described = SimpleNamespace(chunk_nbytes=lambda n: None)
     source = SimpleNamespace(
         frame=described,
@@ -277,7 +277,7 @@ class Overtaken(LocalStore):
         return [first, *super().head(names[1:], nbytes, offset=offset)]
 
 
-def test_a_directory_that_a_file_replaces_while_it_is_opened_is_not_taken_for_nothing(frames, tmp_path):
+def test_a_file_that_replaces_a_directory_during_open_is_noticed(frames, tmp_path):
     shutil.copytree(frames, tmp_path / "copy")
     store = Overtaken(tmp_path / "copy" / "sparse")
     store.happen = lambda: LocalStore(tmp_path / "copy" / "contiguous").swap(store)
