@@ -48,7 +48,7 @@ def user_ratios(found: dict[str, Any]) -> dict[str, dict[str, float]]:
         rows[label] = {
             name: round(each[clock] / row["b2array"][clock], 2) for name, each in row.items() if name != "b2array"
         }
-        if label == "xarray: mean of each day":
+        if label == "xarray: load":
             sizes = found["sizes"]
             rows["xarray: size on disk"] = {
                 name: round(nbytes / sizes["b2array"], 2) for name, nbytes in sizes.items() if name != "b2array"

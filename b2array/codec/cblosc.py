@@ -71,6 +71,8 @@ _FEW_BYTES = 2**14
 """Up to here NumPy unshuffles faster."""
 LONGEST_ZSTD = 2**16
 """C-Blosc 1 makes a context for each zstd stream. For longer ones that does not matter."""
+_LONGEST_PLAIN_ZSTD = 2**20
+"""Up to here zstd is faster without C-Blosc where there is no shuffle to undo; it gets memory of this size only."""
 _RAW_CHUNK_NBYTES = 2**20
 """C-Blosc 1 unshuffles this much at a time, while it is still in the cache."""
 _MAX_ASSEMBLY = 8 * 2**20
@@ -160,11 +162,12 @@ def decode(
     in front of the blocks are used as scratch space and restored, which saves a copy: no other thread may use it at the
     same time. So may be `margin` bytes after each block, which are not restored; `margin_behind` are enough.
     """
-    if params.fmt == CodecFormat.ZSTD and params.neblock <= LONGEST_ZSTD:
-        if params.shuffle == NOSHUFFLE:
-            decode_zstd(region, starts, stops, params.neblock, [out.data])
-        else:
-            _decode_shuffled_zstd(params, region, starts, stops, out)
+    is_zstd = params.fmt == CodecFormat.ZSTD
+    if is_zstd and params.shuffle == NOSHUFFLE and params.neblock <= _LONGEST_PLAIN_ZSTD:
+        decode_zstd(region, starts, stops, params.neblock, [out.data])
+        return
+    if is_zstd and params.neblock <= LONGEST_ZSTD:
+        _decode_shuffled_zstd(params, region, starts, stops, out)
         return
     # Data with runs have them in nearly every block. If the first block has none, try without looking at the others.
     of_first = stream_positions(region, starts[:1], stops[:1], params.nstreams, params.neblock)

@@ -359,7 +359,7 @@ def _assemble(task: Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes 
 def _encode_in_c(task: Task) -> bytes | None:
     """Shuffle and compress with one call of C-Blosc 1; None if it cannot make the blocks that we want."""
     codec = task.cparams.codec_id
-    if codec not in CODEC_FORMATS:
+    if codec not in CODEC_FORMATS or _is_of_plain_items(task):
         return None
     ask = cblosc.fused_ask(codec, task.typesize, task.blocksize, len(task.data))
     splits_in_c = codec != CodecId.ZSTD and task.typesize > 1
@@ -538,7 +538,7 @@ def _filter(task: Task, rows: Bytes, reference: Bytes, *, first: bool) -> Bytes:
 def _full_blocks(task: Task, filtered: Bytes) -> list[list[Buffer]]:
     codec = task.cparams.codec_id
     neblock = task.blocksize // task.nstreams
-    if codec == CodecId.ZSTD and neblock <= cblosc.LONGEST_ZSTD:
+    if codec == CodecId.ZSTD and (neblock <= cblosc.LONGEST_ZSTD or _is_of_plain_items(task)):
         return _zstd_blocks(task, filtered, neblock)
     typesize = _unsplit_typesize(codec, neblock)
     streams = filtered.reshape(-1, task.nstreams, neblock)
@@ -584,17 +584,32 @@ def _block_pieces(task: Task, block: Bytes, dictionary: bytes | None = None) -> 
     return pieces
 
 
+def _is_of_plain_items(task: Task) -> bool:
+    """Whether full blocks are one stream each of items that no filter rearranges, for which zstd has better ways."""
+    is_plain = not task.split and not set(task.pipeline.filters) - {FilterId.NOFILTER, FilterId.TRUNC_PREC}
+    return is_plain and codecs.is_for_items(
+        task.cparams.codec_id,
+        task.blocksize,
+        task.typesize,
+        task.cparams.clevel,
+    )
+
+
 def _zstd_blocks(task: Task, filtered: Bytes, neblock: int) -> list[list[Buffer]]:
-    """Compress short zstd streams with one context, for which C-Blosc 1 makes a context each."""
+    """Compress zstd streams with one context, where C-Blosc 1 makes a context each and knows nothing of items."""
     view = filtered.data
     size = struct.pack("<i", neblock)
+    of_items = _is_of_plain_items(task)
     blocks: list[list[Buffer]] = []
     for start in range(0, len(filtered), task.blocksize):
         pieces: list[Buffer] = []
         for position in range(start, start + task.blocksize, neblock):
             end = position + neblock
             stream = view[position:end]
-            payload = codecs.encode(CodecId.ZSTD, stream, clevel=task.cparams.clevel)
+            if of_items:
+                payload = codecs.encode_items(stream, task.typesize)
+            else:
+                payload = codecs.encode(CodecId.ZSTD, stream, clevel=task.cparams.clevel)
             nbytes = neblock if payload is None else len(payload)
             if nbytes <= _LONGEST_ZSTD_RUN and (filtered[position:end] == stream[0]).all():
                 pieces.append(_run_token(stream[0]))

@@ -55,7 +55,7 @@ def advice(layout: Layout, positions: Sequence[slice]) -> str:
     >>> import numpy as np
     >>> layout = Layout((1000, 500, 500), (10, 500, 500), (1, 100, 500), np.dtype("f4"), "<f4")
     >>> advice(layout, (slice(0, 1000), slice(7, 8), slice(7, 8)))
-    'access="series" would decode 1389 times less'
+    'access="series" would decode 781 times less'
     >>> advice(layout, (slice(0, 1), slice(0, 500), slice(0, 500)))
     ''
     """

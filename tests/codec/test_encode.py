@@ -8,13 +8,14 @@ from typing import Any
 import blosc2
 import numpy as np
 import pytest
+import zstandard
 from chunks import CODECS, PIPELINES, SPLITMODES, blocksizes, cparams, datas, sine, typesizes, walk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from b2array.codec import chunk, decode, encode
+from b2array.codec import chunk, codecs, decode, encode
 from b2array.codec.cparams import CParams
-from b2array.codec.header import ChunkHeader, Special
+from b2array.codec.header import ChunkHeader, CodecId, Special
 from b2array.errors import LimitError, UnsupportedError
 
 
@@ -222,3 +223,38 @@ def test_the_environment_has_no_say(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(name, values[name])
     assert encode.encode(data, typesize=8, cparams=params) == expected
     assert decode.decode(expected).tobytes() == data
+
+
+def of_repeated_items(itemsize: int, nbytes: int) -> np.ndarray[Any, Any]:
+    """Return floats of which a few thousand differ, in no order, as measured decimals have them."""
+    noise = np.random.default_rng(itemsize).normal(20, 5, nbytes // itemsize)
+    return np.round(noise, 2).astype(f"f{itemsize}")
+
+
+@pytest.mark.parametrize(("itemsize", "most"), [(4, 1.12), (8, 0.99)])
+def test_whole_items_that_repeat_become_longer_matches_than_at_zstds_own_level(itemsize: int, most: float) -> None:
+    blocksize = 200 * 2**10
+    data = of_repeated_items(itemsize, 3 * blocksize + 40_000)
+    params = CParams(filters=())
+    made = encode.encode(data, typesize=itemsize, blocksize=blocksize, cparams=params)
+    blocks = [data.tobytes()[start : start + blocksize] for start in range(0, data.nbytes, blocksize)]
+    usual = sum(len(codecs.encode(CodecId.ZSTD, block, clevel=2) or block) for block in blocks)
+    assert len(made) < most * usual
+    assert len(made) > 0.8 * usual
+    assert blosc2.decompress2(made) == data.tobytes() == bytes(decode.decode(made))
+
+
+@pytest.mark.parametrize(
+    ("itemsize", "blocksize", "clevel"),
+    [(4, 2**17, 2), (4, 2**18 + 8, 2), (2, 200 * 2**10, 2), (8, 200 * 2**10, 3)],
+)
+def test_all_other_streams_are_what_zstd_makes_at_the_level(itemsize: int, blocksize: int, clevel: int) -> None:
+    data = of_repeated_items(8, 2 * blocksize)
+    made = encode.encode(data, typesize=itemsize, blocksize=blocksize, cparams=CParams(filters=(), clevel=clevel))
+    head = chunk.unpack_head(memoryview(made))
+    frames = [made[start + 4 : stop] for start, stop in zip(head.starts, head.stops, strict=True)]
+    # A frame says how large its window is, and nothing else of how it was made: compare how often zstd found something.
+    level = 2 * clevel - 1
+    again = zstandard.ZstdCompressor(level=level)
+    blocks = [data.tobytes()[start : start + blocksize] for start in range(0, data.nbytes, blocksize)]
+    assert [len(frame) for frame in frames] == pytest.approx([len(again.compress(block)) for block in blocks], rel=0.01)
