@@ -79,8 +79,7 @@ def choose(
     """
     # Before its version 3.3.2 the C library lost bytes after the last item of a block.
     whole = blocksize % typesize == 0 and len(data) % typesize == 0
-    candidates = [each for each in _candidates(cparams) if each.suits(typesize, whole)]
-    tried = [each.at(typesize) for each in candidates]
+    tried = _fitting(cparams, typesize, whole)
     if cparams.codec_id in CODEC_FORMATS:
         costs = _costs_of_pieces(data, typesize, blocksize, tried)
     else:  # a codec of the user's may know nothing but whole blocks
@@ -138,6 +137,13 @@ def _candidates(cparams: CParams) -> tuple[_Candidate, ...]:
         params = replace(cparams, filters=names, filters_meta=metas.get(names, ()))
         candidates.append(_Candidate(params, share))
     return tuple(candidates)
+
+
+@lru_cache(maxsize=64)
+def _fitting(cparams: CParams, typesize: int, whole_items: bool) -> tuple[_Candidate, ...]:
+    """Return the candidates for items of this size, which fill the blocks or not."""
+    candidates = [each for each in _candidates(cparams) if each.suits(typesize, whole_items)]
+    return tuple([each.at(typesize) for each in candidates])
 
 
 def _costs_of_pieces(

@@ -213,6 +213,8 @@ class CParams:
         A bytedelta without a number of streams has one for each byte of the item. Chunks must say so, for readers that
         do not know their frame.
         """
+        if _BYTEDELTAS.isdisjoint(self.filter_slots):
+            return self.meta_slots
         metas = []
         for fid, meta in zip(self.filter_slots, self.meta_slots, strict=True):
             needs_width = fid in _BYTEDELTAS and not meta
@@ -305,7 +307,7 @@ _SPLITMODES: dict[int, SplitMode] = {
     4: "blosc2",
 }
 """The numbers of python-blosc2 as a frame stores them."""
-_BYTEDELTAS = (FilterId.BYTEDELTA, FilterId.BYTEDELTA_BUGGY)
+_BYTEDELTAS = frozenset({FilterId.BYTEDELTA, FilterId.BYTEDELTA_BUGGY})
 _SPLIT_BY_BLOSC1 = (CodecId.BLOSCLZ, CodecId.LZ4, CodecId.LZ4HC, CodecId.ZLIB)
 
 

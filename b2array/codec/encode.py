@@ -303,18 +303,24 @@ def make_storable(buf: bytes) -> bytes:
 
 def _raw_chunk(data: Bytes, typesize: int, blocksize: int, cparams: CParams) -> bytes:
     """Make a chunk of the unfiltered data."""
+    return b"".join((_raw_header(typesize, len(data), blocksize, cparams), data.data))
+
+
+@lru_cache(maxsize=128)
+def _raw_header(typesize: int, nbytes: int, blocksize: int, cparams: CParams) -> bytes:
+    # Most of these are indexes and other metadata of a frame, which have the same size at each commit.
     header = ChunkHeader(
         typesize,
-        len(data),
+        nbytes,
         blocksize,
-        HEADER_LEN + len(data),
+        HEADER_LEN + nbytes,
         FLAG_EXTENDED | FLAG_MEMCPYED,
         filters=cparams.filter_slots,
         filters_meta=cparams.metas_for(typesize),
         udcodec=cparams.codec_id,
         codec_meta=cparams.codec_meta,
     )
-    return b"".join((header.pack(), data.data))
+    return header.pack()
 
 
 def header_of(task: Task, cbytes: int, *, has_dict: bool = False) -> ChunkHeader:
@@ -414,14 +420,15 @@ def run_pipeline(task: Task) -> Bytes:
     """Run the pipeline over all blocks."""
     if not any(task.pipeline.filters):
         return task.data
-    border = task.nfull * task.blocksize
+    nfull, short = divmod(len(task.data), task.blocksize)
+    border = nfull * task.blocksize
     reference = task.data[: task.blocksize]
-    rows = task.data[:border].reshape(task.nfull, task.blocksize)
+    rows = task.data[:border].reshape(nfull, task.blocksize)
     full = _filter(task, rows, reference, first=True)
-    if not task.short:
+    if not short:
         return full
     tail = task.data[border:].reshape(1, -1)
-    last = _filter(task, tail, reference, first=task.nfull == 0)
+    last = _filter(task, tail, reference, first=nfull == 0)
     return np.concatenate((full, last))
 
 
@@ -447,13 +454,14 @@ def _without_runs(
     stops: list[int],
 ) -> list[list[Buffer]] | None:
     """Return the blocks in pieces, with tokens instead of runs of one byte; None if there are no runs."""
-    nfull = task.nfull
-    neblock = task.blocksize // task.nstreams
-    blocks = _pieces(task, region, starts[:nfull], stops[:nfull], task.nstreams, neblock)
-    if task.short:
+    nfull, short = divmod(len(task.data), task.blocksize)
+    nstreams = task.nstreams
+    neblock = task.blocksize // nstreams
+    blocks = _pieces(task, region, starts[:nfull], stops[:nfull], nstreams, neblock)
+    if short:
         # A short last block is one stream, even if the others are split.
-        blocks += _pieces(task, region, starts[nfull:], stops[nfull:], 1, task.short)
-    has_runs = any(len(pieces) > 1 for pieces in blocks)
+        blocks += _pieces(task, region, starts[nfull:], stops[nfull:], 1, short)
+    has_runs = max(map(len, blocks), default=0) > 1
     return blocks if has_runs else None
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -145,6 +145,13 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
     """Check that a pipeline can be undone; with `encode` also that it can be applied."""
     if _ANY_BLOCK.issuperset(pipeline.filters):
         return
+    if _BUILT_IN.issuperset(pipeline.filters):
+        _check_built_in(pipeline, encode=encode)
+    else:
+        _check_slots(pipeline, encode=encode)
+
+
+def _check_slots(pipeline: Pipeline, *, encode: bool) -> None:
     for slot in _slots(pipeline, None):
         if slot.filter not in _FILTERS and slot.filter not in _registry:
             raise UnsupportedError(
@@ -158,6 +165,10 @@ def check(pipeline: Pipeline, *, encode: bool = False) -> None:
         _check_means(pipeline)
 
 
+# Pipelines are few. Those of registered filters are checked each time, because the register can change.
+_check_built_in = functools.lru_cache(maxsize=256)(_check_slots)
+
+
 def check_dropped_bits(pipeline: Pipeline) -> None:
     """Raise ValueError if a filter cannot drop as many bits of these items as its parameter says."""
     for slot in _slots(pipeline, None):
@@ -167,7 +178,7 @@ def check_dropped_bits(pipeline: Pipeline) -> None:
 
 def _check_means(pipeline: Pipeline) -> None:
     """Raise ValueError if NDMEAN would not get the floats themselves."""
-    slots = [*_slots(pipeline, None)]
+    slots = _slots(pipeline, None)
     if any(slot.filter == FilterId.NDMEAN for slot in slots[1:]):
         raise ValueError("ndmean must be the first filter, because it needs the items themselves")
     if slots and slots[0].filter == FilterId.NDMEAN and pipeline.typesize not in _FLOATS:
@@ -235,11 +246,14 @@ def backward(
 _Filter = Callable[[_FilterSlot, Bytes], Bytes]
 
 
-def _slots(pipeline: Pipeline, reference: Bytes | None) -> Iterator[_FilterSlot]:
+def _slots(pipeline: Pipeline, reference: Bytes | None) -> list[_FilterSlot]:
     blosc1 = pipeline.version == VERSION_BLOSC1
+    slots = []
     for number, meta in zip(pipeline.filters, pipeline.metas, strict=True):
         if number != FilterId.NOFILTER:
-            yield _FilterSlot(number, meta, pipeline.typesize, blosc1, pipeline.blockshape, reference)
+            slot = _FilterSlot(number, meta, pipeline.typesize, blosc1, pipeline.blockshape, reference)
+            slots.append(slot)
+    return slots
 
 
 def _apply(
@@ -249,7 +263,7 @@ def _apply(
     *,
     undo: bool = False,
 ) -> Bytes:
-    slots = list(_slots(pipeline, reference))
+    slots = _slots(pipeline, reference)
     blocks = np.ascontiguousarray(blocks)
     if not blocks.size:
         return blocks
