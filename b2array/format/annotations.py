@@ -38,6 +38,7 @@ __all__ = [
     "pack_records",
     "pack_sizes",
     "sizes_row",
+    "unpack_fitting_sizes",
     "unpack_records",
     "unpack_sizes",
 ]
@@ -394,6 +395,13 @@ def unpack_sizes(buf: Buffer, nchunks: int, nblocks: int) -> Sizes | None:
     """Return the rows that `pack_sizes` packed, or None if they do not fit the array; never fails."""
     numbers = _unpack_numbers(buf, nchunks * (1 + nblocks))
     return None if numbers is None else numbers.reshape(nchunks, 1 + nblocks)
+
+
+def unpack_fitting_sizes(buf: Buffer, nchunks: int, width: int) -> Sizes | None:
+    """Return what `pack_fitting_sizes` packed: rows of `width` numbers or of one; None if neither fits; never fails."""
+    # Bytes 4 to 7 of a chunk say how long its data are.
+    is_short = int.from_bytes(buf[4:8], "little") == 4 * nchunks
+    return unpack_sizes(buf, nchunks, 0 if is_short else width - 1)
 
 
 def pack_records(records: Records) -> bytes | None:

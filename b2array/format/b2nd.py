@@ -7,6 +7,7 @@ are big-endian, as in every part of a frame that is msgpack.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -48,6 +49,8 @@ GEOMETRIES = ("b2nd", "caterva")
 
 VERSION = 0
 """The version of the metalayer that b2array writes."""
+_SHORT = 512
+"""What metalayers of at most this many bytes say is remembered."""
 _NPARTS = 7
 _DTYPE_NUMPY = 0
 _FIXARRAY, _INT32, _INT64, _STR32 = 0x90, 0xD2, 0xD3, 0xDB
@@ -83,7 +86,11 @@ def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:
     chunk's extents it gives the size of an item. If the text of the type says otherwise, the items are taken as raw
     bytes of that size.
     """
-    buf = bytes(buf)
+    content = bytes(buf)
+    return (_unpack_short if len(content) <= _SHORT else _unpack)(content, chunksize, config.limits)
+
+
+def _unpack(buf: bytes, chunksize: int, limits: config.Limits) -> Layout:
     version, shape, chunks, blocks, at = _unpack_geometry(buf)
     if len(buf) < at + 6:
         raise FormatError(f"expected a type after the block shape, found {len(buf) - at} bytes")
@@ -92,8 +99,8 @@ def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:
         raise UnsupportedError(f"dtype format {dtype_format} in the b2nd metalayer: only 0 (NumPy) is known")
     if marker != _STR32:
         raise FormatError(f"expected a str32 marker {_STR32:#x} before the type, found {marker:#x}")
-    if size > config.limits.dtype_text:
-        raise FormatError(f"expected at most {config.limits.dtype_text} bytes of type text, found {size}")
+    if size > limits.dtype_text:
+        raise FormatError(f"expected at most {limits.dtype_text} bytes of type text, found {size}")
     raw = buf[at + 6 : at + 6 + size]
     if len(raw) != size:
         raise FormatError(f"expected {size} bytes of type text, found {len(raw)}")
@@ -109,6 +116,11 @@ def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:
     if chunksize % items != 0:
         raise FormatError(f"expected chunks of {items} items, found chunks of {chunksize} bytes")
     return _layout(shape, chunks, blocks, np.dtype((np.void, chunksize // items)), text, version)
+
+
+# The same array is opened again and again, and the members of a group have few layouts. What is valid depends on the
+# limits.
+_unpack_short = lru_cache(maxsize=256)(_unpack)
 
 
 def unpack_caterva(buf: Buffer, typesize: int) -> Layout:

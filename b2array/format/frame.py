@@ -52,6 +52,8 @@ _BIN32 = 0xC6
 _NO_FINGERPRINT, FINGERPRINT_128, FINGERPRINT_NBYTES = 0, 3, 16
 _VLMETA_CPARAMS = METADATA
 _RAW = CParams("zstd", clevel=0, filters=())
+_SHORT = 1024
+"""Metalayers of at most this many bytes are stored as they are: a disk reads no fewer bytes at once."""
 _SAMPLED, _SAMPLE = 2**20, 2**16
 """From this size on, a sample decides whether a metalayer is worth compressing."""
 
@@ -82,15 +84,14 @@ class Frame(Header):
     fingerprint: bytes = bytes(FINGERPRINT_NBYTES)
     packed_index: tuple[NDArray[np.int64], bytes] | None = field(default=None, repr=False)
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether b2array wrote this state. Only then are the annotations true about the chunks."""
-        return self.fingerprint_type == FINGERPRINT_128
+    is_ours: bool = field(init=False, repr=False)
+    """Whether b2array wrote this state. Only then are the annotations true about the chunks."""
+    nchunks: int = field(init=False, repr=False)
+    """Number of chunks, stored or not."""
 
-    @property
-    def nchunks(self) -> int:
-        """Number of chunks, stored or not."""
-        return len(self.offsets)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_ours", self.fingerprint_type == FINGERPRINT_128)
+        object.__setattr__(self, "nchunks", len(self.offsets))
 
     def chunk_nbytes(self, n: int) -> int | None:
         """Return the uncompressed size of chunk `n` in bytes, or None if only the chunk itself knows."""
@@ -321,6 +322,8 @@ def _compute_fields(frame: Frame, header_len: int) -> dict[str, Any]:
 
 
 def _b2nd_first(layers: Layers) -> Layers:
+    if not layers or layers[0][0] == "b2nd":
+        return layers
     return tuple(sorted(layers, key=lambda layer: layer[0] != "b2nd"))
 
 
@@ -351,12 +354,14 @@ def _pack_trailer(vlmetalayers: Layers) -> bytes:
 def pack_vlmeta(value: Buffer) -> bytes:
     """Return the chunk that holds the content of a variable-length metalayer."""
     content = memoryview(value).cast("B")
+    if content.nbytes <= _SHORT:
+        return encode.encode(content, cparams=_RAW)
     middle = content.nbytes // 2
     if content.nbytes < _SAMPLED or _compress(content[middle : middle + _SAMPLE]) is not None:
         packed = _compress(content)
         if packed is not None:
             return packed
-    return encode.encode(content, typesize=1, cparams=_RAW)
+    return encode.encode(content, cparams=_RAW)
 
 
 def _compress(content: memoryview) -> bytes | None:

@@ -86,8 +86,11 @@ def pack(layers: Layers, start: int, *, uncounted: int) -> bytes:
 
     The size that the map states excludes its first `uncounted` bytes: 0 in headers, 1 in trailers.
     """
-    entries = [(name.encode(errors="surrogateescape"), content) for name, content in layers]
-    size = _MAP.size + sum([6 + len(name) for name, _ in entries])
+    entries, size = [], _MAP.size
+    for text, content in layers:
+        name = text.encode(errors="surrogateescape")
+        entries.append((name, content))
+        size += 6 + len(name)
     offset = start + size + 3
     names = []
     contents = []
@@ -103,16 +106,18 @@ def pack(layers: Layers, start: int, *, uncounted: int) -> bytes:
 
 def check(layers: Layers) -> None:
     """Check that metalayers can be written: at most 16, with names that are distinct and at most 31 bytes."""
-    names = [name.encode(errors="surrogateescape") for name, _ in layers]
+    names, size = [], 0
+    for name, content in layers:
+        names.append(name.encode(errors="surrogateescape"))
+        size += len(content)
     if len(names) > MAX_LAYERS:
         raise LimitError(f"{len(names)} metalayers: a frame holds at most {MAX_LAYERS}")
     if len(set(names)) < len(names) or b"\0" in b"".join(names):
         raise ValueError(f"metalayer names must be distinct and without zero bytes, not {names}")
-    for name in names:
-        if len(name) > MAX_NAME_NBYTES:
-            raise LimitError(f"metalayer name {name!r} has {len(name)} bytes, at most {MAX_NAME_NBYTES} fit")
+    for raw in names:
+        if len(raw) > MAX_NAME_NBYTES:
+            raise LimitError(f"metalayer name {raw!r} has {len(raw)} bytes, at most {MAX_NAME_NBYTES} fit")
     # What surrounds the contents in a header or trailer takes less than 1024 bytes.
-    size = sum([len(content) for _, content in layers])
     limit = config.limits.metadata_nbytes - 1024
     if size > limit:
         raise LimitError(f"{size} bytes of metalayers: at most {limit} are allowed")

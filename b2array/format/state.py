@@ -19,7 +19,15 @@ from b2array.codec import decode, encode
 from b2array.codec.cparams import AUTO, BOUNDS, CParams
 from b2array.errors import FormatError, LimitError, UnsupportedError, warn
 from b2array.format import b2nd, dtypes, frame
-from b2array.format.annotations import LAYER, Annotations, Records, Sizes, pack_sizes, unpack_records, unpack_sizes
+from b2array.format.annotations import (
+    LAYER,
+    Annotations,
+    Records,
+    Sizes,
+    pack_sizes,
+    unpack_fitting_sizes,
+    unpack_records,
+)
 from b2array.format.attributes import decode_attr
 from b2array.format.b2nd import GEOMETRIES
 from b2array.format.frame import Frame
@@ -83,8 +91,8 @@ class State:
     @property
     def cparams(self) -> CParams:
         """How new chunks are made; UnsupportedError if a codec, a filter or a parameter does not fit."""
-        named = self.frame.cparams
-        return _complete(named, self.annotations.cparams) if self.annotations.cparams else named
+        named, noted = self.frame.cparams, self.annotations.cparams
+        return _complete(named, noted) if noted else named
 
     @property
     def sizes(self) -> Sizes:
@@ -127,9 +135,9 @@ class State:
     @property
     def attr_names(self) -> list[str]:
         """The names of the attributes: first the ones with separate metalayers, then the others."""
-        own = [name for name, _ in self.frame.vlmetalayers if name != LAYER]
-        others = [name for name, _ in self.annotations.attrs]
-        return list(dict.fromkeys([*own, *others]))
+        own = dict(self.frame.vlmetalayers)
+        own.pop(LAYER, None)
+        return list({**own, **dict(self.annotations.attrs)})
 
     def attrs(self) -> dict[str, bytes]:
         """Return all attributes in their encoded form."""
@@ -227,8 +235,9 @@ def future_part(described: Frame) -> str | None:
     """Return which part of a frame has a later version than b2array knows, so that it must not write; else None."""
     if described.trailer_version > frame.TRAILER_VERSION:
         return f"a trailer of version {described.trailer_version} (known is {frame.TRAILER_VERSION})"
+    layers = dict(described.metalayers)
     for name in GEOMETRIES:
-        layer = described.metalayer(name)
+        layer = layers.get(name)
         if layer is not None and b2nd.version_of(layer) > b2nd.VERSION:
             return f"a metalayer {name!r} of version {b2nd.version_of(layer)} (known is {b2nd.VERSION})"
     return None
@@ -358,10 +367,9 @@ def _unpack_sizes(described: Frame, annotations: Annotations) -> Sizes:
     # If other software wrote last, the sizes may belong to other chunks.
     if annotations.sizes is not None and described.is_ours:
         # Large tables have no sizes of blocks.
-        for width in {sizes.shape[1], 1}:
-            noted = unpack_sizes(annotations.sizes, described.nchunks, width - 1)
-            if noted is not None:
-                copy_into(sizes[:, :width], noted)
+        noted = unpack_fitting_sizes(annotations.sizes, *sizes.shape)
+        if noted is not None:
+            copy_into(sizes[:, : noted.shape[1]], noted)
     return sizes
 
 

@@ -380,7 +380,7 @@ def test_packing_what_stock_wrote_gives_its_bytes(name: str, stock: dict) -> Non
     assert packed.tail[-trailer_len:-17] == raw[-trailer_len:-17]
     back = read(packed.header + raw[header_len : found.tail_start] + packed.tail)
     for field in fields(Frame):
-        if field.name not in ("offsets", "frame_len", "fingerprint", "fingerprint_type"):
+        if field.name not in ("offsets", "frame_len", "fingerprint", "fingerprint_type", "is_ours"):
             assert getattr(back, field.name) == getattr(found, field.name), field.name
     np.testing.assert_array_equal(back.offsets, found.offsets)
 
@@ -442,7 +442,8 @@ def test_a_frame_survives_packing(made: Frame) -> None:
     header = unpack_header(packed.header + b"chunks")
     assert header.frame_len - header.tail_start == len(packed.tail)
     back = frame.unpack(packed.header, packed.tail + b"garbage")
-    computed = {"offsets", "metalayers", "format_version", "header_len", "frame_len", "fingerprint", "fingerprint_type"}
+    computed = {"offsets", "metalayers", "format_version", "header_len", "frame_len"}
+    computed |= {"fingerprint", "fingerprint_type", "is_ours"}
     for field in fields(Frame):
         value = getattr(back, field.name)
         if field.name == "packed_index":
