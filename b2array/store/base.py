@@ -555,8 +555,14 @@ def attempts(store: Store) -> Iterator[int]:
     There a writer learns only at the end that another one was first, and a slow writer may lose often. So it gets 20
     times as many attempts, each after a longer random pause.
     """
-    for attempt in range(_count(store)):
-        if attempt and store.can.compare:
+    if store.can.compare:
+        return _spaced(range(_count(store)))
+    return iter(range(config.retries + 1))
+
+
+def _spaced(counts: Iterable[int]) -> Iterator[int]:
+    for attempt in counts:
+        if attempt:
             time.sleep(pause(attempt))
         yield attempt
 

@@ -39,7 +39,8 @@ class _Forces:
             files, self.files = self.files, {}
             directories, self.directories = self.directories, {}
             actions, self.actions = self.actions, []
-            deque(threads.ahead(_sync_file, files, _AT_ONCE), 0)
+            # More threads than files would only be started and ended.
+            deque(threads.ahead(_sync_file, files, min(len(files), _AT_ONCE)), 0)
             for path in directories:
                 # A directory that was removed meanwhile needs no force.
                 with suppress(FileNotFoundError):

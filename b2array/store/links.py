@@ -21,6 +21,7 @@ from b2array.store.endings import UNFINISHED
 __all__ = [
     "OpenDirectory",
     "is_link",
+    "make_link_error",
     "open_directory",
     "open_itself",
     "parts_below",
@@ -53,10 +54,15 @@ def is_link(path: str) -> bool:
 def refuse_link(path: str) -> None:
     """Raise FormatError if a path is a link."""
     if is_link(path):
-        raise FormatError(
-            f"{path}: expected a file or a directory, found a symbolic link: inside of arrays and groups, and for"
-            " locks, none is followed"
-        )
+        raise make_link_error(path)
+
+
+def make_link_error(path: str) -> FormatError:
+    """Return the error for a link in a place where there must be none."""
+    return FormatError(
+        f"{path}: expected a file or a directory, found a symbolic link: inside of arrays and groups, and for"
+        " locks, none is followed"
+    )
 
 
 def open_itself(path: str, flags: int, mode: int = 0o666) -> int:

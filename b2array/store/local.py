@@ -87,11 +87,6 @@ class _File:
         self.path = path
         self.known: set[Version] = set()
 
-    @classmethod
-    def open(cls, path: str, *, follow: bool) -> Self:
-        opened = open_descriptor(path, disk.READ) if follow else links.open_itself(path, disk.READ)
-        return cls(opened, path)
-
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.fd)
 
@@ -202,6 +197,8 @@ class LocalStore(Store):
         self.is_prefix = True if text.endswith(("/", os.sep)) else None
         self._within = None if within is None else os.path.abspath(os.fsdecode(within))
         self._inner = () if self._within is None else links.parts_below(self._within, self.url)
+        # Only what the user has given may be a link.
+        self._may_be_link = not self._inner
         self._file: _File | None = None
         self._identity: tuple[int, int] | None = None  # device and number of the file that was opened
         self.last_use = 0
@@ -228,27 +225,27 @@ class LocalStore(Store):
                 links.refuse_link(part)
         return path
 
-    def _follows(self, name: str) -> bool:
-        """Whether an object may be a link: only what the user has given may."""
-        return not name and not self._inner
-
     def _own_path(self, name: str) -> str:
         """Return the path of an object behind all links that the user has given; FormatError for other links."""
         path = self._path(name)
-        if self._follows(name):
+        if self._may_be_link and not name:
             return os.path.realpath(path)
-        links.refuse_link(path)
+        if links.is_link(path):
+            raise links.make_link_error(path)
         return path
 
     def _status(self, name: str) -> os.stat_result:
         path = self._path(name)
-        if self._follows(name):
+        if self._may_be_link and not name:
             return os.stat(path)
         links.refuse_link(path)
         return os.lstat(path)
 
     def _open_new(self, name: str) -> _File:
-        return _File.open(self._path(name), follow=self._follows(name))
+        path = self._path(name)
+        may_be_link = self._may_be_link and not name
+        fd = open_descriptor(path, disk.READ) if may_be_link else links.open_itself(path, disk.READ)
+        return _File(fd, path)
 
     def _open(self, name: str) -> _File:
         if name:
@@ -289,6 +286,8 @@ class LocalStore(Store):
         expected: Version | None = None,
         clip: bool = False,
     ) -> list[memoryview]:
+        if len(spans) == 1:
+            return [self._read_one(spans[0], expected, clip=clip)]
         merged = merge(self.url, spans, _READ_LIMIT)
         views: list[memoryview] = []
         for name, group in itertools.groupby((each.span for each in merged), key=lambda span: span.name):
@@ -297,6 +296,14 @@ class LocalStore(Store):
                 file.require(expected)
             views += [file.read(start, stop, clip=clip) for _, start, stop in group]
         return scatter(spans, merged, views)
+
+    def _read_one(self, span: Span, expected: Version | None, *, clip: bool) -> memoryview:
+        name, start, stop = span
+        check_span(self.url, span)
+        file = self._open(name)
+        if expected is not None:
+            file.require(expected)
+        return file.read(start, stop, clip=clip)
 
     def gather(
         self,
@@ -339,7 +346,17 @@ class LocalStore(Store):
                 raise FormatError(f"{self.url}: expected {wanted} bytes, found {nbytes}")
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        return [self._head(name, nbytes, offset) for name in names]
+        answers: list[Head | Exception] = []
+        is_file = False
+        for name in names:
+            if is_file:  # nothing is below a file, so that nobody need ask
+                place = os.path.join(self.url, name)
+                answers.append(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place))
+                continue
+            answer = self._head(name, nbytes, offset)
+            is_file = not name and isinstance(answer, Head)
+            answers.append(answer)
+        return answers
 
     def _head(self, name: str, nbytes: int, offset: int) -> Head | Exception:
         try:
@@ -668,7 +685,7 @@ class LocalStore(Store):
         if name:
             return lock_file(self._path(LOCK), shared=shared)
         path = self._path("")
-        if not self._follows("") or not os.path.islink(path):
+        if not self._may_be_link or not os.path.islink(path):
             return lock_file(path + LOCK, shared=shared)
         return _both(os.path.realpath(path) + LOCK, path + LOCK, shared=shared)
 

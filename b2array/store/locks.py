@@ -98,10 +98,14 @@ if sys.platform != "win32":
     os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_drop_copies)
 
 
-def _is_held(file: _LockFile, *, shared: bool) -> bool:
-    """Whether this thread holds the lock of a file already, shared or not."""
-    holder = _held.get((*file.key[:-1], shared))
-    return holder is not None and not holder.closed
+def _is_held(file: _LockFile, *modes: bool) -> bool:
+    """Whether this thread holds the lock of a file already, in one of these modes: shared or not."""
+    place = file.key[:-1]
+    for shared in modes:
+        holder = _held.get((*place, shared))
+        if holder is not None and not holder.closed:
+            return True
+    return False
 
 
 def holds_locks() -> bool:
@@ -232,9 +236,9 @@ def lock_file(path: str, *, shared: bool) -> AbstractContextManager[object]:
             return nullcontext()
         file = _open_lock(path, shared=shared)
         try:
-            if _is_held(file, shared=False) or (not shared and _is_held(file, shared=True)):
+            if _is_held(file, False, *(() if shared else (True,))):
                 raise make_deadlock_error(path)  # noqa: TRY301 - the file must be closed
-            if shared and _is_held(file, shared=True):
+            if shared and _is_held(file, True):
                 file.close()
                 return nullcontext()
             _held[file.key] = file
@@ -257,7 +261,7 @@ def free_lock(path: str) -> FileIO | None:
     while True:
         file = _open_lock(path, shared=False)
         try:
-            if _is_held(file, shared=False) or _is_held(file, shared=True) or not _flock_if_free(file.fileno()):
+            if _is_held(file, False, True) or not _flock_if_free(file.fileno()):
                 file.close()
                 return None
             if _still_has(path, file):
