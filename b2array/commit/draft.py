@@ -271,7 +271,7 @@ class Draft(Source):
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
         """Read bytes to their places in one buffer."""
-        if self.base is None or any(span.name == SPOOL for span in spans):
+        if self.base is None or SPOOL in [span.name for span in spans]:
             return join_views_at(self.read(spans), places, nbytes)
         return self.base.gather(spans, places, nbytes)
 
@@ -301,9 +301,12 @@ class Draft(Source):
 
     def store_stored(self, n: int, buf: bytes, head: ChunkHead | None = None) -> Staged:
         """Stage a chunk that will be chunk `n`, even one of zeros."""
-        with told_if_replaced(self):
+        try:
             return self.staging.put(n, buf, self.state.sizes.shape[1] - 1, head)
-        raise AssertionError  # for the type checker
+        except NotADirectoryError:
+            if self.base is None:
+                raise
+            raise _replaced_by_file(self.url) from None
 
     def set_chunk(self, n: int, staged: Staged) -> None:
         """Let chunk `n` be one that was staged."""
@@ -485,7 +488,8 @@ class Draft(Source):
         with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
             kept = [keep.state.frame.offsets for keep in self.delta.keeps if keep.state is not None]
             offsets = np.concatenate([committed.offsets, *kept]) if kept else committed.offsets
-            self.store.withdraw(self.staging.files.find_unused(offsets))
+            if unused := self.staging.files.find_unused(offsets):
+                self.store.withdraw(unused)
 
     def abort(self) -> None:
         """Forget the changes, and remove the files that were made for them, as long as no index refers to them."""
@@ -596,7 +600,11 @@ def told_if_replaced(draft: Draft) -> Iterator[None]:
     except NotADirectoryError:
         if draft.base is None:
             raise
-        raise ConflictError(f"{draft.url} was replaced by a file since it was opened") from None
+        raise _replaced_by_file(draft.url) from None
+
+
+def _replaced_by_file(url: str) -> ConflictError:
+    return ConflictError(f"{url} was replaced by a file since it was opened")
 
 
 def _is_vacant(store: Store) -> bool:

@@ -85,7 +85,7 @@ class Handle:
             raise ValueError(f"mode must be 'r' or 'r+', not {mode!r}")
         self.cursor: Cursor = Pinned(shown) if isinstance(shown, Snapshot) else shown
         if mode == "r+":
-            _check_writable(self.snapshot)
+            _check_writable(shown if isinstance(shown, Snapshot) else self.snapshot)
         self.store: Store = shown.store if isinstance(shown, Snapshot | Promised) else self.snapshot.store
         self.mode: Mode = mode
         self.mutex = Mutex()
@@ -336,7 +336,8 @@ class Handle:
         self.require_writable()
         with self.mutex.held:
             self._require_no_transaction()
-            self._look()
+            if not isinstance(self.cursor, Pinned):
+                self._look()
             return self.new_draft()
 
     def enter(self, draft: Draft) -> None:
@@ -347,7 +348,7 @@ class Handle:
             if draft.base is not None and draft.base is not self.snapshot:
                 draft.rebase(self.snapshot)  # another thread has committed since it began
             draft.buffer = WriteBuffer()
-            self._show(self.snapshot, draft)
+            self._draft = draft
 
     def _require_no_transaction(self) -> None:
         if self._draft is not None:
@@ -370,17 +371,20 @@ class Handle:
 
     def new_draft(self, *, locked: bool = False) -> Draft:
         """Begin a draft on top of the committed state, independent of any that is under way."""
-        if self.snapshot.again is not None:
+        snapshot = self.snapshot
+        if snapshot.again is not None:
             try:
-                self._show(reload(self.snapshot, carries_out=True), self._draft)
+                snapshot = reload(snapshot, carries_out=True)
             except MISSING as error:
-                _explain(self.snapshot, error)
+                _explain(snapshot, error)
                 raise
-        if not self.snapshot.header:
+            self._show(snapshot, self._draft)
+        if not snapshot.header:
             current = self._reloaded()
-            if current.generation == self.snapshot.generation:
-                self._show(current, self._draft)
-        return Draft(self.store, self.snapshot, locked=locked or self.locked)
+            if current.generation == snapshot.generation:
+                snapshot = current
+                self._show(snapshot, self._draft)
+        return Draft(self.store, snapshot, locked=locked or self.locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
         """Return another handle that shows the committed state, and goes on to show it whatever this one commits."""
@@ -428,7 +432,7 @@ def _check_writable(snapshot: Snapshot) -> None:
         raise ReadOnlyError("a frame inside a larger file can only be read")
     if snapshot.at is not None:
         raise ReadOnlyError(f"{snapshot.url}: a snapshot can only be read; restore() goes back to it")
-    if snapshot.frame.metalayer(CACHE) is not None:
+    if CACHE in dict(snapshot.frame.metalayers):
         raise ReadOnlyError(f"{snapshot.url} caches another array for python-blosc2, and can only be read; copy it")
     if not snapshot.store.can.write:
         raise ReadOnlyError(f"{snapshot.url} can only be read; open it with mode='r'")

@@ -152,11 +152,14 @@ class OpenChunk:
 
         `filled` says for each block whether values will fill all of it: such a block starts blank, and is not decoded.
         """
-        missing = [i for i, n in enumerate(numbers) if n not in self._blocks]
+        missing = [n for n in numbers if n not in self._blocks]
         if not missing:
             return
-        needed = missing if filled is None else [i for i in missing if not filled[i]]
-        data = self._decode([numbers[i] for i in needed])
+        needed = missing
+        if filled is not None and any(filled):
+            is_filled = dict(zip(numbers, filled, strict=True))
+            needed = [n for n in missing if not is_filled[n]]
+        data = self._decode(needed)
         if len(needed) < len(missing):
             decoded = data
             data = self.form.blank(len(missing))
@@ -165,7 +168,7 @@ class OpenChunk:
             # Changes go to a copy, so undoing only has to put the old mapping back.
             undo.append(partial(setattr, self, "_blocks", self._blocks))
             self._blocks = self._blocks.copy()
-        self._add([numbers[i] for i in missing], data)
+        self._add(missing, data)
 
     # Changing.
 

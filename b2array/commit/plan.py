@@ -190,11 +190,11 @@ def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
 
     Up to the ledger's floor, kept states need all bytes except the ones that the ledger lists.
     """
-    offsets, known = state.frame.offsets, state.sizes[:, 0]
-    above = offsets >= ledger.floor
-    if not known[offsets >= 0].all():
+    offsets, sizes = state.frame.offsets, state.sizes
+    nbytes, above = sizes[:, 0], offsets >= ledger.floor
+    if not nbytes[offsets >= 0].all():
         return None
-    live = int(known[above].sum(dtype=np.int64)) + int(above.sum()) * record_nbytes(state.sizes.shape[1] - 1)
+    live = int(nbytes[above].sum(dtype=np.int64)) + int(above.sum()) * record_nbytes(sizes.shape[1] - 1)
     return ledger.dead + max(0, state.frame.cbytes - ledger.floor) - live
 
 
@@ -224,14 +224,14 @@ def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: Com
         cbytes=cbytes,
         frame_len=0,
         nthreads_decompress=fingerprint.MARK,
-        vlmetalayers=(*(layer for layer in state.frame.vlmetalayers if layer[0] != LAYER), (LAYER, b"")),
+        vlmetalayers=(*state.frame.vlmetalayers, (LAYER, b"")),  # the header only says that there are any
     )
-    header = frame.pack_header(described)
+    header, noted = frame.pack_header(described), state.annotations
     annotations = replace(
-        state.annotations,
+        noted,
         commit=_digest(change, facts),
         header=header,
-        next=change.next if is_sparse else state.annotations.next,
+        next=change.next if is_sparse else noted.next,
         kept=kept.ledger,
     )
     if current is not None and not current.frame.is_ours:
@@ -288,13 +288,17 @@ def _placed(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
     """Place the chunks that the indexes refer to one after the other, in the order in which they were spooled."""
     if not change.extents.size:
         return _Placed(index.NO_OFFSETS, change.extents[:, ::2], data_start)
-    new = codes if change.new is not None else change.codes  # a large index is not searched
-    indexes = [new, *(keep.state.frame.offsets for keep in change.keeps if keep.state is not None)]
-    kept = np.unique(np.concatenate([-1 - each[is_spooled(each)] for each in indexes]))
-    pieces = change.extents[kept][:, ::2]
-    stops = data_start + np.cumsum(pieces[:, 1] - pieces[:, 0])
+    # A large index is not searched: what is new in it is known.
+    indexes = [codes if change.new is not None else change.codes]
+    if change.keeps:
+        indexes += [keep.state.frame.offsets for keep in change.keeps if keep.state is not None]
+    spooled = [each[is_spooled(each)] for each in indexes]
+    rows = np.unique(-1 - np.concatenate(spooled))
+    pieces = change.extents[rows][:, ::2]
+    nbytes = pieces[:, 1] - pieces[:, 0]
+    stops = data_start + np.cumsum(nbytes)
     starts = np.zeros(len(change.extents), np.int64)
-    starts[kept] = stops - (pieces[:, 1] - pieces[:, 0])
+    starts[rows] = stops - nbytes
     return _Placed(starts, pieces, int(stops[-1]) if stops.size else data_start)
 
 

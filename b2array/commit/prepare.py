@@ -75,9 +75,11 @@ def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...] |
 
 def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
     """Read the sizes of chunks in files, without the missing ones."""
-    sizes = {}
+    sizes: dict[int, int] = {}
+    if not numbers:
+        return sizes
     names = [index.chunk_name(number) for number in numbers]
-    for number, name, head in zip(numbers, names, store.head(names, HEADER_LEN) if names else (), strict=True):
+    for number, name, head in zip(numbers, names, store.head(names, HEADER_LEN), strict=True):
         if not isinstance(head, Exception):
             sizes[number] = prefix_errors(f"{store.url}: {name}", partial(ChunkHeader.unpack, head.data)).cbytes
         elif not isinstance(head, FileNotFoundError):

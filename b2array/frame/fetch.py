@@ -343,7 +343,7 @@ def steps_of(source: Source, request: ChunkRequest) -> Steps:
 class _Chunk:
     """A stored chunk, and the blocks to read from it."""
 
-    __slots__ = ("blocks", "cached", "is_local", "location", "number", "record_due", "source")
+    __slots__ = ("blocks", "cached", "frame", "is_local", "location", "number", "record_due", "source")
 
     def __init__(
         self,
@@ -354,6 +354,7 @@ class _Chunk:
         is_local: bool,
     ) -> None:
         self.source, self.is_local = source, is_local
+        self.frame = source.state.frame
         self.number, self.blocks = request
         self.location = location
         self.cached = source.heads.get(request.chunk)
@@ -379,13 +380,13 @@ class _Chunk:
                 if stored is not None:
                     return stored
             self.cached = None
-        frame = self.source.frame
+        frame = self.frame
         nblocks = self.expected_nblocks()
         if self.blocks is None or (nblocks == len(self.blocks) and not self.is_local):
             nbytes = frame.chunk_nbytes(self.number)
             # Only instrumented chunks are larger. Bytes after the chunk are ignored.
             most = (nbytes if nbytes is not None else 2**31) + HEADER_LEN
-            return (yield from self.read_whole(most))
+            return (yield from self.read_whole(most, nblocks or most // 4))
         head_nbytes = HEADER_LEN + 4 * nblocks + (4 + MAX_DICT_NBYTES) * frame.use_dict
         view = yield self.ask(0, max(head_nbytes, _FREE), leads=True)
         header = ChunkHeader.unpack(view)
@@ -402,7 +403,7 @@ class _Chunk:
 
     def expected_nblocks(self) -> int:
         """Return the number of blocks according to the frame; 0 if it does not say."""
-        frame = self.source.frame
+        frame = self.frame
         nbytes = frame.chunk_nbytes(self.number)
         if not nbytes or not frame.blocksize:
             return 0
@@ -420,7 +421,7 @@ class _Chunk:
     def unpack_head(self, view: memoryview, header: ChunkHeader | None = None) -> ChunkHead:
         """Unpack a head; FormatError if it has another size than the frame says."""
         head = chunk.unpack_head(view, header)
-        expected = self.source.frame.chunk_nbytes(self.number)
+        expected = self.frame.chunk_nbytes(self.number)
         if expected is not None and head.header.nbytes != expected:
             raise FormatError(f"expected {expected} uncompressed bytes, found {head.header.nbytes}")
         return head

@@ -69,6 +69,7 @@ _MAGIC = "b2array group"
 _VERSION = 4
 # Some systems and object stores refuse control characters, and Windows takes a backslash for a slash.
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _UNREADABLE = (ValueError, TypeError, LookupError, RecursionError, MemoryError, msgpack.UnpackException)
 
 
@@ -99,7 +100,7 @@ def _reason_to_refuse(name: str) -> str:
     if _FORBIDDEN.search(name):
         return "it has control characters or backslashes"
     # Python decodes other bytes in the name of a file to surrogates, which msgpack and object stores refuse.
-    if any("\ud800" <= letter <= "\udfff" for letter in name):
+    if _SURROGATE.search(name):
         return "it cannot be written as UTF-8"
     for part in name.split("/"):
         if part in ("", ".", ".."):

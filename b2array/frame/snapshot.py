@@ -157,7 +157,9 @@ class Snapshot(Source):
         described = self.state.frame
         is_ours = described.is_ours
         expected = None if described.frame_type == FrameType.SPARSE else self.version
-        if expected is not None and self.store.can.local and is_ours and not self._is_packed_elsewhere():
+        # A state whose packed form is in the ledger has no bytes that tell of it; `version` has those of a later state.
+        is_packed_elsewhere = self.at is not None and bool(self.at.packed)
+        if expected is not None and self.store.can.local and is_ours and not is_packed_elsewhere:
             expected = Version(expected.tag, expected.state, *self._last_bytes())
         object.__setattr__(self, "frame", described)
         object.__setattr__(self, "sparse", described.frame_type == FrameType.SPARSE)
@@ -172,10 +174,6 @@ class Snapshot(Source):
     def name(self) -> str:
         """The object that holds header, index and trailer."""
         return self.index or (FRAME_NAME if self.sparse else "")
-
-    def _is_packed_elsewhere(self) -> bool:
-        """Whether the group has packed this state, so no bytes of the frame itself identify it."""
-        return self.at is not None and bool(self.at.packed)
 
     @property
     def expected_version(self) -> Version | None:
