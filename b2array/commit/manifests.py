@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from b2array.errors import ConflictError
-from b2array.frame.catalog import Catalog, read_manifest
+from b2array.frame.catalog import Catalog, read_manifest, remember_manifest
 from b2array.frame.manifest import MANIFEST, Manifest
 from b2array.store.base import Store, Version, conflict
 
@@ -26,6 +26,7 @@ def write_manifest(group: Store, manifest: Manifest, version: Version | None) ->
         stored, written = read_manifest(group)
         if stored != manifest:
             raise conflict(group.url) from error
+    remember_manifest(content, manifest)
     group.force()
     return written
 

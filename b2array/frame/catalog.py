@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, TypeAlias
 
 from b2array import config
-from b2array.errors import LimitError, prefix_errors
+from b2array.errors import FormatError, LimitError, UnsupportedError, prefix_error
 from b2array.frame.manifest import MANIFEST, Manifest
 from b2array.store.base import MISSING, Store, Version
 
-__all__ = ["Catalog", "read_manifest"]
+__all__ = ["Catalog", "read_manifest", "remember_manifest"]
+
+_SHORT = 2**16
+"""Manifests of at most this many bytes are remembered by their content."""
 
 
 Seen: TypeAlias = tuple[Manifest, Version | None]
@@ -35,8 +39,8 @@ def read_manifest(
     """
     limit = config.limits.metadata_nbytes
     (head,) = group.head([MANIFEST], limit)
-    version = None
-    unversioned = not isinstance(head, Exception) and head.version is None
+    version = None if isinstance(head, Exception) else head.version
+    unversioned = not isinstance(head, Exception) and version is None
     if unversioned and versioned and group.can.write:
         # Ask for the version before the content: then the content is at least as new, and no update is lost.
         version = group.stamp(MANIFEST).version
@@ -45,14 +49,42 @@ def read_manifest(
         return Manifest(), None
     if isinstance(head, Exception):
         raise head
-    if last is not None and head.version is not None and last[1] == head.version:
+    if last is not None and not unversioned and last[1] == version:
         return last
-    where = f"{group.url}/{MANIFEST}"
-    data = head.data
+    where, data = f"{group.url}/{MANIFEST}", head.data
     if len(data) == limit:
         raise LimitError(f"{where} has {limit} bytes or more")
-    manifest = prefix_errors(where, lambda: Manifest.unpack(data))
-    return manifest, head.version or version
+    try:
+        manifest = _unpack_short(bytes(data)) if len(data) <= _SHORT else Manifest.unpack(data)
+    except (FormatError, UnsupportedError) as error:
+        raise prefix_error(where, error) from error
+    return manifest, version
+
+
+def _unpack_short(content: bytes) -> Manifest:
+    """Read a manifest that this process may have read or written before."""
+    manifest = _recent.get(content)
+    if manifest is None:
+        manifest = Manifest.unpack(content)
+        remember_manifest(content, manifest)
+    return manifest
+
+
+def remember_manifest(content: bytes, manifest: Manifest) -> None:
+    """Remember what the bytes of a manifest say.
+
+    Local commits read the manifest again and again, because no version of a file tells whether it is the same. Mostly
+    it is.
+    """
+    if len(content) <= _SHORT:
+        _recent[content] = manifest
+        if len(_recent) > _MOST:
+            _recent.popitem(last=False)
+
+
+_recent: OrderedDict[bytes, Manifest] = OrderedDict()
+_MOST = 8
+"""How many manifests are remembered."""
 
 
 class Catalog:
