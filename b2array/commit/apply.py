@@ -8,17 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 from b2array.commit.leftovers import discard
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.frame.log import Occupant, StoreOf, action_of, inspect_place
 from b2array.frame.manifest import Entry, is_embedded, staged_path
+from b2array.frame.snapshot import Snapshot
 from b2array.frame.source import FRAME_NAME
-from b2array.store.base import MISSING, Store, attempts, too_many_conflicts
+from b2array.store.base import MISSING, Store, Version, attempts, too_many_conflicts
 from b2array.store.forces import then, together
 
-__all__ = ["apply_entry", "apply_log"]
+__all__ = ["Applied", "apply_entry", "apply_log"]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What came of a log.
+
+    Parameters
+    ----------
+    left : dict of str to Entry
+        The entries that cannot be applied now.
+    patched : dict of str to Version
+        The versions of the files whose headers were written, by path.
+    """
+
+    left: dict[str, Entry] = field(default_factory=dict)
+    patched: dict[str, Version] = field(default_factory=dict)
 
 
 def apply_log(
@@ -27,23 +46,27 @@ def apply_log(
     *,
     remove_embedded: Callable[[str, Entry], None],
     locked: Collection[str] = (),
-) -> dict[str, Entry]:
-    """Apply a log, and return the entries that cannot be applied now.
+    states: Mapping[str, Snapshot] = MappingProxyType({}),
+) -> Applied:
+    """Apply a log.
 
-    The caller holds the manifest's lock, and the locks of the members `locked`. A damaged member, or an error of the
-    store, stops its own entry only. Deletions come first: a new name may differ from a deleted one in case alone. The
-    others are forced to the disk together; if that fails, all of them stay in the log.
+    The caller holds the manifest's lock, and the locks of the members `locked`. It may know the `states` that go, by
+    path. A damaged member, or an error of the store, stops its own entry only. Deletions come first: a new name may
+    differ from a deleted one in case alone. The others are forced to the disk together; if that fails, all of them stay
+    in the log.
     """
-    left: dict[str, Entry] = {}
+    applied = Applied()
 
     def take(path: str, entry: Entry) -> None:
         try:
             if is_embedded(path):
                 remove_embedded(path, entry)
-            else:
-                apply_entry(store_of, path, entry, locked=path in locked)
+                return
+            version = apply_entry(store_of, path, entry, locked=path in locked, state=states.get(path))
+            if version is not None:
+                applied.patched[path] = version
         except (OSError, B2ArrayError):
-            left[path] = entry
+            applied.left[path] = entry
 
     deletions: dict[str, Entry] = {}
     others: dict[str, Entry] = {}
@@ -56,19 +79,28 @@ def apply_log(
             for path, entry in others.items():
                 take(path, entry)
     except OSError:
-        left.update(others)
-    return left
+        applied.left.update(others)
+    return applied
 
 
-def apply_entry(store_of: StoreOf, path: str, entry: Entry, *, locked: bool = False) -> None:
+def apply_entry(
+    store_of: StoreOf,
+    path: str,
+    entry: Entry,
+    *,
+    locked: bool = False,
+    state: Snapshot | None = None,
+) -> Version | None:
     """Give a member the state of its entry, as far as `b2array.frame.log.TABLE` says so.
 
     The caller holds the lock of the member if `locked`. A "patch" and an "index" need no other lock; for the other
-    kinds the caller holds the lock of the manifest.
+    kinds the caller holds the lock of the manifest. It may know the `state` that goes. Return the version of the file
+    if this has written its header.
     """
-    store = store_of(path)
+    store = store_of(path) if state is None else state.store
+    version = None
     for _ in attempts(store):
-        there, action = action_of(entry, store_of, path)
+        there, action = action_of(entry, store_of, path, store=store, last=state)
         if not action.is_pending:
             break
         waits = not locked and there.name is not None
@@ -76,7 +108,7 @@ def apply_entry(store_of: StoreOf, path: str, entry: Entry, *, locked: bool = Fa
             if waits and inspect_place(store).state != there.state:
                 continue
             try:
-                _take_step(store_of, path, entry, there)
+                version = _take_step(store_of, path, entry, there, store)
             except (ConflictError, FileExistsError):  # another process was faster
                 continue
             except MISSING:
@@ -91,6 +123,7 @@ def apply_entry(store_of: StoreOf, path: str, entry: Entry, *, locked: bool = Fa
         then(partial(discard, store_of(entry.aside(path)), locked=True))
     if entry.kind == "frame":
         then(partial(discard, _outgoing(store_of, path, entry), locked=True))
+    return version
 
 
 def _outgoing(store_of: StoreOf, path: str, entry: Entry) -> Store:
@@ -98,13 +131,18 @@ def _outgoing(store_of: StoreOf, path: str, entry: Entry) -> Store:
     return store_of(staged_path(path, entry.token[::-1], sparse=False))
 
 
-def _take_step(store_of: StoreOf, path: str, entry: Entry, there: Occupant) -> None:
-    """Give a member its new state, in one step where the system can."""
-    store = store_of(path)
+def _take_step(
+    store_of: StoreOf,
+    path: str,
+    entry: Entry,
+    there: Occupant,
+    store: Store,
+) -> Version | None:
+    """Give a member its new state, in one step where the system can. Return the version of a file that was patched."""
     if entry.kind == "patch":
-        store.patch("", 0, entry.header)
+        stamp = store.patch("", 0, entry.header)
         store.force()
-        return
+        return stamp.version
     aside = store_of(entry.aside(path))
     if entry.kind == "index":
         store.adopt(aside.url, FRAME_NAME, exclusive=False)
@@ -121,6 +159,7 @@ def _take_step(store_of: StoreOf, path: str, entry: Entry, there: Occupant) -> N
     elif not store.swap(aside):
         _outgoing(store_of, path, entry).take(store)
         store.take(aside)
+    return None
 
 
 def _is_there(store: Store) -> bool:

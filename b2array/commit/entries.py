@@ -16,23 +16,26 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import methodcaller
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from b2array.buffers import Buffer
 from b2array.commit import apply
+from b2array.commit.apply import Applied
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
 from b2array.commit.leftovers import discard
-from b2array.commit.one import commit, stage
+from b2array.commit.one import Prepared, commit, stage
 from b2array.errors import B2ArrayError, ConflictError
 from b2array.format import summary
 from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
+from b2array.format.summary import Record
 from b2array.frame.log import inspect_place
 from b2array.frame.manifest import MANIFEST, Entry, Manifest, is_embedded, staged_path
 from b2array.frame.snapshot import Snapshot
@@ -61,20 +64,29 @@ class GroupOnDisk(Protocol):
     def read(self) -> tuple[Manifest, Version | None]:
         """Read the manifest and its version."""
 
-    def write(self, manifest: Manifest, version: Version | None) -> None:
-        """Replace the manifest of that version, or raise ConflictError."""
+    def write(self, manifest: Manifest, version: Version | None) -> Version | None:
+        """Replace the manifest of that version, or raise ConflictError; return the new version."""
 
     def holds(self, manifest: Manifest) -> bool:
         """Whether the stored manifest is this one."""
 
-    def apply_log(self, manifest: Manifest, *, locked: Collection[str] = ()) -> dict[str, Entry]:
-        """Apply the log, and return what cannot be applied now."""
+    def apply_log(
+        self,
+        manifest: Manifest,
+        *,
+        locked: Collection[str] = (),
+        states: Mapping[str, Snapshot] = MappingProxyType({}),
+    ) -> Applied:
+        """Apply the log to members that have these states, as far as the caller knows."""
 
     def paths_of(self, names: Collection[str], manifest: Manifest) -> dict[str, str]:
         """Return the names of members by all paths that there are for these names."""
 
     def current(self, path: str) -> Snapshot:
         """Return the state of a member that belongs to the members that are shown."""
+
+    def remember(self, path: str, committed: Snapshot) -> None:
+        """Remember the state that the commit has given a member."""
 
     def name_embedded_state(self, path: str) -> str:
         """Name the state of a member in the embedding frame."""
@@ -152,34 +164,36 @@ class GroupChange:
         return {
             path: member
             for path, member in sorted(self.members.items())
-            if member.is_new or member.draft is None or member.draft.changed
+            if member.draft is None or member.draft.changed
         }
 
-    def only_read(self, written: Collection[str]) -> list[str]:
-        """Return the members that were only read, even if they go."""
+    def only_read(self, changed: Collection[str]) -> list[str]:
+        """Return the members that were read, and that are not among the `changed` ones, even if they go."""
         if not self.marked:
             return []
         copied = {path for path, state in self.moved.items() if state}
-        old = {path for path in written if not self.members[path].is_new}
-        return sorted(self.read.keys() - old - copied)
+        return sorted(self.read.keys() - changed - copied)
 
 
 @dataclass(slots=True)
 class _Attempt:
     """One attempt at a commit, under the manifest's lock: what it found, and what it has staged.
 
-    `frames` are the new states of members, `log` their entries, `left` the entries of earlier commits that could not be
-    applied. `tried` is the manifest that was written, or may have been.
+    `only_read` are the paths of members that the transaction has read. `prepared` are the new states of members, `log`
+    their entries, `left` the entries of earlier commits that could not be applied. `tried` is the manifest that was
+    written, or may have been; `stored` is its version, if it is known.
     """
 
     before: Manifest
     version: Version | None
     written: Mapping[str, MemberChange]
+    only_read: list[str]
     left: Mapping[str, Entry]
     locked: list[str] = field(default_factory=list)
     log: dict[str, Entry] = field(default_factory=dict)
-    frames: dict[str, Frame] = field(default_factory=dict)
+    prepared: dict[str, Prepared] = field(default_factory=dict)
     tried: Manifest | None = None
+    stored: Version | None = None
 
     @property
     def number(self) -> int:
@@ -189,10 +203,12 @@ class _Attempt:
 def commit_entries(
     group: GroupOnDisk,
     change: GroupChange,
+    written: Mapping[str, MemberChange],
     *,
     require: Callable[[Manifest], None],
     edit: Edit,
-    show: Callable[[Manifest], Mapping[str, str]],
+    members: Callable[[], Mapping[str, str]],
+    show: Callable[[Manifest], object],
 ) -> tuple[Manifest, Manifest | None]:
     """Commit changes of members, new members and deletions.
 
@@ -204,14 +220,18 @@ def commit_entries(
         The group.
     change : GroupChange
         What changes. Its handles show the committed states at the end.
+    written : dict of str to MemberChange
+        What `GroupChange.written` returned when all changes were made.
     require : callable
         Called with the manifest before each attempt; raises ConflictError if the changes do not fit any more.
     edit : callable
         Called with the manifest before, the manifest to come, the new states of members by their paths, and a function
         that locks another member for the rest of the attempt. Returns the second manifest, changed in what else it
         says, for example about snapshots.
+    members : callable
+        Returns the paths of the members by their names, as the commit leaves them.
     show : callable
-        Lets the handle of the group show what a manifest lists; returns the paths of the members by their names.
+        Lets the handle of the group show what a manifest lists.
 
     Raises
     ------
@@ -221,7 +241,6 @@ def commit_entries(
         The thread holds the lock of a member.
     """
     _require_no_locks(group)
-    written = change.written()
     _complete_new(group, written)
     for _ in attempts(group.store):
         locks: list[AbstractContextManager[object]] = []
@@ -230,8 +249,8 @@ def commit_entries(
         with group.store.lock(MANIFEST):
             try:
                 attempt = _begin(group, change, written, locks)
-                if _commit(group, change, attempt, locks, require, edit):
-                    _finish(group, change, attempt, show)
+                if _commit(group, change, attempt, locks, require, edit, members):
+                    _finish(group, attempt, show)
                     return attempt.before, attempt.tried
             finally:
                 unlock()
@@ -254,13 +273,15 @@ def _complete_new(group: GroupOnDisk, written: Mapping[str, MemberChange]) -> No
             draft = member.draft
             if draft is None:
                 continue
-            with _tell_if_gone(draft.store):
+            try:
                 draft.flush()
                 if member.token:
                     with member.handle.mutex.held:
                         member.handle.leave(commit(draft))
                         member.draft = None
                     _force_new(group, path, member)
+            except MISSING:
+                raise _missing_member(draft.store) from None
 
 
 def _begin(
@@ -273,9 +294,10 @@ def _begin(
     before, version = group.read()
     # The first transactions of a group may have begun before it had an identity.
     change.identity = before.identity or change.identity
-    attempt = _Attempt(before, version, written, group.apply_log(before))
+    left = group.apply_log(before).left if before.log else {}
     old = {path for path, member in written.items() if not member.is_new}
-    read = {path for path in change.only_read(written) if not is_embedded(path)}
+    attempt = _Attempt(before, version, written, change.only_read(old), left)
+    read = {path for path in attempt.only_read if not is_embedded(path)}
     attempt.locked += sorted(old | read | {*change.moved})
     for path in attempt.locked:
         _lock(group, change, path, locks)
@@ -288,11 +310,15 @@ def _lock(group: GroupOnDisk, change: GroupChange, path: str, locks: list[Abstra
 
 
 def _lock_of(group: GroupOnDisk, path: str, member: MemberChange | None) -> AbstractContextManager[object]:
-    store = group.store_of(path)
-    name = inspect_place(store).name if member is None or member.draft is None else member.draft.name
-    with _tell_if_gone(store):
+    if member is None or member.draft is None:
+        store = group.store_of(path)
+        name = inspect_place(store).name
+    else:
+        store, name = member.draft.store, member.draft.name
+    try:
         return store.lock(name or "")
-    raise AssertionError  # for the type checker
+    except MISSING:
+        raise _missing_member(store) from None
 
 
 def _commit(
@@ -302,31 +328,36 @@ def _commit(
     locks: list[AbstractContextManager[object]],
     require: Callable[[Manifest], None],
     edit: Edit,
+    members: Callable[[], Mapping[str, str]],
 ) -> bool:
     """Stage everything, and take the step that commits it; return False if another writer was faster."""
 
     def lock(path: str, name: str) -> None:
         if path not in attempt.locked:
-            with _tell_if_gone(group.store_of(path)):
-                locks.append(group.store_of(path).lock(name))
+            store = group.store_of(path)
+            try:
+                locks.append(store.lock(name))
+            except MISSING:
+                raise _missing_member(store) from None
             locks[-1].__enter__()
 
     try:
         _check_copied(group, change)
-        _check_read(group, change, attempt.written)
+        _check_read(group, change, attempt.only_read)
         require(attempt.before)
         with together():
             for path in attempt.written:
                 _stage(group, change, attempt, path)
         _stage_deletions(group, change, attempt)
-        after = _manifest_after(change, attempt)
-        edited = edit(attempt.before, after, attempt.frames, lock)
+        after = _manifest_after(change, attempt, members)
+        frames = {path: prepared.state.frame for path, prepared in attempt.prepared.items()}
+        edited = edit(attempt.before, after, frames, lock)
         # The one step that applies a single change is atomic by itself.
         if edited is after and not change.marked and len(attempt.log) == 1 and not attempt.before.summaries:
             _take_only_step(group, attempt)
         else:
             attempt.tried = edited
-            group.write(edited, attempt.version)
+            attempt.stored = group.write(edited, attempt.version)
     except BaseException as error:
         if attempt.tried is None or not _happened(group, change, attempt, error):
             _unstage(group, attempt)
@@ -346,9 +377,9 @@ def _check_copied(group: GroupOnDisk, change: GroupChange) -> None:
             raise ConflictError(f"{store.url} was changed by another writer before it was moved; move it again")
 
 
-def _check_read(group: GroupOnDisk, change: GroupChange, written: Mapping[str, MemberChange]) -> None:
+def _check_read(group: GroupOnDisk, change: GroupChange, paths: Iterable[str]) -> None:
     """Raise ConflictError if another writer has changed or deleted a member that was only read."""
-    for path in change.only_read(written):
+    for path in paths:
         store = group.store_of(path)
         state = group.name_embedded_state(path) if is_embedded(path) else inspect_place(store).state
         if state != change.read[path]:
@@ -366,24 +397,26 @@ def _stage(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, path: str
         attempt.log[path] = _entry_of_new(group, path, member, note)
         return
     draft, token = member.draft, os.urandom(8).hex()
-    aside = group.store_of(staged_path(path, token, sparse=draft.sparse))
 
     def put(pieces: Iterable[Buffer]) -> None:
+        aside = group.store_of(staged_path(path, token, sparse=draft.sparse))
         create_under_own_name(aside, "", pieces)
         aside.force()
 
     if draft.base is None:
         before = inspect_place(group.store_of(path)).lasting
-        frame, header = stage(draft, put, note)
+        prepared = stage(draft, put, note)
     else:
-        with _tell_if_gone(draft.store):
-            frame, header = stage(draft, put, note)
+        try:
+            prepared = stage(draft, put, note)
+        except MISSING:
+            raise _missing_member(draft.store) from None
         # If other software wrote the frame, its state is also the time of its file.
         before = draft.base.generation if draft.base.frame.is_ours else inspect_place(group.store_of(path)).state
-    after = frame.fingerprint.hex()
-    attempt.frames[path] = frame
-    if header:
-        attempt.log[path] = Entry("patch", before, after, header)
+    after = prepared.state.frame.fingerprint.hex()
+    attempt.prepared[path] = prepared
+    if prepared.is_patch:
+        attempt.log[path] = Entry("patch", before, after, prepared.header)
     else:
         attempt.log[path] = Entry("index" if draft.sparse else "frame", before, after, token)
 
@@ -419,15 +452,38 @@ def _stage_deletions(group: GroupOnDisk, change: GroupChange, attempt: _Attempt)
             attempt.log[path] = Entry("delete", before, "", os.urandom(8).hex())
 
 
-def _manifest_after(change: GroupChange, attempt: _Attempt) -> Manifest:
-    """Return the manifest that the commit writes."""
+def _manifest_after(
+    change: GroupChange,
+    attempt: _Attempt,
+    members: Callable[[], Mapping[str, str]],
+) -> Manifest:
+    """Return the manifest that the commit writes, with summaries of the states that its log brings."""
     after = replace(
         attempt.before,
         number=attempt.number,
         log={**attempt.left, **attempt.log},
         identity=change.identity,
     )
-    return after.with_summaries({}, after.log.keys())  # the members are not as these describe them any more
+    # Summaries of very many members would make each commit in a local group slow.
+    is_described = attempt.before.summaries or (change.marked and len(members()) <= _MOST_DESCRIBED)
+    if not is_described:
+        return after
+    # A program that makes a member usually goes on to change it: a summary would soon be out of date.
+    soon = set() if change.marked else {*change.names}
+    records = {path: None if path in soon else _describe(attempt, path) for path in after.log}
+    gone = [path for path, entry in after.log.items() if entry.kind == "delete"]
+    return after.with_summaries(records, gone, members())
+
+
+def _describe(attempt: _Attempt, path: str) -> Record | None:
+    """Return the summary of the state that the log brings to a member, or None if nobody knows that state."""
+    prepared, member = attempt.prepared.get(path), attempt.written.get(path)
+    if prepared is not None:
+        return summary.pack(prepared.state, prepared.header)
+    if member is None:  # its entry is left from an earlier commit, or deletes it
+        return None
+    complete = member.handle.snapshot
+    return summary.pack(complete.state, complete.header)
 
 
 def _take_only_step(group: GroupOnDisk, attempt: _Attempt) -> None:
@@ -469,66 +525,65 @@ def _happened(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, error:
 
 def _finish(
     group: GroupOnDisk,
-    change: GroupChange,
     attempt: _Attempt,
-    show: Callable[[Manifest], Mapping[str, str]],
+    show: Callable[[Manifest], object],
 ) -> None:
     """Show the changes, and apply the log. The next writer does what fails now."""
-    after = attempt.tried
-    left: Mapping[str, Entry] = {}
-    members = show(after or attempt.before)
+    after, applied = attempt.tried, Applied()
+    show(after or attempt.before)
+    # The commit has happened: whoever looks at the log sees it, and finishes what is missing here.
     with suppress(OSError, B2ArrayError):
         try:
             if after is not None:
-                left = group.apply_log(after, locked=attempt.locked)
+                states = {}
+                for path, member in attempt.written.items():
+                    if member.draft is not None and member.draft.base is not None:
+                        states[path] = member.draft.base
+                applied = group.apply_log(after, locked=attempt.locked, states=states)
         finally:
-            states = _move_on(group, attempt)
+            _move_on(group, attempt, applied)
         if after is not None:
-            show(_clear_log(group, change, after, left, states, members))
+            show(_clear_log(group, after, attempt.stored, applied.left))
 
 
-def _move_on(group: GroupOnDisk, attempt: _Attempt) -> dict[str, Snapshot]:
-    """Let the handles show the committed states, and return these."""
-    states = {}
+def _move_on(group: GroupOnDisk, attempt: _Attempt, applied: Applied) -> None:
+    """Let the handles show the committed states."""
     for path, member in attempt.written.items():
-        with suppress(OSError, B2ArrayError):  # the handle then looks for the state when it is used
-            states[path] = group.current(path)
-        member.handle.leave(states.get(path))
+        state = None
+        # The handle then looks for the state when it is used.
+        with suppress(OSError, B2ArrayError):
+            state = _committed_state(attempt, applied, path) or group.current(path)
+            group.remember(path, state)
+        member.handle.leave(state)
         if member.draft is not None:
-            member.draft.settle(attempt.frames[path])
-    return states
+            member.draft.settle(attempt.prepared[path].state.frame)
+
+
+def _committed_state(attempt: _Attempt, applied: Applied, path: str) -> Snapshot | None:
+    """Return the state of a member whose header this process has written; None if a look at it must tell."""
+    version, draft = applied.patched.get(path), attempt.written[path].draft
+    if version is None or draft is None:
+        return None
+    state, header, _ = attempt.prepared[path]
+    return Snapshot(draft.store, state, 0, version, state.frame.fingerprint.hex(), header=header)
 
 
 def _clear_log(
     group: GroupOnDisk,
-    change: GroupChange,
     after: Manifest,
+    version: Version | None,
     left: Mapping[str, Entry],
-    states: Mapping[str, Snapshot],
-    members: Mapping[str, str],
 ) -> Manifest:
-    """Take the log out of the manifest, and put summaries of what was changed there; return what it says then.
-
-    Summaries of very many members would make each commit in a local group slow.
-    """
-    is_described = bool(after.summaries) or (change.marked and len(members) <= _MOST_DESCRIBED)
-    now, version = group.read()
-    if now.commit != after.commit:
-        return after
-    # A program that makes a member usually goes on to change it: a summary would soon be out of date.
-    soon = set() if change.marked else {*change.names}
-    records = {path: None if path in soon else summary.pack(held.state, held.header) for path, held in states.items()}
-    cleared = replace(now, log=left)
-    if is_described:
-        cleared = cleared.with_summaries(records, members=members)
+    """Take the log out of the manifest that the commit wrote; return what it says then."""
+    if version is None:  # writing it raised an error after it had happened
+        now, version = group.read()
+        if now.commit != after.commit:
+            return after
+    cleared = replace(after, log=left)
     group.write(cleared, version)
     return cleared
 
 
-@contextmanager
-def _tell_if_gone(store: Store) -> Iterator[None]:
-    """Raise ConflictError if a member is missing that a transaction is about to change."""
-    try:
-        yield
-    except MISSING:
-        raise ConflictError(f"{store.url} was deleted or moved since it was opened") from None
+def _missing_member(store: Store) -> ConflictError:
+    """Return the error of a transaction that is about to change a missing member."""
+    return ConflictError(f"{store.url} was deleted or moved since it was opened")

@@ -41,14 +41,14 @@ from b2array.errors import (
 )
 from b2array.format import index
 from b2array.format.annotations import GroupCommit
-from b2array.format.frame import Frame
 from b2array.format.kept import Kept
+from b2array.format.state import State
 from b2array.frame.snapshot import Snapshot, find_frame, load_published, reload
 from b2array.store.base import MISSING, Version, attempts, durability, may_still_happen, pause, too_many_conflicts
 from b2array.store.locks import holds_locks
 from b2array.store.spans import Span
 
-__all__ = ["commit", "frame_lock", "stage"]
+__all__ = ["Prepared", "commit", "frame_lock", "stage"]
 
 _COPIED_AT_ONCE = 2**24
 
@@ -267,14 +267,27 @@ def _carry_out(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
     return _compact(kept, draft, current) if intended.step == CommitStep.COMPACT else publish(intended, draft, current)
 
 
+class Prepared(NamedTuple):
+    """A frame whose next state is written but for the last step.
+
+    `header` are its first bytes. If `is_patch`, the last step writes them over the beginning of the file. Otherwise a
+    new object replaces the old one.
+    """
+
+    state: State
+    header: bytes
+    is_patch: bool
+
+
 def stage(
-    draft: Draft, put: Callable[[Iterable[Buffer]], object], group_commit: GroupCommit | None = None
-) -> tuple[Frame, bytes]:
+    draft: Draft,
+    put: Callable[[Iterable[Buffer]], object],
+    group_commit: GroupCommit | None = None,
+) -> Prepared:
     """Write everything except the last step, for a commit of several frames. The caller holds the lock.
 
-    Return the new frame, and the bytes that publish it when the caller writes them over the beginning of the object.
-    They are empty if a new object replaces the old one: then `put` got its pieces. `group_commit` names the commit in
-    the annotations.
+    If a new object is to replace the old one, `put` gets its pieces. `group_commit` names the commit in the
+    annotations.
     """
     draft.flush()
     for _ in attempts(draft.store):
@@ -284,8 +297,8 @@ def stage(
         intended = planned(draft, current)
         require_files(intended, draft)
         try:
-            if current is None:
-                return _stage(_Kept(intended), draft, None, put)
+            if current is None or not intended.destroys:
+                return _stage(_Kept(intended), draft, current, put)
             with _keeping_pins(intended, draft, current) as kept:
                 if kept is not None:
                     return _stage(kept, draft, current, put)
@@ -296,17 +309,20 @@ def stage(
 
 
 def _stage(
-    kept: _Kept, draft: Draft, current: Snapshot | None, put: Callable[[Iterable[Buffer]], object]
-) -> tuple[Frame, bytes]:
+    kept: _Kept,
+    draft: Draft,
+    current: Snapshot | None,
+    put: Callable[[Iterable[Buffer]], object],
+) -> Prepared:
     intended = kept.plan
     if intended.step == CommitStep.COMPACT and current is not None:
         return _stage_compacted(kept, draft, current, put)
     make_objects(intended, draft)
     if intended.step == CommitStep.APPEND and current is not None:
         _append(intended, draft, current)
-        return intended.require_state().frame, intended.header
+        return Prepared(intended.require_state(), intended.header, is_patch=True)
     put(pieces(intended, draft))
-    return intended.require_state().frame, b""
+    return Prepared(intended.require_state(), intended.header, is_patch=False)
 
 
 # Plans.
@@ -416,12 +432,15 @@ def _compact(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
 
 
 def _stage_compacted(
-    kept: _Kept, draft: Draft, current: Snapshot, put: Callable[[Iterable[Buffer]], object]
-) -> tuple[Frame, bytes]:
+    kept: _Kept,
+    draft: Draft,
+    current: Snapshot,
+    put: Callable[[Iterable[Buffer]], object],
+) -> Prepared:
     copy = whole(draft, current, kept.pinned, kept.unpinned)
     try:
         made = planned(copy, None)
         put(pieces(made, copy))
-        return made.require_state().frame, b""
+        return Prepared(made.require_state(), made.header, is_patch=False)
     finally:
         copy.abort()

@@ -301,13 +301,14 @@ def _put_runs(
     outside = [run.outside for run in runs]
     region = values[cast(Any, (*outside, ...))]
     # Split each axis into the number of the block and the position in it; then bring the numbers to the front.
-    sizes = []
+    sizes: list[int] = []
+    blocks, inside = [], []
     for run, size in zip(runs, region.shape, strict=True):
         count = len(run.coords)
         sizes += [count, size // count]
+        blocks.append(slice(run.coords.start, run.coords.stop))
+        inside.append(run.inside)
     order = [*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2)]
-    blocks = [slice(run.coords.start, run.coords.stop) for run in runs]
-    inside = [run.inside for run in runs]
     key = (*blocks, *inside)
     if undo is not None:
         undo.append(partial(grid.__setitem__, key, grid[key].copy()))

@@ -175,7 +175,7 @@ def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
 def _fits(current: Snapshot, made: Plan) -> bool:
     """Whether the new header can take the place of the old one in one small write."""
     old, new = current.header, made.header
-    has_chunks = bool(made.require_state().frame.nchunks)
+    has_chunks = made.state is not None and bool(made.state.frame.nchunks)
     return has_chunks and len(old) == len(new) and new[_ATOMIC_HEADER:] == old[_ATOMIC_HEADER:]
 
 

@@ -17,9 +17,10 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final
 
-from b2array.errors import FormatError, LimitError, UnsupportedError
+from b2array.errors import ConflictError, FormatError, LimitError, UnsupportedError
 from b2array.format.frame import FINGERPRINT_NBYTES
 from b2array.format.header import unpack_header
+from b2array.format.state import State
 from b2array.frame import snapshot
 from b2array.frame.manifest import Entry, Kind, Manifest
 from b2array.frame.snapshot import Snapshot
@@ -27,10 +28,22 @@ from b2array.frame.source import FRAME_NAME
 from b2array.store.base import MISSING, Head, Store, Version, stale_reader
 from b2array.store.spans import Span
 
-__all__ = ["TABLE", "Action", "Occupant", "Standing", "StoreOf", "action_of", "inspect_place", "read_member"]
+__all__ = [
+    "TABLE",
+    "Action",
+    "Occupant",
+    "Remembered",
+    "Standing",
+    "StoreOf",
+    "action_of",
+    "inspect_place",
+    "read_member",
+]
 
 StoreOf = Callable[[str], Store]
 """Returns the store of a path in the group."""
+Remembered = tuple[State, bytes]
+"""A state that b2array wrote, and the bytes of its header: together they tell whether a file still has this state."""
 
 _DAMAGED = "damaged "
 _UNREADABLE = (FormatError, LimitError, UnsupportedError)
@@ -70,24 +83,36 @@ class Occupant:
         return self.state.startswith(_DAMAGED)
 
 
-def inspect_place(store: Store) -> Occupant:
-    """Return the occupant of a member's place, whatever the log says."""
+def inspect_place(store: Store, last: Snapshot | None = None) -> Occupant:
+    """Return the occupant of a member's place, whatever the log says.
+
+    A frame that still has the `last` state which the caller has read is compared with it, and not parsed again.
+    """
     try:
-        frame = snapshot.load_published(store)
+        head = None if last is None else _head_of(store, last)
+        frame = snapshot.load_published(store) if last is None or head is None else last
     except MISSING:
         return Occupant(None)
     except _UNREADABLE:
         # A damaged frame has no readable identity: the version of its file names it, so that an entry can refer to it.
         names = [FRAME_NAME] if store.is_prefix else ["", FRAME_NAME]
-        for name, head in zip(names, store.head(names, 1), strict=True):
-            if isinstance(head, Head):
-                version = (head.stamp or store.stamp(name)).version
+        for name, answer in zip(names, store.head(names, 1), strict=True):
+            if isinstance(answer, Head):
+                version = (answer.stamp or store.stamp(name)).version
                 state = f"{_DAMAGED}{version or ''}"
                 return Occupant(None, state, state, name, version)
         raise
     identity = frame.state.annotations.identity
     lasting = f"id {identity.hex()}" if identity else frame.generation
-    return Occupant(frame, frame.generation, lasting, frame.name, frame.version)
+    version = frame.version if head is None else head.version
+    return Occupant(frame, frame.generation, lasting, frame.name, version)
+
+
+def _head_of(store: Store, last: Snapshot) -> Head | None:
+    """Return the beginning of a frame if it still has its last state; None if only parsing can tell."""
+    if not last.header or not last.frame.is_ours:
+        return None
+    return snapshot.head_if_unchanged(store, last.frame, last.header)
 
 
 class Standing(Enum):
@@ -170,29 +195,40 @@ TABLE: Final[Mapping[tuple[Standing, bool], Mapping[Kind, Action]]] = MappingPro
 """The action of an entry: by the occupant of the member's place, the existence of the staged file, and the kind."""
 
 
-def action_of(entry: Entry, store_of: StoreOf, path: str) -> tuple[Occupant, Action]:
-    """Return the occupant of a member's place, and the step that the member's entry still has to take there."""
-    occupant = inspect_place(store_of(path))
-    action = _decide(entry, store_of, path, occupant)
+def action_of(
+    entry: Entry,
+    store_of: StoreOf,
+    path: str,
+    *,
+    store: Store | None = None,
+    last: Snapshot | None = None,
+) -> tuple[Occupant, Action]:
+    """Return the occupant of a member's place, and the step that the member's entry still has to take there.
+
+    The caller may have the `store` of the place; `last` as for `inspect_place`.
+    """
+    store = store or store_of(path)
+    occupant = inspect_place(store, last)
+    action = _decide(entry, store_of, path, occupant, store)
     if action is Action.LEAVE:
         # Another process may have moved the staged file to the member's place between the two looks.
-        occupant = inspect_place(store_of(path))
-        action = _decide(entry, store_of, path, occupant)
+        occupant = inspect_place(store)
+        action = _decide(entry, store_of, path, occupant, store)
     return occupant, action
 
 
-def _decide(entry: Entry, store_of: StoreOf, path: str, occupant: Occupant) -> Action:
+def _decide(entry: Entry, store_of: StoreOf, path: str, occupant: Occupant, store: Store) -> Action:
     """Look up the action of an entry in the table."""
     standing = _standing(entry, occupant)
     row = TABLE[standing, _STAGED]
     # If both rows agree, spare the look at the staged file.
     if row == TABLE[standing, _UNSTAGED]:
         return row[entry.kind]
-    is_staged = _is_staged(entry, store_of, path)
+    is_staged = _is_staged(entry, store_of, path, store)
     return TABLE[standing, is_staged][entry.kind]
 
 
-def _is_staged(entry: Entry, store_of: StoreOf, path: str) -> bool:
+def _is_staged(entry: Entry, store_of: StoreOf, path: str, store: Store) -> bool:
     """Whether the new tail, index or frame of an entry is stored."""
     if entry.kind == "delete":
         return False
@@ -201,8 +237,8 @@ def _is_staged(entry: Entry, store_of: StoreOf, path: str) -> bool:
         stop = unpack_header(entry.header).frame_len
         span = Span("", stop - FINGERPRINT_NBYTES, stop)
         try:
-            (end,) = store_of(path).read([span], clip=True)
-        except MISSING:
+            (end,) = store.read([span], clip=True)
+        except (ConflictError, *MISSING):  # another file took the place of the one that was looked at
             return False
         return end.hex() == entry.after
     aside = store_of(entry.aside(path))
@@ -220,13 +256,21 @@ def read_member(
     path: str,
     *,
     again: Callable[..., Snapshot] | None = None,
+    last: Remembered | None = None,
 ) -> Snapshot:
     """Return the state of a member according to the manifest; FileNotFoundError if there is no such member.
 
-    If the state is not in the member's place yet, its `Snapshot.again` is set to `again`.
+    If the state is not in the member's place yet, its `Snapshot.again` is set to `again`. A member that still has its
+    `last` state is compared with it, and not parsed again.
     """
     entry = manifest.log.get(path)
     store = store_of(path)
+    if last is not None and entry is None:
+        state, header = last
+        head = snapshot.head_if_unchanged(store, state.frame, header)
+        if head is not None:
+            revision = state.frame.fingerprint.hex()
+            return Snapshot(store, state, 0, head.version, revision, head.unique, header)
     if entry is not None:
         occupant, action = action_of(entry, store_of, path)
         if action is Action.TAKE_OUT:

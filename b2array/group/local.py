@@ -8,11 +8,13 @@ names, the log decides; see `b2array.frame.log`. Readers open members from summa
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from b2array import config
@@ -30,7 +32,7 @@ from b2array.format import summary
 from b2array.format.header import FrameType
 from b2array.frame import snapshot
 from b2array.frame.catalog import Catalog, read_manifest
-from b2array.frame.log import Action, action_of, inspect_place, read_member
+from b2array.frame.log import Action, Remembered, action_of, inspect_place, read_member
 from b2array.frame.manifest import (
     EMBEDDED,
     MANIFEST,
@@ -57,6 +59,9 @@ from b2array.store.base import (
 from b2array.store.open import join_url, open_store
 
 __all__ = ["LocalGroup", "NewFrame", "copier_of"]
+
+_MOST_STATES, _MOST_CHUNKS = 256, 2**12
+"""How many states of members, and of how many chunks at most, a handle remembers: some megabytes in all."""
 
 
 class NewFrame(Protocol):
@@ -127,6 +132,9 @@ class LocalGroup:
         url: str,
         storage_options: Mapping[str, Any],
         listing: tuple[Manifest, Members] | None = None,
+        *,
+        store: Store | None = None,
+        states: OrderedDict[str, Remembered] | None = None,
     ) -> None:
         self.storage_options = dict(storage_options)
         self._listing = listing
@@ -137,7 +145,11 @@ class LocalGroup:
         self._mounts: dict[str, LocalGroup] = {}
         # The version of the manifest whose log this handle has applied: the log need not be applied again.
         self._applied: Version | None = None
-        self.store = open_store(url, storage_options=self.storage_options)
+        # States that transactions of this handle have committed, the latest last. Mostly the next one meets the same.
+        self._states = OrderedDict[str, Remembered]() if states is None else states
+        # The manifest that `recover` has read: a list that is made next begins with it.
+        self._recovered: Manifest | None = None
+        self.store = store or open_store(url, storage_options=self.storage_options)
         # An absolute path: when a member is opened, the working directory may be another one.
         self._address = self.store.url
 
@@ -146,7 +158,13 @@ class LocalGroup:
 
     def copy(self) -> Self:
         """Return a second handle that shows the same members."""
-        return type(self)(self._address, self.storage_options, self._state())
+        return type(self)(
+            self._address,
+            self.storage_options,
+            self._state(),
+            store=self.store,
+            states=self._states,
+        )
 
     @property
     def url(self) -> str:
@@ -223,7 +241,7 @@ class LocalGroup:
 
     def refresh(self) -> None:
         """Forget the list of members; the next use lists them again."""
-        self._listing = None
+        self._listing = self._recovered = None
         self._mounts = {}
 
     def close(self) -> None:
@@ -240,7 +258,9 @@ class LocalGroup:
 
         If a commit came in between, do it again; in the last attempt exclude writers.
         """
-        manifest, _ = self.read()
+        manifest, self._recovered = self._recovered, None
+        if manifest is None:
+            manifest, _ = self.read()
         if manifest.members is not None:
             return manifest, Members(manifest.members)
         for attempt in range(config.retries + 1):
@@ -356,9 +376,12 @@ class LocalGroup:
     def require_ledger(self) -> None:
         """Raise UnsupportedError if the manifest cannot list snapshots."""
 
-    def write(self, manifest: Manifest, version: Version | None) -> None:
-        """Replace the manifest of this version, or raise ConflictError. The caller holds the manifest's lock."""
-        write_manifest(self.store, manifest, version)
+    def write(self, manifest: Manifest, version: Version | None) -> Version | None:
+        """Replace the manifest of this version, or raise ConflictError; return the new version.
+
+        The caller holds the manifest's lock.
+        """
+        return write_manifest(self.store, manifest, version)
 
     def holds(self, manifest: Manifest) -> bool:
         """Return whether the manifest in the store equals this one."""
@@ -392,9 +415,16 @@ class LocalGroup:
                 self.apply_log(manifest)
                 self._applied = version
             self.refresh()
+        self._recovered = manifest
 
-    def apply_log(self, manifest: Manifest, *, locked: Collection[str] = ()) -> dict[str, Entry]:
-        """Apply the log of a manifest, and return the entries that cannot be applied now.
+    def apply_log(
+        self,
+        manifest: Manifest,
+        *,
+        locked: Collection[str] = (),
+        states: Mapping[str, Snapshot] = MappingProxyType({}),
+    ) -> apply.Applied:
+        """Apply the log of a manifest to members that have these states, as far as the caller knows.
 
         The caller holds the lock of the manifest, and the locks of the members `locked`.
         """
@@ -403,6 +433,7 @@ class LocalGroup:
             manifest.log,
             remove_embedded=self.remove_embedded,
             locked=locked,
+            states=states,
         )
 
     def apply_entry(self, path: str) -> None:
@@ -457,13 +488,28 @@ class LocalGroup:
         if mount is not None:
             owner, inner = mount
             return owner.state_of(inner)
-        manifest = manifest or self.load_manifest()
+        return self._own_state(path, manifest or self.load_manifest())
+
+    def _own_state(self, path: str, manifest: Manifest) -> Snapshot:
         if manifest.rows is not None:
             member = Member(Catalog(self.store), path.rpartition(".")[0])
             source = load_member(member, manifest)
             return replace(source, member=None)
         again = partial(_reload_state, self._address, self.storage_options, path)
-        return read_member(self.store_of, manifest, path, again=again)
+        last = self._states.get(path)
+        source = read_member(self.store_of, manifest, path, again=again, last=last)
+        # Other writers change the member as well: comparing it with our commits would only take time.
+        if last is not None and source.state is not last[0]:
+            self._states.pop(path, None)
+        return source
+
+    def remember(self, path: str, committed: Snapshot) -> None:
+        """Remember the state that a transaction has given a member."""
+        described = committed.frame
+        if described.is_ours and committed.header and described.nchunks <= _MOST_CHUNKS:
+            self._states[path] = committed.state, committed.header
+            if len(self._states) > _MOST_STATES:
+                self._states.popitem(last=False)
 
     def current(self, path: str) -> Snapshot:
         """Load the state of a member that belongs to the manifest shown. Raises what `open` raises."""
@@ -473,7 +519,7 @@ class LocalGroup:
             return owner.current(inner)
         manifest, _ = self._state()
         try:
-            source = self.state_of(path, manifest)
+            source = self._own_state(path, manifest)
         except MISSING:
             # The caller may have the path from an earlier list: a commit through this handle shows its own manifest,
             # but not the changes that other writers made before it.

@@ -81,11 +81,11 @@ class LocalTransaction(Transaction):
             self.view.require_own(path)
             # The frame of an earlier commit may still wait in another place, where nobody may write.
             self.view.apply_entry(path)
-            handle = Handle(self.view.current(path), mode)
-            opened = handle.snapshot.generation
+            current = self.view.current(path)
+            handle = Handle(current, mode)
             draft = handle.begin()
             handle.enter(draft)
-            self.change.members[path] = MemberChange(handle, draft, opened=opened)
+            self.change.members[path] = MemberChange(handle, draft, opened=current.generation)
             return handle
 
     def _stage_new(
@@ -159,13 +159,13 @@ class LocalTransaction(Transaction):
         paths = self.on_disk.members.values()
         change.same = [path for path in paths if path not in written]
         if written or change.removed or self._snapshots:
-            self._commit_entries()
+            self._commit_entries(written)
         self._ended = True
         for path in change.members.keys() - written.keys():
             _discard_member(self.view, path, change.members[path])
         return drafts
 
-    def _commit_entries(self) -> None:
+    def _commit_entries(self, written: Mapping[str, MemberChange]) -> None:
         change, view = self.change, self.view
 
         def require(before: Manifest) -> None:
@@ -177,20 +177,29 @@ class LocalTransaction(Transaction):
                 require_names_free(self.url, names, near)
             self.on_disk.require_fit(before)
 
-        def show(after: Manifest) -> Members:
+        def members_after() -> Members:
+            if change.marked:
+                return self.members()
+            # The handle of the group goes on to show its list as it is if the commit fails.
+            members = self.members().copy()
+            _list_changes(change, members)
+            return members
+
+        def show(after: Manifest) -> None:
             members = self.members()
             if not change.marked:
                 _list_changes(change, members)
             view.show(after, members)
             self._group.show(after, members)
-            return members
 
         self.on_disk.copy_early()
         before, after = commit_entries(
             view,
             change,
+            written,
             require=require,
             edit=self.on_disk.edit,
+            members=members_after,
             show=show,
         )
         if after is not None:

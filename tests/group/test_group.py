@@ -563,7 +563,7 @@ original = {at}
 def killed(*args, **options):
     global calls
     calls += armed
-    if calls > {int(at != "LocalGroup.write")}:
+    if calls > {int(at == "apply.apply_entry")}:
         os._exit(9)
     return original(*args, **options)
 armed = 0

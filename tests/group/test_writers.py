@@ -230,7 +230,7 @@ def test_a_manifest_with_the_times_of_an_earlier_one_is_read_again(pair: str, tm
             fill(8)(changes)
 
     killed_after_the_commit(pair, fill(7))
-    b2array.open(f"{pair}/x.b2nd", "r+").attrs["n"] = 1
+    b2array.open(f"{pair}/x.b2nd", "r+")[:] = 7  # a new attribute would make the next manifest longer
     os.link(manifest, kept)
     before = manifest.stat()
     in_a_child(task)
