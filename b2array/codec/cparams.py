@@ -186,7 +186,7 @@ class CParams:
     def is_lossy(self) -> bool:
         """Whether floats are rounded before they are compressed."""
         bounds = (self.absolute_error, self.relative_error, self.keepbits)
-        return any(bound is not None for bound in bounds)
+        return bounds != (None, None, None)
 
     @property
     def is_zfp(self) -> bool:

@@ -55,13 +55,10 @@ _IOV_MAX = 1024
 """The most buffers that POSIX systems fill in one call."""
 
 
-def _version_of(status: os.stat_result) -> Version:
-    # Without the device: its number differs between computers that share the file system.
-    return Version(f"{status.st_ino}", f"{status.st_mtime_ns}:{status.st_size}")
-
-
 def _local_stamp(status: os.stat_result) -> Stamp:
-    return Stamp(status.st_size, _version_of(status))
+    # Without the device: its number differs between computers that share the file system.
+    version = Version(f"{status.st_ino}", f"{status.st_mtime_ns}:{status.st_size}")
+    return Stamp(status.st_size, version)
 
 
 def _identity_of(status: os.stat_result) -> tuple[int, int]:
@@ -101,10 +98,10 @@ class _File:
         if expected in self.known:
             return
         status = os.fstat(self.fd)
-        current = _version_of(status)
+        current = _local_stamp(status).version
         tag, state, content, stop = expected
-        if (tag, state) != (current.tag, current.state):
-            if tag != current.tag or stat.S_ISDIR(status.st_mode):
+        if current != Version(tag, state):
+            if current is None or tag != current.tag or stat.S_ISDIR(status.st_mode):
                 raise stale_reader(self.path)
             # A new file may get the inode of a deleted one. `read` raises FormatError if this one is too short.
             if content and self.read(stop - len(content), stop) != content:
@@ -493,7 +490,7 @@ class LocalStore(Store):
             # Nothing is there yet, so no version is replaced.
             with suppress(FileNotFoundError):
                 status = os.stat(target)
-                current = _version_of(status)
+                current = _local_stamp(status).version
                 disk.inherit(source, status)
             if expected is not None and current != expected:
                 raise conflict(target)
