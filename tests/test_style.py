@@ -57,7 +57,7 @@ TODAY = {
     "frame": Counts(2, 9.0, 0, 3),
     "format": Counts(2, 8.8, 0, 3),
     "grid": Counts(2, 9.3, 0, 3),
-    "group": Counts(48, 10.2, 0, 96),
+    "group": Counts(2, 9.0, 0, 3),
     "store": Counts(26, 9.1, 0, 8),
     "tools": Counts(3, 9.4, 0, 3),
     "xarray_io": Counts(3, 9.1, 0, 5),

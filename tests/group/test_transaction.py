@@ -1,0 +1,88 @@
+"""What the transactions of local groups and of groups in object stores have in common."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from b2array import open_group
+from b2array.errors import ConflictError
+from b2array.group.changing import AnyTransaction, begin
+from b2array.group.fork import GroupFork
+from b2array.group.listed import group_at
+from b2array.group.local_transaction import LocalTransaction
+from b2array.group.rows import RowTransaction
+
+
+@pytest.fixture(params=["local", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a group with the members x and y."""
+    url = str(tmp_path / "g.b2d") if request.param == "local" else f"memory://{tmp_path.name}.b2d"
+    group = open_group(url, "w")
+    group["x"], group["y"] = np.arange(4), np.arange(4)
+    return url
+
+
+@pytest.fixture
+def changes(url: str) -> AnyTransaction:
+    """A transaction of the group."""
+    return begin(group_at(url, {}))
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_an_ended_transaction_refuses_changes(changes: AnyTransaction, end: str) -> None:
+    path = changes.members()["x"]
+    getattr(changes, end)()
+    for refused in (
+        lambda: changes.open(path, "r"),
+        lambda: changes.remove({"x": path}),
+        lambda: changes.snapshots,
+        changes.commit,
+    ):
+        with pytest.raises(ConflictError, match="expected a transaction under way, found that it has ended"):
+            refused()
+
+
+def test_a_transaction_is_not_pickled(changes: AnyTransaction) -> None:
+    with pytest.raises(ValueError, match="with a transaction under way cannot be pickled"):
+        pickle.dumps(changes)
+
+
+def test_a_member_that_is_put_back_stays(url: str, changes: AnyTransaction) -> None:
+    members = dict(changes.members())
+    changes.remove(members)
+    assert {**changes.members()} == {}
+    changes.put_back({"y": members["y"]})
+    assert {**changes.members()} == {"y": members["y"]}
+    changes.commit()
+    assert [*open_group(url)] == ["y"]
+
+
+def test_members_below_a_prefix_are_deleted_first(url: str) -> None:
+    open_group(url, "r+")["z/x"] = [1]
+    changes = begin(group_at(url, {}), "z/")
+    assert [*changes.members()] == ["x", "y"]
+    changes.abort()
+    assert "z/x" in open_group(url)
+
+
+@pytest.mark.parametrize("kind", [LocalTransaction, RowTransaction, GroupFork])
+def test_what_collects_changes_of_a_group_stays_small(kind: type) -> None:
+    """Methods and fields count with those of the bases: a class that does everything can be understood by nobody."""
+    methods: set[str] = set()
+    fields: set[str] = set()
+    for base in kind.__mro__:
+        if base.__module__.startswith("b2array"):
+            (node,) = ast.parse(inspect.getsource(base)).body
+            assert isinstance(node, ast.ClassDef)
+            methods |= {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            stored = [each for each in ast.walk(node) if isinstance(each, ast.Attribute)]
+            stored = [each for each in stored if isinstance(each.ctx, ast.Store)]
+            fields |= {each.attr for each in stored if isinstance(each.value, ast.Name) and each.value.id == "self"}
+    assert 10 < len(methods) <= 25, sorted(methods)
+    assert 5 < len(fields) <= 12, sorted(fields)
