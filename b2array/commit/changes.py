@@ -241,8 +241,8 @@ def copy_for_changes(state: State) -> State:
     offsets = np.array(state.frame.offsets, np.int64)
     sizes = copy_table(state.sizes)
     records = copy_table(state.records)
-    copied = replace(state, frame=replace(state.frame, offsets=offsets))
-    return copied.with_tables(sizes, records)
+    frame = replace(state.frame, offsets=offsets)
+    return replace(state, frame=frame).with_tables(sizes, records)
 
 
 def reindex_state(state: State, order: Int64Array, geometry: Frame) -> State:
@@ -325,8 +325,9 @@ def _check_snapshots(change: ChangeSet, base: Snapshot, current: Snapshot) -> No
         raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the snapshot")
     before = ledger_of(base.state)
     now = ledger_of(current.state)
-    names = {*change.drops, *(keep.entry.name for keep in change.keeps)}
-    conflicts = [name for name in sorted(names) if _identify(before.find(name)) != _identify(now.find(name))]
+    kept = [keep.entry.name for keep in change.keeps]
+    names = sorted({*kept, *change.drops})
+    conflicts = [name for name in names if _identify(before.find(name)) != _identify(now.find(name))]
     if conflicts:
         raise ConflictError(f"{current.url}: the snapshots {conflicts} were made or dropped by another writer as well")
 
@@ -382,7 +383,8 @@ def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     _, of_a, of_b = np.intersect1d(a.numbers, b.numbers, assume_unique=True, return_indices=True)
     differ = ~_are_equal(a, of_a, b, of_b)
     if differ.any():
-        raise fork_conflict(url, a.numbers[of_a[differ]].tolist())
+        numbers = a.numbers[of_a[differ]]
+        raise fork_conflict(url, numbers.tolist())
     common = sorted(a.attrs.keys() & b.attrs.keys())
     names = [name for name in common if a.attrs[name] != b.attrs[name]]
     if names:
@@ -394,7 +396,8 @@ def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
         raise ConflictError(f"{url}: two forks have set {contradictory} to different values")
     segments, extents = _join_segments(a, b)
     # The codes of b count its own extents, which now follow the extents of a.
-    more = np.setdiff1d(np.arange(b.numbers.size), of_b)
+    rows = np.arange(b.numbers.size)
+    more = np.setdiff1d(rows, of_b)
     codes = b.codes[more]
     codes = np.where(is_spooled(codes), codes - len(a.extents), codes)
     numbers = np.concatenate([a.numbers, b.numbers[more]])

@@ -95,9 +95,10 @@ def update(draft: Draft, n: int, buf: bytes, new: ChunkHeader) -> None:
 
 def delete(draft: Draft, n: int) -> None:
     """Remove chunk `n`."""
+    frame = draft.frame
     (nbytes,) = chunk_sizes(draft, [n])
-    order = np.delete(np.arange(draft.frame.nchunks), n)
-    draft.reindex(order, nbytes=draft.frame.nbytes - nbytes)
+    order = np.delete(np.arange(frame.nchunks), n)
+    draft.reindex(order, nbytes=frame.nbytes - nbytes)
 
 
 def reorder(draft: Draft, order: Sequence[int]) -> None:
@@ -133,7 +134,8 @@ def compact(draft: Draft, progress: Progress | None = None) -> None:
 def reserve_up_to(draft: Draft, number: int) -> None:
     """Make the commit reserve all numbers of chunk files up to `number`, so that no draft under way uses one."""
     # A structural change, even to the same order, fits no other state: the commit fails if another writer was faster.
-    draft.restructure(np.arange(draft.frame.nchunks), draft.frame)
+    same_order = np.arange(draft.frame.nchunks)
+    draft.restructure(same_order, draft.frame)
     draft.staging.reserve_up_to(number)
     draft.annotate(floor=draft.staging.next)
 

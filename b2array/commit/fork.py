@@ -198,7 +198,8 @@ def _write_journal(point: ForkPoint) -> None:
         # The chunks that the transaction put into files before it was forked belong to the write as well.
         codes = point.change.codes
         first = min([point.first, *codes[codes >= 0].tolist()])
-        store.replace(point.journal_name, Journal(first, point.transaction, generation).pack())
+        journal = Journal(first, point.transaction, generation)
+        store.replace(point.journal_name, journal.pack())
 
 
 def abandon_write(point: ForkPoint) -> None:
@@ -290,7 +291,11 @@ def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
             state = apply_change(point.change, point.state)
             slots, nslots = _slots(state.require_layout(), region)
         return Staging(point.store, None, point.first, transaction=point.files, slots=slots, nslots=nslots)
-    path = str(Path(point.place, os.urandom(8).hex() + TEMPORARY)) if point.place else None
+    path = None
+    if point.place:
+        name = os.urandom(8).hex() + TEMPORARY
+        path = str(Path(point.place, name))
+    # Without a file, the pickle of the fork contains all chunks, so they stay in memory.
     spool = Spool(path, limit=_IN_MEMORY if path else math.inf)
     return Staging(point.store, spool, 0, transaction=point.files)
 
@@ -300,14 +305,21 @@ def _slots(
     region: Part,
 ) -> tuple[Callable[[int], int], int]:
     """Return a function that numbers the chunks in a region from 0 on, and the number of these chunks."""
-    starts = [part.start // size for part, size in zip(region, layout.chunks, strict=True)]
-    stops = [-(-part.stop // size) for part, size in zip(region, layout.chunks, strict=True)]
-    lengths = [max(0, stop - start) for start, stop in zip(starts, stops, strict=True)]
+    starts = []
+    lengths = []
+    for part, size in zip(region, layout.chunks, strict=True):
+        start = part.start // size
+        stop = -(-part.stop // size)
+        starts.append(start)
+        lengths.append(max(0, stop - start))
+    strides = layout.grid_strides
+    counts = layout.grid_shape
 
     def slot(n: int) -> int:
         number = 0
-        for stride, count, start, length in zip(layout.grid_strides, layout.grid_shape, starts, lengths, strict=True):
-            number = number * length + n // stride % count - start
+        for stride, count, start, length in zip(strides, counts, starts, lengths, strict=True):
+            position = n // stride % count - start
+            number = number * length + position
         return number
 
     return slot, math.prod(lengths)
@@ -324,11 +336,13 @@ def change_of(draft: Draft) -> ChangeSet:
     for row, n in enumerate(numbers.tolist()):
         if digest := draft.delta.digests.get(n):
             digests[row] = np.frombuffer(digest, np.uint8)
+    # Changes of siblings that were merged into this fork come along.
+    merged = set() if draft.forks is None else draft.forks.roster.merged
     of_fork = OfFork(
         transaction=point.transaction,
         number=point.number,
         epoch=point.epoch,
-        forks=frozenset((point.fork, *(() if draft.forks is None else draft.forks.roster.merged))),
+        forks=frozenset({point.fork} | merged),
         seen=point.codes(numbers),
         digests=digests,
         attrs={name: point.attr(name) for name in change.attrs},
@@ -351,7 +365,8 @@ def check_related(draft: Draft, changes: Iterable[ChangeSet]) -> None:
             continue
         if of_fork is None or point is None or of_fork.transaction != point.transaction:
             raise ConflictError(f"{draft.url}: these forks belong to another transaction, or to one that has ended")
-        if (of_fork.number, change.base) != (point.number, "" if point.base is None else point.base.generation):
+        base = "" if point.base is None else point.base.generation
+        if of_fork.number != point.number or change.base != base:
             raise ConflictError(
                 f"{draft.url}: the transaction has changed between these forks; merge them into the transaction"
             )
@@ -428,7 +443,8 @@ def take_over(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
         n = int(change.numbers[row])
         code = int(change.codes[row])
         digest = b"" if change.of_fork is None else change.of_fork.digests[row].tobytes()
-        staged = Staged(code, change.sizes[row], int(change.records[row]), None, digest)
+        record = int(change.records[row])
+        staged = Staged(code, change.sizes[row], record, None, digest)
         if code < LOWEST_CODE:
             staged = Staged(code)
         elif code >= 0:
@@ -468,8 +484,11 @@ class Fork(Handle):
         draft = begin_fork(point, name)
         if change is not None:
             take_over(draft, change, range(change.numbers.size))
-        self._point, self._name = point, name
-        super().__init__(point.base or Snapshot(point.store, draft.state, 0, None, ""), "r+", draft)
+        self._point = point
+        self._name = name
+        # A new array has no committed state yet: its handle shows the first state of the transaction.
+        snapshot = point.base or Snapshot(point.store, draft.state, 0, None, "")
+        super().__init__(snapshot, "r+", draft)
 
     @property
     def draft(self) -> Draft | None:
@@ -526,7 +545,9 @@ def merge(handle: Handle, forks: Sequence[Handle]) -> None:
     changes = [each.freeze() for each in ours]
     with handle.mutex.held:
         check_related(draft, changes)
-        take_over(draft, *prepare_merge(draft, join_changes(changes, handle.url)))
+        joined = join_changes(changes, handle.url)
+        change, rows = prepare_merge(draft, joined)
+        take_over(draft, change, rows)
         for each in ours:
             each.end()
 
@@ -614,7 +635,8 @@ def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: boo
     FileExistsError
         Another writer made an array where the new one goes.
     """
-    if point.store.in_process and point.base is not None and point.process != os.getpid():
+    is_elsewhere = point.process != os.getpid()
+    if is_elsewhere and point.store.in_process and point.base is not None:
         raise ValueError(f"{point.store.url}: an array in the memory of one process cannot be changed by another one")
     if (done := _find_commit(point)) is not None:
         return done

@@ -234,7 +234,9 @@ def _is_adopted(member: Snapshot, manifest: Manifest, row: Row) -> bool:
 
 def _with_identity(manifest: Manifest, identity: str) -> Manifest:
     """Return the manifest of a group that has an identity and a list of members."""
-    return replace(manifest, identity=manifest.identity or identity or os.urandom(8).hex())
+    if manifest.identity:
+        return manifest
+    return replace(manifest, identity=identity or os.urandom(8).hex())
 
 
 def _next_manifest(
@@ -397,7 +399,8 @@ def _adopt(current: Snapshot, note: GroupCommit) -> Snapshot:
 def _chunks_of(revision: Snapshot) -> list[memoryview]:
     """Return the bytes of a contiguous frame after its header."""
     content = b"".join(revision.store.pieces(revision.name))
-    return [memoryview(content)[len(revision.header) : revision.frame.frame_len]]
+    start = len(revision.header)
+    return [memoryview(content)[start : revision.frame.frame_len]]
 
 
 def _prepare_revision(
@@ -423,7 +426,8 @@ def _prepare_revision(
     require_files(next_plan, draft)
     make_objects(next_plan, draft)
     revision = next_plan.require_state().frame.fingerprint.hex()
-    row = Row(path, revision, draft.sparse, number, _next_number(draft, path, manifest))
+    following = _next_number(draft, path, manifest)
+    row = Row(path, revision, draft.sparse, number, following)
     published = None
     if publishes:
         published = _publish_new(catalog, path, row, next_plan, source, manifest)
@@ -650,6 +654,7 @@ def _version_of_older(store: Store, new: _Prepared) -> Version | None:
         # A damaged index is of no use to any reader, so a writer may replace it.
         return store.stamp(FRAME_NAME if new.row.sparse else "").version
     noted = published.state.annotations.group_commit
-    if noted is not None and noted.identity == new.identity and noted.number >= new.row.number:
+    is_of_group = noted is not None and noted.identity == new.identity
+    if noted is not None and is_of_group and noted.number >= new.row.number:
         raise conflict(store.url)
     return published.version

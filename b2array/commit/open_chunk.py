@@ -103,12 +103,14 @@ class OpenChunk:
         # Delta encodes each block against the first one, so a single block cannot be replaced.
         if not regular or FilterId.DELTA in header.filters:
             data = decode.decode(stored.region, context=form.context)
-            self._add(range(layout.nblocks), data.reshape(layout.nblocks, -1))
+            blocks = data.reshape(layout.nblocks, -1)
+            self._add(range(layout.nblocks), blocks)
             self._stored = None
 
     def _add(self, numbers: Iterable[int], data: Bytes) -> None:
         tile = Tile(data)
-        self._blocks.update((n, CacheEntry(tile, row)) for row, n in enumerate(numbers))
+        for row, n in enumerate(numbers):
+            self._blocks[n] = CacheEntry(tile, row)
 
     @property
     def nbytes(self) -> int:
@@ -274,7 +276,8 @@ class OpenChunk:
         data = self._join(numbers)
         if not form.cparams.is_lossy:
             return data, 0
-        items = rounding.round_items(data.view(form.layout.dtype), form.cparams, form.fill)
+        exact = data.view(form.layout.dtype)
+        items = rounding.round_items(exact, form.cparams, form.fill)
         bits = 0
         # Filters work on units of `typesize` bytes: they can use the count only if such a unit is an item.
         if form.typesize == form.layout.itemsize:

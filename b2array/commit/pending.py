@@ -152,12 +152,13 @@ def find_orphans(
                 journals[name] = journal
     if numbers is None:
         # A lost index may be repaired from its chunks. Only chunks of an array that never had an index are orphans.
-        firsts = [journal.first for journal in journals.values() if not journal.generation]
-        first = min(firsts, default=None)
+        of_new_arrays = [journal for journal in journals.values() if not journal.generation]
+        first = min((journal.first for journal in of_new_arrays), default=None)
         orphans = {name: each for name, each in orphans.items() if _is_from(name, first)}
     orphans |= {name: files[name] for name in names}
     for name, journal in journals.items():
-        own = {other: each for other, each in orphans.items() if other == name or _is_from(other, journal.first)}
+        own = {other: each for other, each in orphans.items() if _is_from(other, journal.first)}
+        own[name] = files[name]
         orphans |= with_newest_time(own)
     return orphans
 

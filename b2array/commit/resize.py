@@ -98,7 +98,8 @@ def append(draft: Draft, values: Array, axis: int) -> None:
     """Put values of the array's type after the last items along an axis."""
     old = draft.state.require_layout()
     length = old.shape[axis]
-    shape = _with_extent(old.shape, axis, length + values.shape[axis])
+    extent = length + values.shape[axis]
+    shape = _with_extent(old.shape, axis, extent)
     state = reshape(draft.state, shape)
     new = state.require_layout()
     rows = [np.arange(n) for n in old.grid_shape]
@@ -146,7 +147,8 @@ def delete(
         after = slice(positions.stop, length, 1)
         pieces = [_Piece(before), _Piece(after)]
     else:
-        pieces = [_Piece(np.delete(np.arange(length), positions))]
+        rest = np.delete(np.arange(length), positions)
+        pieces = [_Piece(rest)]
     _splice(draft, pieces, axis, None)
 
 
@@ -347,7 +349,8 @@ def make_joint(
     array = assignment.of_same_kind(values, dtype)
     if array.ndim != len(shape):
         raise ValueError(f"the values must have {len(shape)} dimensions, as the array has, not {array.ndim}")
-    if _with_extent(array.shape, axis, 0) != _with_extent(shape, axis, 0):
+    fits = _with_extent(array.shape, axis, 0) == _with_extent(shape, axis, 0)
+    if not fits:
         raise ValueError(
             f"the values must have the array's extents along all axes but {axis}: "
             f"found shape {array.shape} for an array of shape {shape}"

@@ -424,7 +424,8 @@ class Staging:
         needed = numbers[_are_among(numbers, offsets)]
         names = [index.chunk_name(number) for number in needed.tolist()]
         heads = self._store.head(names, 1) if names else []
-        return [name for name, head in zip(names, heads, strict=True) if isinstance(head, FileNotFoundError)]
+        answers = zip(names, heads, strict=True)
+        return [name for name, head in answers if isinstance(head, FileNotFoundError)]
 
     @property
     def has_spool(self) -> bool:

@@ -51,7 +51,8 @@ class MemberState(NamedTuple):
 
 def group_ledger(url: str, manifest: Manifest) -> Ledger:
     """Return the ledger of the snapshots of a group; FormatError or UnsupportedError if it cannot be read."""
-    return prefix_errors(f"{url}/{MANIFEST}", lambda: Ledger.unpack(manifest.kept))
+    where = f"{url}/{MANIFEST}"
+    return prefix_errors(where, lambda: Ledger.unpack(manifest.kept))
 
 
 def pack_members(members: Mapping[str, MemberState]) -> bytes:
@@ -85,13 +86,17 @@ def unpack_members(buf: Buffer, digest: bytes) -> dict[str, MemberState]:
         raise FormatError(f"expected the members of a snapshot by name, found {members!r}")
     for name, state in members.items():
         is_name = isinstance(name, str) and is_member_name(name)
-        is_state = isinstance(state, list) and [*map(type, state)] == [str, bytes, bool, bytes]
-        if not is_name or not is_state or not _is_path(state[0]):
+        if not is_name or not _is_state(state):
             raise FormatError(f"expected a member's name, path and generation, found {name!r} and {state!r}")
     return {name: MemberState(*state) for name, state in members.items()}
 
 
-def _is_path(path: str) -> bool:
+def _is_state(content: Any) -> bool:
+    """Whether these are the fields of a `MemberState`."""
+    types = [*map(type, content)] if isinstance(content, list) else []
+    if types != [str, bytes, bool, bytes]:
+        return False
+    path = content[0]
     return bool(members_among([path])) or is_embedded(path)
 
 
@@ -99,5 +104,8 @@ def load_members(group: Store, url: str, entry: Kept) -> dict[str, MemberState]:
     """Read the members of a snapshot, given its entry in the ledger. Raises what `unpack_members` raises."""
     view: Buffer = entry.packed
     if not view:
-        (view,) = group.read([Span(object_name(entry.place), 0, entry.nbytes)])
-    return prefix_errors(f"{url}: snapshot {entry.name!r}", lambda: unpack_members(view, entry.digest))
+        # A long list is a separate object, so that commits need not write it again with the manifest.
+        span = Span(object_name(entry.place), 0, entry.nbytes)
+        (view,) = group.read([span])
+    where = f"{url}: snapshot {entry.name!r}"
+    return prefix_errors(where, lambda: unpack_members(view, entry.digest))
