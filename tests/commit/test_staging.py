@@ -89,7 +89,7 @@ def test_a_spool_in_memory_has_no_file():
     shelf = spooled()
     shelf.put(0, packed(0), 5)
     assert shelf.header_room is None
-    with pytest.raises(ValueError, match="no file"):
+    with pytest.raises(ValueError, match="found one in memory"):
         shelf.finish(b"", b"", durable=False)
 
 
@@ -149,7 +149,7 @@ def test_bytes_that_are_not_a_chunk_are_refused():
 
 def test_chunks_in_files_are_not_spooled():
     _, shelf = in_files()
-    with pytest.raises(ValueError, match="not spooled"):
+    with pytest.raises(ValueError, match="found one in a separate file"):
         shelf.read(0, 1)
 
 
