@@ -11,7 +11,7 @@ manifest's.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from io import FileIO
@@ -46,7 +46,7 @@ def makers_lock(store: Store) -> AbstractContextManager[object]:
     and hold the manifest's.
     """
     # The first commit of a group makes its manifest.
-    around = _group_around(store, MANIFEST) or _group_around(store, EMBEDDED)
+    around = _group_around(store, (MANIFEST, EMBEDDED))
     if around is None:
         return nullcontext()
     group, _ = around
@@ -92,34 +92,33 @@ def _release(lock: AbstractContextManager[object] | None) -> None:
         lock.close()
 
 
-def groups_above(place: str, mark: str = MANIFEST) -> Iterator[tuple[str, str]]:
+def groups_above(place: str, marks: Sequence[str] = (MANIFEST,)) -> Iterator[tuple[str, str]]:
     """Yield the local groups that a path leads through, the innermost first, with the path of the frame in each.
 
-    `mark` is the file by which a group is known.
+    `marks` are the files by which groups are known.
     """
     if place.endswith(TEMPORARY):  # neither a log nor a snapshot names the places next to members
         return
     inner, group = place, os.path.dirname(place)
     while group != inner:
-        if os.path.exists(os.path.join(group, mark)):
-            yield group, place.removeprefix(group).lstrip(os.sep).replace(os.sep, "/")
+        for mark in marks:
+            if os.path.exists(os.path.join(group, mark)):
+                yield group, place.removeprefix(group).lstrip(os.sep).replace(os.sep, "/")
+                break
         inner, group = group, os.path.dirname(group)
 
 
-def _group_around(store: Store, mark: str) -> tuple[str, str] | None:
-    """Return the group that a local frame is in, and its path there.
-
-    A manifest owns everything below it, up to the next manifest.
-    """
+def _group_around(store: Store, marks: Sequence[str] = (MANIFEST,)) -> tuple[str, str] | None:
+    """Return the group that a local frame is in, and its path there; see `groups_above` for `marks`."""
     if not isinstance(store, LocalStore):
         return None
     place = os.path.realpath(store.url) if os.path.islink(store.url) else store.url
-    return next(groups_above(place, mark), None)
+    return next(groups_above(place, marks), None)
 
 
 def _waiting(store: Store) -> tuple[str, str, Entry] | None:
     """Return the entry for a local frame that waits to be applied in its group, after the group and the path."""
-    around = _group_around(store, MANIFEST)
+    around = _group_around(store)
     if around is None:
         return None
     group, path = around

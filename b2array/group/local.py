@@ -189,12 +189,13 @@ class LocalGroup:
         A group owns everything below its directory, down to the next group.
         """
         parts = path.split("/")
+        mounts = self._mounts  # another thread may call refresh()
         for n in range(1, len(parts)):
             name = "/".join(parts[:n])
-            if name not in self._mounts and self._is_mount(name):
-                self._mounts[name] = type(self)(self.address(name), self.storage_options)
-            if name in self._mounts:
-                return self._mounts[name], "/".join(parts[n:])
+            if name not in mounts and self._is_mount(name):
+                mounts[name] = type(self)(self.address(name), self.storage_options)
+            if name in mounts:
+                return mounts[name], "/".join(parts[n:])
         return None
 
     def _is_mount(self, name: str) -> bool:

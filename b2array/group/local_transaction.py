@@ -186,9 +186,11 @@ class LocalTransaction(Transaction):
             return members
 
         def show(after: Manifest) -> None:
-            members = self.members()
-            if not change.marked:
-                _list_changes(change, members)
+            # The handle of the group may have committed other changes since the transaction began.
+            members = self._group.members()
+            if change.marked and (change.removed or change.names):
+                members = members.copy()  # other threads may go through the list
+            _list_changes(change, members)
             view.show(after, members)
             self._group.show(after, members)
 

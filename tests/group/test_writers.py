@@ -337,6 +337,18 @@ def test_an_outer_group_goes_back_to_a_snapshot_without_the_group_inside_it(nest
     assert open_group(inner)["x"][:].tolist() == [1, 0, 0, 9, 0, 0]
 
 
+@pytest.mark.parametrize("url", ["memory://shows-all.b2d", "local"])
+def test_a_handle_shows_all_that_was_committed_through_it(url: str, tmp_path: Path) -> None:
+    group = open_group(str(tmp_path / "g") if url == "local" else url, "w")
+    group["a"], group["b"] = [1], [2]
+    with group.transaction() as changes:
+        changes["made"] = [3]
+        group["new"] = [4]
+        del group["b"]
+    assert [*group] == ["a", "made", "new"]
+    assert group["new"][0] == 4
+
+
 def test_a_fork_of_an_outer_group_has_its_own_members(nested: tuple[str, str]) -> None:
     group = open_group(nested[0], "r+")
     with group.transaction() as changes:
