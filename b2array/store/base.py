@@ -198,12 +198,13 @@ class Store(ABC):
         expected: Version | None = None,
         clip: bool = False,
     ) -> list[memoryview]:
-        """Read spans of any objects: writable bytes, one item per span. Spans that are close together share a request.
+        """Read spans of any objects: one item per span. Spans that are close together share a request.
 
         If all spans lie in one object, `expected` is the version that it had. The store refuses the bytes of an object
         that has replaced it. Local files are compared by the tag, which appending keeps, and by the known bytes;
         objects in clouds and on HTTP by the tag. Other stores ignore `expected`. With `clip`, a span that reaches
-        beyond the end of its object gives fewer bytes. Views of overlapping spans may share memory.
+        beyond the end of its object gives fewer bytes. Views of overlapping spans may share memory, and long ones may
+        be read-only.
 
         Raises
         ------

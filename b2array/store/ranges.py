@@ -17,7 +17,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, ClassVar, Final, NamedTuple
 
 from b2array import config, threads
@@ -39,6 +39,9 @@ __all__ = [
 
 _IS_INSTALLED = find_spec("obstore") is not None
 _MOST_THREADS = 64
+_FAST = 0.0002
+_WORTH_A_THREAD = 0.0005
+"""While answers take less than the first of these times, in seconds, another thread is woken for the second one."""
 _PATIENCE = 3
 _REST = 300.0
 """After so many failures in a row, a client is left alone for so many seconds."""
@@ -72,6 +75,12 @@ class _Bucket:
     store: Any
     failures: int = 0
     resting_until: float = 0.0
+    pace: float = 1.0
+    """Seconds that an answer takes: a moving average."""
+
+    def note(self, seconds: float) -> None:
+        self.failures = 0
+        self.pace += (seconds - self.pace) / 4
 
     def fail(self) -> None:
         self.failures += 1
@@ -125,7 +134,7 @@ class Client:
         # Ctrl-C does not interrupt a call of obstore. Signals reach the main thread only.
         if len(calls) == 1 and threading.current_thread() is not threading.main_thread():
             return [calls[0]()]
-        return _waiters.together(calls)
+        return _waiters.together(calls, bucket)
 
     def _begin(self, name: str) -> _Bucket:
         store = None
@@ -143,9 +152,13 @@ class Client:
         expected: Version | None,
     ) -> Got | Exception | None:
         _, start, stop = span
-        options: dict[str, Any] = {"range": {"suffix": -start} if start < 0 else (start, stop)}
+        wanted_range: Any = (start, stop)
+        if start < 0:
+            wanted_range = {"suffix": -start}
+        options = {"range": wanted_range}
         if expected is not None and self.conditional:
             options["if_match"] = expected.tag
+        begun = time.perf_counter()
         try:
             answer = bucket.store.get(path, options=options)
             content = answer.bytes()
@@ -156,14 +169,16 @@ class Client:
         size = meta["size"]
         tag = meta[self.tag]
         version = Version(tag) if tag else None  # an HTTP server may send none
-        wanted = (max(0, size + start), size) if start < 0 else (start, min(stop, size))
-        is_complete = (first, end) == wanted and len(content) == end - first
+        if start < 0:
+            start, stop = max(0, size + start), size
+        is_right = first == start and end == min(stop, size)
+        is_complete = is_right and len(content) == end - first
         is_expected = version is not None and version == expected
         is_plausible = is_expected or not self.is_http or _is_plain_answer(answer.attributes)
         if not (is_complete and is_plausible):
             bucket.fail()
             return None
-        bucket.failures = 0
+        bucket.note(time.perf_counter() - begun)
         if expected is None or is_expected:
             return content, Stamp(size, version)
         return None
@@ -269,63 +284,69 @@ class _Process:
     works: ClassVar[bool] = True
 
 
-class _Waiters:
-    """Threads that wait for answers. They stay.
+class _Batch:
+    """Calls that several threads share, and their results.
 
-    A thread that begins a call wakes one more if others are left. So a fast server keeps few threads busy, which then
-    seldom wait for the interpreter, and a slow one as many as there are calls.
+    Each thread that begins a call may wake one more. So a server on this computer keeps few threads busy, which then
+    seldom wait for the interpreter, and any other one as many as there are calls.
     """
 
+    def __init__(self, calls: Sequence[Callable[[], Any]], bucket: _Bucket) -> None:
+        self.calls = calls
+        self.bucket = bucket
+        self.results: list[Any] = [None] * len(calls)
+        self.left = iter(range(len(calls)))
+        self.ended: list[None] = []
+        self.helpers: list[None] = []
+        self.over: threads.Answer[None] = SimpleQueue()
+
+    def work(self, wake: Callable[[_Batch], None]) -> None:
+        """Make the calls that nobody has begun."""
+        self.helpers.append(None)
+        for number in self.left:
+            left = len(self.calls) - number - 1
+            pace = self.bucket.pace
+            if left and (pace > _FAST or left * pace > len(self.helpers) * _WORTH_A_THREAD):
+                wake(self)
+            try:
+                self.results[number] = self.calls[number]()
+            except BaseException as error:  # noqa: BLE001 - raised in the other thread
+                self.over.put((None, error))
+            self.ended.append(None)
+            if len(self.ended) == len(self.calls):
+                self.over.put((None, None))
+
+
+class _Waiters:
+    """Threads that wait for answers. They stay."""
+
     def __init__(self) -> None:
-        self.calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self.alarm: SimpleQueue[None] = SimpleQueue()
+        self.batches: SimpleQueue[_Batch] = SimpleQueue()
         self.asleep: list[None] = []
         self.size = 0
 
-    def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Make calls at the same time; return what they return, or raise an error of one of them."""
-        results: list[Any] = [None] * len(calls)
-        ended: list[None] = []
-        over: threads.Answer[None] = SimpleQueue()
+    def together(self, calls: Sequence[Callable[[], Any]], bucket: _Bucket) -> list[Any]:
+        """Make calls to a bucket at the same time; return what they return, or raise an error of one of them."""
+        batch = _Batch(calls, bucket)
+        self._wake(batch)
+        threads.result(batch.over)
+        return batch.results
 
-        def make(number: int) -> None:
-            try:
-                results[number] = calls[number]()
-            except BaseException as error:  # noqa: BLE001 - raised in the other thread
-                over.put((None, error))
-            ended.append(None)
-            if len(ended) == len(calls):
-                over.put((None, None))
-
-        for number in range(len(calls)):
-            self.calls.put(partial(make, number))
-        self._wake()
-        threads.result(over)
-        return results
-
-    def _wake(self) -> None:
+    def _wake(self, batch: _Batch) -> None:
+        self.batches.put(batch)
         try:
             self.asleep.pop()
         except IndexError:
             if self.size < _MOST_THREADS:
                 self.size += 1
                 threading.Thread(target=self._serve, name=f"b2array-ranges_{self.size}", daemon=True).start()
-        else:
-            self.alarm.put(None)
 
     def _serve(self) -> None:
         while True:
-            with suppress(Empty):
-                while True:
-                    call = self.calls.get_nowait()
-                    if not self.calls.empty():
-                        self._wake()
-                    call()
-                    del call  # what it refers to may be large
+            batch = self.batches.get()
+            batch.work(self._wake)
+            del batch  # its results may be large
             self.asleep.append(None)
-            if not self.calls.empty():  # they came when nobody was asleep
-                self._wake()
-            self.alarm.get()
 
 
 _waiters = _Waiters()

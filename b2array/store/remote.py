@@ -60,6 +60,7 @@ _Get = Callable[[Any, str, int, int, Version | None], Awaitable[tuple[bytes, Sta
 ABSENT: Final = Version("")
 """The version of an object that does not exist, as a condition for writing."""
 
+_LARGE = 2**20
 _READ_LIMIT = 16 * 2**20  # larger reads are split: several connections are faster than one
 _USUAL = (B2ArrayError, MemoryError, NotImplementedError, TypeError, ValueError)
 """Errors that say the same whatever the store is."""
@@ -358,7 +359,8 @@ class FsspecStore(Store):
             )
         if len(content) != wanted and not clip:
             raise too_short(place, span.start, span.stop, len(content))
-        return memoryview(bytearray(content))
+        # A copy could be written to, but new memory of this size is slow.
+        return memoryview(content if len(content) >= _LARGE else bytearray(content))
 
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
         spans = [Span(name, offset, offset + nbytes) for name in names]

@@ -85,6 +85,32 @@ def test_both_clients_send_as_many_requests(http):
     assert counts[0] == counts[1] == 6
 
 
+def test_long_ranges_are_decoded_where_they_are(http):
+    data = np.random.default_rng(0).random((16, 50_000))
+    http.objects["a.b2nd"] = b2array.asarray(data, chunks=(4, 50_000), blocks=(1, 5_000)).to_bytes()
+    for wanted in (True, False):
+        with config.using(obstore=wanted, cache_bytes=0):
+            a = b2array.open(http.url_of("a.b2nd"))
+            assert np.array_equal(a[...], data)
+            assert np.array_equal(a[2:10, 7_000:20_000], data[2:10, 7_000:20_000])
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_requests_are_under_way_at_the_same_time_whatever_the_server_did_before(http, count):
+    http.objects["a"] = bytes(count * 10_000)
+    spans = [("", 10_000 * n, 10_000 * n + 10) for n in range(count)]
+    store = open_store(http.url_of("a"))
+    read(store, *spans)
+    http.most_under_way = 0
+    for delay in (0.1, 0.5, 2.0):  # a busy machine needs the longer ones
+        http.delay = delay
+        read(store, *spans)
+        if http.most_under_way == count:
+            break
+    assert http.most_under_way == count
+    assert {*clients(http)} == {"obstore"}
+
+
 def test_headers_are_passed_on(http):
     http.objects["a"] = CONTENT
     store = open_store(http.url_of("a"), storage_options={"headers": {"X-Mine": "yes"}})
