@@ -93,7 +93,7 @@ def copy_array(
             return _recode(source, states, kind, url, new, progress=progress)
         place = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)
         with track(old.nchunks, "chunks copied", progress, unit="items") as bar:
-            return prepare.copied(
+            return prepare.copy_frame(
                 source,
                 place.store,
                 place.kind,

@@ -16,7 +16,7 @@ from b2array.codec.cparams import CParams
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
-from b2array.commit.prepare import copied
+from b2array.commit.prepare import copy_frame
 from b2array.compute.operators import free_nbytes
 from b2array.compute.readable import Readable
 from b2array.display import tables
@@ -241,7 +241,7 @@ class Opened:
                 f"{self!r} takes {self.cbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: a deep copy is in "
                 "memory; b2array.copy(a, url) makes one in a file"
             )
-        new = self._handle.reading(lambda source: copied(source, MemoryStore(), FrameType.CONTIGUOUS))
+        new = self._handle.reading(lambda source: copy_frame(source, MemoryStore(), FrameType.CONTIGUOUS))
         return type(self)(Handle(commit(new), "r+"))
 
 

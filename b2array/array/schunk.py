@@ -27,7 +27,7 @@ from b2array.commit import edits
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.one import commit
-from b2array.commit.prepare import copied
+from b2array.commit.prepare import copy_frame
 from b2array.config import MAX_BLOCKSIZE, MAX_CHUNK_NBYTES
 from b2array.display.tables import count_text
 from b2array.errors import FormatError, LimitError, UnsupportedError, prefix_error
@@ -188,7 +188,7 @@ class SChunk(Opened):
     def to_bytes(self) -> bytes:
         """Return everything as one contiguous frame; the chunks are copied, not compressed again."""
         target = MemoryStore()
-        commit(self._handle.reading(lambda source: copied(source, target, FrameType.CONTIGUOUS)))
+        commit(self._handle.reading(lambda source: copy_frame(source, target, FrameType.CONTIGUOUS)))
         (view,) = target.read([Span("", 0, target.stamp("").size)])
         return bytes(view)
 

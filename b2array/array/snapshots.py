@@ -161,7 +161,7 @@ def give_checksums(draft: Draft) -> None:
     bare = np.flatnonzero((state.frame.offsets >= 0) & (state.records == 0)).tolist()
     source = draft.reader()
     for n, stored in zip(bare, read_chunks(source, bare), strict=True):
-        draft.set_chunk(n, draft.store_stored(n, bytes(stored.region)))
+        draft.set_chunk(n, draft.stage_chunk(n, bytes(stored.region)))
 
 
 def drop(handle: Handle, name: str) -> None:

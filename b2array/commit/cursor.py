@@ -29,7 +29,7 @@ class Pinned:
         """Return what to read: the same state."""
         return self
 
-    def refreshed(self) -> Pinned:
+    def newest(self) -> Pinned:
         """Return a cursor to the state that is committed now."""
         return Pinned(reload(self.snapshot, even_new=True))
 
@@ -46,9 +46,9 @@ class Following:
 
     def look(self) -> Following:
         """Return what to read: the state that is committed now."""
-        return self.refreshed()
+        return self.newest()
 
-    def refreshed(self) -> Following:
+    def newest(self) -> Following:
         """Return a cursor to the state that is committed now."""
         return Following(reload(self.snapshot, even_new=True))
 
@@ -72,10 +72,10 @@ class Promised:
         """Return what to read: the member that was described."""
         return Pinned(self.load())
 
-    def refreshed(self) -> Pinned:
+    def newest(self) -> Pinned:
         """Return a cursor to the state that is committed now, as described or not."""
         try:
-            return self.look().refreshed()
+            return self.look().newest()
         except ConflictError:
             return Pinned(load(self.store))
 
@@ -100,7 +100,7 @@ class Ended:
         """Raise the error."""
         raise type(self.error)(*self.error.args)  # one object would collect the traceback of each use
 
-    def refreshed(self) -> NoReturn:
+    def newest(self) -> NoReturn:
         """Raise the error."""
         self.look()
 

@@ -43,12 +43,12 @@ __all__ = [
     "Delta",
     "Destination",
     "Draft",
-    "abandoned",
+    "detect_replacement",
     "discard",
     "is_part",
-    "removed",
+    "make_abandoned_error",
+    "make_removed_error",
     "rise_above",
-    "told_if_replaced",
     "warn_of_forgotten",
     "withdraw",
 ]
@@ -240,7 +240,7 @@ class Draft(Source):
     def staleness(self) -> ConflictError | None:
         """Return the error for a reader if the store has another state than the one that the changes are made to."""
         if self.base is None:
-            return abandoned(self.url) if self.staging.is_closed else None
+            return make_abandoned_error(self.url) if self.staging.is_closed else None
         return self.base.staleness()
 
     def locate(self, n: int) -> Location | Special:
@@ -297,9 +297,9 @@ class Draft(Source):
         special = head.header.special
         if special in index.SPECIAL_OFFSETS and not self.state.frame.variable_chunks:
             return Staged(index.special_offset(special))
-        return self.store_stored(n, buf, head)
+        return self.stage_chunk(n, buf, head)
 
-    def store_stored(self, n: int, buf: bytes, head: ChunkHead | None = None) -> Staged:
+    def stage_chunk(self, n: int, buf: bytes, head: ChunkHead | None = None) -> Staged:
         """Stage a chunk that will be chunk `n`, even one of zeros."""
         try:
             return self.staging.put(n, buf, self.state.sizes.shape[1] - 1, head)
@@ -587,13 +587,13 @@ def rise_above(draft: Draft, floor: int) -> bool:
         try:
             stored = b"".join(draft.store.pieces(name))
         except FileNotFoundError:
-            raise removed(draft.url, [name]) from None
-        draft.set_chunk(n, draft.store_stored(n, stored[: ChunkHeader.unpack(stored).cbytes]))
+            raise make_removed_error(draft.url, [name]) from None
+        draft.set_chunk(n, draft.stage_chunk(n, stored[: ChunkHeader.unpack(stored).cbytes]))
     return bool(below)
 
 
 @contextmanager
-def told_if_replaced(draft: Draft) -> Iterator[None]:
+def detect_replacement(draft: Draft) -> Iterator[None]:
     """Raise ConflictError if a file is now where the directory of a draft's frame was."""
     try:
         yield
@@ -664,12 +664,12 @@ def discard(store: Store) -> None:
         store.delete([*filter(is_part, store.listing()), ""])
 
 
-def removed(url: str, names: Sequence[str]) -> ConflictError:
+def make_removed_error(url: str, names: Sequence[str]) -> ConflictError:
     """Return the error of a writer whose files `vacuum` has removed."""
     return ConflictError(f"{url}: somebody removed {', '.join(names)} before the commit that needs them")
 
 
-def abandoned(url: str) -> ConflictError:
+def make_abandoned_error(url: str) -> ConflictError:
     """Return the error of a new frame that no commit has made."""
     return ConflictError(f"{url} was not made: its transaction was given up, or has deleted or moved it")
 

@@ -207,7 +207,7 @@ def _reindex(
         chunks = read_chunks(draft, numbers)
         for n, stored in zip(numbers, chunks, strict=True):
             content = bytes(stored.region)
-            staged = draft.store_stored(n, content, stored.head)
+            staged = draft.stage_chunk(n, content, stored.head)
             draft.set_chunk(n, staged)
     draft.reindex(order, nbytes=nbytes, chunksize=chunksize, **fields)
 

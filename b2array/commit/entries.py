@@ -159,7 +159,7 @@ class GroupChange:
     same: list[str] = field(default_factory=list)
     outcome: Literal["open", "committed", "unknown"] = "open"
 
-    def written(self) -> dict[str, MemberChange]:
+    def find_written(self) -> dict[str, MemberChange]:
         """Return the members that the commit writes: those that are new, or really changed."""
         return {
             path: member
@@ -221,7 +221,7 @@ def commit_entries(
     change : GroupChange
         What changes. Its handles show the committed states at the end.
     written : dict of str to MemberChange
-        What `GroupChange.written` returned when all changes were made.
+        What `GroupChange.find_written` returned when all changes were made.
     require : callable
         Called with the manifest before each attempt; raises ConflictError if the changes do not fit any more.
     edit : callable

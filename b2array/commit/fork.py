@@ -42,7 +42,7 @@ from b2array.commit.changes import (
     rebase_change,
 )
 from b2array.commit.cursor import Ended
-from b2array.commit.draft import Delta, Draft, told_if_replaced, withdraw
+from b2array.commit.draft import Delta, Draft, detect_replacement, withdraw
 from b2array.commit.fork_point import UNDER_WAY, ForkPoint, Forks, make_portable
 from b2array.commit.handle import Handle
 from b2array.commit.one import commit
@@ -149,7 +149,7 @@ def make_fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
         point = replace(point, number=number)
     forks.last = point
     if is_first:
-        with told_if_replaced(draft):
+        with detect_replacement(draft):
             _write_journal(point)
         if not lasts:
             forks.at_end.callback(remove_journal, point)
@@ -454,7 +454,7 @@ def take_over(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
         else:
             # The fork spooled its chunks into its pickle, but this frame needs each chunk in its own file.
             start, stop = staging.extent(code - shift) or (0, 0)
-            staged = draft.store_stored(n, bytes(staging.read(start, stop)))
+            staged = draft.stage_chunk(n, bytes(staging.read(start, stop)))
         draft.set_chunk(n, staged)
     for name, content in change.attrs.items():
         draft.set_attr(name, content)

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from b2array import config
 from b2array.commit.cursor import Cursor, Ended, Following, Pinned, Promised
-from b2array.commit.draft import Draft, abandoned, warn_of_forgotten
+from b2array.commit.draft import Draft, make_abandoned_error, warn_of_forgotten
 from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
 from b2array.commit.open_chunk import WriteBuffer
@@ -170,7 +170,7 @@ class Handle:
                 if source is self._draft and _catch_up(self._draft):
                     return source
                 if isinstance(source, Snapshot) and source.again is not None:
-                    current = _moved(source, error)
+                    current = _find_moved(source, error)
                     if current is not None:
                         self._show(current, self._draft)
                         return current
@@ -230,7 +230,7 @@ class Handle:
                     # It may have begun meanwhile; then the change joins it now.
                     again = self._draft is not joined or _catch_up(self._draft)
                 else:
-                    self._show(self._reloaded())
+                    self._show(self._reload())
                     moved = self.snapshot.generation != known.generation
                     again = moved and (anywhere or self.snapshot.has_same_chunks(known))
             if not again:
@@ -244,12 +244,12 @@ class Handle:
             if self._draft is None:
                 if not self.locked:
                     locks.enter_context(self._lock())
-                self._show(self._reloaded())
+                self._show(self._reload())
                 if not anywhere and not self.snapshot.has_same_chunks(known):
                     raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
             yield locks.enter_context(self._changing(locked=self._draft is None))
 
-    def _reloaded(self) -> Snapshot:
+    def _reload(self) -> Snapshot:
         """Return the state that the store holds now; ConflictError if the frame was deleted or moved."""
         try:
             return reload(self.snapshot)
@@ -362,7 +362,7 @@ class Handle:
     def abandon(self) -> None:
         """Leave the transaction that was to make the frame, and was given up: the handle raises ConflictError now."""
         with self.mutex.held:
-            self.cursor, self._draft = Ended(abandoned(self.url), self._draft), None
+            self.cursor, self._draft = Ended(make_abandoned_error(self.url), self._draft), None
 
     def require_writable(self) -> None:
         """Raise ReadOnlyError if the handle was opened for reading."""
@@ -380,7 +380,7 @@ class Handle:
                 raise
             self._show(snapshot, self._draft)
         if not snapshot.header:
-            current = self._reloaded()
+            current = self._reload()
             if current.generation == snapshot.generation:
                 snapshot = current
                 self._show(snapshot, self._draft)
@@ -406,7 +406,7 @@ class Handle:
         with self.mutex.held:
             if self._draft is not None:
                 raise ValueError("refresh() inside a transaction would lose its changes")
-            self._move(self.cursor.refreshed(), None)
+            self._move(self.cursor.newest(), None)
 
     def close(self) -> None:
         """Close files. The handle opens them again when it needs them."""
@@ -458,7 +458,7 @@ def _identity(source: Source) -> object:
     return (source.generation, source.version) if isinstance(source, Snapshot) else id(source)
 
 
-def _moved(source: Snapshot, error: Exception) -> Snapshot | None:
+def _find_moved(source: Snapshot, error: Exception) -> Snapshot | None:
     """Return the same state from another place, where a commit of its group has put it; None if that has not happened.
 
     SnapshotLostError: other software has overwritten it.

@@ -27,7 +27,7 @@ from b2array.commit.census import complete_manifest
 from b2array.commit.draft import Draft, rise_above
 from b2array.commit.manifests import replace_manifest
 from b2array.commit.plan import CommitStep, Plan, plan
-from b2array.commit.prepare import make_objects, observe, pieces, planned, require_files, whole
+from b2array.commit.prepare import make_objects, make_plan, observe, pieces, require_files, whole
 from b2array.errors import B2ArrayError, ConflictError, FormatError, UnsupportedError
 from b2array.format import summary
 from b2array.format.annotations import GroupCommit
@@ -418,11 +418,11 @@ def _prepare_revision(
     number = manifest.number + 1
     draft.annotate(group_commit=GroupCommit(manifest.identity, number, path))
     source = draft
-    next_plan = planned(draft, draft.base)
+    next_plan = make_plan(draft, draft.base)
     # A contiguous member is one object, and an object store cannot append: write all chunks to a new object.
     if next_plan.step == CommitStep.COMPACT and draft.base is not None:
         source = whole(draft, draft.base)
-        next_plan = planned(source, None)
+        next_plan = make_plan(source, None)
     require_files(next_plan, draft)
     make_objects(next_plan, draft)
     revision = next_plan.require_state().frame.fingerprint.hex()

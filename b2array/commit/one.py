@@ -29,7 +29,7 @@ from b2array.commit.pins import (
     unneeded_names,
 )
 from b2array.commit.plan import CommitStep, Plan
-from b2array.commit.prepare import make_objects, pieces, planned, require_files, whole
+from b2array.commit.prepare import make_objects, make_plan, pieces, require_files, whole
 from b2array.errors import (
     B2ArrayError,
     ConflictError,
@@ -64,7 +64,7 @@ def commit(draft: Draft) -> Snapshot:
             snapshot = draft.base
         else:
             draft.staging.require_open()
-            snapshot = _committed(draft)
+            snapshot = _commit_draft(draft)
     except BaseException:
         draft.abort()
         raise
@@ -72,7 +72,7 @@ def commit(draft: Draft) -> Snapshot:
     return snapshot
 
 
-def _committed(draft: Draft) -> Snapshot:
+def _commit_draft(draft: Draft) -> Snapshot:
     if draft.base is None:
         return (
             _make(draft)
@@ -90,7 +90,7 @@ def _make(draft: Draft) -> Snapshot:
         with draft.destination.place.lock(name) if _has_other_writers(draft, name) else nullcontext():
             if _may_be_adopted(draft):
                 return _overwrite(draft)
-            made = publish(planned(draft, None), draft, None)
+            made = publish(make_plan(draft, None), draft, None)
             if not draft.destination.aside:
                 _remove_old(draft, made)
                 return made
@@ -129,7 +129,7 @@ def _overwrite(draft: Draft) -> Snapshot:
         version = old.version if old is not None and old.name == draft.name else _version_there(draft)
         draft.new = replace(new, overwrite=version is not None, replaces=version)
         try:
-            made = publish(planned(draft, None), draft, None)
+            made = publish(make_plan(draft, None), draft, None)
         except (ConflictError, FileExistsError):  # another writer was faster
             draft.destination = draft.destination._replace(old=find_frame(place))
             continue
@@ -184,7 +184,7 @@ def _change(draft: Draft) -> Snapshot:
             current = _newest(draft)
             if current.member is not None:  # a group has adopted the frame since it was opened
                 return commit_member(draft)
-            made = planned(draft, current)
+            made = make_plan(draft, current)
             if made.step == CommitStep.COMPACT and not draft.store.can.append:
                 warn(f"{draft.url}: one file in this store is rewritten with every change")
             try:
@@ -239,7 +239,7 @@ def _keeping_pins(made: Plan, draft: Draft, current: Snapshot) -> Iterator[_Kept
         if is_alone and not (pins or unreadable):
             yield _Kept(made, (), unneeded_names(current, (), identities_of(draft.store)))
             return
-        other = planned(draft, current, pinned=True)
+        other = make_plan(draft, current, pinned=True)
         if not other.destroys:
             if made.step == CommitStep.COMPACT and pins:
                 _warn_of_dead_space(draft.url)
@@ -294,7 +294,7 @@ def stage(
         current = None if draft.base is None else _newest(draft)
         if group_commit is not None:
             draft.annotate(group_commit=group_commit)
-        intended = planned(draft, current)
+        intended = make_plan(draft, current)
         require_files(intended, draft)
         try:
             if current is None or not intended.destroys:
@@ -425,7 +425,7 @@ def _compact(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
         # A chunk that cannot be read is no reason to refuse the others.
         return publish(kept.plan.otherwise, draft, current)
     try:
-        return publish(planned(copy, None), copy, None)
+        return publish(make_plan(copy, None), copy, None)
     finally:
         draft.staging.files.is_needed |= copy.staging.files.is_needed
         copy.abort()
@@ -439,7 +439,7 @@ def _stage_compacted(
 ) -> Prepared:
     copy = whole(draft, current, kept.pinned, kept.unpinned)
     try:
-        made = planned(copy, None)
+        made = make_plan(copy, None)
         put(pieces(made, copy))
         return Prepared(made.require_state(), made.header, is_patch=False)
     finally:

@@ -47,7 +47,7 @@ from b2array.format.kept import DIGEST_NBYTES, Ledger, has_room, ledger_of, obje
 from b2array.format.state import State, layers_with, parse
 from b2array.frame.snapshot import Snapshot
 
-__all__ = ["CommitStep", "Facts", "Plan", "plan", "unnoted"]
+__all__ = ["CommitStep", "Facts", "Plan", "find_unnoted", "plan"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -154,18 +154,18 @@ class Plan:
 def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
     """Decide how a change is committed on top of the current state; None for a new frame."""
     if current is None:
-        return _packed(change, None, facts, CommitStep.EXCHANGE if facts.aside else CommitStep.NEW_FRAME)
+        return _pack_next(change, None, facts, CommitStep.EXCHANGE if facts.aside else CommitStep.NEW_FRAME)
     if current.sparse:
-        return _packed(change, current, facts, CommitStep.REPLACE_INDEX)
+        return _pack_next(change, current, facts, CommitStep.REPLACE_INDEX)
     if not facts.appendable:
         return Plan(CommitStep.COMPACT)
     # If all chunks are new, write them once, and not a second time after the old ones.
     all_new = change.numbers.size == current.frame.nchunks and not (change.is_structural or (change.codes >= 0).any())
     keeps_others = facts.pinned or bool(current.state.annotations.kept)
     if all_new and not keeps_others and facts.header_room == len(current.header):
-        made = _packed(change, current, facts, CommitStep.REPLACE_FILE)
+        made = _pack_next(change, current, facts, CommitStep.REPLACE_FILE)
     else:
-        made = _packed(change, current, facts, CommitStep.APPEND)
+        made = _pack_next(change, current, facts, CommitStep.APPEND)
         if change.compacts or not _fits(current, made):
             return Plan(CommitStep.COMPACT)
     is_rewritten = not facts.pinned and _is_mostly_dead(made.require_state())
@@ -201,18 +201,18 @@ def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
 # The next state, and its bytes.
 
 
-def _packed(change: ChangeSet, current: Snapshot | None, facts: Facts, step: CommitStep) -> Plan:
+def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: CommitStep) -> Plan:
     """Make the next state, and the plan that leads there by a step."""
     state = apply_change(change, _start(change, current))
     if change.changes_values:
         state = with_stale_indexes(state)
     is_sparse = state.frame.frame_type == FrameType.SPARSE
     if step == CommitStep.APPEND and current is not None:
-        placed = _placed(change, state.frame.offsets, current.frame.frame_len - current.frame.header_len)
+        placed = _place_chunks(change, state.frame.offsets, current.frame.frame_len - current.frame.header_len)
     elif facts.header_room and change.extents.size:
         placed = _in_spool(change)
     else:
-        placed = _placed(change, state.frame.offsets, 0)
+        placed = _place_chunks(change, state.frame.offsets, 0)
     offsets = placed.resolve(state.frame.offsets, change)
     cbytes = index.sparse_cbytes(_stored_nbytes(change, current, facts), offsets) if is_sparse else placed.end
     kept = _keep(change, current, facts, state.with_frame(offsets=offsets, cbytes=cbytes), placed)
@@ -266,7 +266,7 @@ class _Placed(NamedTuple):
     pieces: Int64Array
     end: int
 
-    def resolved(self, codes: Int64Array) -> Int64Array:
+    def replace_codes(self, codes: Int64Array) -> Int64Array:
         """Return an index with places instead of codes."""
         if not self.starts.size:  # the same index may be packed already
             return codes
@@ -278,13 +278,13 @@ class _Placed(NamedTuple):
     def resolve(self, codes: Int64Array, change: ChangeSet) -> Int64Array:
         """Do the same for the index that a change has just made: only the chunks that it puts have codes."""
         if not (self.starts.size and change.numbers.size) or change.new is not None:
-            return self.resolved(codes)
+            return self.replace_codes(codes)
         spooled = is_spooled(change.codes)
         codes[change.numbers[spooled]] = self.starts[-1 - change.codes[spooled]]
         return codes
 
 
-def _placed(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
+def _place_chunks(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
     """Place the chunks that the indexes refer to one after the other, in the order in which they were spooled."""
     if not change.extents.size:
         return _Placed(index.NO_OFFSETS, change.extents[:, ::2], data_start)
@@ -382,7 +382,7 @@ def _require_room(change: ChangeSet, current: Snapshot | None, made: State, fact
 def _with_places(keep: Keep, made: State, placed: _Placed) -> State:
     if keep.state is None:
         return made
-    state = keep.state.with_frame(offsets=placed.resolved(keep.state.frame.offsets), cbytes=placed.end)
+    state = keep.state.with_frame(offsets=placed.replace_codes(keep.state.frame.offsets), cbytes=placed.end)
     if state.frame.frame_type != FrameType.SPARSE:
         return state
     stored = int(state.sizes[state.frame.offsets >= 0, 0].sum(dtype=np.int64))
@@ -463,7 +463,7 @@ def _count(numbers: Int64Array, nbytes: npt.NDArray[Any]) -> _Count:
     return _Count(numbers[stored], nbytes[stored].astype(np.int64))
 
 
-def unnoted(change: ChangeSet, current: Snapshot | None) -> list[int]:
+def find_unnoted(change: ChangeSet, current: Snapshot | None) -> list[int]:
     """Return the numbers of the chunks' files whose sizes `plan` needs and nobody has noted."""
     if _start(change, current).frame.frame_type != FrameType.SPARSE:
         return []

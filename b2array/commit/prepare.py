@@ -15,8 +15,8 @@ from b2array.buffers import Buffer
 from b2array.codec.header import ChunkHeader, Special
 from b2array.commit.changes import LOWEST_CODE, ChangeSet, Keep, copy_for_changes, is_spooled
 from b2array.commit.copied_states import KeptState
-from b2array.commit.draft import Draft, removed
-from b2array.commit.plan import Facts, Plan, plan, unnoted
+from b2array.commit.draft import Draft, make_removed_error
+from b2array.commit.plan import Facts, Plan, find_unnoted, plan
 from b2array.commit.tables import refuse_columns
 from b2array.config import HEADER_LEN
 from b2array.errors import FormatError, SnapshotLostError, prefix_error, prefix_errors
@@ -33,12 +33,12 @@ from b2array.frame.source import Location, Source
 from b2array.progress import Progress
 from b2array.store.base import Store, Version, create_under_own_name
 
-__all__ = ["copied", "make_objects", "observe", "pieces", "planned", "require_files", "whole"]
+__all__ = ["copy_frame", "make_objects", "make_plan", "observe", "pieces", "require_files", "whole"]
 
 _SALT_NBYTES = 16
 
 
-def planned(draft: Draft, current: Snapshot | None, *, pinned: bool = False) -> Plan:
+def make_plan(draft: Draft, current: Snapshot | None, *, pinned: bool = False) -> Plan:
     """Return how a draft's changes become the next state, on top of the current one; see `Facts` for `pinned`."""
     change = draft.freeze()
     if change.changes_values:
@@ -55,7 +55,7 @@ def observe(change: ChangeSet, current: Snapshot | None, draft: Draft, *, pinned
         locks=store.can.lock,
         aside=draft.destination.aside,
         header_room=draft.staging.header_room,
-        unnoted=_file_sizes(store, unnoted(change, current)),
+        unnoted=_file_sizes(store, find_unnoted(change, current)),
         kept=_staying(change, current),
         salt=os.urandom(_SALT_NBYTES),
         pinned=pinned,
@@ -91,7 +91,7 @@ def require_files(made: Plan, draft: Draft) -> None:
     """Raise ConflictError if `vacuum` has removed files that the new state refers to."""
     gone = [] if made.state is None else draft.staging.find_missing(made.state.frame.offsets)
     if gone:
-        raise removed(draft.url, gone)
+        raise make_removed_error(draft.url, gone)
 
 
 def make_objects(made: Plan, draft: Draft) -> None:
@@ -117,7 +117,7 @@ def whole(
     """
     stay = ledger_of(current.state).without((*draft.delta.drops, *unpinned)).entries
     kept = [*zip(stay, load_kept_states(current, stay), strict=True), *pinned]
-    whole = copied(
+    whole = copy_frame(
         draft.reader(),
         draft.store,
         FrameType.CONTIGUOUS,
@@ -131,7 +131,7 @@ def whole(
     return whole
 
 
-def copied(
+def copy_frame(
     source: Source,
     store: Store,
     frame_type: FrameType,
@@ -214,7 +214,7 @@ def _copy_kept(new: Draft, old: State, kept: Sequence[KeptState]) -> None:
         keys = {n: (int(offsets[n]), int(records[n])) for n in wanted}
         missing = [n for n in wanted if keys[n] not in copies]
         for n, each in zip(missing, read_chunks(held, missing), strict=True):
-            staged = new.store_stored(n, bytes(each.region))
+            staged = new.stage_chunk(n, bytes(each.region))
             copies[keys[n]] = staged.code, staged.record
         for n in wanted:
             offsets[n], records[n] = copies[keys[n]]

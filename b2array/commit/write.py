@@ -141,7 +141,7 @@ class _Writer:
         undo = None if chunk is None else draft.undo
         try:
             if chunk is None:
-                chunk = OpenChunk(self.form, None if whole else self._stored(number, private=stays_open))
+                chunk = OpenChunk(self.form, None if whole else self._read_stored(number, private=stays_open))
             chunk.put(part, patch, self.axes, self.values, self.fields, undo)
         except (FormatError, UnsupportedError) as error:
             raise prefix_error(f"chunk {number} of {draft.url}", error) from error
@@ -150,7 +150,7 @@ class _Writer:
         buf = chunk.encode()
         return number, draft.store_chunk(number, buf) if draft.sparse else buf
 
-    def _stored(self, number: int, *, private: bool) -> Stored:
+    def _read_stored(self, number: int, *, private: bool) -> Stored:
         (stored,) = fetch(self.draft, [ChunkRequest(number, None)])
         # Otherwise an open chunk would hold all of this thread's scratch memory, and count only its own bytes.
         return Stored.whole(bytes(stored.region), stored.head) if private else stored

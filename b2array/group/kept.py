@@ -21,7 +21,7 @@ from b2array.commit.draft import is_part
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.one import commit
 from b2array.commit.pins import Pin
-from b2array.commit.prepare import copied
+from b2array.commit.prepare import copy_frame
 from b2array.errors import B2ArrayError, ConflictError, FormatError, ReadOnlyError
 from b2array.format.header import FrameType
 from b2array.format.kept import KEPT, Kept, name_for_group, object_name
@@ -94,7 +94,7 @@ def retire(view: LocalGroup, states: Sequence[Snapshot]) -> RetiredFrame:
     path = retired_path(token)
     entries = [state.at for state in states if state.at is not None]
     keeps = [KeptState(*each) for each in zip(entries, states, strict=True)]
-    draft = copied(states[-1], view.store_of(path), FrameType.SPARSE, kept=keeps)
+    draft = copy_frame(states[-1], view.store_of(path), FrameType.SPARSE, kept=keeps)
     commit(draft)
     # The frame, and its name in the directories around it, must be on the disk before the member disappears.
     for each in (path, RETIRED, ""):

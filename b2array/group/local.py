@@ -26,7 +26,7 @@ from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle, Mode
 from b2array.commit.localize import localize
 from b2array.commit.manifests import write_manifest
-from b2array.commit.prepare import copied
+from b2array.commit.prepare import copy_frame
 from b2array.errors import ConflictError
 from b2array.format import summary
 from b2array.format.header import FrameType
@@ -97,7 +97,7 @@ def copier_of(
         if snapshots:
             states = [*states_to_copy(origin), *earlier]
             states.sort(key=lambda each: each.entry.time)
-        return copied(
+        return copy_frame(
             origin,
             place.store,
             place.kind,

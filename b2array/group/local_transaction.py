@@ -155,7 +155,7 @@ class LocalTransaction(Transaction):
         drafts = [member.draft for member in members if member.draft is not None]
         if self._snapshots.new:
             self.on_disk.members = _prepare_members(self)
-        written = change.written()
+        written = change.find_written()
         paths = self.on_disk.members.values()
         change.same = [path for path in paths if path not in written]
         if written or change.removed or self._snapshots:

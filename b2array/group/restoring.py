@@ -10,7 +10,7 @@ from b2array.commit import edits
 from b2array.commit.copied_states import states_to_copy
 from b2array.commit.draft import Draft
 from b2array.commit.many import map_concurrently
-from b2array.commit.prepare import copied
+from b2array.commit.prepare import copy_frame
 from b2array.format.header import FrameType
 from b2array.frame.kept import find_intact_state
 from b2array.frame.listing import MemberState
@@ -160,4 +160,4 @@ def _draft_revision(
         # Its chunks are still there, because no later member at this path was given their numbers.
         return Draft(url.store, None, revision.state, is_same=True, first=url.first)
     keeps = states_to_copy(ledger)
-    return copied(revision, url.store, FrameType.CONTIGUOUS, is_same=True, kept=keeps)
+    return copy_frame(revision, url.store, FrameType.CONTIGUOUS, is_same=True, kept=keeps)

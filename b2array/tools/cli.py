@@ -29,7 +29,7 @@ from b2array.codec.cparams import CParams
 from b2array.commit.copied_states import states_to_copy
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle
-from b2array.commit.prepare import copied
+from b2array.commit.prepare import copy_frame
 from b2array.display import tables
 from b2array.errors import FormatError, UnsupportedError
 from b2array.exchange.convert import convert_to, is_array, save_intact
@@ -461,7 +461,7 @@ def _copy_frame(revision: Snapshot, bar: Progress, where: AnyPlace, final: Array
         overwrite=final.overwrite,
     )
     states = states_to_copy(revision) if snapshots else []
-    return copied(
+    return copy_frame(
         revision,
         place.store,
         place.kind,

@@ -18,7 +18,7 @@ from b2array.commit.draft import Draft
 from b2array.commit.locks import writers_lock
 from b2array.commit.one import commit
 from b2array.commit.pins import manifests_lock, pinned_states, pins_of
-from b2array.commit.prepare import copied
+from b2array.commit.prepare import copy_frame
 from b2array.errors import FormatError, ReadOnlyError, SnapshotLostError, UnsupportedError, prefix_errors
 from b2array.exchange.formats import Storage
 from b2array.format.annotations import sizes_row
@@ -320,7 +320,7 @@ def _write(
         entries = ledger_of(revision.state).entries
         states = [KeptState(entry, state) for entry in entries for state in _readable(revision, entry)]
         states += [KeptState(entry, state) for entry, state in pinned if _is_intact(state)]
-        whole = copied(
+        whole = copy_frame(
             revision,
             store,
             FrameType.CONTIGUOUS,
