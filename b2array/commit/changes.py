@@ -300,6 +300,7 @@ def rebase_change(change: ChangeSet, base: Snapshot, current: Snapshot) -> Chang
     """
     if current.generation == change.base:
         return change
+    # The codes of the change are numbers of files, or places in a spool, and only fit one layout.
     if current.sparse != base.sparse:
         raise ConflictError(f"{current.url}: another writer replaced the frame by one with the other layout")
     touches_chunks = change.numbers.size or change.reads.size
@@ -347,6 +348,7 @@ def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
     theirs = None
     if current.has_same_chunks(base) and current.frame.is_ours:
         theirs = find_changed_chunks(base.state, current.state, moved=moved)
+    # A change of all chunks, or a state that cannot be compared, allows no concurrent commit at all.
     if change.is_structural or change.compacts or theirs is None:
         raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the change")
     ours = np.union1d(change.numbers, change.reads)
@@ -389,7 +391,7 @@ def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     names = [name for name in common if a.attrs[name] != b.attrs[name]]
     if names:
         raise ConflictError(f"{url}: two forks have set the attributes {names} to different values")
-    # Each change counts against its own base, because the transaction may have changed between the two forks.
+    # Compare each change with its own base, because the transaction may have changed between the two forks.
     rebased = notes.merge(b.before, b.after, a.before)
     contradictory = notes.contradictions(a.before, a.after, rebased)
     if contradictory:

@@ -109,6 +109,7 @@ def reorder(draft: Draft, order: Sequence[int]) -> None:
     if not is_integer or wanted.ndim != 1:
         raise TypeError("the order must be a sequence of integers")
     wanted = wanted.astype(np.int64)
+    # A permutation, sorted, is the sequence of all numbers.
     numbers = np.arange(now.nchunks)
     if not np.array_equal(np.sort(wanted), numbers):
         raise ValueError(f"the order must name each of {now.nchunks} chunks once")
@@ -143,7 +144,7 @@ def reserve_up_to(draft: Draft, number: int) -> None:
 def restore_state(draft: Draft, state: State) -> None:
     """Restore a kept state of the draft's base: everything but the names under which states are kept.
 
-    The kept state may have other blocks, because a frame by other software gets chunks and blocks with its first items.
+    The kept state may have other blocks: other software chooses chunks and blocks when it writes the first items.
     """
     # Open chunks belong to the state that this replaces.
     if draft.buffer is not None:

@@ -429,7 +429,7 @@ def _has_chunk(draft: Draft, change: ChangeSet, row: int) -> bool:
     if change.of_fork is None:
         return False
     wanted: bytes = change.of_fork.digests[row].tobytes()
-    # The record of checksums behind the chunk differs: it has the number of the file in it.
+    # Compare the chunk alone: the record of checksums behind it contains the number of the file.
     chunk_bytes = stored[: ChunkHeader.unpack(stored).cbytes]
     return digest_of(chunk_bytes) == wanted
 
@@ -626,7 +626,7 @@ def _resume(point: ForkPoint) -> Draft:
 def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = False) -> Snapshot:
     """Commit the changes of forks, and return the new state. If they were committed before, only return the state.
 
-    Dask may run a task `again`, concurrently or after its commit. Such a task removes nothing if it fails.
+    `again` says that dask may run this task more than once, even concurrently. Then it removes nothing if it fails.
 
     Raises
     ------
@@ -663,5 +663,6 @@ def _find_commit(point: ForkPoint) -> Snapshot | None:
     try:
         current = load(point.store)
     except (FileNotFoundError, FormatError):
+        # No readable frame: nobody has committed it.
         return None
     return current if current.state.annotations.forks_of == point.transaction else None

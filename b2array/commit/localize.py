@@ -52,6 +52,7 @@ def _publish(group: Store, row: Row) -> None:
         if load_published(store).generation == row.revision:
             return
     except MISSING:
+        # The writer was killed before it published the member.
         pass
     path = f"{row.path}/{index_name(row.revision)}" if row.sparse else data_path(row.revision)
     try:

@@ -182,6 +182,7 @@ def commit_rows(
                 try:
                     replace_manifest(catalog, manifest, version)
                 except ConflictError:
+                    # Another writer was faster: start again from its manifest.
                     continue
                 manifest, version = catalog.last_seen()
             if after is not None and manifest.follows(after):
@@ -450,7 +451,7 @@ def write_earlier_revision(
     state: State,
     note: GroupCommit,
 ) -> Row:
-    """Write the index of an earlier state whose chunks were copied by the draft of a new frame; return a row for it.
+    """Write the index of an earlier state, whose chunks the draft of a new frame has copied; return a row for it.
 
     The manifest does not list the row. A snapshot in the copy of a group names such revisions.
     """
@@ -620,7 +621,8 @@ def publish_again(catalog: Catalog, row: Row) -> None:
     """
     name = index_name(row.revision) if row.sparse else ""
     content = b"".join(_store_of(catalog, row).pieces(name))
-    with suppress(FileExistsError):  # another writer has just published its commit
+    # Another writer may just have published its commit.
+    with suppress(FileExistsError):
         catalog.group.below(row.path).create(FRAME_NAME if row.sparse else "", content)
 
 

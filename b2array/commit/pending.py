@@ -108,7 +108,7 @@ def directory_beside(url: str, digest: str) -> str:
 
 
 def unneeded_chunks(files: Iterable[str], numbers: Int64Array) -> list[str]:
-    """Return the names of all chunk files but the ones with these numbers."""
+    """Return the names of all chunk files except the ones with these numbers."""
     names = []
     # There may be millions: a list of int would take four times the memory.
     existing = array("q")

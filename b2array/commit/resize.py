@@ -213,6 +213,7 @@ def _find_rows(
     step: int,
 ) -> None:
     """Find rows of chunks that move as a whole when old positions move to [start, stop); enter their old numbers."""
+    # An axis without extent has no rows of chunks.
     if not step:
         return
     first = -(-start // step)

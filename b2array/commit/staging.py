@@ -279,6 +279,7 @@ class Staging:
             try:
                 digest = self._store.create(name, (buf, record)).digest
             except FileExistsError:
+                # Another writer has this number, even if its chunk has the same bytes.
                 continue
             self.files.add((number, digest))
             with self._mutex.held_once(_MUTEX_OF):

@@ -13,7 +13,7 @@ from b2array.store.base import MISSING, Store, Version
 __all__ = ["Catalog", "read_manifest", "remember_manifest"]
 
 _SHORT = 2**16
-"""Manifests of at most this many bytes are remembered by their content."""
+"""This process remembers manifests of at most this many bytes by their content."""
 
 
 Seen: TypeAlias = tuple[Manifest, Version | None]
@@ -71,10 +71,10 @@ def _unpack_short(content: bytes) -> Manifest:
 
 
 def remember_manifest(content: bytes, manifest: Manifest) -> None:
-    """Remember what the bytes of a manifest say.
+    """Remember a manifest by its bytes, so that the same bytes need not be parsed again.
 
-    Local commits read the manifest again and again, because no version of a file tells whether it is the same. Mostly
-    it is.
+    Local commits read the manifest often, because no version of a file shows whether it has changed. Usually it has
+    not.
     """
     if len(content) <= _SHORT:
         _recent[content] = manifest
@@ -84,7 +84,7 @@ def remember_manifest(content: bytes, manifest: Manifest) -> None:
 
 _recent: OrderedDict[bytes, Manifest] = OrderedDict()
 _MOST = 8
-"""How many manifests are remembered."""
+"""The largest number of remembered manifests."""
 
 
 class Catalog:

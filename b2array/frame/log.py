@@ -86,7 +86,7 @@ class Occupant:
 def inspect_place(store: Store, last: Snapshot | None = None) -> Occupant:
     """Return the occupant of a member's place, whatever the log says.
 
-    A frame that still has the `last` state which the caller has read is compared with it, and not parsed again.
+    If the frame still has the `last` state, which the caller has read, this does not parse it again.
     """
     try:
         head = None if last is None else _head_of(store, last)
@@ -205,7 +205,7 @@ def action_of(
 ) -> tuple[Occupant, Action]:
     """Return the occupant of a member's place, and the step that the member's entry still has to take there.
 
-    The caller may have the `store` of the place; `last` as for `inspect_place`.
+    `store` is the store of the place, if the caller has opened it; `last` is passed to `inspect_place`.
     """
     store = store or store_of(path)
     occupant = inspect_place(store, last)
@@ -238,7 +238,8 @@ def _is_staged(entry: Entry, store_of: StoreOf, path: str, store: Store) -> bool
         span = Span("", stop - FINGERPRINT_NBYTES, stop)
         try:
             (end,) = store.read([span], clip=True)
-        except (ConflictError, *MISSING):  # another file took the place of the one that was looked at
+        except (ConflictError, *MISSING):
+            # Another file has taken the place since the look.
             return False
         return end.hex() == entry.after
     aside = store_of(entry.aside(path))
@@ -260,8 +261,8 @@ def read_member(
 ) -> Snapshot:
     """Return the state of a member according to the manifest; FileNotFoundError if there is no such member.
 
-    If the state is not in the member's place yet, its `Snapshot.again` is set to `again`. A member that still has its
-    `last` state is compared with it, and not parsed again.
+    If the state is not in the member's place yet, its `Snapshot.again` is set to `again`. If the member
+    still has its `last` state, this does not parse it again.
     """
     entry = manifest.log.get(path)
     store = store_of(path)

@@ -157,7 +157,7 @@ class Snapshot(Source):
         described = self.state.frame
         is_ours = described.is_ours
         expected = None if described.frame_type == FrameType.SPARSE else self.version
-        # A state whose packed form is in the ledger has no bytes that tell of it; `version` has those of a later state.
+        # If the group has packed the state, no bytes of the file identify it: `version` has bytes of a later state.
         is_packed_elsewhere = self.at is not None and bool(self.at.packed)
         if expected is not None and self.store.can.local and is_ours and not is_packed_elsewhere:
             expected = Version(expected.tag, expected.state, *self._last_bytes())
