@@ -413,7 +413,7 @@ def _c_shuffle(task: Task) -> int:
     return cblosc.NOSHUFFLE
 
 
-_FILTERED_AT_ONCE = 2**24
+_FILTERED_AT_ONCE = 2**22
 
 
 def run_pipeline(task: Task) -> Bytes:
