@@ -42,7 +42,7 @@ from timing import Times, in_turns
 
 import b2array
 from b2array.frame import cache
-from b2array.xarray_io import to_b2array
+from b2array.xarray_io import Backend, to_b2array
 
 Verb = Callable[[Path], object]
 Rows = dict[str, dict[str, Times]]
@@ -169,7 +169,7 @@ def with_xarray(root: Path, shape: tuple[int, ...], rounds: int) -> tuple[Rows, 
 
     libraries = [name for name in ENDINGS if INSTALLED.get(name, True)]
     made = {name: write(name, root) for name in libraries}
-    engines = {"b2array": "b2array", "zarr": "zarr", "zarrs": "zarr", "h5py": "h5netcdf"}
+    engines: dict[str, Any] = {"b2array": Backend, "zarr": "zarr", "zarrs": "zarr", "h5py": "h5netcdf"}
 
     def opened(library: str, chunks: Any = None) -> xr.Dataset:
         if library == "icechunk":

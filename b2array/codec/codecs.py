@@ -71,15 +71,15 @@ _MAX_CONTEXTS = 4
 _MIN_DICT_NBYTES = 256
 _SAMPLE_NBYTES = 4096
 _ZSTD_DEFAULT_LEVEL, _ZSTD_MAX_LEVEL = 3, 22
-_ITEMS = {4: (17, 17), 8: (18, 17)}
-"""By the size of an item, the sizes of zstd's two tables of places, as logarithms.
+_ITEMSIZES = (4, 8)
+"""The sizes of items for which zstd looks for other matches than its default level does.
 
-In streams of 128 to 256 KiB its default level looks for matches of four bytes. Where items repeat, as decimals do, each
-item then becomes one match. Matches of five bytes, for which it looks in all other streams, are decoded in three
-quarters of the time. With larger tables they take less room for items of eight bytes, and a little more for items of
-four.
+In streams of 128 to 256 KiB that looks for matches of four bytes. Where items repeat, as decimals do, each item then
+becomes one match. Matches of five bytes, for which it looks in all other streams, are decoded in three quarters of the
+time. With a larger table they take less room for items of eight bytes, and a little more for items of four.
 """
-_ITEMS_LEAST, _ITEMS_WINDOW_LOG = 2**17, 18
+_LEAST_OF_ITEMS = 2**17
+_ITEMS_WINDOW_LOG = 18
 _Decoder = Callable[[Buffer, int, bytes | None], bytes]
 _Encoder = Callable[[Buffer, int, bytes | None], bytes]
 
@@ -235,15 +235,15 @@ def encode(
 def is_for_items(codec: int, nbytes: int, itemsize: int, clevel: int) -> bool:
     """Whether `encode_items` compresses a stream of so many bytes better than `encode`."""
     is_default = codec == CodecId.ZSTD and _zstd_level(clevel) == _ZSTD_DEFAULT_LEVEL
-    return is_default and itemsize in _ITEMS and _ITEMS_LEAST < nbytes <= 2**_ITEMS_WINDOW_LOG
+    return is_default and itemsize in _ITEMSIZES and _LEAST_OF_ITEMS < nbytes <= 2**_ITEMS_WINDOW_LOG
 
 
-def encode_items(data: Buffer, itemsize: int) -> bytes | None:
+def encode_items(data: Buffer) -> bytes | None:
     """Encode a zstd stream of whole items, which no filter has rearranged; None if the payload would not be smaller.
 
     `is_for_items` says for which streams.
     """
-    payload: bytes = _contexts.compressor_of_items(itemsize).compress(data)
+    payload: bytes = _contexts.compressor_of_items().compress(data)
     return payload if len(payload) < len(data) else None
 
 
@@ -295,7 +295,7 @@ class _ZstdContexts(threading.local):
     def __init__(self) -> None:
         self.free: dict[tuple[bytes | None, int], zstandard.ZstdDecompressor] = {}
         self.compressor = lru_cache(maxsize=_MAX_CONTEXTS)(_zstd_compressor)
-        self.compressor_of_items = lru_cache(maxsize=len(_ITEMS))(_zstd_compressor_of_items)
+        self.compressor_of_items = lru_cache(maxsize=1)(_zstd_compressor_of_items)
 
 
 def _zstd_dict(dictionary: bytes | None) -> zstandard.ZstdCompressionDict | None:
@@ -306,12 +306,11 @@ def _zstd_compressor(level: int, dictionary: bytes | None) -> zstandard.ZstdComp
     return zstandard.ZstdCompressor(level=level, dict_data=_zstd_dict(dictionary))
 
 
-def _zstd_compressor_of_items(itemsize: int) -> zstandard.ZstdCompressor:
-    hash_log, chain_log = _ITEMS[itemsize]
+def _zstd_compressor_of_items() -> zstandard.ZstdCompressor:
     parameters = zstandard.ZstdCompressionParameters(
         window_log=_ITEMS_WINDOW_LOG,
-        hash_log=hash_log,
-        chain_log=chain_log,
+        hash_log=17,
+        chain_log=17,
         search_log=1,
         min_match=5,
         strategy=zstandard.STRATEGY_DFAST,

@@ -615,7 +615,7 @@ def _zstd_blocks(task: Task, filtered: Bytes, neblock: int) -> list[list[Buffer]
             end = position + neblock
             stream = view[position:end]
             if of_items:
-                payload = codecs.encode_items(stream, task.typesize)
+                payload = codecs.encode_items(stream)
             else:
                 payload = codecs.encode(CodecId.ZSTD, stream, clevel=task.cparams.clevel)
             nbytes = neblock if payload is None else len(payload)
