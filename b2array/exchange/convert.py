@@ -1,4 +1,4 @@
-"""`convert`: copies arrays from one file format to another; and the formats that it knows."""
+"""`convert`: copies arrays and groups from one file format to another."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ Url = str | os.PathLike[str]
 Name = Literal["b2nd", "b2d", "b2z", "b2e", "npy", "zarr", "hdf5", "netcdf3", "blp"]
 
 _BUDGET = 64 * 2**20
-"""Number of bytes to read at once, unless a chunk is larger."""
+"""The number of bytes to read at once, unless a chunk is larger."""
 
 _FEWEST, _MOST = 2**16, 2**28
 """The destination keeps chunks of the source whose size in bytes is between these."""
 
 
 _ROUNDED = ("b2nd", "b2d", "b2z")
-"""The formats whose arrays note the errors that they allow."""
+"""The formats that store which errors the values of an array may have."""
 
 
 class FormatKeywords(TypedDict, total=False):
-    """Options of single formats: of Zarr, of HDF5, and of ``.blp``."""
+    """Options for a destination in the formats Zarr, HDF5 and ``.blp``."""
 
     zarr_format: Literal[2, 3]
     compression: Literal["gzip", "blosc", "blosc2"]
@@ -100,81 +100,84 @@ def convert(
 ) -> None:
     """Copy an array, or a group of arrays, to another file format, a bounded number of bytes at a time.
 
-    It also copies attributes, dimension names and the fill value, and keeps the chunks if both formats have them.
-    Arrays of Blosc2 keep their snapshots if the destination holds Blosc2 frames. A whole group of them keeps its
-    snapshots if the destination is a directory or prefix; they replace snapshots of the same names there. It copies
-    groups, empty ones too, between directories and archives of Blosc2 frames, HDF5 files and Zarr hierarchies. A group
-    stays a group even if it has one array only; the array alone is named as a member, as in ``results.h5/temperature``.
-    A super-chunk becomes an array of its bytes, but stays one in a ``.b2frame`` or a group of frames.
+    The copy includes attributes, dimension names and the fill value, and has the same chunks if both formats have
+    chunks. Blosc2 arrays keep their snapshots if the destination has Blosc2 frames. A whole group of them keeps its
+    snapshots if the destination is a directory or prefix; there they replace snapshots with the same names. Groups,
+    including empty ones, are copied between directories and archives of Blosc2 frames, HDF5 files and Zarr hierarchies.
+    A group with a single array is still copied as a group; to copy only the array, name it as a member, as in
+    ``results.h5/temperature``. A super-chunk becomes an array of bytes, except in a ``.b2frame`` or a group of frames,
+    where it remains a super-chunk.
 
     Parameters
     ----------
     src, dst : str or os.PathLike
         Files, directories or URLs. Their endings tell the formats: ``.b2nd`` and ``.b2frame``, ``.b2d`` and ``.b2z``
         for groups, ``.b2e`` (a source only), ``.npy``, ``.zarr``, ``.h5``, ``.hdf5``, ``.hdf`` and ``.nc``, ``.blp``.
-        A source ``.nc`` may be netCDF-4 or netCDF-3. Without such an ending, the contents of a source tell its format.
-        Name a member by a path, as in ``results.h5/run/pressure``, or after ``#``. A new member without a name is
-        called ``data``.
+        A source ``.nc`` may be netCDF-4 or netCDF-3. The format of a source without such an ending is determined from
+        its contents. Name a member by a path, as in ``results.h5/run/pressure``, or after ``#``. The default name of a
+        new member is ``data``.
     src_format, dst_format : str, optional
-        The formats, if the endings do not tell them, or tell wrong ones: "b2nd", "b2d", "b2z", "b2e", "npy", "zarr",
-        "hdf5", "netcdf3" (a source only) or "blp".
+        The formats, if the endings are missing or misleading: "b2nd", "b2d", "b2z", "b2e", "npy", "zarr", "hdf5",
+        "netcdf3" (a source only) or "blp".
     chunks, blocks : sequence of int, optional
-        Extents in items, for formats that have them.
+        Extents in items, for formats that have chunks and blocks.
     access : {"balanced", "planes", "series", "boxes"}, optional
-        Choose chunks and blocks anew, for keys of this kind; see `create`.
+        Choose new chunks and blocks for keys of this kind; see `create`.
     cparams : CParams, optional
-        How to compress: all of it in ``.b2nd``; codec, level and shuffle in Zarr and ``.blp``;
-        the level in HDF5, and all of it with `compression`. By
-        default a Blosc2 array keeps what it has if it becomes another one, and its chunks if they need no other shape.
+        The compression: all parameters in ``.b2nd``, and in HDF5 with the `compression` of Blosc; codec, level and
+        shuffle in Zarr and ``.blp``; otherwise in HDF5 only the level. By default a copy of a Blosc2 array as another
+        Blosc2 array has the same parameters, and the same compressed chunks if their shape does not change.
     layout : {"auto", "contiguous", "sparse"}
-        Kind of a ``.b2nd``: one file, or a directory.
+        The layout of a ``.b2nd``: one file, or a directory.
     overwrite : bool, default False
-        Whether to replace an existing destination of the same format. The old file stays until the new one is complete,
-        except for Zarr arrays in stores that cannot rename.
+        Whether to replace an existing destination of the same format. The old file remains until the new file is
+        complete, except for Zarr arrays in stores that cannot rename.
     verify : bool, default False
-        Whether to read both files again afterwards and compare them.
+        Whether to read both files again after the copy and compare them.
     progress : bool, default False
         Whether to show a progress bar.
     follow_external : bool, default False
-        Whether to read what an HDF5 file names in other files: by links, as storage of a dataset, or as parts of a
-        virtual one. Otherwise that is an error which names dataset and file, because the file may be anybody's.
+        Whether to read other files to which an HDF5 file refers: by links, as the storage of a dataset, or as parts of
+        a virtual dataset. By default this is an error that names the dataset and the file, because a file from somebody
+        else could refer to any of your files.
     at : str, optional
-        The name of a snapshot of the source, whose state is copied instead of the latest one, without other snapshots.
+        The name of a snapshot of the source to copy, instead of its latest state. Other snapshots are not copied.
     snapshots : bool, default True
-        Whether the copy also has the snapshots of the source, if its format supports them.
+        Whether to copy the snapshots of the source as well, if the format of the destination supports them.
     src_options, dst_options : mapping, optional
         Storage options for fsspec.
     src_fs, dst_fs : fsspec.AbstractFileSystem, optional
-        File systems, in which `src` and `dst` are paths.
+        File systems; `src` and `dst` are then paths in them.
     zarr_format : {2, 3}, optional
-        For Zarr.
+        The version of the Zarr format.
     compression : {"gzip", "blosc", "blosc2"}, optional
-        For HDF5: gzip, which every program reads, or the filter of Blosc 1 or Blosc2, which is faster, and which others
-        read with hdf5plugin or PyTables. Text of any length is compressed by gzip.
+        For HDF5: gzip, which every program reads, or the faster filters of Blosc 1 and Blosc2, which other programs
+        read with hdf5plugin or PyTables. Variable-length text is always compressed with gzip.
     other_attrs : {"json", "skip"}, optional
-        For HDF5: whether attributes that it cannot hold, such as lists of dicts, become JSON text or are dropped.
+        For HDF5: whether to store attributes that HDF5 does not support, such as lists of dicts, as JSON text, or to
+        drop them.
     checksum, offsets, chunk_size, max_app_chunks
         For ``.blp``; see `b2array.bloscpack.create`.
 
     Raises
     ------
     FileExistsError
-        The destination exists.
+        The destination exists, and `overwrite` is False.
     KeyError
         The source has no such snapshot.
     UnsupportedError
-        The destination's format cannot hold the type of the items, or a package is missing. Nothing was written. Or
-        items are in other files, see `follow_external`.
+        The destination's format does not support the type of the items, or a package is missing. Nothing was written.
+        Or items are in other files; see `follow_external`.
     B2ArrayError
-        With `verify`: the destination differs from the source. Or only some arrays of a group could be copied: it is
-        a FormatError if one is damaged, else a ConflictError if another writer changed one meanwhile.
+        With `verify`, the destination differs from the source. Or only some arrays of a group could be copied: then the
+        error is a FormatError if one is damaged, otherwise a ConflictError if another writer changed one meanwhile.
 
     Warns
     -----
     UserWarning
-        The destination's format cannot store attributes, names of dimensions, the fill value or snapshots. It has no
-        place for the attributes or the snapshots of a whole group. Or attributes of an HDF5 file refer to places in it,
-        and are dropped.
+        The destination's format does not support attributes, names of dimensions, the fill value or snapshots, or the
+        attributes or snapshots of a whole group. Or attributes of an HDF5 file refer to places in the file, and are
+        dropped.
 
     Examples
     --------
@@ -218,42 +221,42 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The result of a conversion: what opens the copy, number of arrays, seconds, and errors.
+    """The result of a conversion: a function that opens the copy, the number of arrays, the seconds, and the errors.
 
-    An error has the name of its array; with a slash after it, the name of a group whose attributes were not copied; and
-    the empty name if the list of arrays may be incomplete.
+    An error is listed under the name of its array; under the name of a group and a slash if the attributes of the group
+    were not copied; and under the empty name if the list of arrays may be incomplete.
     """
 
-    made: Callable[[], AbstractContextManager[Hierarchy]]
+    open_copy: Callable[[], AbstractContextManager[Hierarchy]]
     narrays: int
     seconds: float
     failed: Mapping[str, Exception]
 
     @property
-    def _lost(self) -> int:
+    def _nfailed(self) -> int:
+        """The number of arrays that were not copied."""
         return sum(bool(name) and not name.endswith("/") for name in self.failed)
 
     def share(self) -> str:
-        """Say how much failed."""
+        """Return the share of arrays and groups that could not be copied, as text."""
         groups = sum(name.endswith("/") for name in self.failed)
         parts = {
-            f"{self._lost} of {count_text(self.narrays, 'array')}": self._lost,
+            f"{self._nfailed} of {count_text(self.narrays, 'array')}": self._nfailed,
             f"the attributes of {count_text(groups, 'group')}": groups,
             "the whole list of arrays": "" in self.failed,
         }
         return " and ".join(part for part, happened in parts.items() if happened)
 
     def summary(self) -> str:
-        """Measure the copy, and return all numbers in a line."""
+        """Open the copy, and return its number of arrays, its sizes and the time in one line."""
         nbytes = stored = 0
-        with self.made() as tree:
+        with self.open_copy() as tree:
             for copy in map(tree.open, tree.names):
                 nbytes += copy.nbytes
                 stored += copy.stored() or 0
-        return (
-            f"{count_text(self.narrays - self._lost, 'array')} of {shown_nbytes(nbytes)} in {shown_nbytes(stored)},"
-            f" ratio {f'{nbytes / stored:.2f}' if stored else 'none'}, {self.seconds:.2f} s"
-        )
+        arrays = count_text(self.narrays - self._nfailed, "array")
+        ratio = f"{nbytes / stored:.2f}" if stored else "none"
+        return f"{arrays} of {shown_nbytes(nbytes)} in {shown_nbytes(stored)}, ratio {ratio}, {self.seconds:.2f} s"
 
 
 def convert_to(
@@ -277,8 +280,8 @@ def convert_to(
     dst_options: Storage = None,
     **options: Any,
 ) -> Conversion:
-    """Do what `convert` does, and return the outcome. An array that fails does not stop the others."""
-    begun = time.perf_counter()
+    """Convert like `convert`, and return the outcome. If one array cannot be copied, the others still are."""
+    start = time.perf_counter()
     from_format, src_url = find(src, src_format, src_options, exists=True, at=at)
     if follow_external and from_format is HDF5:
         from_format = FOLLOWING
@@ -316,31 +319,52 @@ def convert_to(
                 lost = count_text(len(tree.snapshots), "snapshot")
                 warn(f"{redact_url(dst_url)}: the copy leaves out {lost} of the group")
         build = to_format.building
-        if build is not None and names != ("",):  # a group stays a group, whatever it has
-            failed = _convert_all(tree, to_format, build, dst_url, wanted, verify=verify, progress=progress)
+        # A group stays a group, even with a single array.
+        if build is not None and names != ("",):
+            failed = _convert_all(
+                tree,
+                to_format,
+                build,
+                dst_url,
+                wanted,
+                verify=verify,
+                progress=progress,
+            )
         else:
             _warn_of_lost_attributes(tree, to_format, dst_url)
-            _convert_one(tree.only(src_url), to_format, dst_url, wanted, verify=verify, progress=progress)
-    seconds = time.perf_counter() - begun
+            _convert_one(
+                tree.only(src_url),
+                to_format,
+                dst_url,
+                wanted,
+                verify=verify,
+                progress=progress,
+            )
+    seconds = time.perf_counter() - start
     return Conversion(partial(to_format.tree, dst_url, dst_options), len(names), seconds, failed)
 
 
 def _check_rounding(target: Format, *, verify: bool) -> None:
-    """Raise an error if values cannot be rounded on their way, or cannot be compared afterwards."""
+    """Raise an error if the destination cannot store rounded values, or if they would be compared afterwards."""
     if target.name not in _ROUNDED:
-        raise UnsupportedError(f"the format {target.name} has no errors that the user allows, only {_ROUNDED} have")
+        raise UnsupportedError(f"the format {target.name} cannot store values with errors, only {_ROUNDED} can")
     if verify:
-        raise ValueError("verify=True compares exact values: leave it out if values may have errors")
+        raise ValueError("verify=True compares exact values: omit it if the values may have errors")
 
 
-def _refuse_the_source(src: str, src_options: Storage, dst: str, dst_options: Storage) -> None:
-    """Raise ValueError if a Zarr store that cannot rename would replace the source while it is read."""
+def _refuse_the_source(
+    src: str,
+    src_options: Storage,
+    dst: str,
+    dst_options: Storage,
+) -> None:
+    """Raise ValueError if a Zarr store that cannot rename would overwrite the source during the copy."""
     source = open_store("/".join(split_member(src)), storage_options=src_options)
     target = open_store("/".join(split_member(dst)), storage_options=dst_options)
     one, two = (f"{store.url.rstrip('/')}/" for store in (source, target))
     if target.temporary("") is None and (one.startswith(two) or two.startswith(one)):
         raise ValueError(
-            f"{target.url} cannot be replaced while {source.url} is read, because one holds the other: "
+            f"{target.url} cannot be replaced while {source.url} is read, because one contains the other: "
             "convert to another place"
         )
 
@@ -378,7 +402,7 @@ def _convert_all(
     verify: bool,
     progress: bool,
 ) -> dict[str, Exception]:
-    """Convert all arrays of a tree; return the errors by name. If all fail, raise the first error."""
+    """Convert all arrays of a tree, and return the errors by name; if all arrays fail, raise the first error."""
     if tree.error is not None and not tree.names:
         raise tree.error
     failed: dict[str, Exception] = {} if tree.error is None else {"": tree.error}
@@ -403,20 +427,21 @@ def _convert_all(
         building.put(name, source, _pieces(source, _regions(source, target, settings)), settings)
 
     def compare(name: str, source: ArraySource, settings: Options) -> None:
-        _compare(source, with_size(copies.open(name)), _regions(source, target, settings), f"{url}/{name}")
+        _compare(
+            source,
+            with_size(copies.open(name)),
+            _regions(source, target, settings),
+            f"{url}/{name}",
+        )
 
-    # A group needs no separate mark if it has members, or if it is the whole destination.
-    inhabited = {
-        outer
-        for name in (*tree.names, *tree.attrs)
-        if name
-        for outer in ("", *accumulate(name.split("/")[:-1], "{}/{}".format))
-    } | (set() if split_member(url)[1] else {""})
+    implied = _implied_groups(tree, url)
+    groups = {"": dict} | dict(tree.attrs)
     with build(url, wanted) as building:
-        for name, attrs in ({"": dict} | dict(tree.attrs)).items():
+        for name, read_attrs in groups.items():
             try:
-                if (attrs_there := attrs()) or name not in inhabited:
-                    building.group(name, attrs_there)
+                attrs = read_attrs()
+                if attrs or name not in implied:
+                    building.group(name, attrs)
             except Exception as error:  # noqa: BLE001 - as above
                 failed[f"{name}/"] = error
         each(copy, tree.names, "arrays converted")
@@ -428,18 +453,42 @@ def _convert_all(
     return failed
 
 
+def _implied_groups(tree: Hierarchy, url: str) -> set[str]:
+    """Return the groups that exist without attributes: they have members, or are the whole destination."""
+    groups: set[str] = set()
+    for name in filter(None, (*tree.names, *tree.attrs)):
+        groups.update(("", *accumulate(name.split("/")[:-1], "{}/{}".format)))
+    if not split_member(url)[1]:
+        groups.add("")
+    return groups
+
+
 def _settings(source: ArraySource, wanted: Options) -> Options:
+    """Return the options with chunks and blocks for a source: requested by the user, taken from the source, or new."""
     chunks, inner = wanted.given
     if chunks is None and source.chunks is not None and wanted.access is None:
         nbytes = math.prod(source.chunks) * source.dtype.itemsize
         if (0 not in source.shape and _FEWEST <= nbytes <= _MOST) or source.chunks == source.shape:
             chunks = source.chunks
             inner = source.blocks if inner is None else inner
-    cut, within = automatic(source.shape, source.dtype.itemsize, chunks=chunks, blocks=inner, access=wanted.access)
+    cut, within = automatic(
+        source.shape,
+        source.dtype.itemsize,
+        chunks=chunks,
+        blocks=inner,
+        access=wanted.access,
+    )
     return wanted._replace(chunks=cut, blocks=within)
 
 
-def _warn_of_loss(source: ArraySource, target: Format, url: str, *, snapshots: bool) -> None:
+def _warn_of_loss(
+    source: ArraySource,
+    target: Format,
+    url: str,
+    *,
+    snapshots: bool,
+) -> None:
+    """Warn of properties of a source that the destination's format does not support."""
     has = {
         "attrs": bool(source.attrs),
         "dims": source.dims is not None and any(source.dims),
@@ -452,22 +501,31 @@ def _warn_of_loss(source: ArraySource, target: Format, url: str, *, snapshots: b
 
 
 def _warn_of_lost_attributes(tree: Hierarchy, target: Format, url: str) -> None:
-    """Warn of the attributes of groups, if the destination holds the only array of a tree."""
+    """Warn that the attributes of groups are lost, if only the single array of a tree is copied."""
     if tree.names == ("",) or len(tree.names) != 1:
         return
-    lost = {name: sorted(attrs()) for name, attrs in tree.attrs.items()}
-    listed = "; ".join(f"{', '.join(names)} of {f'/{group}'!r}" for group, names in lost.items() if names)
-    if listed:
+    lost = []
+    for group, attrs in tree.attrs.items():
+        names = ", ".join(sorted(attrs()))
+        if names:
+            lost.append(f"{names} of {f'/{group}'!r}")
+    if lost:
+        listed = "; ".join(lost)
         warn(f"{redact_url(url)}: a .{target.name} file has no place for the attributes of groups: {listed}")
 
 
 def _regions(source: ArraySource, target: Format, settings: Options) -> list[Box]:
-    """Cut the array into boxes to read and write at once: whole chunks, if possible of the destination."""
+    """Divide an array into boxes to read and write at once: whole chunks, if possible of the destination."""
     most = _BUDGET // max(1, source.dtype.itemsize)
     if target.sequential:
-        # Small pieces stay in the processor's cache, but each reads all of the chunks that it is in.
+        # Small pieces stay in the processor's cache. But to read a piece of chunks, whole chunks are decoded, so these
+        # pieces are larger.
         return list(boxes(source.shape, most if source.chunks else most // 8))
-    return list(boxes(source.shape, most, source.chunks if target.name == "npy" and source.chunks else settings.chunks))
+    # A .npy file has no chunks, so the chunks of the source decide.
+    chunks = settings.chunks
+    if target.name == "npy" and source.chunks:
+        chunks = source.chunks
+    return list(boxes(source.shape, most, chunks))
 
 
 def _pieces(
@@ -488,7 +546,7 @@ def _compare(
     url: str,
     advance: Callable[[int], object] = id,
 ) -> None:
-    # In Zarr 3 the byte order belongs to the storage, not to the type. HDF5 stores text of any length.
+    # In Zarr 3 the byte order belongs to the storage, not to the type. In HDF5 text has a variable length.
     is_text = {source.dtype.kind, copy.dtype.kind} == {"U"}
     same_type = is_text or source.dtype.newbyteorder("=") == copy.dtype.newbyteorder("=")
     if source.shape != copy.shape or not same_type:
@@ -505,7 +563,7 @@ def _compare(
 
 
 def _same(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> bool:
-    """Say whether items have the same bytes, except for the padding between fields."""
+    """Return whether items have equal bytes, apart from the padding between fields."""
     if x.dtype.names is not None:
         return all(_same(x[name], y[name]) for name in x.dtype.names)
     if x.dtype.char in "gG":
@@ -514,7 +572,7 @@ def _same(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> bool:
 
 
 def is_array(url: str, storage_options: Storage) -> bool:
-    """Say whether a file holds an array in a known format, by its ending or by its first bytes."""
+    """Return whether a file is an array in a known format, by its ending or its first bytes."""
     kind, address = find(url, None, storage_options, exists=True)
     if kind.name != "b2nd" or address.rstrip("/").endswith(kind.suffixes):
         return True
@@ -525,8 +583,14 @@ def is_array(url: str, storage_options: Storage) -> bool:
     return True
 
 
-def save_intact(data: Any, dst: str, *, overwrite: bool, storage_options: Storage) -> None:
-    """Write the intact part of a damaged Bloscpack file: an array in any format, bytes as they are."""
+def save_intact(
+    data: Any,
+    dst: str,
+    *,
+    overwrite: bool,
+    storage_options: Storage,
+) -> None:
+    """Write the intact part of a damaged Bloscpack file: an array in any format, and bytes as a plain file."""
     with tempfile.TemporaryDirectory(prefix="b2array-") as directory:
         path, plain = f"{directory}/intact.npy", isinstance(data, bytes)
         np.save(path, np.frombuffer(data, np.uint8) if plain else data)

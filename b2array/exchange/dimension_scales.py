@@ -1,4 +1,4 @@
-"""Names of dimensions in HDF5 and netCDF files: datasets that are scales of the dimensions of others.
+"""Names of dimensions in HDF5 and netCDF files, where some datasets are scales of the dimensions of other datasets.
 
 Sources: "HDF5 Dimension Scale Specification", and "NetCDF-4 Format" in the appendix of the NetCDF User's Guide.
 """
@@ -29,28 +29,29 @@ HIDDEN = frozenset(
 """Attributes that describe dimensions, or the file."""
 
 NOT_A_COORDINATE = "_nc4_non_coord_"
-"""Begins the name of a netCDF variable that has the name of a dimension, and is not its coordinate."""
+"""The prefix for a netCDF variable with the name of a dimension whose coordinate it is not."""
 
 _ONLY_A_LENGTH = "This is a netCDF dimension but not a netCDF variable"
 _NUMBER, _NUMBERS = "_Netcdf4Dimid", "_Netcdf4Coordinates"
 
 
 def is_only_a_length(data: Any) -> bool:
-    """Say whether a dataset only gives a dimension of netCDF its length."""
+    """Return whether a dataset is not a netCDF variable, but only stores the length of a dimension."""
     return _ONLY_A_LENGTH in str(data.attrs.get("NAME"))
 
 
 def names_of(h5py: ModuleType, data: Any) -> tuple[str | None, ...]:
-    """Return the names of a dataset's dimensions, as netCDF finds them; where it finds none, their labels."""
+    """Return the names of a dataset's dimensions, by the rules of netCDF; the label of a dimension without a name."""
     names = [_last(dim[0].name) if len(dim) else None for dim in data.dims]
     if data.is_scale and data.ndim and not any(names):
         names = _names_of_scale(h5py, data)
     labels = [str(dim.label) or None for dim in data.dims]
-    return tuple(name or label for name, label in zip(names, labels, strict=True))
+    pairs = zip(names, labels, strict=True)
+    return tuple(name or label for name, label in pairs)
 
 
 def _names_of_scale(h5py: ModuleType, data: Any) -> list[str | None]:
-    """Name the dimensions of a dataset that is the scale of its first one. netCDF numbers several dimensions."""
+    """Return the names of a scale's dimensions: its own name for the first; the others by their netCDF numbers."""
     names: list[str | None] = [_last(data.name), *[None] * (data.ndim - 1)]
     numbers = np.atleast_1d(data.attrs.get(_NUMBERS, ())).tolist()
     if len(numbers) != data.ndim or data.ndim == 1:
@@ -58,33 +59,44 @@ def _names_of_scale(h5py: ModuleType, data: Any) -> list[str | None]:
     by_number: dict[int, str] = {}
     group = data.parent
     while True:
-        for node in (group[key] for key in group if isinstance(group.get(key, getlink=True), h5py.HardLink)):
+        for key in group:
+            # Only hard links: others may lead to another file.
+            if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+                continue
+            node = group[key]
             if isinstance(node, h5py.Dataset) and _NUMBER in node.attrs:
-                by_number.setdefault(int(node.attrs[_NUMBER]), _last(node.name))
+                number = int(node.attrs[_NUMBER])
+                by_number.setdefault(number, _last(node.name))
         if group.name == "/":
             return [by_number.get(number) for number in numbers]
         group = group.parent
 
 
 def _last(path: object) -> str:
+    """Return the last part of a path."""
     return str(path or "").rpartition("/")[2]
 
 
-def attach(h5py: ModuleType, file: Any, written: Mapping[str, Sequence[str | None]]) -> None:
-    """Give new datasets dimensions with these names, by scales that netCDF and xarray find.
+def _is_coordinate(path: str, names: Sequence[str | None]) -> bool:
+    """Return whether a dataset has the name of its only dimension."""
+    return tuple(names) == (_last(path),)
 
-    A dataset with the name of its only dimension becomes the scale of it. A dimension without such a dataset, in the
-    same group or an outer one, gets a dataset without items that tells its length.
+
+def attach(h5py: ModuleType, file: Any, written: Mapping[str, Sequence[str | None]]) -> None:
+    """Name the dimensions of new datasets, by scales that netCDF and xarray find.
+
+    A dataset with the name of its only dimension becomes the scale of this dimension. For a dimension without such a
+    dataset in the same group or an outer one, make a dataset without items that stores the length.
     """
     for path, names in written.items():
-        if tuple(names) == (_last(path),):
+        if _is_coordinate(path, names):
             file[path].make_scale(_last(path))
     for path, names in _rename(file, written).items():
         data = file[path]
         for dim, length, name in zip(data.dims, data.shape, names, strict=True):
-            if name is None or tuple(names) == (_last(path),):
+            if name is None or _is_coordinate(path, names):
                 continue
-            scale = _scale(h5py, data.parent, name, length)
+            scale = _find_or_make_scale(h5py, data.parent, name, length)
             if scale is None:
                 dim.label = name
             else:
@@ -92,12 +104,12 @@ def attach(h5py: ModuleType, file: Any, written: Mapping[str, Sequence[str | Non
 
 
 def _rename(file: Any, written: Mapping[str, Sequence[str | None]]) -> dict[str, Sequence[str | None]]:
-    """Rename datasets that have the name of a dimension but are not a coordinate, as netCDF does."""
+    """Rename datasets with the name of a dimension whose coordinate they are not, as netCDF does."""
     used = {(path.rpartition("/")[0], name) for path, names in written.items() for name in names}
     by_path = {}
     for path, names in written.items():
         outer, slash, last = path.rpartition("/")
-        if (outer, last) in used and tuple(names) != (last,):
+        if (outer, last) in used and not _is_coordinate(path, names):
             place = f"{outer}{slash}{NOT_A_COORDINATE}{last}"
             if place not in file:
                 file.move(path, place)
@@ -106,13 +118,14 @@ def _rename(file: Any, written: Mapping[str, Sequence[str | None]]) -> dict[str,
     return by_path
 
 
-def _scale(h5py: ModuleType, group: Any, name: str, length: int) -> Any:
-    """Return the scale of a dimension, in a group or in those around it; None if no scale can have the name."""
+def _find_or_make_scale(h5py: ModuleType, group: Any, name: str, length: int) -> Any:
+    """Find the scale of a dimension in a group or a group around it, or make it; None if no scale can have the name."""
     if name in ("", ".") or "/" in name:
         return None
     around = group
     while True:
-        node = around[name] if isinstance(around.get(name, getlink=True), h5py.HardLink) else None
+        is_hard = isinstance(around.get(name, getlink=True), h5py.HardLink)
+        node = around[name] if is_hard else None
         if isinstance(node, h5py.Dataset) and node.is_scale and node.shape[:1] == (length,):
             return node
         if around.name == "/":
@@ -120,6 +133,7 @@ def _scale(h5py: ModuleType, group: Any, name: str, length: int) -> Any:
         around = around.parent
     if name in group:
         return None
-    scale = group.create_dataset(name, (length,), ">f4")  # nothing is stored of it
+    # HDF5 allocates no room for items that are never written.
+    scale = group.create_dataset(name, (length,), ">f4")
     scale.make_scale(f"{_ONLY_A_LENGTH}.{length:10d}")
     return scale

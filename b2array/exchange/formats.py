@@ -1,4 +1,4 @@
-"""What `convert` needs to know of a file format; and Blosc2's, NumPy's and Bloscpack, which need no other package.
+"""`Format`, the interface of a file format for `convert`; and the formats that need no other package.
 
 Source: "The N-dimensional array format" of NumPy's documentation (``.npy``), through NumPy.
 """
@@ -80,14 +80,14 @@ __all__ = [
 ]
 
 UNLIMITED = "_unlimited"
-"""The attribute in which an array notes the axes along which it could grow as a dataset of HDF5."""
+"""The attribute in which an array keeps the unlimited axes of the HDF5 dataset that it was copied from."""
 _TEXTS = 2**18
-"""Texts of any length that are read together."""
+"""The number of variable-length texts to read together."""
 
 PACKING = frozenset(
     {"_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range"}
 )
-"""Attributes whose types say something: xarray decodes packed numbers into the type of their scale."""
+"""Attributes whose types matter: xarray decodes packed numbers into the type of their scale."""
 
 Box = tuple[slice, ...]
 Piece = tuple[Box, npt.NDArray[Any]]
@@ -98,9 +98,9 @@ Storage = Mapping[str, Any] | None
 class ArraySource:
     """An array to read box by box.
 
-    `chunks` and `blocks` are None if the format has none. With `is_sharded`, blocks are to be chunks of shards.
-    `unlimited` lists the axes along which the array can grow, if the format also has others. `stored` counts the stored
-    bytes, and gives None if the format does not tell. `handle` belongs to a Blosc2 frame; the items of a super-chunk
+    `chunks` and `blocks` are None for a format without them. With `is_sharded`, the blocks are the chunks of shards.
+    `unlimited` lists the axes along which the array can grow, for a format that also has fixed axes. `stored` returns
+    the number of stored bytes; None if it is unknown. `handle` is set for a Blosc2 frame; the items of a super-chunk
     are its bytes.
     """
 
@@ -127,8 +127,9 @@ class ArraySource:
 
     @property
     def is_filled(self) -> bool:
-        """Whether the fill value is not zero. The bytes of an extended float do not tell, because some are unused."""
+        """Whether the fill value is not zero."""
         item = np.asarray(self.fill)
+        # Compare extended floats by value, because some of their bytes are unused.
         return bool(item != 0) if self.dtype.char in "gG" else any(item.tobytes())
 
     @property
@@ -143,17 +144,17 @@ class ArraySource:
 
     @property
     def has_snapshots(self) -> bool:
-        """Whether the frame has snapshots that are not part of its group's, as far as its list of them can be read."""
+        """Whether the array itself has snapshots, apart from snapshots of its group."""
         if self.handle is None:
             return False
-        # A list that cannot be read has no snapshots to copy.
+        # If the list of snapshots cannot be read, there are no snapshots to copy.
         with suppress(FormatError, UnsupportedError):
             return any(not entry.group for entry in ledger_of(self.handle.snapshot.state).entries)
         return False
 
     @property
     def nbytes(self) -> int:
-        """Size of all items in bytes."""
+        """The size of all items in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -161,8 +162,8 @@ class ArraySource:
 class Hierarchy:
     """Arrays by name, to open one at a time, and the attributes of groups.
 
-    A single array has the name "", as has the outermost group. `error` says why the list may be incomplete. `snapshots`
-    open the snapshots of the whole group, by name.
+    A single array has the name "", and so has the outermost group. `error` says why the list may be incomplete.
+    `snapshots` has a function for each snapshot of the whole group, which opens it.
     """
 
     names: tuple[str, ...]
@@ -172,7 +173,7 @@ class Hierarchy:
     snapshots: Mapping[str, Callable[[], Moment]] = field(default_factory=dict)
 
     def only(self, url: str) -> ArraySource:
-        """Open the only array; raise ValueError if there are several, or none."""
+        """Open the single array; raise ValueError if there are several arrays, or none."""
         if self.error is not None:
             raise self.error
         if len(self.names) != 1:
@@ -182,10 +183,10 @@ class Hierarchy:
 
 
 class Options(NamedTuple):
-    """How to write an array. `given` are the chunks and blocks that the caller asks for, or what `access` they serve.
+    """Options for writing an array. `given` has the chunks and blocks that the user requests, if any.
 
-    With `snapshots`, a frame that becomes another frame keeps its own ones. `moments` are the snapshots of the whole
-    group, if the destination keeps these. With `progress`, copying a frame shows how far it is.
+    With `snapshots`, a frame that is copied to another frame keeps its own snapshots. `moments` are the snapshots of
+    the whole group, if the destination keeps them. With `progress`, copying a frame shows its progress.
     """
 
     chunks: tuple[int, ...]
@@ -206,7 +207,7 @@ Put = Callable[[str, ArraySource, Iterable[Piece], Options], None]
 
 
 class Building(NamedTuple):
-    """Adds arrays and the attributes of groups, both by name, to a destination that is being written."""
+    """Functions that add an array, and the attributes of a group, by name to a destination under construction."""
 
     put: Put
     group: Callable[[str, Mapping[str, Any]], None]
@@ -216,9 +217,14 @@ Build = Callable[[str, Options], AbstractContextManager[Building]]
 
 
 def lone(build: Build) -> Put:
-    """Turn a function that builds many arrays into one that writes one, called ``data`` if the URL gives no name."""
+    """Turn a function that builds many arrays into a function that writes one, by default under the name ``data``."""
 
-    def write(url: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
+    def write(
+        url: str,
+        source: ArraySource,
+        pieces: Iterable[Piece],
+        settings: Options,
+    ) -> None:
         with build(url, settings) as building:
             building.put("" if split_member(url)[1] else "data", source, pieces, settings)
 
@@ -228,10 +234,10 @@ def lone(build: Build) -> Put:
 class Format(NamedTuple):
     """A file format.
 
-    `tree` opens a source. `check` raises an error for an array that the format cannot hold, before anything is
-    written. `write` writes a destination from pieces; if `sequential`, they must follow each other in C order. `keeps`
-    names the properties that the format stores besides the items. `building` writes many arrays; formats of one array
-    have none. A file of the format begins with one of `magics`. Bars of progress say `verb`.
+    `tree` opens a source. `check` raises an error for an array that the format does not support, before anything is
+    written. `write` writes a destination from pieces; with `sequential`, the pieces must be in C order. `keeps` names
+    the properties that the format stores besides the items. `building` writes many arrays; it is None for a format of
+    single arrays. A file of the format begins with one of `magics`. Progress bars show `verb`.
     """
 
     name: str
@@ -247,7 +253,7 @@ class Format(NamedTuple):
 
     @contextmanager
     def open(self, url: str, storage_options: Storage) -> Iterator[ArraySource]:
-        """Open a source of one array; ValueError if it has several, or none."""
+        """Open a source with a single array; raise ValueError for several arrays, or none."""
         with self.tree(url, storage_options) as tree:
             yield tree.only(url)
 
@@ -268,7 +274,10 @@ def refuse_objects(source: ArraySource, _: Options) -> None:
 
 
 def with_size(source: ArraySource) -> ArraySource:
-    """Give text of any length a type that holds its longest item. This reads all of it."""
+    """Return a source of variable-length text with a type for its longest item; return other sources unchanged.
+
+    To find the longest item, this reads all of the text.
+    """
     if not is_unsized(source.dtype):
         return source
     fill = source.fill_value if isinstance(source.fill_value, str | bytes) else ""
@@ -284,15 +293,19 @@ def with_size(source: ArraySource) -> ArraySource:
         raise UnsupportedError("items of any length can only be text or bytes, found both")
     dtype = max(kinds, key=lambda each: each.itemsize, default=np.dtype("U1"))
     return replace(
-        source, dtype=dtype, fill_value=fill or 0, read=lambda box: np.asarray(source.read(box), object).astype(dtype)
+        source,
+        dtype=dtype,
+        fill_value=fill or 0,
+        read=lambda box: np.asarray(source.read(box), object).astype(dtype),
     )
 
 
 @contextmanager
 def local_copy(url: str, storage_options: Storage) -> Iterator[str]:
-    """Return the path of a local file, or of a temporary copy of a remote one."""
+    """Yield the path of a local file, or of a temporary copy of a remote file."""
     store = open_store(url, storage_options=storage_options)
     if store.temporary("") is not None:
+        # Raises FileNotFoundError for a missing file.
         store.stamp("")
         yield store.url
         return
@@ -304,13 +317,13 @@ def local_copy(url: str, storage_options: Storage) -> Iterator[str]:
 
 
 def first_bytes(path: str) -> bytes:
-    """Return what tells the format of a local file."""
+    """Return the first bytes of a local file, from which its format can be determined."""
     with Path(path).open("rb") as file:
         return file.read(64)
 
 
 def json_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert attributes to types that JSON has: Python's numbers instead of NumPy's, lists instead of tuples."""
+    """Convert attributes to the types of JSON: numbers of Python instead of NumPy, lists instead of tuples."""
     plain = {}
     for name, value in attrs.items():
         try:
@@ -321,7 +334,7 @@ def json_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dims_of(names: Any, ndim: int) -> tuple[str | None, ...] | None:
-    """Return the names of dimensions that JSON notes; None if it notes something else there, as others may."""
+    """Return names of dimensions from JSON; None if other software has stored something else in their place."""
     fits = isinstance(names, list) and len(names) == ndim and all(isinstance(name, str | None) for name in names)
     return tuple(names) if fits else None
 
@@ -336,7 +349,7 @@ def _plain(value: object) -> Any:
 
 
 def holds_array(frame: Frame) -> bool:
-    """Whether a frame says that it is an array, and no other super-chunk."""
+    """Return whether a frame is an array, and not another super-chunk."""
     return any(frame.metalayer(name) is not None for name in GEOMETRIES)
 
 
@@ -353,7 +366,14 @@ def source_of(handle: Handle) -> ArraySource:
             return np.frombuffer(schunk.get_slice(start, max(start, stop)), np.uint8)
 
         shape, attrs = (schunk.nbytes,), dict(schunk.vlmeta)
-        return ArraySource(shape, np.dtype("u1"), read, attrs=attrs, stored=lambda: schunk.cbytes, handle=handle)
+        return ArraySource(
+            shape,
+            np.dtype("u1"),
+            read,
+            attrs=attrs,
+            stored=lambda: schunk.cbytes,
+            handle=handle,
+        )
     a = NDArray(handle)
     attrs = dict(a.attrs)
     noted = attrs.pop(UNLIMITED, ())
@@ -379,7 +399,12 @@ def _tree_b2nd(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
         yield Hierarchy(("",), lambda _: source)
 
 
-def _write_b2nd(url: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
+def _write_b2nd(
+    url: str,
+    source: ArraySource,
+    pieces: Iterable[Piece],
+    settings: Options,
+) -> None:
     if source.handle is not None and source.is_bytes and url.endswith(".b2frame"):
         new = copier_of(source.handle, settings.storage_options or {}, snapshots=settings.snapshots)
         commit(new(url, overwrite=settings.overwrite, layout=settings.layout))
@@ -405,7 +430,7 @@ def _chunks(settings: Options) -> tuple[int, ...] | None:
 
 
 def array_options(source: ArraySource, settings: Options) -> ArrayOptions:
-    """Return the options for a new array with everything that belongs to the source."""
+    """Return the options for a new array with the properties of a source."""
     return ArrayOptions(
         chunks=_chunks(settings),
         blocks=settings.blocks,
@@ -421,10 +446,17 @@ def array_options(source: ArraySource, settings: Options) -> ArrayOptions:
 
 KEPT_BY_FRAMES = frozenset({"attrs", "dims", "fill value", "snapshots"})
 
-B2ND = Format("b2nd", (".b2nd", ".b2frame"), _tree_b2nd, refuse_objects, _write_b2nd, keeps=KEPT_BY_FRAMES)
+B2ND = Format(
+    "b2nd",
+    (".b2nd", ".b2frame"),
+    _tree_b2nd,
+    refuse_objects,
+    _write_b2nd,
+    keeps=KEPT_BY_FRAMES,
+)
 
 
-# NumPy's own.
+# NumPy.
 
 _NPY_MAGIC = b"\x93NUMPY"
 
@@ -437,12 +469,19 @@ def _map_tree(
 ) -> Iterator[Hierarchy]:
     with local_copy(url, storage_options) as path:
         data = mapped(path, redact_url(url))
-        source = ArraySource(data.shape, data.dtype, lambda box: np.asarray(data[box]), stored=lambda: data.nbytes)
+        source = ArraySource(
+            data.shape,
+            data.dtype,
+            lambda box: np.asarray(data[box]),
+            stored=lambda: data.nbytes,
+        )
         yield Hierarchy(("",), lambda _: source)
 
 
 def _map_npy(path: str, url: str) -> npt.NDArray[Any]:
-    if (start := first_bytes(path))[: len(_NPY_MAGIC)] != _NPY_MAGIC:  # NumPy would take it for a pickle
+    start = first_bytes(path)
+    # NumPy would take any other file for a pickle.
+    if start[: len(_NPY_MAGIC)] != _NPY_MAGIC:
         raise FormatError(f"{url}: expected a .npy file, found {foreign.describe(start)}")
     try:
         data: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -453,7 +492,12 @@ def _map_npy(path: str, url: str) -> npt.NDArray[Any]:
     return data
 
 
-def _write_npy(url: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
+def _write_npy(
+    url: str,
+    source: ArraySource,
+    pieces: Iterable[Piece],
+    settings: Options,
+) -> None:
     store = open_store(url, storage_options=settings.storage_options)
     require_free(store, {"": _NPY_MAGIC}, "a .npy file", overwrite=settings.overwrite)
     with AtomicFile(store, overwrite=settings.overwrite) as path:
@@ -483,7 +527,12 @@ def _map_bytes(path: str, _: str) -> npt.NDArray[Any]:
     return np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0, np.uint8)
 
 
-def _write_bytes(url: str, _: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
+def _write_bytes(
+    url: str,
+    _: ArraySource,
+    pieces: Iterable[Piece],
+    settings: Options,
+) -> None:
     store = open_store(url, storage_options=settings.storage_options)
     require_free(store, {"": b""}, "a file", overwrite=settings.overwrite)
     write = store.replace if settings.overwrite else store.create
@@ -518,7 +567,8 @@ def _source_of_blp(f: bloscpack.Reader) -> ArraySource:
     fill, attrs = meta.get("fill_value"), meta.get("attrs")
     item: Any = 0
     if isinstance(fill, str) and len(fill) == 2 * about.dtype.itemsize:
-        with suppress(ValueError):  # others may note something else there
+        # Other software may have stored something else in this place.
+        with suppress(ValueError):
             item = np.frombuffer(bytes.fromhex(fill), about.dtype)[0]
 
     def read(box: Box) -> npt.NDArray[Any]:
@@ -542,7 +592,12 @@ def _check_blp(source: ArraySource, settings: Options) -> None:
     json_attrs(source.attrs)
 
 
-def _write_blp(url: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
+def _write_blp(
+    url: str,
+    source: ArraySource,
+    pieces: Iterable[Piece],
+    settings: Options,
+) -> None:
     metadata: dict[str, Any] = {}
     if source.attrs:
         metadata["attrs"] = json_attrs(source.attrs)
@@ -555,7 +610,7 @@ def _write_blp(url: str, source: ArraySource, pieces: Iterable[Piece], settings:
 
 
 def _pack(url: str, pieces: Iterable[Piece], settings: Options, **array: Any) -> None:
-    """Write a Bloscpack file: of bytes, or of an array with this shape, dtype and metadata."""
+    """Write a Bloscpack file of bytes, or of an array with the shape, dtype and metadata in `array`."""
     with bloscpack.create(
         url,
         cparams=settings.cparams,

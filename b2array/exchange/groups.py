@@ -48,23 +48,23 @@ __all__ = ["B2D", "B2E", "B2Z", "members_of", "tree_of"]
 
 
 class Container(Protocol):
-    """Where the members of a group are."""
+    """An object that opens the members of a group."""
 
     def open(self, path: str, mode: Mode, /) -> Handle:
         """Open the member with a path."""
 
 
 def members_of(url: str, storage_options: Storage) -> tuple[AnyGroup | Archive, dict[str, str], B2ArrayError | None]:
-    """Find the members of a group, or of the part of it that is named after ``#``, with the frames of attributes.
+    """Find the members of a group, or of the inner group named after ``#``, including frames of attributes.
 
-    Return where they are, their paths by name, and why the list may be incomplete.
+    Return the home of the group, the paths of the members by name, and an error if the list may be incomplete.
     """
     address, wanted = split_member(url)
     home, error = whole.home_of(address, storage_options or {}), None
     try:
         paths = home.members()
     except B2ArrayError as damage:
-        # If the manifest or the embedding frame is damaged, the files still tell the members.
+        # The manifest or the embedding frame is damaged, but the names of the files still show the members.
         if isinstance(home, Archive):
             raise
         try:
@@ -77,7 +77,7 @@ def members_of(url: str, storage_options: Storage) -> tuple[AnyGroup | Archive, 
     name = wanted if wanted in paths else wanted.removesuffix(ARRAY).removesuffix(OTHER)
     if name in paths:
         return home, {"": paths[name]}, error
-    start = f"{name}/" * bool(name)
+    start = f"{name}/" if name else ""
     below = {each[len(start) :]: path for each, path in paths.items() if each.startswith(start)}
     if wanted and not below:
         raise FileNotFoundError(f"{home.url} has no member {wanted!r}")
@@ -98,7 +98,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
 
 
 def tree_of(home: Container, paths: Mapping[str, str], error: Exception | None = None) -> Hierarchy:
-    """Return members of a group, with the attributes of groups, as a source."""
+    """Return the members of a group, and the attributes of inner groups, as a source for `convert`."""
 
     def open_source(name: str) -> ArraySource:
         return formats.source_of(home.open(paths[name], "r"))
@@ -121,9 +121,9 @@ def _frame(
     settings: Options,
     earlier: Sequence[KeptState] = (),
 ) -> tuple[str, NewFrame]:
-    """Return the suffix of a member, and a function that makes its frame, if possible with the chunks as they are.
+    """Return the suffix of a member, and a function that makes its frame, if possible without compressing again.
 
-    It has the `earlier` states that snapshots of its group name.
+    The frame keeps the `earlier` states, which snapshots of the group name.
     """
     handle, storage = source.handle, settings.storage_options or {}
     if handle is not None and source.is_bytes:
@@ -166,7 +166,7 @@ def _path(prefix: str, name: str) -> str:
 
 @contextmanager
 def _tree_b2e(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
-    """Open the members of an embedding store of python-blosc2, or one of them, which is named after ``#``."""
+    """Open the members of an embedding store of python-blosc2, or the single member named after ``#``."""
     address, name = split_member(url)
     home = EmbedFile(address, storage_options or {})
     try:
@@ -184,7 +184,7 @@ def _refuse_b2e(url: str, *_: object) -> NoReturn:
 
 @contextmanager
 def _building_b2d(url: str, settings: Options) -> Iterator[Building]:
-    """Write members in one commit. A name after ``#`` is where in the group."""
+    """Write members in one commit, into the inner group named after ``#`` if there is one."""
     address, prefix = split_member(url.removesuffix(ARRAY))
     storage = settings.storage_options or {}
     home = group_at(address, storage)
@@ -203,19 +203,27 @@ def _building_b2d(url: str, settings: Options) -> Iterator[Building]:
             yield building
     except BaseException:
         if is_new:
-            whole.discard(home)  # left empty, it would refuse the next attempt
+            # An empty group would make the next attempt fail.
+            whole.discard(home)
         raise
 
 
 @contextmanager
 def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Building]:
-    """Write members into a group in one commit; in place of all others, if there is no prefix."""
+    """Write members below a prefix of a group in one commit; without a prefix, replace all other members."""
     storage = settings.storage_options or {}
     changes = begin(home, None if prefix else "")
     moments, identity = settings.moments, changes.change.identity.encode()
     try:
 
-        def add(full: str, suffix: str, new: NewFrame, what: str, *, overwrite: bool) -> None:
+        def add(
+            full: str,
+            suffix: str,
+            new: NewFrame,
+            what: str,
+            *,
+            overwrite: bool,
+        ) -> None:
             old = {full: path} if (path := changes.members().get(full)) else {}
             if old and not overwrite:
                 raise FileExistsError(f"{home.url}{what}")  # noqa: TRY301
@@ -226,18 +234,34 @@ def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Bui
                 changes.put_back(old)  # one that cannot be read must not cost an old one
                 raise
 
-        def put(name: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
+        def put(
+            name: str,
+            source: ArraySource,
+            pieces: Iterable[Piece],
+            settings: Options,
+        ) -> None:
             full = _path(prefix, name)
             what = f" holds {full!r} already; overwrite=True replaces it"
             handle = source.handle
             earlier = [] if handle is None else earlier_states(moments, name, identity, handle.snapshot)
-            add(full, *_frame(source, pieces, settings, earlier), what, overwrite=settings.overwrite)
+            add(
+                full,
+                *_frame(source, pieces, settings, earlier),
+                what,
+                overwrite=settings.overwrite,
+            )
 
         def group(name: str, attrs: Mapping[str, Any]) -> None:
             where = f"{prefix}/{name}/".replace("//", "/").lstrip("/")
             if attrs or not any(other.startswith(where) for other in changes.members()):
                 what = f"/{where} has attributes already; overwrite=True replaces them"
-                add(where + ATTRS, OTHER, _attributes(attrs, storage), what, overwrite=settings.overwrite)
+                add(
+                    where + ATTRS,
+                    OTHER,
+                    _attributes(attrs, storage),
+                    what,
+                    overwrite=settings.overwrite,
+                )
 
         yield Building(put, group)
         if moments:
@@ -250,7 +274,7 @@ def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Bui
 
 @contextmanager
 def _building_b2z(url: str, settings: Options) -> Iterator[Building]:
-    """Write an archive. The frame of one member at a time is in a file next to it."""
+    """Write an archive. At a time, the frame of one member is in a temporary file next to it."""
     address, prefix = split_member(url.removesuffix(ARRAY))
     store = open_store(address, storage_options=settings.storage_options)
     (there,) = store.head([""], 1)
@@ -269,7 +293,12 @@ def _building_b2z(url: str, settings: Options) -> Iterator[Building]:
                 commit(new(frame, overwrite=False, layout="contiguous"))
                 archive.write(frame, member)
 
-        def put(name: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
+        def put(
+            name: str,
+            source: ArraySource,
+            pieces: Iterable[Piece],
+            settings: Options,
+        ) -> None:
             suffix, new = _frame(source, pieces, settings._replace(storage_options=None))
             add(_path(prefix, name) + suffix, new)
 
@@ -281,7 +310,7 @@ def _building_b2z(url: str, settings: Options) -> Iterator[Building]:
 
 @contextmanager
 def _building_into_b2z(address: str, prefix: str, settings: Options) -> Iterator[Building]:
-    """Add members to an archive that is there."""
+    """Add members to an existing archive."""
     storage = settings.storage_options or {}
     if not is_place(address, storage):
         raise ReadOnlyError(
@@ -312,4 +341,11 @@ def _format(name: str, build: Build, magics: tuple[bytes, ...] = ()) -> Format:
 
 
 B2D, B2Z = _format("b2d", _building_b2d), _format("b2z", _building_b2z, ZIP)
-B2E = Format("b2e", (EMBED_SUFFIX,), _tree_b2e, formats.refuse_objects, _refuse_b2e, building=_refuse_b2e)
+B2E = Format(
+    "b2e",
+    (EMBED_SUFFIX,),
+    _tree_b2e,
+    formats.refuse_objects,
+    _refuse_b2e,
+    building=_refuse_b2e,
+)

@@ -38,7 +38,7 @@ _OF_NETCDF = "_NCProperties"
 _AS_JSON = "json"
 _OTHER_ATTRS = (_AS_JSON, "skip")
 _TEXTS = 2**18
-"""Items of variable length are read in batches of this many."""
+"""The number of variable-length items to read together."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def _tree(
     *,
     follow_external: bool = False,
 ) -> Iterator[Hierarchy]:
-    """Open a file, or one dataset or group of it. Links into other files are followed or are an error."""
+    """Open a file, or one dataset or group in it. With `follow_external`, follow links into other files."""
     h5py = formats.require("h5py", "hdf5", "HDF5")
     address, name = split_member(url)
     place = redact_url(address)
@@ -74,7 +74,8 @@ def _tree(
             where = f"{place}#{at}"
             with _reading(where):
                 node = node_at(at)
-                if isinstance(node, h5py.Group):  # not among the groups of `_nodes`
+                # A group that `_nodes` could not open is listed as an array.
+                if isinstance(node, h5py.Group):
                     raise FormatError(f"{where}: the members of this group cannot be read")
                 if not follow_external:
                     hdf5_links.check_items(h5py, node, where)
@@ -90,6 +91,7 @@ def _tree(
 
 
 def _part(h5py: ModuleType, node: Any, part: str, where: str) -> ArraySource:
+    """Return one of the arrays that stand for a dataset of variable-length rows."""
     source = hdf5_ragged.part_of(h5py, node, part, _attrs(node, where))
 
     def read(box: Box) -> npt.NDArray[Any]:
@@ -102,7 +104,8 @@ def _part(h5py: ModuleType, node: Any, part: str, where: str) -> ArraySource:
 def _is_ragged(h5py: ModuleType, node_at: Callable[[str], Any], at: str) -> bool:
     try:
         return hdf5_ragged.is_ragged(h5py, node_at(at))
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError):  # damage is told where it is read
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError):
+        # Reading the items will report the damage.
         return False
 
 
@@ -111,14 +114,15 @@ def _is_there(node_at: Callable[[str], Any], name: str) -> bool:
         node_at(name)
     except KeyError:
         return False
-    except (OSError, RuntimeError) as error:  # damage is told where it is read
+    except (OSError, RuntimeError) as error:
+        # Reading the items will report the damage.
         if isinstance(error, B2ArrayError):
             raise
     return True
 
 
 def _name_of(path: str) -> str:
-    """Return the name of a netCDF variable without the mark of those that are not coordinates."""
+    """Return the name of a netCDF variable, without the prefix of variables that are not coordinates."""
     outer, slash, last = path.rpartition("/")
     return outer + slash + last.removeprefix(dimension_scales.NOT_A_COORDINATE)
 
@@ -140,9 +144,10 @@ def _nodes(
     name: str,
     place: str,
 ) -> Iterator[tuple[str, bool]]:
-    """Yield what is at a name and below it, and whether it is a group; what cannot be opened is not.
+    """Yield the path of each node at or below a name, and whether it is a group.
 
-    A dataset that only gives netCDF the length of a dimension is skipped, unless it has the name.
+    A node that cannot be opened counts as an array, so that the copy reports it. A dataset that only stores the length
+    of a netCDF dimension is skipped, unless it is the node with the name.
     """
     seen: set[tuple[int, int]] = set()
     waiting, left_out = [name], []
@@ -164,14 +169,15 @@ def _nodes(
                 yield at, False
             continue
         except (OSError, RuntimeError):
-            if at == "":  # the root: nothing can be found
+            # Without the root, no node can be found.
+            if at == "":
                 raise
             yield at, False
             continue
         if is_group and at in linked:
             left_out.append(at)
             continue
-        # In a damaged or malicious file, a group may hold itself.
+        # In a damaged or malicious file, a group may contain itself.
         if is_group and (about.fileno, about.addr) in seen:
             continue
         seen.add((about.fileno, about.addr))
@@ -189,7 +195,7 @@ def _is_soft(h5py: ModuleType, group: Any, key: str) -> bool:
 
 @contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Say where damage is. For damage, HDF5 raises OSError without a number."""
+    """Turn errors of HDF5 into FormatError with the place. For damage, HDF5 raises OSError without a number."""
     try:
         yield
     except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
@@ -201,17 +207,19 @@ def _reading(where: str) -> Iterator[None]:
 
 def _attrs(node: Any, where: str) -> dict[str, Any]:
     attrs = {key: value for key, value in node.attrs.items() if key not in dimension_scales.HIDDEN}
-    # netCDF stores a number as an array of one, and has no such arrays.
+    # netCDF stores a single number as an array of one number.
     of_netcdf = _OF_NETCDF in node.file.attrs or where.partition("#")[0].endswith(".nc")
-    single = [key for key, value in attrs.items() if np.shape(value) == (1,) and (of_netcdf or key in formats.PACKING)]
-    attrs |= {key: attrs[key][0] for key in single}
-    if left := [key for key, value in attrs.items() if not _is_portable(value)]:
-        warn(f"{where}: the attributes {left} are left out, because they mean something in their file only")
-    return {key: _unpack_attr(value, key in formats.PACKING) for key, value in attrs.items() if key not in left}
+    for key, value in attrs.items():
+        if np.shape(value) == (1,) and (of_netcdf or key in formats.PACKING):
+            attrs[key] = value[0]
+    local = [key for key, value in attrs.items() if not _is_portable(value)]
+    if local:
+        warn(f"{where}: the attributes {local} are not copied, because they refer to places in their file")
+    return {key: _unpack_attr(value, key in formats.PACKING) for key, value in attrs.items() if key not in local}
 
 
 def _is_portable(value: Any) -> bool:
-    """Say whether an attribute means something outside its file, unlike references and what holds some."""
+    """Return whether an attribute has a meaning outside its file; references have none."""
     if isinstance(value, np.ndarray) and value.dtype.kind == "O":
         return all(map(_is_portable, value.flat))
     if isinstance(value, np.ndarray | np.void):
@@ -227,9 +235,16 @@ def _source(node: Any, where: str) -> ArraySource:
             return int(node.id.get_storage_size())
 
     h5py = formats.require("h5py", "hdf5", "HDF5")
-    if node.shape is None:  # a dataset of no items, whose type is all that it has
+    # A dataset with a null dataspace has a type, but no items.
+    if node.shape is None:
         kind = np.dtype("U1") if node.dtype.hasobject else np.lib.format.drop_metadata(node.dtype)
-        return ArraySource((0,), kind, lambda _: np.empty(0, kind), attrs=_attrs(node, where), stored=count_stored)
+        return ArraySource(
+            (0,),
+            kind,
+            lambda _: np.empty(0, kind),
+            attrs=_attrs(node, where),
+            stored=count_stored,
+        )
     with _reading(where):
         stages = hdf5_chunks.stages_of(h5py, node, where)
 
@@ -266,7 +281,7 @@ def _names_of_values(
     dtype: np.dtype[Any],
     attrs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the names of an enumeration's values as the attributes that the CF conventions have for them."""
+    """Return the names of an enumeration's values as attributes of the CF conventions."""
     names = h5py.check_enum_dtype(dtype)
     if not names or dtype.kind not in "iu" or "flag_values" in attrs:
         return {}
@@ -280,7 +295,10 @@ def _with_sized_fields(
     read: Callable[[Box], npt.NDArray[Any]],
     where: str,
 ) -> tuple[np.dtype[Any], Callable[[Box], npt.NDArray[Any]]]:
-    """Give text of any length in the fields of records the size of its longest item. This reads all of it."""
+    """Return a type of records in which text has the size of its longest item, and a function that reads such records.
+
+    To find the longest items, this reads all of the text.
+    """
     longest: dict[str, int] = {}
     for name in data.dtype.names:
         field = data.dtype[name]
@@ -295,7 +313,9 @@ def _with_sized_fields(
         try:
             return {name: [item.decode("utf-8") for item in records[name].reshape(-1)] for name in longest}
         except UnicodeDecodeError as error:
-            raise UnsupportedError(f"{where}: a field of text holds {error.object[:20]!r}, which is no UTF-8") from None
+            raise UnsupportedError(
+                f"{where}: a field of text holds {error.object[:20]!r}, which is not UTF-8"
+            ) from None
 
     for box in boxes(data.shape, _TEXTS, data.chunks):
         for name, texts in decode(box).items():
@@ -318,7 +338,7 @@ def _with_sized_fields(
 
 
 def _has_other_bytes(data: Any, where: str) -> bool:
-    """Whether an item of variable length is bytes, which HDF5 can only mark as ASCII text."""
+    """Return whether a dataset of ASCII text has items with other bytes: HDF5 has no type for bytes of any length."""
     for box in boxes(data.shape, _TEXTS, data.chunks):
         with _reading(where):
             items = np.asarray(data[box], object)
@@ -331,17 +351,19 @@ def _has_other_bytes(data: Any, where: str) -> bool:
 
 
 def _unpack_attr(value: Any, packs: bool = False) -> Any:
-    """Return an attribute in types of Python and NumPy. Text is `str`, however the file stores it.
+    """Return an attribute in types of Python and NumPy; text becomes `str`.
 
-    With `packs`, a number keeps a type that Python does not have, in an array without dimensions.
+    With `packs`, a number of a type that Python does not have keeps its type, in an array without dimensions.
     """
-    if isinstance(value, formats.require("h5py", "hdf5", "HDF5").Empty):  # as netCDF stores an empty text
+    # netCDF stores an empty text like this.
+    if isinstance(value, formats.require("h5py", "hdf5", "HDF5").Empty):
         return "" if value.dtype.kind in "SO" else np.empty(0, value.dtype)
-    if isinstance(value, str):  # h5py also takes other bytes for text
+    # h5py also decodes bytes that are not text, with surrogates.
+    if isinstance(value, str):
         value = np.bytes_(value.encode("utf-8", "surrogateescape"))
     kind = value.dtype.kind if isinstance(value, np.ndarray | np.generic) else ""
-    if kind == "S":  # as netCDF stores other text
-        # Other software stores other bytes as text: they stay bytes.
+    if kind == "S":
+        # netCDF stores text as bytes. Other software may have stored bytes that are not UTF-8: keep the bytes.
         with suppress(UnicodeDecodeError):
             return np.strings.decode(value, "utf-8").tolist()
     if kind == "O" and all(isinstance(each, str) for each in value.flat):
@@ -352,7 +374,7 @@ def _unpack_attr(value: Any, packs: bool = False) -> Any:
 
 
 def _type_to_store(dtype: np.dtype[Any]) -> Any:
-    """Return the type to store: for times opaque bytes, which h5py recognises, and text of any length for text."""
+    """Return the type to store: opaque bytes for times, which h5py recognises, and variable-length text for text."""
     h5py = formats.require("h5py", "hdf5", "HDF5")
     if dtype.kind == "U":
         return h5py.string_dtype()
@@ -389,7 +411,7 @@ def _attrs_to_store(source: ArraySource) -> dict[str, Any]:
 
 
 def _set_attrs(node: Any, attrs: Mapping[str, Any], settings: Options) -> None:
-    """Set attributes. Attributes that HDF5 cannot hold become JSON text, or are dropped if the caller wishes."""
+    """Set attributes. An attribute that HDF5 does not support becomes JSON text, or is dropped with "skip"."""
     for name, value in attrs.items():
         try:
             node.attrs[name] = value
@@ -399,8 +421,7 @@ def _set_attrs(node: Any, attrs: Mapping[str, Any], settings: Options) -> None:
                     node.attrs[name] = json.dumps(formats.json_attrs({name: value})[name])
                 except (TypeError, ValueError, OSError):
                     raise TypeError(
-                        f"HDF5 cannot hold the attribute {name!r}, and JSON cannot, either: {error}; "
-                        "other_attrs='skip' leaves it out"
+                        f"neither HDF5 nor JSON can store the attribute {name!r}: {error}; other_attrs='skip' drops it"
                     ) from None
 
 
@@ -412,10 +433,9 @@ def _check_other_attrs(settings: Options) -> None:
 
 @contextmanager
 def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterator[Building]:
-    """Write datasets.
+    """Write datasets into a new file, or into the group that the URL names in an existing file.
 
-    If the URL names a group, the other contents of the file stay. Without a name, the file is replaced, unless it has
-    more than `most` datasets.
+    Without such a name, an existing file is replaced, unless it has more than `most` datasets.
     """
     h5py = formats.require("h5py", "hdf5", "HDF5")
     hdf5_chunks.check_compression(settings.options.get("compression", "gzip"), settings.cparams)
@@ -463,7 +483,8 @@ def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterato
                 except BaseException:
                     if where in file:
                         del file[where]
-                    if kept in file:  # if the source fails, keep the existing dataset
+                    # If the source fails, keep the existing dataset.
+                    if kept in file:
                         file.move(kept, where)
                     raise
                 if kept in file:
@@ -478,23 +499,23 @@ def _building(url: str, settings: Options, *, most: float = math.inf) -> Iterato
 
 
 _METADATA_NBYTES = 2**20
-"""What attributes, indexes of chunks and other metadata may take, at most, until room is reserved again."""
+"""The maximum number of bytes for attributes, indexes of chunks and other metadata between two reservations."""
 _ITEM_NBYTES = 64
-"""Bytes that HDF5 may need for an item of variable length, besides its content."""
+"""Bytes that HDF5 may need for a variable-length item, besides its content."""
 
 
 @contextmanager
 def _closing(file: Any, path: str) -> Iterator[Any]:
-    """Close a file, and give back the room that it did not need."""
+    """Close a file after the block, and free the reserved room that the file does not need."""
     with file:
         yield file
     os.truncate(path, Path(path).stat().st_size)
 
 
 def _reserve(file: Any, nbytes: int = 0) -> None:
-    """Reserve room for this many more bytes and for metadata; OSError if the disk has too little.
+    """Reserve room for `nbytes` more bytes and for metadata; OSError if the disk has too little room.
 
-    HDF5 cannot close a file that it could not write: it ends the process later.
+    Otherwise a full disk would make a write of HDF5 fail; then HDF5 cannot close the file, and ends the process later.
     """
     file.flush()
     disk.reserve(file.filename, file.id.get_filesize() + nbytes + nbytes // 8 + _METADATA_NBYTES)
@@ -521,7 +542,12 @@ def _put(
     # Chunks of text hold addresses in the file, which only HDF5 can resolve.
     is_direct = "chunks" in options and compression != "gzip" and not is_text
     if is_direct:
-        how = hdf5_chunks.compressing(compression, source.dtype.itemsize, options["chunks"], settings.cparams)
+        how = hdf5_chunks.compressing(
+            compression,
+            source.dtype.itemsize,
+            options["chunks"],
+            settings.cparams,
+        )
         options |= {"shuffle": False, **how}
     if is_text:
         options["fillvalue"] = str(source.fill)
@@ -534,16 +560,24 @@ def _put(
     _set_attrs(data, _attrs_to_store(source), settings)
     pieces = _with_room(file, pieces)
     if is_direct:
-        hdf5_chunks.write(data, pieces, source.fill, compression, settings.cparams, settings.blocks)
+        hdf5_chunks.write(
+            data,
+            pieces,
+            source.fill,
+            compression,
+            settings.cparams,
+            settings.blocks,
+        )
         return
     for box, values in pieces:
         data[box] = values.astype(object) if is_text else values.view(dtype)
 
 
 def _with_room(file: Any, pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Reserve room for each piece before HDF5 gets it."""
+    """Reserve room for each piece before HDF5 writes it."""
     for box, values in pieces:
-        _reserve(file, values.nbytes + (values.size * _ITEM_NBYTES if values.dtype.kind in "OU" else 0))
+        extra = values.size * _ITEM_NBYTES if values.dtype.kind in "OU" else 0
+        _reserve(file, values.nbytes + extra)
         yield box, values
 
 
@@ -557,4 +591,4 @@ HDF5 = Format(
     magics=(_MAGIC,),
 )
 FOLLOWING = HDF5._replace(tree=partial(_tree, follow_external=True))
-"""The same, but it reads what links and datasets name in other files."""
+"""The format HDF5 with `follow_external`: links and datasets may refer to other files."""

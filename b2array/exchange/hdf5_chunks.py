@@ -1,4 +1,4 @@
-"""Chunks of HDF5 datasets that Blosc compressed, read and written without HDF5's own filters.
+"""Reading and writing the chunks of HDF5 datasets that Blosc compresses, without HDF5's filters.
 
 A chunk passes through the filters of its dataset in order when it is written, and in reverse when it is read. A mask
 next to each chunk says which filters were skipped. Blosc2's filter stores a chunk as a contiguous frame: an array of
@@ -53,26 +53,26 @@ __all__ = [
 
 _DEFLATE, _SHUFFLE, _FLETCHER32, _BLOSC, _BLOSC2 = 1, 2, 3, 32001, 32026
 _ADDED = 2**16
-"""Filters that compress may make a chunk larger by a part in 16 and this many bytes, at most."""
+"""A filter that compresses makes a chunk larger by at most a sixteenth and this many bytes."""
 _FLETCHER32_NBYTES = 4
 _MOST_TYPESIZE = 255
 _DEFAULT = CParams(clevel=5, filters=("shuffle",))
 
 COMPRESSIONS = ("gzip", "blosc", "blosc2")
-"""How `convert` can compress the chunks of a new dataset."""
+"""The compressions of `convert` for the chunks of a new dataset."""
 
 
 class Stage(NamedTuple):
-    """A filter of a dataset: its registered number, and the numbers that it is called with."""
+    """A filter of a dataset: its registered number, and its parameters."""
 
     code: int
     values: tuple[int, ...]
 
 
 def stages_of(h5py: ModuleType, node: Any, where: str) -> tuple[Stage, ...] | None:
-    """Return the filters of a dataset whose chunks are read here; None if HDF5 reads them itself.
+    """Return the filters of a dataset whose chunks this module reads; None if HDF5 has to read them.
 
-    Raises UnsupportedError if neither can.
+    UnsupportedError says that neither can read them.
     """
     plist = node.id.get_create_plist()
     if node.chunks is None:
@@ -99,7 +99,7 @@ def _has(h5py: ModuleType, code: int) -> bool:
 
 
 class _Raw(NamedTuple):
-    """A stored chunk: where its items are in the dataset, its bytes, and a mask of the filters that were skipped."""
+    """A stored chunk: the position of its items in the dataset, its bytes, and a mask of the skipped filters."""
 
     at: tuple[int, ...]
     content: bytes
@@ -144,14 +144,14 @@ def read_box(
 
 
 def _read_stored_chunks(node: Any, starts: list[tuple[int, int]], where: str) -> Iterator[_Raw]:
-    """Yield the chunks with some of the items; chunks that were never written are not stored."""
+    """Yield the stored chunks that have items in a range; chunks that were never written are not stored."""
     size = node.file.id.get_filesize()
     firsts = [range(start - start % n, stop, n) for (start, stop), n in zip(starts, node.chunks, strict=True)]
     for at in product(*firsts):
         about = node.id.get_chunk_info_by_coord(at)
         if about.byte_offset is None:
             continue
-        # HDF5 allocates what the file claims before it reads.
+        # Check the size first: HDF5 allocates as many bytes as the file claims.
         if about.size > size:
             raise FormatError(f"{where}: expected a chunk within {size} bytes, found one of {about.size} at {at}")
         mask, content = node.id.read_direct_chunk(at)
@@ -159,7 +159,7 @@ def _read_stored_chunks(node: Any, starts: list[tuple[int, int]], where: str) ->
 
 
 def unpack(content: Buffer, mask: int, stages: tuple[Stage, ...], nbytes: int) -> Buffer:
-    """Undo the filters of a chunk, without the ones that its mask skips; FormatError if it has no `nbytes` bytes."""
+    """Undo the filters of a chunk that its mask does not skip; FormatError unless the result has `nbytes` bytes."""
     for number, stage in reversed([*enumerate(stages)]):
         if not mask >> number & 1:
             content = _BACKWARD[stage.code](content, stage.values, nbytes)
@@ -184,7 +184,7 @@ def _unshuffle(content: Buffer, values: tuple[int, ...], _: int) -> memoryview:
     width = values[0] if values else 1
     if not 1 <= width <= 2**16:
         raise FormatError(f"expected items of 1 to {2**16} bytes for HDF5's shuffle, found {width}")
-    # A width beyond the byte of a meta stands in the pipeline's typesize, which has no limit here.
+    # In Blosc2 a filter has one byte for its width. The typesize of the pipeline has no such limit here.
     pipeline = filters.Pipeline((*NO_FILTERS[1:], FilterId.SHUFFLE), NO_FILTERS, width)
     return filters.backward(pipeline, np.frombuffer(content, np.uint8).reshape(1, -1)).data.cast("B")
 
@@ -237,13 +237,13 @@ _BACKWARD: dict[int, Callable[[Buffer, tuple[int, ...], int], Buffer]] = {
 
 
 def _converter(h5py: ModuleType, node: Any) -> Callable[[Buffer], npt.NDArray[Any]]:
-    """Return what turns the bytes of a chunk into items."""
+    """Return a function that turns the bytes of a chunk into items."""
     stored, dtype, shape = node.id.get_type(), node.dtype, node.chunks
     if stored == h5py.h5t.py_create(dtype, logical=True):
         return lambda content: np.frombuffer(content, dtype).reshape(shape)
 
     def convert(content: Buffer) -> npt.NDArray[Any]:
-        # HDF5 knows more types than NumPy has. It converts them as it reads.
+        # HDF5 has types that NumPy lacks: HDF5 converts the items of a file in memory.
         with h5py.File("chunk", "w", driver="core", backing_store=False) as file:
             plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             plist.set_chunk(shape)
@@ -264,11 +264,12 @@ def compressing(
     chunks: tuple[int, ...],
     cparams: CParams | None,
 ) -> dict[str, Any]:
-    """Return what `create_dataset` takes for a dataset whose chunks `write` compresses.
+    """Return the arguments of `create_dataset` for a dataset whose chunks `write` compresses.
 
-    The numbers are the ones that the filters note themselves: they compress what other programs write.
+    The filters' parameters are the same as if the filters had set them, so that other programs can write more chunks.
     """
-    params, nbytes = cparams or _DEFAULT, math.prod(chunks) * itemsize
+    params = cparams or _DEFAULT
+    nbytes = math.prod(chunks) * itemsize
     used = [fid for fid in params.filter_slots if fid in _SHUFFLES]
     choices = (params.clevel, _SHUFFLES[used[-1]] if used else cblosc.NOSHUFFLE, int(params.codec_id))
     if compression == "blosc":
@@ -282,10 +283,10 @@ def compressing(
 
 @contextmanager
 def without_plugins(h5py: ModuleType) -> Iterator[None]:
-    """Keep HDF5 from loading filters while a file is opened, or a dataset made whose chunks `write` compresses.
+    """Keep HDF5 from loading filters in the block, which opens a file or makes a dataset.
 
-    netCDF4 names a directory of filters for every copy of HDF5 in the process. They work with the copy that netCDF4
-    brings, and fail in the one that h5py has, which loads all of them to open a new file.
+    netCDF4 sets a directory of filters for every copy of HDF5 in the process. The filters work with netCDF4's copy, and
+    fail with h5py's copy, which loads all of them to open a new file.
     """
     h5pl = h5py.h5pl
     paths = [h5pl.get(i) for i in range(h5pl.size())]
@@ -300,9 +301,9 @@ def without_plugins(h5py: ModuleType) -> Iterator[None]:
 
 @contextmanager
 def making_direct(h5py: ModuleType, compression: str) -> Iterator[None]:
-    """Keep HDF5 from loading filters while a dataset is made whose chunks `write` compresses.
+    """Keep HDF5 from loading filters in the block, which makes a dataset whose chunks `write` compresses.
 
-    Raises UnsupportedError if HDF5 has loaded a filter before that does not work.
+    UnsupportedError says that HDF5 has already loaded a filter that does not work.
     """
     try:
         with without_plugins(h5py):
@@ -312,12 +313,12 @@ def making_direct(h5py: ModuleType, compression: str) -> Iterator[None]:
             raise
         raise UnsupportedError(
             f"HDF5 has loaded a filter for {compression} in this process that does not work with h5py, and cannot "
-            f"forget it; netCDF4 names such filters when it is imported: set HDF5_PLUGIN_PATH before ({error})"
+            f"unload it; importing netCDF4 adds such filters: set HDF5_PLUGIN_PATH before the import ({error})"
         ) from error
 
 
 def check_compression(compression: str, cparams: CParams | None) -> None:
-    """Raise ValueError for an unknown name, and UnsupportedError for parameters that a filter does not have."""
+    """Raise ValueError for an unknown compression, and UnsupportedError for parameters that its filter lacks."""
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression must be one of {', '.join(COMPRESSIONS)}, not {compression!r}")
     if compression == "blosc":
@@ -348,7 +349,7 @@ def _chunks_of(
     chunks: tuple[int, ...],
     fill: Any,
 ) -> Iterator[tuple[tuple[int, ...], npt.NDArray[Any]]]:
-    """Cut pieces into chunks; chunks at the upper edges are padded with the fill value."""
+    """Divide pieces into chunks, and pad the chunks at the upper edges with the fill value."""
     for box, values in pieces:
         starts = [range(0, n, step) for n, step in zip(values.shape, chunks, strict=True)]
         for start in product(*starts):
@@ -367,7 +368,7 @@ def _blosc_chunk(items: npt.NDArray[Any], params: CParams) -> bytes:
 
 
 def _frame(items: npt.NDArray[Any], params: CParams, blocks: Sequence[int] | None) -> bytes:
-    """Return a frame as the filter makes them. Where the items are too large for a chunk's header, it is of bytes."""
+    """Compress a chunk as the filter of Blosc2 does: a frame with an array, or with bytes for very large items."""
     if items.ndim == 1 or items.itemsize > _MOST_TYPESIZE:
         typesize = items.itemsize if items.itemsize <= _MOST_TYPESIZE else 1
         schunk = create_schunk(chunksize=items.nbytes, typesize=typesize, cparams=params)
@@ -380,4 +381,4 @@ def _frame(items: npt.NDArray[Any], params: CParams, blocks: Sequence[int] | Non
 
 
 _SHUFFLES = {int(FilterId.SHUFFLE): cblosc.SHUFFLE, int(FilterId.BITSHUFFLE): cblosc.BITSHUFFLE}
-"""The names of Blosc's shuffles in the filters."""
+"""Blosc's numbers for its shuffles, by the numbers of Blosc2's filters."""

@@ -1,7 +1,7 @@
-"""Where a path in an HDF5 file leads, and whether what it leads to lies outside of the file.
+"""Following links in an HDF5 file without leaving the file.
 
-HDF5 follows links into other files, and reads the items of a dataset from any file, without being asked. A file that
-somebody sent could name every file of its reader.
+HDF5 itself follows links into other files, and reads the items of a dataset from any file, without asking. So a file
+from somebody else could make its reader open any of the reader's files.
 
 Source: "HDF5 File Format Specification", sections Link Message, External Data Files Message and Data Layout Message.
 """
@@ -20,12 +20,14 @@ _MOST_LINKS = 40
 
 
 def open_node(h5py: ModuleType, file: Any, path: str, where: str) -> Any:
-    """Return the group or dataset at a path, without leaving the file.
+    """Open the group or dataset at a path, without leaving the file.
 
-    Raises KeyError if there is nothing, and UnsupportedError if the path leads through a link to another file. `where`
-    is the path for errors.
+    Raises KeyError if the path does not exist, and UnsupportedError if it leads through a link to another file. Errors
+    show `where` as the path.
     """
-    node, waiting, nlinks = file["/"], path.split("/"), 0
+    node = file["/"]
+    waiting = path.split("/")
+    nlinks = 0
     while waiting:
         part = waiting.pop(0)
         if part in ("", "."):
@@ -69,17 +71,19 @@ def check_items(h5py: ModuleType, data: Any, where: str) -> None:
             raise UnsupportedError(f"{where}: its items are in the file {files[0]!r}; {_HINT}")
         for name in {source.dset_name for source in sources} - seen:
             seen.add(name)
-            if "%" in name:  # HDF5 puts numbers there
+            # HDF5 replaces such a pattern by numbers.
+            if "%" in name:
                 raise UnsupportedError(f"{where}: its items are in all datasets like {name!r}; {_HINT}")
             try:
                 inner = open_node(h5py, data.file, name, where)
             except KeyError:
-                continue  # HDF5 gives the fill value
+                # For a missing dataset, HDF5 reads the fill value.
+                continue
             waiting += [inner] if isinstance(inner, h5py.Dataset) else []
 
 
 def require_inside(h5py: ModuleType, file: Any, path: str, where: str) -> None:
-    """Raise UnsupportedError if a path for new contents leads out of the file."""
+    """Raise UnsupportedError if a path for new contents leads to another file."""
     try:
         open_node(h5py, file, path, where)
     except KeyError:

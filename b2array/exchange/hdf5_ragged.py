@@ -1,4 +1,4 @@
-"""Datasets of HDF5 whose items are rows of numbers of any length, as two arrays: all values, and where each row begins.
+"""HDF5 datasets of variable-length rows of numbers, as two arrays: the values, and the offset of each row.
 
 Source: the HDF5 data model, section Variable-length Datatypes.
 """
@@ -17,11 +17,11 @@ __all__ = ["PARTS", "is_ragged", "part_of"]
 
 PARTS = ("values", "offsets")
 _ROWS = 2**16
-"""Rows that are read together."""
+"""The number of rows to read together."""
 
 
 def is_ragged(h5py: ModuleType, node: Any) -> bool:
-    """Whether the items of a dataset are rows of numbers, along one dimension."""
+    """Return whether the items of a dataset are variable-length rows of numbers, along one dimension."""
     if not isinstance(node, h5py.Dataset) or node.shape is None or node.ndim != 1:
         return False
     inner = h5py.check_vlen_dtype(node.dtype)
@@ -29,20 +29,34 @@ def is_ragged(h5py: ModuleType, node: Any) -> bool:
 
 
 def part_of(h5py: ModuleType, node: Any, part: str, attrs: dict[str, Any]) -> ArraySource:
-    """Return the values of all rows, or the offset of each row among them and the end. This reads all lengths."""
-    dtype = np.lib.format.drop_metadata(h5py.check_vlen_dtype(node.dtype))
-    lengths = [len(row) for start in range(0, len(node), _ROWS) for row in node[start : start + _ROWS]]
-    offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int64)
+    """Return the values of all rows, or the offset of each row and the end. This reads the lengths of all rows."""
+    row_type = h5py.check_vlen_dtype(node.dtype)
+    dtype = np.lib.format.drop_metadata(row_type)
+    offsets = _read_offsets(node)
     if part == PARTS[1]:
         return ArraySource(offsets.shape, offsets.dtype, lambda box: offsets[box])
+    count = int(offsets[-1])
 
     def read(box: Box) -> npt.NDArray[Any]:
-        start, stop, _ = box[0].indices(int(offsets[-1]))
+        start, stop, _ = box[0].indices(count)
         if start >= stop:
             return np.empty(0, dtype)
+        # Read the rows that have some of the values.
         first = int(np.searchsorted(offsets, start, "right")) - 1
         last = int(np.searchsorted(offsets, stop, "left"))
-        values = np.concatenate([np.asarray(row, dtype) for row in node[first:last]])
-        return values[start - offsets[first] : stop - offsets[first]]
+        rows = [np.asarray(row, dtype) for row in node[first:last]]
+        values = np.concatenate(rows)
+        begin = offsets[first]
+        return values[start - begin : stop - begin]
 
-    return ArraySource((int(offsets[-1]),), dtype, read, attrs=attrs)
+    return ArraySource((count,), dtype, read, attrs=attrs)
+
+
+def _read_offsets(node: Any) -> npt.NDArray[np.int64]:
+    """Return the offset of each row among the values, and the number of values."""
+    lengths: list[int] = []
+    for start in range(0, len(node), _ROWS):
+        rows = node[start : start + _ROWS]
+        lengths += map(len, rows)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.concatenate(([0], ends)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Variables of netCDF-3 files, for reading, through the library scipy.
+"""Variables of netCDF-3 files, read-only, through the library scipy.
 
 Source: "The NetCDF Classic Format Specification" of the NetCDF User's Guide.
 """
@@ -24,12 +24,12 @@ __all__ = ["MAGICS", "NETCDF3"]
 
 _CDF5 = b"CDF\x05"
 MAGICS = (b"CDF\x01", b"CDF\x02", _CDF5)
-"""The first bytes of files with offsets of 32 bits, with offsets of 64 bits, and with sizes of 64 bits."""
+"""The first bytes of files with 32-bit offsets, with 64-bit offsets, and with 64-bit sizes."""
 
 
 @contextmanager
 def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
-    """Open a file, or one variable of it."""
+    """Open a file, or one variable in it."""
     scipy_io = formats.require("scipy.io", "netcdf3", "netCDF-3")
     address, wanted = split_member(url)
     place = redact_url(address)
@@ -47,7 +47,8 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
         try:
             yield _hierarchy(file, wanted, place)
         finally:
-            # An error may refer to items of the file through its traceback; then the system unmaps it later.
+            # The traceback of an error may refer to items of the file; then scipy warns, and the system unmaps the file
+            # later.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
                 file.close()
@@ -55,7 +56,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
 
 def _hierarchy(file: Any, wanted: str, place: str) -> Hierarchy:
     if file._recs < 0:
-        raise UnsupportedError(f"{place} does not note how many records it has, as if its writer had not finished")
+        raise UnsupportedError(f"{place} does not tell its number of records: its writer may not have finished")
     if wanted:
         if wanted not in file.variables:
             raise FileNotFoundError(f"{place} holds no variable {wanted!r}")
@@ -65,7 +66,7 @@ def _hierarchy(file: Any, wanted: str, place: str) -> Hierarchy:
 
 
 def _source(file: Any, name: str, place: str) -> ArraySource:
-    # What is read is a copy, and nothing else refers to the file, so that it can be closed.
+    # The file can be closed only when nothing refers to its items, so every read returns a copy.
     variable = file.variables[name]
     dtype, dims, shape = variable.data.dtype.newbyteorder("="), variable.dimensions, variable.data.shape
     if len(dims) != len(shape):
@@ -94,9 +95,9 @@ def _attrs(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unpack_attr(name: str, value: Any) -> Any:
-    """Return an attribute in types of Python and NumPy: text, a number, or numbers in the byte order of the machine."""
+    """Return an attribute in types of Python and NumPy: text, a number, or numbers in native byte order."""
     if isinstance(value, bytes):
-        # Other bytes than text stay bytes.
+        # Bytes that are not UTF-8 stay bytes.
         with suppress(UnicodeDecodeError):
             return value.decode("utf-8")
         return value

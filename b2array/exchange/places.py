@@ -1,4 +1,4 @@
-"""What a path or URL names: its format, and the member of a group, an archive, an HDF5 file or a Zarr hierarchy."""
+"""`find`: finds the format that a path or URL names, and the member of a group, an HDF5 file or a Zarr hierarchy."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def find(
     exists: bool,
     at: str | None = None,
 ) -> tuple[Format, str]:
-    """Return the format of a file, and its URL with a member after ``#``, as in ``results.h5#run/pressure``.
+    """Find the format of a file, and return it with the URL of the file and the member after ``#``.
 
-    A given name tells the format, else the ending of the URL, else the contents of the file. A member may be named
-    after ``#``, or as a path below its group, with or without the ending of its file. `at` names a snapshot: then the
-    format opens that.
+    The URL is, for example, ``results.h5#run/pressure``. The format is the one called `name`, or follows from the
+    ending of the URL, or from the contents of the file. The user may name a member after ``#``, or by a path below its
+    group, with or without the ending of its file. With `at`, the format opens the snapshot of this name.
     """
     kind, address = _find(url, name, storage_options, exists=exists)
     return (kind, address) if at is None else (_at_snapshot(kind, address, at), address)
@@ -70,25 +70,29 @@ def _find(
     kind, text = by_ending(text)
     if kind is HDF5 and exists and _is_netcdf3(text, storage_options):
         return NETCDF3, text
+    # A local path that ends with .b2nd may name a member, whose file does not exist.
     if kind is not None and (kind.name != "b2nd" or not exists or "://" in text or os.path.lexists(text)):
         return kind, text
     if exists:
+        store = open_store(text, storage_options=storage_options)
         try:
-            return _sniff(open_store(text, storage_options=storage_options)), text
+            return _sniff(store), text
         except FileNotFoundError:
-            if (member := _member(text, storage_options)) is None:
+            member = _find_member(text, storage_options)
+            if member is None:
                 raise
             return member
     suffixes = " ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
-    raise ValueError(f"{redact_url(text)} has no ending of a known format; known are {suffixes}")
+    raise ValueError(f"{redact_url(text)} does not have the ending of a known format; known endings are {suffixes}")
 
 
 def _is_netcdf3(url: str, storage_options: Storage) -> bool:
-    """Whether a file whose ending both formats of netCDF have is of the older one."""
+    """Return whether a file that ends with ``.nc`` is netCDF-3, and not netCDF-4."""
     address, _ = split_member(url)
-    if not redact_url(address).partition("::")[0].partition("?")[0].lower().endswith(".nc"):
+    if not _path_of(address).endswith(".nc"):
         return False
-    (head,) = open_store(address, storage_options=storage_options).head([""], 4)
+    store = open_store(address, storage_options=storage_options)
+    (head,) = store.head([""], 4)
     return not isinstance(head, Exception) and bytes(head.data).startswith(MAGICS)
 
 
@@ -114,13 +118,15 @@ def _tree_at(at: str, url: str, storage_options: Storage) -> Iterator[Hierarchy]
 
 
 def by_ending(url: str) -> tuple[Format | None, str]:
-    """Return what the text of a URL tells: the format or None, and the URL with ``#`` before the name of a member."""
+    """Return the format by the ending of a URL, or None, and the URL with ``#`` before the name of a member."""
     address, name = split_member(url)
     kind = _by_ending(address)
     if name:
-        of_file = None if kind is not None or os.path.lexists(address) else _by_ending(name)
-        if of_file is not None and not of_file.building and (of_file.name != "b2nd" or "://" not in url):
-            return of_file, url  # the name of a file may have a "#"
+        # The name of a new local file may have a "#".
+        if kind is None and not os.path.lexists(address):
+            of_file = _by_ending(name)
+            if of_file is not None and not of_file.building and (of_file.name != "b2nd" or "://" not in url):
+                return of_file, url
         return (B2D, f"{address}#{name}") if kind is None else (kind, url)
     match = _CONTAINER.fullmatch(url)
     if match is None:
@@ -132,30 +138,55 @@ def by_ending(url: str) -> tuple[Format | None, str]:
     return kind, f"{match[1]}#{match[2].rstrip('/')}"
 
 
+def _path_of(url: str) -> str:
+    """Return the path of a URL, or of the first URL in a chain, in lower case."""
+    first = redact_url(url).partition("::")[0]
+    return first.partition("?")[0].lower()
+
+
 def _by_ending(url: str) -> Format | None:
-    path = redact_url(url).partition("::")[0].partition("?")[0].rstrip("/\\").lower()
-    return next((each for each in FORMATS.values() if path.endswith(each.suffixes)), None)
+    path = _path_of(url).rstrip("/\\")
+    for each in FORMATS.values():
+        if path.endswith(each.suffixes):
+            return each
+    return None
+
+
+_MARKS = {
+    FRAME_NAME: B2ND,
+    MANIFEST: B2D,
+    EMBEDDED: B2D,
+    "zarr.json": ZARR,
+    ".zarray": ZARR,
+    ".zgroup": ZARR,
+}
+"""The formats of directories, by a file that only a directory of this format has."""
 
 
 def _sniff(store: Store) -> Format:
-    """Find out what is there by its contents; a directory that nothing marks may be a group."""
-    head, *signs = store.head(["", FRAME_NAME, MANIFEST, EMBEDDED, "zarr.json", ".zarray", ".zgroup"], 16)
-    for sign, kind in zip(signs, (B2ND, B2D, B2D, ZARR, ZARR, ZARR), strict=True):
-        if not isinstance(sign, Exception):
+    """Return the format of a file or directory by its contents; a directory without a mark may be a group."""
+    head, *marks = store.head(["", *_MARKS], 16)
+    for mark, kind in zip(marks, _MARKS.values(), strict=True):
+        if not isinstance(mark, Exception):
             return kind
     if isinstance(head, IsADirectoryError):
         return B2D
     if isinstance(head, Exception):
         raise head
     start = bytes(head.data)
-    return next((each for each in FORMATS.values() if start.startswith(each.magics)), B2ND)
+    for each in FORMATS.values():
+        if start.startswith(each.magics):
+            return each
+    # Read anything else as a frame: the error then says what the file is.
+    return B2ND
 
 
-def _member(url: str, storage_options: Storage) -> tuple[Format, str] | None:
-    """Find what a path means if nothing has exactly this name: a frame, a group, or a member of an outer group."""
+def _find_member(url: str, storage_options: Storage) -> tuple[Format, str] | None:
+    """Find the frame, the group or the member that a path without an ending means, or return None."""
     text = url.rstrip("/")
     for suffix in SUFFIXES if "?" not in url and "::" not in url else ():
-        heads = open_store(text + suffix, storage_options=storage_options).head(["", FRAME_NAME], 16)
+        store = open_store(text + suffix, storage_options=storage_options)
+        heads = store.head(["", FRAME_NAME], 16)
         if any(isinstance(each, Head) for each in heads):
             return B2ND, text + suffix
     if "://" in text and whole.exists(group_at(text, storage_options or {})):
@@ -163,4 +194,5 @@ def _member(url: str, storage_options: Storage) -> tuple[Format, str] | None:
     place = group_of(url, storage_options, (*B2Z.magics, *HDF5.magics))
     if place is None:
         return None
-    return _sniff(open_store(place.group, storage_options=storage_options)), f"{place.group}#{place.name}"
+    store = open_store(place.group, storage_options=storage_options)
+    return _sniff(store), f"{place.group}#{place.name}"

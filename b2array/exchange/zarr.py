@@ -1,7 +1,8 @@
 """Zarr arrays, through the library zarr.
 
 Sources: the specifications of Zarr, versions 2 and 3; xarray's "Zarr Encoding Specification" for names of dimensions
-and the value that marks missing items: in version 2 the fill value, if it is not null; in version 3 an attribute.
+and for the value that marks missing items, which is the fill value in version 2 (unless it is null), and an attribute
+in version 3.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = ["ZARR"]
 _DIMS, _MISSING = "_ARRAY_DIMENSIONS", "_FillValue"
 _DOUBLE = struct.Struct("<d")
 _OF_ZARR = re.compile(r"zarr\.json|\.z(array|group|attrs)|c|\d+(\.\d+)*")
-"""Names of metadata and of chunks."""
+"""The names of files with metadata, and of chunks."""
 
 
 def _zarr() -> ModuleType:
@@ -94,10 +95,11 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
 
 
 def _find_orphans(url: str, storage_options: Storage, nodes: Mapping[str, Any]) -> FormatError | None:
-    """Return an error that names directories with files that look like Zarr's but belong to no known node."""
+    """Return an error that names directories with files of Zarr for which there is no node, or None."""
     groups = {name for name, node in nodes.items() if isinstance(node, _zarr().Group)}
     lost = set()
-    for file in open_store(_parts(url), storage_options=storage_options).walk():
+    store = open_store(_parts(url), storage_options=storage_options)
+    for file in store.walk():
         place, _, last = file.rpartition("/")
         if place not in groups and _OF_ZARR.fullmatch(last):
             outers = [*accumulate(place.split("/"), "{}/{}".format)]
@@ -105,34 +107,39 @@ def _find_orphans(url: str, storage_options: Storage, nodes: Mapping[str, Any]) 
                 lost.add(next(name for name in outers if name not in groups))
     if not lost:
         return None
-    return FormatError(f"{redact_url(url)}: no metadata that can be read tell what is in {', '.join(sorted(lost))}")
+    names = ", ".join(sorted(lost))
+    return FormatError(f"{redact_url(url)}: no readable metadata describe {names}")
 
 
 def _require_list(url: str, storage_options: Storage, empty: Iterable[str]) -> None:
-    """Raise UnsupportedError if groups only look empty, because their server lists no files, not even their own."""
+    """Raise UnsupportedError if groups only appear to be empty because their server lists no files."""
     for name in empty:
         where = f"{url}/{name}".rstrip("/")
+        store = open_store(where, storage_options=storage_options)
         files: Collection[str] = ()
-        # Without a list of files the error below tells what helps.
+        # The error below says more than an error of the listing.
         with suppress(UnsupportedError):
-            files = open_store(where, storage_options=storage_options).listing()
+            files = store.listing()
+        # The list of a real group has at least the file of its metadata.
         if not {"zarr.json", ".zgroup"} & {*files}:
             raise UnsupportedError(
                 f"{redact_url(where)}: its server does not list the members of this Zarr group, and no consolidated"
-                " metadata name them: zarr.consolidate_metadata writes these where the group is made"
+                " metadata name them: zarr.consolidate_metadata writes such metadata where the group is made"
             )
 
 
 def _nodes_of(url: str, storage_options: Storage) -> dict[str, Any]:
-    """Find everything below a group by the names of files: groups are opened, arrays and damaged members are None."""
-    files = open_store(_parts(url), storage_options=storage_options).walk()
-    names = {
-        file.rpartition("/")[0] for file in files if file.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup")
-    }
+    """Open all groups and arrays below a group, found by the names of files; a damaged one is None."""
+    store = open_store(_parts(url), storage_options=storage_options)
+    names = set()
+    for file in store.walk():
+        place, _, last = file.rpartition("/")
+        if last in ("zarr.json", ".zarray", ".zgroup"):
+            names.add(place)
     nodes = {}
     for name in sorted(names - {""}):
         node = None
-        # Zarr and its codecs raise many kinds of errors; the caller reports a damaged member by its name.
+        # Zarr and its codecs raise errors of many kinds; the caller reports a damaged member by its name.
         with suppress(Exception):
             node = _open_node(f"{_parts(url)}/{name}", storage_options)
         nodes[name] = node
@@ -140,7 +147,7 @@ def _nodes_of(url: str, storage_options: Storage) -> dict[str, Any]:
 
 
 def _open_node(url: str, storage_options: Storage) -> Any:
-    """Open an array or group; None if nothing is there."""
+    """Open an array or group; None for neither."""
     zarr = _zarr()
     address = _parts(url)
     if "://" not in address:
@@ -153,10 +160,11 @@ def _open_node(url: str, storage_options: Storage) -> Any:
 
 
 def _place(url: str, storage_options: Storage) -> tuple[Any, dict[str, Any] | None]:
-    """Return what zarr takes for a URL or a local path, and the options: it refuses any that it does not use."""
+    """Return a URL or a local path as an argument for zarr, and the options, without options that zarr refuses."""
     options = dict(storage_options or {})
     if "://" not in url:
-        return Path(url), None  # zarr would cut the name of a directory at a "#"
+        # A path, because zarr would end the name of a directory in a text at a "#".
+        return Path(url), None
     fs = options.get(FILE_SYSTEM)
     if fs is None:
         return url, options or None
@@ -164,14 +172,14 @@ def _place(url: str, storage_options: Storage) -> tuple[Any, dict[str, Any] | No
 
 
 def _parts(url: str) -> str:
-    """Return the URL of a member, whose name may follow ``#``."""
+    """Return the URL of a member as a path, without the ``#`` before its name."""
     address, name = split_member(url)
     return f"{address.rstrip('/')}/{name}".rstrip("/")
 
 
 @contextmanager
 def _reading(where: str) -> Iterator[None]:
-    """Say where damage is. For damage, codecs raise several kinds of errors."""
+    """Turn errors about damage into FormatError with the place. Codecs raise errors of several kinds."""
     try:
         yield
     except (RuntimeError, ValueError, KeyError, zlib.error) as error:
@@ -184,17 +192,20 @@ def _source(node: Any, where: str) -> ArraySource:
             return np.asarray(node[box])
 
     def count_stored() -> int | None:
-        return node.nbytes_stored() or None  # nothing at all: the store does not list files
+        # No bytes at all mean that the store does not list files.
+        return node.nbytes_stored() or None
 
     attrs = dict(node.attrs)
     if node.metadata.zarr_format == 3:
         dims = node.metadata.dimension_names
         if np.dtype(node.dtype).kind == "f" and isinstance(attrs.get(_MISSING), str):
-            with suppress(ValueError, struct.error):  # others may note something else there
+            # Other software may have stored something else in this attribute.
+            with suppress(ValueError, struct.error):
                 (attrs[_MISSING],) = _DOUBLE.unpack(base64.b64decode(attrs[_MISSING]))
     elif (dims := formats.dims_of(attrs.get(_DIMS), node.ndim)) is not None:
         del attrs[_DIMS]
-        if node.fill_value and node.dtype.kind in "iuf":  # zero is the default, and marks nothing
+        # A fill value of zero is the default, and does not mark missing items.
+        if node.fill_value and node.dtype.kind in "iuf":
             attrs.setdefault(_MISSING, node.fill_value.item())
     chunks, blocks = (node.shards, node.chunks) if node.shards else (node.chunks, None)
     return ArraySource(
@@ -231,7 +242,8 @@ def _create(
     elif source.dims is not None and None not in source.dims:
         attrs[_DIMS] = list(source.dims)
         fitting = {"i": int, "u": int, "f": int | float}.get(source.dtype.kind, ())
-        fill = missing if isinstance(missing, fitting) else None  # the fill value itself would mark missing items
+        # In version 2 readers of xarray take items equal to the fill value for missing ones.
+        fill = missing if isinstance(missing, fitting) else None
     if settings.cparams is not None:
         dims["compressors"] = _codec(settings.cparams, number, source.dtype.itemsize)
     chunks = tuple(max(1, c) for c in settings.chunks)
@@ -255,20 +267,27 @@ def _create(
 
 
 def _shards(chunks: tuple[int, ...], blocks: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shards and the chunks in them: Zarr has whole chunks in each shard."""
-    inner = tuple(max(1, min(block, chunk)) for block, chunk in zip(blocks, chunks, strict=True))
-    return tuple(-(-chunk // n) * n for chunk, n in zip(chunks, inner, strict=True)), inner
+    """Return the shape of shards, and the shape of the chunks in them; Zarr requires whole chunks in each shard."""
+    pairs = zip(blocks, chunks, strict=True)
+    inner = tuple(max(1, min(block, chunk)) for block, chunk in pairs)
+    shards = tuple(-(-chunk // n) * n for chunk, n in zip(chunks, inner, strict=True))
+    return shards, inner
 
 
 def _codec(cparams: CParams, number: int, itemsize: int) -> Any:
     name, shuffles = str(cparams.codec), [fid for fid in cparams.filter_slots if fid]
     if shuffles not in ([], [FilterId.SHUFFLE], [FilterId.BITSHUFFLE]):
-        raise UnsupportedError(f"Zarr has no filters but shuffle or bitshuffle, not {cparams.filters}")
+        raise UnsupportedError(f"Zarr supports the filters shuffle and bitshuffle, not {cparams.filters}")
     kind = "noshuffle" if not shuffles else "shuffle" if shuffles[0] == FilterId.SHUFFLE else "bitshuffle"
     if number == 2:
         return numcodecs.Blosc(name, cparams.clevel, ("noshuffle", "shuffle", "bitshuffle").index(kind))
     codecs = _zarr().codecs
-    return codecs.BloscCodec(cname=name, clevel=cparams.clevel, shuffle=kind, typesize=min(itemsize, 255))
+    return codecs.BloscCodec(
+        cname=name,
+        clevel=cparams.clevel,
+        shuffle=kind,
+        typesize=min(itemsize, 255),
+    )
 
 
 def _check(source: ArraySource, settings: Options) -> None:
@@ -290,10 +309,15 @@ def _check(source: ArraySource, settings: Options) -> None:
     except (TypeError, ValueError) as error:
         raise UnsupportedError(f"Zarr cannot hold items of type {source.dtype}: {error}") from None
     if not is_stored:
-        raise UnsupportedError(f"Zarr would not give items of type {source.dtype} back as they are")
+        raise UnsupportedError(f"Zarr would change items of type {source.dtype}")
 
 
-def _write(url: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
+def _write(
+    url: str,
+    source: ArraySource,
+    pieces: Iterable[Piece],
+    settings: Options,
+) -> None:
     with _building(url, settings, "array") as building:
         building.put("", source, pieces, settings)
 
@@ -304,10 +328,7 @@ def _building(
     settings: Options,
     kind: Literal["array", "hierarchy"] = "hierarchy",
 ) -> Iterator[Building]:
-    """Write one array or a hierarchy.
-
-    In a local directory it is made next to what it replaces, elsewhere in place.
-    """
+    """Write one array or a hierarchy: on a local disk next to the old one, which it replaces; elsewhere in place."""
     zarr = _zarr()
     (container, member), url = split_member(url), _parts(url)
     store = open_store(url, storage_options=settings.storage_options)
@@ -319,10 +340,21 @@ def _building(
     number = settings.options.get("zarr_format", 3)
 
     def group(name: str, attrs: Mapping[str, Any]) -> Any:
-        node = zarr.open_group(place, path=name, mode="a", zarr_format=number, storage_options=options)
+        node = zarr.open_group(
+            place,
+            path=name,
+            mode="a",
+            zarr_format=number,
+            storage_options=options,
+        )
         return node.update_attributes(formats.json_attrs(attrs)) if attrs else node
 
-    def put(name: str, source: ArraySource, pieces: Iterable[Piece], settings: Options) -> None:
+    def put(
+        name: str,
+        source: ArraySource,
+        pieces: Iterable[Piece],
+        settings: Options,
+    ) -> None:
         try:
             more = {"overwrite": settings.overwrite} if beside is None else {}
             out = _create(place, source, settings, options, name=name or None, **more)
@@ -330,7 +362,7 @@ def _building(
                 out[box] = values
         except BaseException:
             if name:
-                # The failure may have come before the array was created.
+                # The creation itself may have failed: then there is no array to remove.
                 with suppress(KeyError):
                     del group("", {})[name]
             raise
@@ -347,18 +379,18 @@ def _building(
             zarr.open_group(around, mode="a", zarr_format=number, storage_options=options)
     except BaseException:
         if beside is None and not there:
-            # The first error is the one to report, not that cleaning up failed as well.
+            # Report the first error, and not that cleaning up failed as well.
             with suppress(OSError, UnsupportedError):
                 store.delete(store.walk())
         raise
 
 
 def _outer_groups(container: str, member: str, storage_options: Storage) -> list[str]:
-    """Return the groups around a new member that are to be made; ValueError if one of them is an array."""
+    """Return the URLs of missing groups around a new member; raise ValueError if an array is in their place."""
     missing = []
     for outer in accumulate(member.split("/")[:-1], "{}/{}".format, initial=container.rstrip("/")):
         node = None
-        # A missing group is created.
+        # A missing group will be made.
         with suppress(FileNotFoundError):
             node = _open_node(outer, storage_options)
         if node is None:
@@ -370,7 +402,7 @@ def _outer_groups(container: str, member: str, storage_options: Storage) -> list
 
 @contextmanager
 def _replacing(target: Path, path: Path) -> Iterator[None]:
-    """Yield a temporary directory for the block to fill, and then exchange it with the existing one."""
+    """Move the directory that the block fills to the target, in exchange for an existing one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield
@@ -383,14 +415,21 @@ def _replacing(target: Path, path: Path) -> Iterator[None]:
 
 
 def _is_there(url: str, store: Store, settings: Options, kind: str) -> bool:
-    """Say whether something is to be replaced; raise FileExistsError if it must not be, or is something else."""
+    """Return whether there is something to replace; raise FileExistsError if it is not of Zarr or must stay."""
     kinds = {"zarr.json": b"", ".zarray": b""} | ({".zgroup": b""} if kind == "hierarchy" else {})
-    present = require_free(store, kinds, "a Zarr array", overwrite=settings.overwrite, name="zarr.json", alone=True)
+    present = require_free(
+        store,
+        kinds,
+        "a Zarr array",
+        overwrite=settings.overwrite,
+        name="zarr.json",
+        alone=True,
+    )
     if present is None:
         return False
     node = None
     zarr = _zarr()
-    # What Zarr cannot open is not a Zarr array: see below.
+    # Anything that Zarr cannot open is not a Zarr array: the error below says so.
     with suppress(OSError, ValueError):
         node = _open_node(url, settings.storage_options)
     if not isinstance(node, zarr.Array if kind == "array" else (zarr.Array, zarr.Group)):

@@ -182,7 +182,13 @@ def open(
 
 
 def _open_existing(
-    url: Url, mode: Mode, offset: int, storage_options: Storage, *, follow: bool, name: str | None
+    url: Url,
+    mode: Mode,
+    offset: int,
+    storage_options: Storage,
+    *,
+    follow: bool,
+    name: str | None,
 ) -> Any:
     """Open the frame at a URL, or the group or member that the URL names; with a `name`, at this snapshot.
 
@@ -195,14 +201,26 @@ def _open_existing(
         foreign = isinstance(error, FormatError)
         if offset:
             raise
-        member = _open_in_group(url, mode, storage_options, foreign=foreign, follow=follow, at=name)
+        member = _open_in_group(
+            url,
+            mode,
+            storage_options,
+            foreign=foreign,
+            follow=follow,
+            at=name,
+        )
         if member is None:
             raise
         return _as_table(member)
     if offset:
         return _wrap(source, mode, follow=follow, at=name)
     if name is None and embedded.holds_members(source.frame):
-        return in_embed_file(os.fspath(url), mode, follow=follow, storage_options=storage_options or {})
+        return in_embed_file(
+            os.fspath(url),
+            mode,
+            follow=follow,
+            storage_options=storage_options or {},
+        )
     if name is not None:
         member = _open_in_snapshot_of_group(url, source, storage_options, name)
         if member is not None:
@@ -211,7 +229,13 @@ def _open_existing(
 
 
 def _open_file(
-    file: BinaryFile, mode: AnyMode, offset: int, store: Store, *, follow: bool, at: str | None
+    file: BinaryFile,
+    mode: AnyMode,
+    offset: int,
+    store: Store,
+    *,
+    follow: bool,
+    at: str | None,
 ) -> NDArray | SChunk | Items | Group:
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
@@ -226,7 +250,13 @@ def _open_file(
     return _wrap(source, mode, follow=follow, at=at)
 
 
-def _wrap(source: Snapshot, mode: Mode, *, follow: bool, at: str | None) -> NDArray | SChunk | Items:
+def _wrap(
+    source: Snapshot,
+    mode: Mode,
+    *,
+    follow: bool,
+    at: str | None,
+) -> NDArray | SChunk | Items:
     """Return the object for users that shows a state of a frame, or its state `at` a snapshot."""
     if at is not None:
         source = kept.load_intact_state(source, at)
@@ -299,7 +329,14 @@ def _make(
     if shape is not None:
         place = group_of(url, storage_options)
         if place is None or not place.name:
-            return creation.create(url, shape, dtype, overwrite=overwrite, storage_options=storage_options, **options)
+            return creation.create(
+                url,
+                shape,
+                dtype,
+                overwrite=overwrite,
+                storage_options=storage_options,
+                **options,
+            )
         wanted = ArrayOptions(**options, overwrite=overwrite, storage_options=storage_options)
 
         def new(at: AnyPlace, final: ArrayOptions) -> Draft:
@@ -339,7 +376,12 @@ def split_member(url: str) -> tuple[str, str]:
     return url[:start] + address, name.strip("/")
 
 
-def _open_in_snapshot_of_group(url: Url, source: Snapshot, storage_options: Storage, at: str) -> Any:
+def _open_in_snapshot_of_group(
+    url: Url,
+    source: Snapshot,
+    storage_options: Storage,
+    at: str,
+) -> Any:
     """Open the member at a URL as it was at a snapshot of its group.
 
     Return None if the frame itself, which is the `source`, has a snapshot of this name, or if its group has none.
@@ -356,7 +398,9 @@ def _open_in_snapshot_of_group(url: Url, source: Snapshot, storage_options: Stor
 
 
 def _snapshots_around(
-    url: Url | BinaryFile, storage_options: Storage, fs: AbstractFileSystem | None
+    url: Url | BinaryFile,
+    storage_options: Storage,
+    fs: AbstractFileSystem | None,
 ) -> Sequence[SnapshotInfo]:
     """Return the snapshots of the group around a URL; an empty tuple if the URL does not name a member."""
     if is_open_file(url):
@@ -396,7 +440,13 @@ def _get_member(group: Group, name: str) -> Any:
         raise FileNotFoundError(f"{group.url} has no member {name!r}; it has {listed}{more}") from None
 
 
-def open_listed_member(url: Url, mode: Mode, storage_options: Storage, *, follow: bool) -> Any:
+def open_listed_member(
+    url: Url,
+    mode: Mode,
+    storage_options: Storage,
+    *,
+    follow: bool,
+) -> Any:
     """Open a member of a group in an object store if the ending ``.b2d`` in the URL shows the group; otherwise None.
 
     This takes one request for the manifest, and one for the member.
@@ -422,7 +472,13 @@ def open_listed_member(url: Url, mode: Mode, storage_options: Storage, *, follow
 
 
 def _open_in_group(
-    url: Url, mode: Mode, storage_options: Storage, *, foreign: bool, follow: bool, at: str | None
+    url: Url,
+    mode: Mode,
+    storage_options: Storage,
+    *,
+    foreign: bool,
+    follow: bool,
+    at: str | None,
 ) -> Any:
     """Open a group or a member of a group; None if the URL names neither.
 
@@ -455,7 +511,14 @@ def _is_file(store: Store, parts: Sequence[str]) -> bool:
     return isinstance(head, Head)
 
 
-def _open_unmarked(url: Url, mode: Mode, storage_options: Storage, *, follow: bool, at: str | None) -> Any:
+def _open_unmarked(
+    url: Url,
+    mode: Mode,
+    storage_options: Storage,
+    *,
+    follow: bool,
+    at: str | None,
+) -> Any:
     """Open a frame whose URL lacks the ending of its file, or a directory of arrays without the mark of a group.
 
     Return None if there is neither.

@@ -168,7 +168,13 @@ class Archive:
                 inner = embedded.members(embedding)
         return stamp, entries, Members({**inner, **members_among(entries)})
 
-    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
+    def open(
+        self,
+        path: str,
+        mode: Mode,
+        *,
+        lazy: bool = False,  # noqa: ARG002
+    ) -> Handle:
         """Open a member by its path. The archive must store it as one file, neither compressed nor encrypted."""
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an archive: open_group(url, 'a') opens it as a whole for changes")

@@ -61,7 +61,13 @@ class EmbedFile:
         """Return a path for each member by its name; the paths lead into the frame."""
         return Members(members(self._open_frame()))
 
-    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
+    def open(
+        self,
+        path: str,
+        mode: Mode,
+        *,
+        lazy: bool = False,  # noqa: ARG002
+    ) -> Handle:
         """Read a member into memory, and open it there."""
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an embedding store of python-blosc2, which can only be read")

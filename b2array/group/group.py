@@ -179,7 +179,13 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
     return Group(home, "", "r+", follow=follow)
 
 
-def in_embed_file(address: str, mode: AnyMode, *, follow: bool, storage_options: Mapping[str, Any]) -> Group:
+def in_embed_file(
+    address: str,
+    mode: AnyMode,
+    *,
+    follow: bool,
+    storage_options: Mapping[str, Any],
+) -> Group:
     """Open an embedding store of python-blosc2, which is read-only."""
     home = EmbedFile(address, storage_options)
     if mode != "r":
@@ -282,7 +288,14 @@ class Group(MutableMapping[str, Any]):
 
     __slots__ = ("_follow", "_home", "_mode", "_prefix")
 
-    def __init__(self, home: Home, prefix: str, mode: Mode, *, follow: bool = False) -> None:
+    def __init__(
+        self,
+        home: Home,
+        prefix: str,
+        mode: Mode,
+        *,
+        follow: bool = False,
+    ) -> None:
         self._follow = follow
         self._home = home
         self._prefix = prefix
@@ -584,7 +597,11 @@ class Group(MutableMapping[str, Any]):
 
     @takes(MemberKeywords)
     def require_array(
-        self, name: str, shape: Shape, dtype: npt.DTypeLike = float, **options: Unpack[MemberKeywords]
+        self,
+        name: str,
+        shape: Shape,
+        dtype: npt.DTypeLike = float,
+        **options: Unpack[MemberKeywords],
     ) -> NDArray:
         """Return the array with this name, or make it as `create` does.
 
@@ -771,7 +788,12 @@ class Group(MutableMapping[str, Any]):
         with into._change_members() as changes:
             self._copy_members(source, changes, name)
 
-    def _copy_members(self, source: str, into: Group, name: str | None) -> dict[str, Handle]:
+    def _copy_members(
+        self,
+        source: str,
+        into: Group,
+        name: str | None,
+    ) -> dict[str, Handle]:
         """Copy members into a group, and return a handle to each source by its path."""
         start = source.removeprefix("/")
         chosen = self._below(start)
@@ -924,7 +946,12 @@ class Group(MutableMapping[str, Any]):
         home.merge([_home_of(worker) for worker in workers])
 
     def snapshot(
-        self, name: str, message: str = "", attrs: Mapping[str, Any] | None = None, *, replace: bool = False
+        self,
+        name: str,
+        message: str = "",
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        replace: bool = False,
     ) -> None:
         """Keep the state of all members and attributes under a name; in a transaction, the state at its end.
 
@@ -1108,7 +1135,12 @@ class Group(MutableMapping[str, Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _: object,
+    ) -> None:
         if error is not None and isinstance(self._home, unpacked.Unpacked) and not self._prefix:
             note = self._home.leave()
             if note:

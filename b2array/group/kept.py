@@ -245,7 +245,13 @@ class Moment:
         """Close files."""
         self.group.close()
 
-    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
+    def open(
+        self,
+        path: str,
+        mode: Mode,
+        *,
+        lazy: bool = False,  # noqa: ARG002
+    ) -> Handle:
         """Open a member at the snapshot.
 
         ConflictError says that the snapshot was dropped, FormatError that the state is lost.
@@ -311,7 +317,13 @@ class Moment:
             source = self.group.state_of(path, self._manifest)
         except MISSING:
             return None
-        return kept.find_intact_state(source, state, self.identity.encode(), repr(self.name), deep=deep)
+        return kept.find_intact_state(
+            source,
+            state,
+            self.identity.encode(),
+            repr(self.name),
+            deep=deep,
+        )
 
 
 def _state_in_retired(frame: Snapshot, name: str, state: MemberState) -> Snapshot | None:
@@ -322,7 +334,13 @@ def _state_in_retired(frame: Snapshot, name: str, state: MemberState) -> Snapsho
     return kept.load_intact_state(frame, name)
 
 
-def _reload_state(group: AnyGroup, entry: Kept, path: str, *, carries_out: bool = False) -> Snapshot:  # noqa: ARG001
+def _reload_state(
+    group: AnyGroup,
+    entry: Kept,
+    path: str,
+    *,
+    carries_out: bool = False,  # noqa: ARG001
+) -> Snapshot:
     """Find and load the state of a member at a snapshot again; ConflictError if the snapshot was dropped."""
     try:
         then = moment(group, entry.name)

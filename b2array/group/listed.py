@@ -227,7 +227,13 @@ class ListedGroup:
         """Load the state of a member that the manifest of this handle lists. Raises what `open` raises."""
         return self._load_in(self.manifest, path, for_writing=for_writing)
 
-    def _load_in(self, manifest: Manifest, path: str, *, for_writing: bool = False) -> Snapshot:
+    def _load_in(
+        self,
+        manifest: Manifest,
+        path: str,
+        *,
+        for_writing: bool = False,
+    ) -> Snapshot:
         """Load the state of a member that a manifest lists."""
         try:
             return load_member(self.member(path), manifest, for_writing=for_writing)
@@ -238,7 +244,12 @@ class ListedGroup:
                 raise stale_reader(self.url) from None
             raise FormatError(f"{self.url}: expected the member {path}, found nothing there") from None
 
-    def state_at(self, manifest: Manifest, name: str, state: MemberState) -> Snapshot | None:
+    def state_at(
+        self,
+        manifest: Manifest,
+        name: str,
+        state: MemberState,
+    ) -> Snapshot | None:
         """Load the state of a member at a snapshot that a manifest lists; None if the state does not exist any more."""
         path, generation, sparse, _ = state
         if is_embedded(path):

@@ -456,7 +456,13 @@ class LocalGroup:
 
     # Members.
 
-    def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
+    def open(
+        self,
+        path: str,
+        mode: Mode,
+        *,
+        lazy: bool = False,  # noqa: ARG002
+    ) -> Handle:
         """Open a member by its path; raise ConflictError if a later transaction has changed it."""
         if is_embedded(path):
             return embedded.open_member(self._embedding("r"), path)
@@ -534,7 +540,13 @@ class LocalGroup:
         return source
 
 
-def _reload_state(address: str, options: Mapping[str, Any], path: str, *, carries_out: bool = False) -> Snapshot:
+def _reload_state(
+    address: str,
+    options: Mapping[str, Any],
+    path: str,
+    *,
+    carries_out: bool = False,
+) -> Snapshot:
     """Load the committed state of a member again, for an array that was pickled or reads again after a conflict."""
     group = LocalGroup(address, options)
     # A writer must find a new frame in its place, and not in the log.

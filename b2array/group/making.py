@@ -20,7 +20,12 @@ from b2array.store.locks import holds_locks
 __all__ = ["make_member"]
 
 
-def make_member(place: Place, options: ArrayOptions, suffix: str, new: NewDraft) -> Handle:
+def make_member(
+    place: Place,
+    options: ArrayOptions,
+    suffix: str,
+    new: NewDraft,
+) -> Handle:
     """Make a member of a group in one commit, and return its handle. With `options.overwrite`, replace a member.
 
     Raises what `Group.create` raises, and ReadOnlyError for an archive.

@@ -246,7 +246,12 @@ def _group_of(name: str) -> str:
     return name.removesuffix(ATTRS).rstrip("/")
 
 
-def _compare_states(one: FrameState, other: FrameState, *, is_same_frame: bool) -> tuple[list[Box] | None, bool]:
+def _compare_states(
+    one: FrameState,
+    other: FrameState,
+    *,
+    is_same_frame: bool,
+) -> tuple[list[Box] | None, bool]:
     """Return the boxes that may differ between two states, None for equal ones; and whether their attributes differ."""
     names = {*one.attr_names} | {*other.attr_names}
     a, b = one.annotations, other.annotations

@@ -132,7 +132,10 @@ def copy(
 
 @spell_out()
 def load(
-    url: Url, *, storage_options: Mapping[str, Any] | None = None, fs: AbstractFileSystem | None = None
+    url: Url,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    fs: AbstractFileSystem | None = None,
 ) -> npt.NDArray[Any]:
     """Read a whole array into memory. The URL may name a member of a group, as for `open`.
 

@@ -195,7 +195,13 @@ def is_place(url: str, storage_options: Mapping[str, Any]) -> bool:
     return isinstance(store, LocalStore) and not Path(store.url).is_dir()
 
 
-def open_unpacked(url: str, storage_options: Mapping[str, Any], mode: str, *, resume: bool | None) -> Unpacked:
+def open_unpacked(
+    url: str,
+    storage_options: Mapping[str, Any],
+    mode: str,
+    *,
+    resume: bool | None,
+) -> Unpacked:
     """Open an archive for changes: unpack it into a directory, or take over the directory of a killed writer.
 
     Parameters

@@ -1,32 +1,33 @@
 """Bytes under names: files, objects, memory. The package knows no format.
 
-open           which store a URL means
-file_systems   file systems that callers give, and file systems in forked processes
+open           the store for a URL
+file_systems   file systems that callers pass, and file systems in forked processes
 open_file      files that callers have opened
-base           Store, what every store can do; versions, conflicts, retries
+base           `Store`, the interface of all stores; versions, conflicts, retries
 memory         objects in this process
 local          files and directories
-endings        endings of names: locks, and what waits for a commit
-descriptors    which files stay open between reads, of the few that systems allow
+endings        endings of names: locks, and files of commits under way
+descriptors    a limited number of files that stay open between reads
 disk           calls of the operating system for local files
 forces         forcing writes to the disk, one by one or together
-links          symbolic links and hard links, which lead nowhere unasked
+links          refusing symbolic links and hard links
 locks          the lock files of local frames
-remote         whatever fsspec reaches: object stores, archives, caches
-http           HTTP servers, whose answers are checked
-cloud          object stores that compare while they write: commits by conditional requests
-s3             their requests to S3
-gcs            ... to Google Cloud Storage
-azure          ... to Azure Blob Storage
-obstore        ... to all three through obstore, and nobody else
-ranges         reads of these and of HTTP servers through obstore, in place of the usual client
-shared_memory  memory://
+remote         everything else that fsspec reaches: archives, caches, other protocols
+http           HTTP servers
+cloud          object stores with conditional requests
+s3             requests to S3
+gcs            requests to Google Cloud Storage
+azure          requests to Azure Blob Storage
+obstore        requests to all three through obstore, for users of its file systems
+ranges         reads from clouds and HTTP servers through obstore, in place of the usual client
+shared_memory  `memory://`
 upload         large objects in parts
-spans          byte ranges worth reading together
-spool          new bytes that wait for their commit
-atomic         files that are made elsewhere and renamed; what they may replace
-secrets        keeps passwords and keys out of messages
+spans          merging byte ranges that are close together
+spool          new bytes before their commit
+atomic         files that are made elsewhere and renamed; checks of what they may replace
+secrets        keeping passwords and keys out of messages
 
-Above it, `frame` reads spans of chunks and `commit` commits frames: ``create`` and ``replace`` publish an object as a
-whole, ``adopt`` gives a file that was made next to its name, ``append`` and ``patch`` extend a file on disk or memory.
+Two packages use the stores: `frame` reads spans of chunks. `commit` publishes whole objects with ``create`` and
+``replace``, renames files to their place with ``adopt``, and extends files and in-memory objects with ``append`` and
+``patch``.
 """

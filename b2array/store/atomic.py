@@ -1,4 +1,4 @@
-"""Files that are made elsewhere and renamed, and what such a file may replace."""
+"""Files that are made elsewhere and renamed, and checks of what such a file may replace."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def require_free(
     never: Iterable[str] = (),
     alone: bool = False,
 ) -> str | None:
-    """Return the name of the object that may be replaced, or None; FileExistsError if something must stay.
+    """Return the name of the object that may be replaced, or None; raise FileExistsError if something else exists.
 
-    `kinds` has the names of objects that may be replaced, and the first bytes of each; messages call them `what`.
-    `name` is the object to write; a directory excludes ``""``. Objects in `never` show that something else is there.
-    With `alone`, a directory that has other files but none of `kinds` is an error.
+    `kinds` has the names of objects that may be replaced, and the first bytes of each; messages call such an object
+    `what`. `name` is the object to write; ``""`` cannot be written over a directory. An object in `never` must not be
+    replaced. With `alone`, a directory with other files, but without objects in `kinds`, raises the error.
     """
     names = sorted({name, *kinds, *never})
     heads = dict(zip(names, store.head(names, max(1, *map(len, kinds.values()))), strict=True))
@@ -39,18 +39,19 @@ def require_free(
     # An empty object holds nothing to lose; on object stores it may stand for a directory.
     strange = any(contents[each] for each in contents if each not in recognised)
     is_directory = any(isinstance(error, IsADirectoryError) for error in heads.values())
-    # A writer who did not know that the frame was deleted may have left its lock, and nothing else.
+    # A writer that did not know that the frame was deleted may have left its lock, and nothing else.
     if not recognised and not name and is_directory and store.walk() != [LOCK]:
         raise FileExistsError(f"{store.url} exists and is a directory")
     if not contents:
         for error in heads.values():
-            # S3 also denies access to a missing object if the user may not list. There, `create` is conditional.
+            # S3 also denies access to a missing object if the user may not list. There `create` is conditional, so it
+            # replaces nothing.
             unknown = isinstance(error, PermissionError) and store.can.compare and not overwrite
             absent = isinstance(error, (*MISSING, IsADirectoryError)) and not isinstance(error, PermissionError)
             if isinstance(error, Exception) and not (absent or unknown):
                 raise error
         if alone:
-            # Nothing is there, so nothing is in the way.
+            # If the directory does not exist, nothing is in the way.
             with suppress(FileNotFoundError):
                 is_file = any(isinstance(error, NotADirectoryError) for error in heads.values())
                 strange = is_file or any(store.walk())
@@ -63,7 +64,7 @@ def require_free(
 
 @contextmanager
 def place_beside(path: str) -> Iterator[str]:
-    """Make a directory next to a file, and give a path in it. After a kill, `vacuum` of the file removes both."""
+    """Make a directory next to a file, and yield a path in it. After a kill, `vacuum` of the file removes both."""
     directory = Path(f"{path}.{os.urandom(8).hex()}{TEMPORARY}")
     directory.mkdir()
     try:
@@ -75,21 +76,33 @@ def place_beside(path: str) -> Iterator[str]:
 class AtomicFile:
     """A local file that becomes the only object of a store, as a whole or not at all.
 
-    Use it as a context manager that returns the path, or call `finish` or `abort`. It replaces an existing object if
-    `overwrite`, and raises FileExistsError otherwise. If a version is `expected`, it replaces nothing else, and raises
-    ConflictError.
+    Use it as a context manager that returns the path, or call `finish` or `abort`. With `overwrite`, the file replaces
+    an existing object; otherwise an existing object raises FileExistsError. With `expected`, an object of another
+    version raises ConflictError.
     """
 
-    def __init__(self, store: Store, *, overwrite: bool, expected: Version | None = None) -> None:
-        self._store, self._overwrite, self._expected = store, overwrite, expected
+    def __init__(
+        self,
+        store: Store,
+        *,
+        overwrite: bool,
+        expected: Version | None = None,
+    ) -> None:
+        self._store = store
+        self._overwrite = overwrite
+        self._expected = expected
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
         beside = store.temporary("")
-        self._directory = tempfile.TemporaryDirectory(prefix="b2array-") if beside is None else None
-        self.path = Path(self._directory.name, "file") if self._directory is not None else Path(str(beside))
-        """Where to make the file."""
+        if beside is None:
+            # The store takes no files: `finish` copies the file into it.
+            self._directory = tempfile.TemporaryDirectory(prefix="b2array-")
+            beside = str(Path(self._directory.name, "file"))
+        self.path = Path(beside)
+        """The path at which to make the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def finish(self) -> None:
-        """Make the file, which must be closed, the store's object."""
+        """Make the file the object of the store. The caller has closed the file."""
         try:
             if self._directory is not None:
                 content = LocalStore(self.path).pieces()
@@ -101,12 +114,17 @@ class AtomicFile:
             if durability() != "off":
                 with self.path.open("rb+") as file:
                     os.fsync(file.fileno())
-            self._store.adopt(str(self.path), "", exclusive=not self._overwrite, expected=self._expected)
+            self._store.adopt(
+                str(self.path),
+                "",
+                exclusive=not self._overwrite,
+                expected=self._expected,
+            )
         finally:
             self.abort()
 
     def abort(self) -> None:
-        """Remove the file; the object stays as it is."""
+        """Remove the file; the object of the store does not change."""
         self.path.unlink(missing_ok=True)
         if self._directory is not None:
             self._directory.cleanup()

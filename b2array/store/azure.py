@@ -24,7 +24,7 @@ class AzureStore(CloudStore):
 
     @property
     def connections(self) -> int:
-        """Return a number that the client allows."""
+        """The number of concurrent requests, which the client allows."""
         return 32
 
     async def _settings(self, fs: Any) -> ranges.Client | None:
@@ -46,7 +46,7 @@ class AzureStore(CloudStore):
         return ranges.Client(partial(ranges.azure_store, said))
 
     def _translate(self, error: Exception, name: str) -> Exception:
-        # A write of a blob discards the parts that others have sent for it.
+        # When a writer completes a blob, Azure discards the parts that other writers have sent for it.
         if getattr(error, "error_code", None) == "InvalidBlockList":
             return conflict(where(self.url, name))
         return super()._translate(error, name)
@@ -73,20 +73,35 @@ class AzureStore(CloudStore):
             properties = await blob.get_blob_properties(version_id=version, **fs._timeout_kwargs)
         return Stamp(properties.size, Version(properties.etag))
 
-    async def _send(self, fs: Any, path: str, content: bytes, expected: Version | None) -> Version:
+    async def _send(
+        self,
+        fs: Any,
+        path: str,
+        content: bytes,
+        expected: Version | None,
+    ) -> Version:
         from azure.core.exceptions import ResourceExistsError
 
         async with _blob(fs, path) as blob:
             try:
                 answer = await blob.upload_blob(
-                    content, overwrite=True, max_concurrency=self.uploads, **_condition(expected), **fs._timeout_kwargs
+                    content,
+                    overwrite=True,
+                    max_concurrency=self.uploads,
+                    **_condition(expected),
+                    **fs._timeout_kwargs,
                 )
             except ResourceExistsError:
-                # The parts of an incomplete upload may count as a blob, but not when an upload is completed.
+                # The parts of an unfinished upload may count as a blob, but do not keep an upload from completing.
                 if expected != ABSENT or await blob.exists(**fs._timeout_kwargs):
                     raise
                 begun = await self._begin(fs, path, expected)
-                part = await self._send_part(fs, path, begun, UploadPart(0, 0, content, len(content)))
+                part = await self._send_part(
+                    fs,
+                    path,
+                    begun,
+                    UploadPart(0, 0, content, len(content)),
+                )
                 return await self._finish(fs, path, begun, [part], expected)
         return Version(answer["etag"])
 
@@ -111,12 +126,14 @@ class AzureStore(CloudStore):
 
         async with _blob(fs, path) as blob:
             answer = await blob.commit_block_list(
-                [BlobBlock(ident) for ident in sent], **_condition(expected), **fs._timeout_kwargs
+                [BlobBlock(ident) for ident in sent],
+                **_condition(expected),
+                **fs._timeout_kwargs,
             )
         return Version(answer["etag"])
 
     async def _abort(self, fs: Any, path: str, begun: str) -> None:
-        """Leave the parts to Azure, which drops them after a week."""
+        """Do nothing: Azure drops the parts after a week."""
 
     async def _remove(self, fs: Any, paths: Sequence[str]) -> None:
         async def remove(path: str) -> None:

@@ -1,12 +1,12 @@
-"""What every store can do, and what stores share: versions, conflicts, retries.
+"""`Store`, the interface of all stores, and what they share: versions, conflicts, retries.
 
-A store is one object, named ``""``, or a directory or prefix of objects, whose names have no slashes. Which of the two
-it is may turn out only on reading. So every store takes both kinds of names.
+A store is one object, named ``""``, or a directory or prefix of objects, whose names have no slashes. Only a read may
+tell which of the two it is, so every store takes both kinds of names.
 
-Errors of a backend pass through, except these. A missing object raises `FileNotFoundError`, an object that must not
-exist `FileExistsError`, a read beyond the end of an object `FormatError`, and a lost race `ConflictError`. Errors of
-object stores' clients become `OSError`. If the text of an error shows a secret, a built-in error without the secret
-replaces it.
+Errors of a backend pass through, with these exceptions: a missing object raises `FileNotFoundError`, an object that
+must not exist `FileExistsError`, a read beyond the end of an object `FormatError`, and a lost race `ConflictError`.
+Errors of object stores' clients become `OSError`. An error whose text shows a secret is replaced by a built-in error
+without the secret.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ __all__ = [
 T = TypeVar("T")
 
 MISSING = (FileNotFoundError, NotADirectoryError)
-"""The errors that stores raise for an object that does not exist. A file may have replaced the directory that it was
-in."""
+"""The errors that stores raise for a missing object. The second one means that a file has replaced its directory."""
 
 _PATIENCE = 20
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
@@ -62,15 +61,16 @@ _STEP = 8 * 2**20
 
 
 class HiddenError(FileNotFoundError, PermissionError):
-    """An object does not exist, or may not be read: without the right to list, a cloud does not say which.
+    """An object does not exist, or the user may not read it: a cloud does not tell which to a user who may not list.
 
-    It counts as missing where something else may be in its place. Nothing is ever written there without a condition.
+    Callers that look for something else in its place treat the object as missing. They write there only with a
+    condition, so that an object that exists after all is not replaced.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a store can do. The defaults describe a plain object store.
+    """The capabilities of a store. The defaults describe a plain object store.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Capabilities:
     append : bool
         `Store.append` and `Store.patch` work.
     local : bool
-        The objects are on this computer: files, whose names can be changed, or bytes in memory.
+        The objects are on this computer: files, which can be renamed, or bytes in memory.
     lists : bool
         `Store.listing` and `Store.walk` work.
     """
@@ -97,21 +97,24 @@ class Capabilities:
 
     @property
     def guarantee(self) -> str:
-        """A text that says what protects a commit from other writers."""
+        """A short name for the protection of commits from other writers."""
         if not self.write:
             return "read only"
-        return "lock" if self.lock else "compare-and-swap" if self.compare else "single writer"
+        if self.lock:
+            return "lock"
+        return "compare-and-swap" if self.compare else "single writer"
 
 
 READ_ONLY = Capabilities(write=False)
 
 
 class Version(NamedTuple):
-    """The version of an object, which differs between its states. Where nothing tells them apart, None is in its place.
+    """The version of an object, which differs between the states of the object. A store without versions has None.
 
-    The `tag` stays while the object is appended to, and the `state` changes with every write. In clouds and on HTTP the
-    tag alone names the state: it is an entity tag or a generation. A reader can add `known` bytes, which end at `stop`:
-    appending keeps them, and no other object has them there. A new file may get the inode of a deleted one.
+    On local disks, appending keeps the `tag`, and every write changes the `state`. In clouds and on HTTP the tag alone
+    names the state: it is an entity tag or a generation. Because a new file may get the inode of a deleted one, a
+    reader can add some bytes of the object that end at `stop`: appending keeps these `known` bytes, and no other object
+    has the same bytes there.
     """
 
     tag: str
@@ -120,7 +123,7 @@ class Version(NamedTuple):
     stop: int = 0
 
     def __str__(self) -> str:
-        """Return the version, without known bytes, as digests, logs and notes have it. Nobody reads it back."""
+        """Return the version without known bytes, for digests, logs and notes. Nothing parses this text."""
         return f"{self.tag}@{self.state}" if self.state else self.tag
 
 
@@ -132,16 +135,17 @@ class Stamp(NamedTuple):
 
     @property
     def digest(self) -> int:
-        """A short digest, which is the same in every process."""
-        said = f"{self.size} {self.version}".encode()
-        return int.from_bytes(blake2b(said, digest_size=8).digest(), "big", signed=True)
+        """A short digest, equal in every process."""
+        text = f"{self.size} {self.version}".encode()
+        digest = blake2b(text, digest_size=8).digest()
+        return int.from_bytes(digest, "big", signed=True)
 
 
 class Head(NamedTuple):
-    """The first bytes of an object, and its state if the backend sends it with them.
+    """The first bytes of an object, and the object's state if the backend sends it with them.
 
-    `unique` differs for each object that this process can reach, and for each of its states. It is empty if the store
-    cannot promise that. It shows no secrets.
+    `unique` differs between all objects that this process can reach, and between the states of each. It is empty if the
+    store cannot guarantee that. It shows no secrets.
     """
 
     data: memoryview
@@ -155,7 +159,7 @@ class Head(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The last bytes of an object, where they start in it, and its version."""
+    """The last bytes of an object, the offset of the first of them, and the version of the object."""
 
     data: memoryview
     start: int
@@ -163,7 +167,7 @@ class Tail(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """Size of an object in bytes, and when it was written, in seconds since 1970, if that is known."""
+    """The size of an object in bytes, and the time of its last write in seconds since 1970; None if unknown."""
 
     size: int
     modified: float | None
@@ -176,16 +180,16 @@ class Store(ABC):
     """
 
     url: str
-    """Where the store is, for messages: without user, password and query string."""
+    """The URL for messages, without user, password and query string."""
 
     is_prefix: bool | None = None
     """True if the URL ended with a slash, so that there is no object ``""``; None if unknown."""
 
     can: Capabilities = Capabilities()
-    """What it can do."""
+    """The capabilities of the store."""
 
     advice: str = "open it with mode='r+' to change it"
-    """Advice for a user who writes to something opened for reading."""
+    """Advice for a user who writes to an array that was opened for reading."""
 
     in_process: bool = False
     """Whether only this process can reach the objects."""
@@ -198,18 +202,18 @@ class Store(ABC):
         expected: Version | None = None,
         clip: bool = False,
     ) -> list[memoryview]:
-        """Read spans of any objects: one item per span. Spans that are close together share a request.
+        """Read spans of any objects; return one view per span. Spans that are close together share a request.
 
-        If all spans lie in one object, `expected` is the version that it had. The store refuses the bytes of an object
-        that has replaced it. Local files are compared by the tag, which appending keeps, and by the known bytes;
-        objects in clouds and on HTTP by the tag. Other stores ignore `expected`. With `clip`, a span that reaches
-        beyond the end of its object gives fewer bytes. Views of overlapping spans may share memory, and long ones may
-        be read-only.
+        If all spans are in one object, the caller may pass its `expected` version; then the store refuses the bytes of
+        an object that has replaced it. Local files are compared by the tag, which appending keeps, and by the known
+        bytes; objects in clouds and on HTTP by the tag. Other stores ignore `expected`. With `clip`, the view of a span
+        that reaches beyond the end of its object is shorter. Views of overlapping spans may share memory, and long
+        views may be read-only.
 
         Raises
         ------
         FormatError
-            A span is not inside its object, and `clip` is False.
+            A span reaches beyond the end of its object, and `clip` is False.
         FileNotFoundError
             An object does not exist; the error's ``filename`` ends with its name.
         ConflictError
@@ -224,9 +228,9 @@ class Store(ABC):
         *,
         expected: Version | None = None,
     ) -> memoryview:
-        """Read spans into one buffer of `nbytes` bytes, each to its place. The bytes between them are undefined.
+        """Read spans into one buffer of `nbytes` bytes, each at its place. The bytes between them are undefined.
 
-        The store may use the buffer again at this thread's next call. Raises the errors of `read`.
+        The next call of this thread may overwrite the buffer. Raises the errors of `read`.
         """
         return join_views_at(self.read(spans, expected=expected), places, nbytes)
 
@@ -244,9 +248,9 @@ class Store(ABC):
 
     @abstractmethod
     def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
-        """Read `nbytes` bytes at `offset` of several objects at once, as they are now.
+        """Read `nbytes` bytes at `offset` of each of several objects, at once, in their present states.
 
-        A shorter object gives fewer. If an object cannot be read, its item is the error; this function raises none.
+        A shorter object gives fewer bytes. The item of an object that cannot be read is its error; nothing is raised.
         """
 
     def ends(
@@ -255,10 +259,10 @@ class Store(ABC):
         nbytes: int,
         last: int,  # noqa: ARG002
     ) -> tuple[list[Head | Exception], Tail | None]:
-        """Do what `head` does, and at the same time read the `last` bytes of the first object; a shorter one gives all.
+        """Read heads like `head`, and at the same time the `last` bytes of the first object, or all of a shorter one.
 
-        Without an object, or where a store cannot ask for the end of one, there is no tail. Heads and tail may be of
-        different states: compare their versions.
+        The tail is None if there is no object, or if the store cannot request the end of an object. Heads and tail may
+        belong to different states: compare their versions.
         """
         return self.head(names, nbytes), None
 
@@ -267,30 +271,30 @@ class Store(ABC):
         """Return the present size and version of an object; FileNotFoundError if it does not exist."""
 
     def stamp_read(self, name: str) -> Stamp:
-        """Return the present size and version of the object that `read` reads: a local file that stays open."""
+        """Return the present size and version of the object that `read` reads, which may be a local file kept open."""
         return self.stamp(name)
 
     @abstractmethod
     def listing(self) -> Mapping[str, Listed]:
-        """List the objects of the store; FileNotFoundError if there is nothing at all."""
+        """List the objects of the store; FileNotFoundError if the store does not exist."""
 
     @abstractmethod
     def walk(self) -> list[str]:
-        """List the objects of the store and of all directories or prefixes below it, by names with slashes.
+        """List all objects of the store, at any depth, by names with slashes.
 
-        FileNotFoundError says that there is no such directory; a prefix without objects gives an empty list.
+        FileNotFoundError says that the directory does not exist; a prefix without objects gives an empty list.
         UnsupportedError says that the protocol cannot list.
         """
 
     def now(self) -> float:
-        """Return the time by the clock that dates objects here, in seconds since 1970: that of the server, or ours.
+        """Return the time in seconds since 1970, by the clock of the server that dates the objects.
 
-        To find out, the store makes an object for a moment. Where it cannot, it returns the time of this computer.
+        To read that clock, the store makes and deletes an object. If it cannot, the clock of this computer counts.
         """
         name = f"{os.urandom(8).hex()}{TEMPORARY}"
         modified = None
         if self.can.write and not self.in_process:
-            # If the store cannot tell its time, the time of this computer has to do.
+            # A store that cannot tell its time is not an error: the clock of this computer is the best guess.
             with suppress(OSError, B2ArrayError, KeyError):
                 self.create(name, b"-")
                 try:
@@ -301,13 +305,13 @@ class Store(ABC):
 
     @abstractmethod
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
-        """Write an object that does not exist yet, as a whole or not at all. Pieces are in memory in parts only.
+        """Write a new object, as a whole or not at all. Of many pieces, only a few are in memory at a time.
 
         Raises
         ------
         FileExistsError
-            The object exists. Local files, clouds and memory exclude a race; other stores look just before they
-            write.
+            The object exists. For local files, clouds and memory, the check and the write are one step; other stores
+            check just before they write.
         ReadOnlyError
             The protocol cannot write.
         """
@@ -320,17 +324,17 @@ class Store(ABC):
         *,
         expected: Version | None = None,
     ) -> Stamp:
-        """Write an object, as a whole or not at all. It may replace an older one, whose version may be `expected`.
+        """Write an object, as a whole or not at all, and replace an older one; with `expected`, only this version.
 
-        Clouds compare the version while they write; the content is in memory as a whole then. Local files compare
-        before they write: hold `lock` to exclude other writers. Other stores compare just before, too.
+        Clouds compare the version while they write; then the whole content is in memory. Local files are compared
+        before the write: hold `lock` to exclude other writers. Other stores also compare just before they write.
 
         Raises
         ------
         ConflictError
             The object has another version than `expected`, or does not exist. Nothing was written, with one exception:
-            if the answer to a successful request is lost, the client of a cloud repeats the request, and that one
-            fails. So compare the object with what you wrote.
+            if the answer to a successful request is lost, the client of a cloud repeats the request, and the repeated
+            request fails. So compare the object with what you wrote.
         """
 
     def temporary(self, name: str) -> str | None:  # noqa: ARG002
@@ -345,45 +349,46 @@ class Store(ABC):
         exclusive: bool,  # noqa: ARG002
         expected: Version | None = None,  # noqa: ARG002
     ) -> Stamp:
-        """Rename the file at `path`, from `temporary`, to the object `name`.
+        """Make the file at `path`, which is a path from `temporary`, the object `name`, by a rename.
 
-        With `exclusive`, only if there is no such object. ConflictError if it is not the `expected` version.
+        With `exclusive`, an existing object raises FileExistsError. An object that is not the `expected` version raises
+        ConflictError.
         """
         raise UnsupportedError(f"{self.url} takes no files")
 
     def beside(self, *, directory: bool) -> Self | None:  # noqa: ARG002
-        """Return a new place for a directory, or else for a file, if one of the other kind is here; else None.
+        """Return a temporary place for a directory (or a file) if something of the other kind is here; else None.
 
-        An object and objects below its name exclude each other on local disks, but not in object stores.
+        On local disks, a file and a directory cannot have the same name; in object stores, they can.
         """
         return None
 
     def around(self, path: str) -> Callable[[str], Store] | None:  # noqa: ARG002
-        """Return the function that gives the stores of paths in the directory in which this store is at a path.
+        """Return a function from paths to stores, for the directory in which `path` leads to this store.
 
-        None: this store is at another path, or has locks, so that nobody needs to ask.
+        Return None if the URL does not end with `path`, or if the store has locks, whose users need no such function.
         """
         return None
 
     def below(self, path: str, *, shown_as: str | None = None) -> Self:  # noqa: ARG002
-        """Return the store of a path below this directory or prefix. It costs no request, and hardly any time.
+        """Return the store of a path below this directory or prefix, without a request.
 
-        Messages show another path, if it is `shown_as` that.
+        With `shown_as`, messages show this path instead.
         """
         raise UnsupportedError(f"{self.url} is one object; expected a directory or prefix to look for {path!r} in")
 
     def exchange(self, other: Self) -> None:
-        """Swap the names of what is here and what is in `other`, from `beside`: in one step, if the system can."""
+        """Exchange the contents of this store and `other`, a store from `beside`; in one step, if the system can."""
         raise UnsupportedError(f"{self.url} cannot be exchanged with {other.url}")
 
     def swap(self, other: Self) -> bool:  # noqa: ARG002
-        """Swap the names of what is here and what is in `other` in one step; return whether that is possible."""
+        """Exchange the contents of this store and `other` in one step; return False if the system cannot."""
         return False
 
     def take(self, other: Self, *, may_wait: bool = False) -> None:  # noqa: ARG002
-        """Rename the file or directory in `other` to what this store is, where nothing may be: FileExistsError.
+        """Move the file or directory of `other` here by a rename; FileExistsError if something is here.
 
-        In a block of `b2array.store.forces.together` a file loses its old name only at the end, if that `may_wait`.
+        With `may_wait`, in a block of `b2array.store.forces.together`, a file keeps its old name until the block ends.
         """
         raise UnsupportedError(f"{self.url} cannot get the name of {other.url}")
 
@@ -399,7 +404,7 @@ class Store(ABC):
         offset: int,  # noqa: ARG002
         data: Buffer | Iterable[Buffer],  # noqa: ARG002
     ) -> None:
-        """Cut an object at `offset` and write from there on; UnsupportedError if the store cannot."""
+        """Truncate an object at `offset`, and append to it; UnsupportedError if the store cannot do this."""
         raise self._unchangeable(name)
 
     def patch(self, name: str, offset: int, data: Buffer) -> Stamp:  # noqa: ARG002
@@ -407,13 +412,13 @@ class Store(ABC):
         raise self._unchangeable(name)
 
     def _unchangeable(self, name: str) -> UnsupportedError:
-        return UnsupportedError(f"{where(self.url, name)} cannot be changed in place, only be replaced")
+        return UnsupportedError(f"{where(self.url, name)} can be replaced, but not changed in place")
 
     def force(self) -> None:  # noqa: B027 - object stores have nothing to wait for
-        """Wait until all changes made here are on the disk. Call it before you write what relies on them.
+        """Wait until all changes to this store are on the disk. Call this before a write that relies on them.
 
-        Only local stores wait, and only with `config.durable` "ordered": with "full" every call has waited already.
-        For a file they force its content and its name, for a directory the names in it.
+        Only local stores wait, and only if `config.durable` is "ordered": with "full", every call has already waited.
+        For a file, its content and its name are forced; for a directory, the names in it.
         """
 
     @abstractmethod
@@ -421,14 +426,14 @@ class Store(ABC):
         """Remove objects, if they exist. The name ``""`` also removes an empty directory."""
 
     def withdraw(self, digests: Mapping[str, int]) -> None:  # noqa: B027 - most stores remove nothing here
-        """Remove objects that `create` has made, given the digest of the stamp that it returned for each.
+        """Remove objects that `create` has made, given by name the digests of the stamps that it returned.
 
-        Local and in-memory stores do. They leave objects alone that have come in their place. A request to a
-        server may be carried out late, or twice, when something else has the name: there the objects stay.
+        Local and in-memory stores remove an object only if it still has this digest. Other stores remove nothing: a
+        server may execute a request late, or twice, when another object has the name.
         """
 
     def refuse_links(self, name: str) -> None:  # noqa: B027 - object stores have none
-        """Raise FormatError if a symbolic link is among the parts of a name. Only local stores have any."""
+        """Raise FormatError if a part of a name is a symbolic link. Only local stores have symbolic links."""
 
     def remove(
         self,
@@ -437,14 +442,14 @@ class Store(ABC):
         *,
         locked: bool = False,  # noqa: ARG002
     ) -> None:
-        """Remove a frame: the object ``""``, or in a directory `first`, and then every file that `belongs` accepts.
+        """Remove a frame: the object ``""``, or, in a directory, `first` and then every file that `belongs` accepts.
 
-        Nothing else is removed, and no link is followed. Local stores hold the lock meanwhile, so that no other writer
-        is at work, and remove its file and the directory at the end, unless other files are in it. If `locked`, the
-        caller holds the lock.
+        Nothing else is removed, and no link is followed. Local stores hold the lock meanwhile, to exclude other
+        writers; `locked` says that the caller holds it. At the end they remove the lock file, and the directory if no
+        other files are in it.
         """
         names = []
-        # Another process may have removed everything already.
+        # Another process may have removed everything already: then nothing is left to do.
         with suppress(FileNotFoundError, NotADirectoryError):
             names = self.walk()
         if first in names:
@@ -455,9 +460,9 @@ class Store(ABC):
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:  # noqa: ARG002
         """Exclude other writers from the object ``""``, or from the whole directory if `name` is not empty.
 
-        Local files use the lock file of the C library, stores in memory a mutex; other stores do nothing. A thread
-        that holds the lock must not take it again: RuntimeError. A `shared` lock excludes writers only, and only if one
-        of them has ever left a lock file.
+        Local files use the lock file of the C library, and in-memory stores a mutex; other stores do nothing. A thread
+        that takes a lock which it already holds gets RuntimeError. A `shared` lock excludes writers, but not other
+        readers; it takes effect only if a writer has made a lock file before.
         """
         return nullcontext()
 
@@ -465,26 +470,26 @@ class Store(ABC):
         """Release descriptors and connections. The store can be used again."""
 
 
-# Errors, each made in one place.
+# Errors. Each is made in one place, so that all stores say the same.
 
 
 def where(url: str, name: str) -> str:
-    """Name an object in a message."""
+    """Return the name of an object for messages."""
     return f"{url.rstrip('/')}/{name}" if name else url
 
 
 def says_more(error: object) -> TypeGuard[Exception]:
-    """Whether an error says more than that an object is missing, for example that the bucket is."""
+    """Return whether an error says more than that an object is missing, for example that its bucket is missing."""
     if not isinstance(error, FileNotFoundError) or isinstance(error, HiddenError):
         return False
     return error.strerror not in (None, os.strerror(errno.ENOENT))
 
 
 def as_answer(error: Exception) -> Exception:
-    """Return an error that `Store.head` caught, without its tracebacks.
+    """Remove the tracebacks from an error that `Store.head` caught, and return the error.
 
-    They refer to the frames that are going to hold the error. Only the garbage collector would free the frames, with
-    everything else in them, such as open files.
+    A traceback refers to the stack frames of its functions, and one of them will refer to the error. Only the garbage
+    collector would free such a cycle, with everything in the stack frames, such as open files.
     """
     link: BaseException | None = error
     while link is not None and link.__traceback__ is not None:
@@ -494,7 +499,7 @@ def as_answer(error: Exception) -> Exception:
 
 
 def read_whole(store: Store, span: Span, expected: Version | None) -> memoryview:
-    """Read a part of a file without which the rest means nothing."""
+    """Read a part of a file that readers cannot do without; FormatError if the file ends before."""
     (view,) = store.read([span], expected=expected, clip=True)
     if len(view) < span.stop - span.start:
         raise FormatError(f"expected {span.stop} bytes: the file is cut off (b2array.repair saves what is left)")
@@ -507,7 +512,7 @@ def too_short(place: str, start: int, stop: int, end: int) -> FormatError:
 
 
 def make_hidden_error(place: str) -> HiddenError:
-    """Make the error for an object that is missing or may not be read."""
+    """Make the error for an object that is missing, or that the user may not read."""
     return HiddenError(
         errno.EACCES,
         "does not exist, or may not be read: without the right to list, the server does not say which",
@@ -521,20 +526,20 @@ def stale_reader(place: str) -> ConflictError:
 
 
 def conflict(place: str) -> ConflictError:
-    """Make the error for a writer who comes second."""
+    """Make the error for a writer that another writer overtook."""
     return ConflictError(f"{place} was changed by another writer")
 
 
 def too_many_conflicts(store: Store) -> ConflictError:
-    """Make the error for a writer who came second at every attempt."""
+    """Make the error for a writer that other writers overtook at every attempt."""
     return ConflictError(f"{store.url}: other writers came first {_count(store)} times")
 
 
 def make_deadlock_error(place: str) -> RuntimeError:
     """Make the error for a thread that would wait for itself."""
     return RuntimeError(
-        f"{place}: this thread holds the lock already, or waits for it: it writes to the same frame inside of a write"
-        " or of `lock()`, in a signal handler or through another handle"
+        f"{place}: this thread holds the lock already, or waits for it: it writes to the same frame inside a write or"
+        " inside `lock()`, in a signal handler or through another handle"
     )
 
 
@@ -544,17 +549,19 @@ def make_deadlock_error(place: str) -> RuntimeError:
 def durability() -> str:
     """Return `config.durable` as "off", "ordered" or "full"."""
     setting = config.durable
-    return setting if isinstance(setting, str) else "full" if setting else "off"
+    if isinstance(setting, str):
+        return setting
+    return "full" if setting else "off"
 
 
 # Retries.
 
 
 def attempts(store: Store) -> Iterator[int]:
-    """Count the attempts at a commit: `config.retries` after the first one, more in stores without locks.
+    """Yield the number of each attempt at a commit: the first, and `config.retries` more.
 
-    There a writer learns only at the end that another one was first, and a slow writer may lose often. So it gets 20
-    times as many attempts, each after a longer random pause.
+    In a store without locks, a writer learns only at the end that another writer was faster, and a slow writer may lose
+    often. There it gets 20 times as many attempts, each after a longer random pause.
     """
     if store.can.compare:
         return _spaced(range(_count(store)))
@@ -569,8 +576,10 @@ def _spaced(counts: Iterable[int]) -> Iterator[int]:
 
 
 def pause(attempt: int) -> float:
-    """Return how long to wait before an attempt, in seconds: longer before later ones, and never as long as others."""
-    return random.uniform(0, min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2**attempt))  # noqa: S311
+    """Return a random time to wait before an attempt, in seconds; on average it is longer before later attempts."""
+    # Random, so that writers that met once do not meet again.
+    longest = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2**attempt)
+    return random.uniform(0, longest)  # noqa: S311
 
 
 def _count(store: Store) -> int:
@@ -578,27 +587,24 @@ def _count(store: Store) -> int:
 
 
 def create_under_own_name(store: Store, name: str, data: Buffer | Iterable[Buffer]) -> None:
-    """Create an object under a random name, which nobody else has.
-
-    If there is one already, the client has repeated a request that had succeeded, because its answer was lost.
-    """
-    # The first request of this client made it, as the docstring says.
+    """Create an object under a random name, which no other writer uses."""
+    # If the object exists, this client has made it: the answer was lost, and the client repeated the request.
     with suppress(FileExistsError):
         store.create(name, data)
 
 
 def may_still_happen(store: Store, error: BaseException) -> bool:
-    """Whether a write that has raised an error may take effect later, because its request may still be under way.
+    """Return whether a write that raised an error may take effect later, because its request is still under way.
 
-    Then what the request refers to must stay; at worst nothing ever needs it.
+    In this case, keep what the request refers to; at worst nothing ever needs it.
     """
     return not store.can.lock and not isinstance(error, B2ArrayError | FileExistsError)
 
 
 def in_one_state(function: Callable[[], T]) -> T:
-    """Call a function that reads with several requests; call it again if a commit came between them."""
+    """Call a function that reads with several requests; call it again if a commit came between the requests."""
     for _ in range(config.retries):
-        # A commit came between two requests: read the newer state instead. The last attempt raises.
+        # The next call reads the newer state; the last call, below, raises the error.
         with suppress(ConflictError):
             return function()
     return function()
@@ -608,15 +614,16 @@ def in_one_state(function: Callable[[], T]) -> T:
 
 
 def check_span(url: str, span: Span) -> Span:
-    """Refuse a span that is not a range: it was computed from damaged bytes."""
+    """Return a span; raise FormatError if it is not a range, because it was computed from damaged bytes."""
     if not 0 <= span.start <= span.stop:
         raise FormatError(f"{where(url, span.name)}: expected a range of bytes, found {span.start} to {span.stop}")
     return span
 
 
 def merge(url: str, spans: Sequence[Span], limit: int, *, gap: int | None = None) -> list[Merged]:
-    """Check spans, and merge spans that are worth reading together."""
-    return coalesce([check_span(url, span) for span in spans], config.coalesce_gap if gap is None else gap, limit)
+    """Check spans, and merge spans that are close together."""
+    checked = [check_span(url, span) for span in spans]
+    return coalesce(checked, config.coalesce_gap if gap is None else gap, limit)
 
 
 def scatter(
@@ -624,7 +631,7 @@ def scatter(
     merged: Sequence[Merged],
     buffers: Iterable[memoryview],
 ) -> list[memoryview]:
-    """Return the wanted spans as views of the merged ones that were read."""
+    """Return a view for each span, given the buffers of the merged spans."""
     views = [memoryview(b"")] * len(spans)
     for (whole, members), buffer in zip(merged, buffers, strict=True):
         for member in members:
@@ -659,7 +666,7 @@ def join_pieces(data: Buffer | Iterable[Buffer]) -> bytes:
 
 
 class Mutex:
-    """A lock that a forked child finds free, even if a thread of its parent held it."""
+    """A lock that is free in a forked child, even if a thread of the parent held it."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -667,22 +674,24 @@ class Mutex:
 
     @property
     def held(self) -> AbstractContextManager[object]:
-        """For ``with``: the lock is held inside.
+        """A context manager that holds the lock.
 
-        Methods `__enter__` and `__exit__` would be Python code: Ctrl-C inside them would leave the lock held for ever.
+        It is the lock itself: Ctrl-C inside methods `__enter__` and `__exit__` in Python code could leave the lock held
+        for ever.
         """
         if self._owner != os.getpid():
             self._owner, self._lock = os.getpid(), threading.RLock()
         return self._lock
 
     def held_once(self, place: str) -> AbstractContextManager[object]:
-        """Return `held`, or raise RuntimeError if this thread holds it already, for example around a signal handler.
+        """Return `held`; raise RuntimeError if this thread already holds the lock, as around a signal handler.
 
-        The message names `place` as what is locked.
+        The error says that `place` is locked.
         """
         lock = self.held
         try:
-            threading.Condition(self._lock).notify(0)  # does nothing in a thread that holds the lock
+            # This raises RuntimeError unless the thread holds the lock; then it notifies nobody.
+            threading.Condition(self._lock).notify(0)
         except RuntimeError:
             return lock
         raise make_deadlock_error(place)

@@ -1,7 +1,7 @@
-"""Stores in object stores whose servers compare while they write: commits are conditional requests.
+"""Stores in object stores whose servers compare versions while they write, so that commits are conditional requests.
 
-Each cloud has a subclass with its requests: `S3Store`, `GcsStore`, `AzureStore`. It sends them through the cloud's file
-system of fsspec, which brings options, credentials and retries.
+Each cloud has a subclass with its requests: `S3Store`, `GcsStore`, `AzureStore`. The subclass sends them through the
+cloud's file system of fsspec, which provides options, credentials and retries.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = ["ABSENT", "CloudStore", "UploadPart", "remove_each"]
 
 _T = TypeVar("_T")
 
-_HIDING = os.urandom(16)  # without it, trying would find a short password
+_HIDING = os.urandom(16)  # a key: without it, somebody could find a short password by trying
 
 
 class UploadPart(NamedTuple):
-    """A part of an object: its number from 0, its start, its bytes, and in the last part the size of the object."""
+    """A part of an object: its number, from 0 on, its offset, and its bytes. The last part has the object's size."""
 
     number: int
     start: int
@@ -52,34 +52,34 @@ class UploadPart(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Where the part ends."""
+        """The offset of the end of the part."""
         return self.start + len(self.content)
 
 
 class CloudStore(FsspecStore):
-    """An object or prefix in a bucket of a server that honours conditional requests.
+    """An object or prefix in a bucket of a server that supports conditional requests.
 
-    It needs no permission to list. It creates and replaces by conditional requests, so no update is lost.
+    Conditional requests create and replace objects, so no update is lost. The store needs no permission to list.
     """
 
     can = Capabilities(compare=True)
 
     put_limit: ClassVar[int]
-    """The most bytes that one conditional request can write."""
+    """The maximum number of bytes that one conditional request can write."""
 
     uploads: ClassVar[int] = 4
-    """How many parts of an object are sent at the same time."""
+    """The number of parts of an object to send at the same time."""
 
     _cannot_list = False
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         super().__init__(url, storage_options)
-        # Equal stores share a cache. Without plain options, it is unknown whether stores are equal.
+        # Equal stores share cached blocks. Nothing tells whether stores with other than plain options are equal.
         options = spell_out(self._options)
         asked = repr((url, sorted(options.items()))) if _plain(options) else os.urandom(16).hex()
         self._ident = blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
 
-    # The requests of a cloud. An expected version may be `ABSENT`; None sets no condition.
+    # The requests of a cloud. `expected` is a condition for writing: a version, `ABSENT`, or None for no condition.
 
     @abstractmethod
     async def _get(
@@ -102,11 +102,11 @@ class CloudStore(FsspecStore):
 
     @abstractmethod
     async def _begin(self, fs: Any, path: str, expected: Version | None) -> Any:
-        """Begin an upload in parts; return what names it."""
+        """Begin an upload in parts; return its identifier."""
 
     @abstractmethod
     async def _send_part(self, fs: Any, path: str, begun: Any, part: UploadPart) -> Any:
-        """Write a part; return what names it."""
+        """Send a part; return its identifier."""
 
     @abstractmethod
     async def _finish(
@@ -117,22 +117,22 @@ class CloudStore(FsspecStore):
         sent: list[Any],
         expected: Version | None,
     ) -> Version:
-        """Make the object of its parts; return its version."""
+        """Complete the upload, so that the object appears; return its version."""
 
     @abstractmethod
     async def _abort(self, fs: Any, path: str, begun: Any) -> None:
-        """Discard an upload."""
+        """Discard an upload and its parts."""
 
     @abstractmethod
     async def _remove(self, fs: Any, paths: Sequence[str]) -> None:
         """Remove objects, if they exist."""
 
-    # The parts that they have in common.
+    # What all clouds have in common.
 
     def _translate(self, error: Exception, name: str) -> Exception:
         if isinstance(error, HiddenError):
             return make_hidden_error(where(self.url, name))
-        # File systems do not look before they write: if the object exists, a condition has failed.
+        # File systems do not check before they write: an existing object means that a condition has failed.
         if isinstance(error, FileExistsError):
             return conflict(where(self.url, name))
         return super()._translate(error, name)
@@ -165,7 +165,7 @@ class CloudStore(FsspecStore):
         path: str,
         *args: Any,
     ) -> _T:
-        """Send a request that reads; HiddenError if it was denied, but might have been for a missing object."""
+        """Send a request that reads; raise HiddenError if it was denied, but the object may be missing."""
         try:
             return await _of_object(request, fs, path, *args)
         except Exception as error:
@@ -174,7 +174,7 @@ class CloudStore(FsspecStore):
         raise HiddenError
 
     async def _may_list(self, fs: Any, path: str) -> bool:
-        """Whether an object that is denied exists. It is asked for only after a denial."""
+        """Return whether the user may list, so that a denied object is known to exist; call this after a denial."""
         if self._cannot_list:
             return False
         try:
@@ -186,7 +186,7 @@ class CloudStore(FsspecStore):
         return not self._cannot_list
 
     async def _list_one(self, fs: Any, path: str) -> None:
-        """List one object, where a server that may not list for a user denies access to what is missing."""
+        """List one object, on servers that deny access to missing objects to users who may not list."""
 
     def _list(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
         return answer(fs.loop, partial(getattr(fs, f"_{verb}"), root, **options))
@@ -224,25 +224,28 @@ class CloudStore(FsspecStore):
             return self._wait(name, self._send_part, *begun, part)
 
         try:
-            # Requests in threads of their own have ended after Ctrl-C, too.
+            # In a separate thread, so that after Ctrl-C the request has ended, and the upload can be discarded.
             deque(threads.ahead(begin, [None], 1, apart=True), maxlen=0)
             sent: list[Any] = []
             numbered = _number(parts)
             while some := list(itertools.islice(numbered, self.uploads)):
                 sent += threads.ahead(send, some, self.uploads, apart=True)
                 nbytes = some[-1].stop
-                some.clear()  # frees the parts before the next ones are made
+                # Free these parts before the next ones are made.
+                some.clear()
             version = self._wait(name, self._finish, *begun, sent, expected)
         except BaseException:
             if begun:
-                with suppress(Exception):  # the cloud, or a rule of the bucket, removes parts that stay behind
+                # The first error says more than a failure to clean up. The cloud, or a rule of the bucket, removes the
+                # parts that stay behind.
+                with suppress(Exception):
                     self._wait(name, self._abort, *begun)
             raise
         self._forget(name)
         return Stamp(nbytes, version)
 
     def _forget(self, name: str) -> None:
-        """Make the file system forget its cached listings."""
+        """Drop the listings that the file system has cached."""
         self._call(name, lambda fs, path: fs.invalidate_cache(fs._parent(path)))
 
     def delete(self, names: Iterable[str]) -> None:
@@ -258,14 +261,14 @@ async def _of_object(request: Callable[..., Awaitable[_T]], fs: Any, path: str, 
 
 
 async def remove_each(requests: Iterable[Awaitable[object]]) -> None:
-    """Wait for requests that remove objects. A missing object counts as removed."""
+    """Send requests that remove objects, and wait for them. A missing object counts as removed."""
     for error in await at_once(requests):
         if isinstance(error, BaseException) and not isinstance(error, FileNotFoundError) and status_of(error) != 404:
             raise error
 
 
 def _number(contents: Iterator[bytes]) -> Iterator[UploadPart]:
-    """Yield the parts of an object; the last one says how large the object is."""
+    """Yield the parts of an object; the last one has the size of the object."""
     start, ahead = 0, next(contents)
     for number in itertools.count():
         content, ahead = ahead, next(contents, b"")
@@ -277,7 +280,7 @@ def _number(contents: Iterator[bytes]) -> Iterator[UploadPart]:
 
 
 def _plain(value: object) -> bool:
-    """Whether equal texts of values mean equal values."""
+    """Return whether values with equal texts are equal values."""
     if isinstance(value, dict):
         return _plain([*value, *value.values()])
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""Descriptors of open files, of which systems allow few: 256 on macOS, usually 1,024 on Linux.
+"""Descriptors of open files. Systems allow few of them: 256 on macOS, usually 1,024 on Linux.
 
-Stores of one file keep it open between reads. Only the most recently read ones do so: the others close their files, and
-open them again when they are read.
+A store of one file keeps the file open between reads, if it is among the stores that were read most recently. The other
+stores close their files, and open them again for the next read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["Keeper", "allow", "count_use", "keep", "limit", "open_descriptor"]
 
 _FEWEST, _MOST = 16, 1024
 _SHARE = 4
-"""Stores keep one in this many descriptors; locks, the user's files and connections need the others."""
+"""Stores may use one in this many descriptors; locks, connections and the user's files need the others."""
 _GONE: Final = 4
-"""If too many files are open, one in this many is closed, so that not every new file has to look for the oldest."""
+"""If too many files are open, one in this many is closed, so that not every new file needs a search for the oldest."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 count_use = itertools.count().__next__
-"""Return a number that is larger than all before: one call of C code, so that threads need no lock."""
+"""Return a larger number than ever before. The call is C code, so threads need no lock."""
 
 
 class Keeper(Protocol):
@@ -41,11 +41,11 @@ class Keeper(Protocol):
 
 
 _keepers: WeakValueDictionary[int, Keeper] = WeakValueDictionary()
-"""All that have a file open, by `id`."""
+"""All keepers with an open file, by `id`."""
 
 
 def keep(keeper: Keeper) -> None:
-    """Note that a keeper has opened its file. Others, which were not used for longest, may have to close theirs."""
+    """Note that a keeper has opened its file; if too many files are open, close the least recently used ones."""
     keeper.last_use = count_use()
     _keepers[id(keeper)] = keeper
     if len(_keepers) > _FEWEST and len(_keepers) > _capacity():
@@ -54,8 +54,9 @@ def keep(keeper: Keeper) -> None:
 
 
 def _all_keepers() -> list[Keeper]:
-    # A list of the references is made in one call of C code, while other threads add to the dictionary.
-    return [keeper for keeper in (each() for each in _keepers.valuerefs()) if keeper is not None]
+    # Other threads may change the dictionary meanwhile, so copy the references in one call of C code.
+    keepers = (reference() for reference in _keepers.valuerefs())
+    return [keeper for keeper in keepers if keeper is not None]
 
 
 def _release(keepers: Sequence[Keeper]) -> None:
@@ -69,7 +70,7 @@ def _capacity() -> int:
 
 
 def limit() -> int:
-    """Return how many descriptors the process may have now; a program can change that."""
+    """Return how many descriptors the process may have now; programs can change this limit."""
     if sys.platform == "win32":
         return _SHARE * _MOST
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -77,7 +78,7 @@ def limit() -> int:
 
 
 def allow(count: int) -> bool:
-    """Let the process have so many descriptors, or as many as it may; return whether these are more than before."""
+    """Raise the limit of descriptors to `count`, or as far as allowed; return whether the limit is now higher."""
     if sys.platform == "win32":
         return False
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -86,13 +87,14 @@ def allow(count: int) -> bool:
         return False
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):  # macOS has a lower limit than the one that it tells
+    except (OSError, ValueError):
+        # macOS has a lower limit than it reports.
         return False
     return True
 
 
 def open_descriptor(path: str, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
-    """Do what `os.open` does. Where too many files are open, the stores close theirs first."""
+    """Open a file like `os.open`. If too many files are open, close the files of the stores, and try again."""
     try:
         return os.open(path, flags, mode, dir_fd=dir_fd)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Calls of the operating system for local stores: reads at an offset, names, directories, the disk."""
+"""Calls of the operating system for local stores: reads at an offset, renames, directories, room on the disk."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ except ImportError:  # Windows, old macOS
         offset: int,
         /,
     ) -> int:
-        """Do what `os.preadv` does."""
+        """Read bytes at an offset into buffers like `os.preadv`; return how many."""
         done = 0
         with _seeking:
             os.lseek(fd, offset, os.SEEK_SET)
@@ -70,16 +70,16 @@ else:
 
 
 def flush(file: Any, *steps: str) -> None:
-    """Flush to the system, and wait for the disk if `config.durable` is one of `steps`."""
+    """Flush an open file to the system, and wait for the disk if `config.durable` is one of `steps`."""
     file.flush()
     if durability() in steps:
         os.fsync(file.fileno())
 
 
 def allocate(path: str, start: int) -> None:
-    """Give a new file room on the disk for all of its bytes, zeros from `start` on; OSError if it is full.
+    """Allocate room on the disk for all bytes of a new file, which are zeros from `start` on; OSError if it is full.
 
-    Writing to a hole through a memory map ends the process if the disk is full.
+    Otherwise a write to a hole through a memory map would end the process on a full disk.
     """
     with open(path, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
@@ -90,7 +90,7 @@ def allocate(path: str, start: int) -> None:
 
 
 def _allocates(fd: int, start: int, nbytes: int, path: str) -> bool:
-    """Give a part of a file room; return whether the system can; OSError if the disk is full."""
+    """Allocate room for a part of a file; return False if the system cannot; OSError if the disk is full."""
     if sys.platform == "win32" or sys.platform == "darwin":
         return False
     try:
@@ -102,16 +102,16 @@ def _allocates(fd: int, start: int, nbytes: int, path: str) -> bool:
 
 
 def _require_room(number: int, path: str) -> None:
-    """Raise OSError if a call failed for want of room, and not because the file system lacks it."""
+    """Raise OSError if a call failed for want of room; return if the file system does not support the call."""
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         raise OSError(number, os.strerror(number), path)
 
 
 def reserve(path: str, nbytes: int) -> None:
-    """Reserve room for a file that will have as many bytes, without a change of its size; OSError if the disk is full.
+    """Reserve room for a file that will have `nbytes` bytes, without changing its size; OSError if the disk is full.
 
-    A caller that must not see a failing write asks first. Truncating the file to its size gives the room back.
-    Systems that cannot reserve room compare it with the free space.
+    Call this before writes that must not fail. To give the room back, truncate the file to its size. If the system
+    cannot reserve room, the missing bytes are compared with the free space.
     """
     if sys.platform != "win32":
         import resource
@@ -125,7 +125,7 @@ def reserve(path: str, nbytes: int) -> None:
 
 
 def _reserves(path: str, start: int, stop: int) -> bool:
-    """Reserve room; return whether the system can; OSError if the disk is full."""
+    """Reserve room for a part of a file; return False if the system cannot; OSError if the disk is full."""
     if sys.platform != "linux":
         return False
     try:
@@ -144,11 +144,11 @@ def _reserves(path: str, start: int, stop: int) -> bool:
 
 
 def make_directories(path: str) -> None:
-    """Make a directory, and missing ones above it."""
+    """Make a directory, and the missing directories above it."""
     if not os.path.isdir(path):
         parent = os.path.dirname(path)
         make_directories(parent)
-        # Another process may have made it at the same moment.
+        # Another process may have made the directory at the same moment.
         with suppress(FileExistsError):
             os.mkdir(path)
         if durability() != "off":
@@ -159,11 +159,13 @@ def inherit(path: str, old: os.stat_result) -> None:
     """Give a new file or directory the group and the permissions of the one that it is about to replace."""
     new = os.stat(path)
     if sys.platform != "win32" and new.st_gid != old.st_gid:
-        with suppress(OSError):  # only members of a group may give files to it
+        # Only members of a group may give files to it. A user who is not a member keeps the file in another group.
+        with suppress(OSError):
             os.chown(path, -1, old.st_gid)
     mode = stat.S_IMODE(old.st_mode)
     if stat.S_ISDIR(new.st_mode) and not stat.S_ISDIR(old.st_mode):
-        mode |= (mode & 0o444) >> 2  # who may read a file may look into a directory
+        # Users who could read the file must be able to list the directory.
+        mode |= (mode & 0o444) >> 2
     elif stat.S_ISDIR(old.st_mode) and not stat.S_ISDIR(new.st_mode):
         mode &= 0o666
     if mode != stat.S_IMODE(new.st_mode):
@@ -171,13 +173,14 @@ def inherit(path: str, old: os.stat_result) -> None:
 
 
 def rename_exclusively(source: str, target: str) -> None:
-    """Give the file `source` the name `target`, unless `target` exists. The old name may stay."""
+    """Rename the file `source` to `target`; FileExistsError if `target` exists. The file may keep its old name."""
     try:
         try:
             os.link(source, target)
         except FileExistsError:
             raise
-        except OSError:  # a file system without hard links: reserve the name, then replace it
+        except OSError:
+            # The file system has no hard links: reserve the name, then replace the reserved file.
             os.close(open_descriptor(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             try:
                 os.replace(source, target)
@@ -189,10 +192,10 @@ def rename_exclusively(source: str, target: str) -> None:
 
 
 def rename_to_free_name(source: str, target: str, *, durable: bool, may_wait: bool = False) -> None:
-    """Rename a file or directory; FileExistsError if there is a target. If `durable`, wait until the disk has the name.
+    """Rename a file or directory; FileExistsError if `target` exists. With `durable`, wait until the disk has the name.
 
-    No other name takes the place of a file in between. Where both are directories, the caller excludes that. In a block
-    of `forces.together` a file has both names until its end, if that `may_wait`.
+    For a file, the check and the rename are one step; for a directory, the caller excludes other writers. With
+    `may_wait`, in a block of `forces.together`, a file has both names until the block ends.
     """
     if os.path.isdir(source):
         if os.path.lexists(target):
@@ -202,7 +205,7 @@ def rename_to_free_name(source: str, target: str, *, durable: bool, may_wait: bo
         rename_exclusively(source, target)
     if durable:
         (force_directory if may_wait else sync_directory)(os.path.dirname(target))
-    # A file still has its old name, which may go only when the disk has the new one.
+    # A file still has its old name, which must stay until the disk has the new name.
     remove = partial(_remove_old_name, source)
     if may_wait:
         then(remove)
@@ -211,35 +214,36 @@ def rename_to_free_name(source: str, target: str, *, durable: bool, may_wait: bo
 
 
 def _remove_old_name(path: str) -> None:
-    # It may be gone already, or a directory may have taken the name.
+    # A rename has removed the old name already, or a directory has this name by now.
     with suppress(FileNotFoundError, IsADirectoryError):
         os.unlink(path)
 
 
 def exchange(source: str, target: str) -> None:
-    """Let two files or directories swap their names, in one step on Linux and macOS.
+    """Exchange the names of two files or directories, in one step on Linux and macOS.
 
-    `source` takes over the permissions of `target`.
+    `source` gets the permissions of `target`.
     """
     inherit(source, os.stat(target))
     if swap(source, target):
         return
-    # The old one stays under another name until the new one has its name.
-    kept = f"{target}.{os.urandom(8).hex()}{TEMPORARY}"
-    os.rename(target, kept)
+    # Keep the old file under another name until the new file has its name.
+    aside = f"{target}.{os.urandom(8).hex()}{TEMPORARY}"
+    os.rename(target, aside)
     try:
         os.rename(source, target)
     except BaseException:
-        os.rename(kept, target)
+        os.rename(aside, target)
         raise
-    os.rename(kept, source)
+    os.rename(aside, source)
 
 
 def swap(source: str, target: str) -> bool:
-    """Let two files or directories swap their names in one step; return whether the system can."""
+    """Exchange the names of two files or directories in one step; return False if the system cannot."""
     one, other = os.fsencode(source), os.fsencode(target)
     failed = True
-    with suppress(AttributeError):  # an old C library
+    # An old C library lacks the function.
+    with suppress(AttributeError):
         if sys.platform == "linux":
             failed = ctypes.CDLL(None).renameat2(_AT_FDCWD, one, _AT_FDCWD, other, _RENAME_EXCHANGE)
         elif sys.platform == "darwin":

@@ -1,4 +1,4 @@
-"""Endings of the names of files that hold no data of a frame: locks, and where new data waits for a commit."""
+"""Endings of the names of files that are not part of a frame: locks, and files of commits under way."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["JOURNAL", "LOCK", "TEMPORARY", "UNFINISHED", "WORK"]
 
 LOCK = ".b2lock"
 TEMPORARY = ".b2tmp"
-"""Of unfinished files. A killed writer leaves such a file behind."""
+"""The ending of unfinished files. A killed writer leaves such files behind."""
 JOURNAL = ".b2write"
-"""Of the journals of parallel writes in sparse frames, and of the directories next to files where their chunks wait."""
+"""The ending of journals of parallel writes in sparse frames, and of directories with new chunks next to a file."""
 WORK = ".b2work"
-"""Of the directory next to an archive where a writer has its members, until they are packed."""
+"""The ending of the directory next to an archive with the members of a group, before its writer packs them."""
 
 UNFINISHED = rf"[.][0-9a-f]{{16}}(?:{re.escape(TEMPORARY)}|{re.escape(JOURNAL)})"
-"""A pattern: the suffix of a file or directory that waits for another one, after the name of that."""
+"""A pattern for the ending of an unfinished file or directory; before the ending is the name that it will get."""

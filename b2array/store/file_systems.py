@@ -1,6 +1,6 @@
-"""File systems of fsspec that callers give as ``fs=``, and file systems in forked processes.
+"""File systems of fsspec that callers pass as ``fs=``, and file systems in forked processes.
 
-Below the functions that users call, a file system travels among the storage options, and the path in it as a URL.
+Internal functions do not take `fs`: they get the file system as one of the storage options, and its path as a URL.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["FILE_SYSTEM", "address_of", "of_this_process", "protocols", "register", "spell_out"]
 
 FILE_SYSTEM: Final = "file system"
-"""The storage option that holds a file system of the caller's. Options of fsspec are keywords, which have no space."""
+"""The storage option for the caller's file system. It has a space, so that it differs from all options of fsspec."""
 
 _connected: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""The file systems of fsspec that stores of this process use, by `id`: equal ones have their own connections."""
+"""The file systems of fsspec that stores of this process use, by `id`, because equal ones have separate connections."""
 _of_parents: dict[int, Any] = {}
-"""Those that a forked child has from its parent. If it let go of them, they would close their sockets, and the parent's
-loop, whose list of sockets the child shares, would wait for answers for ever."""
+"""The file systems that a forked child has from its parent. The child must keep them: without references they would
+close their sockets, and the parent's loop, which shares the list of sockets, would wait for answers for ever."""
 
 if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
     os.register_at_fork(after_in_child=lambda: _of_parents.update(_connected))
@@ -37,11 +37,12 @@ def address_of(
     storage_options: Mapping[str, Any] | None,
     fs: AbstractFileSystem | None,
 ) -> tuple[str | os.PathLike[str], Mapping[str, Any] | None]:
-    """Return URL and storage options that mean the same as a path in a file system of fsspec.
+    """Return a URL and storage options that mean the same as a path in a file system of fsspec.
 
-    The options then hold the file system, unless it is that of the local disk. A directory of another file system
-    (``dir``) is looked through. So is a cache of blocks (``blockcache``), which does not say of which state of an
-    object a block is; b2array has a cache that does. Without `fs`, both are returned as they are.
+    The options have the file system, unless it is the local file system. For a directory of another file system
+    (``dir``), they have the other file system. The same goes for a cache of blocks (``blockcache``), which does not
+    know the state of an object that a block belongs to; b2array has a cache that does. Without `fs`, both arguments are
+    returned unchanged.
 
     Examples
     --------
@@ -61,12 +62,12 @@ def address_of(
     from fsspec.implementations.local import LocalFileSystem
 
     if storage_options:
-        raise TypeError("storage_options are for URLs: a file system given as fs= has options of its own")
+        raise TypeError("storage_options are for URLs: a file system passed as fs= has its options already")
     if not isinstance(fs, AbstractFileSystem):
         raise TypeError(f"fs must be a file system of fsspec, not {type(fs).__name__}")
     path = os.fsdecode(url)
     slash = "/" if path.endswith("/") else ""
-    # A class derived from these may do something else with paths.
+    # A subclass of these may change paths in another way, so compare the exact types.
     while type(fs) in (DirFileSystem, CachingFileSystem, AsyncFileSystemWrapper):
         if type(fs) is DirFileSystem:
             path = fs._join(path)
@@ -76,7 +77,8 @@ def address_of(
     if isinstance(fs, AsyncFileSystem) and fs.asynchronous:
         raise ValueError("fs was made with asynchronous=True, for use inside a running loop: make one without it")
     stripped = fs._strip_protocol(path)
-    if not fs.root_marker:  # obstore leaves a slash there, which would be a bucket without a name
+    # obstore leaves a slash in front, which would name a bucket "".
+    if not fs.root_marker:
         stripped = stripped.lstrip("/")
     address = stripped if "://" in stripped else fs.unstrip_protocol(stripped)
     return address.rstrip("/") + slash, {FILE_SYSTEM: fs}
@@ -95,18 +97,19 @@ def protocols(fs: Any) -> list[str]:
     while fs is not None:
         protocol = fs.protocol
         names.append(protocol if isinstance(protocol, str) else protocol[0])
-        inside = object.__getattribute__(fs, "__dict__")  # `vars` gives that of the file system behind a cache
+        # For a cache, `vars` returns the attributes of the file system behind it.
+        inside = object.__getattribute__(fs, "__dict__")
         opened = inside.get("of")
         fs = opened.fs if isinstance(opened, OpenFile) else inside.get("fs")
     return names
 
 
 def of_this_process(fs: Any) -> Any:
-    """Return a file system, or an equal one if a parent made it, before this process was forked from it."""
+    """Return a file system; if it is from the parent of this forked process, return an equal one."""
     from fsspec.asyn import AsyncFileSystem
 
-    made_here = fs._pid == os.getpid() if isinstance(fs, AsyncFileSystem) else True
-    if made_here and _of_parents.get(id(fs)) is not fs:
+    is_own = fs._pid == os.getpid() if isinstance(fs, AsyncFileSystem) else True
+    if is_own and _of_parents.get(id(fs)) is not fs:
         return fs
     _of_parents[id(fs)] = fs
     try:
@@ -119,7 +122,7 @@ def of_this_process(fs: Any) -> Any:
 
 
 def spell_out(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return storage options with the arguments of file systems instead of the file systems.
+    """Return storage options in which each file system is replaced by its class and arguments.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Forcing writes to the disk: each at once, or the writes of many files together.
+"""Forcing writes to the disk: each immediately, or the writes to many files together.
 
-A disk takes about as long to force one file as to force many that wait for it at the same time, and the names in a
-directory are forced all at once. In a block of `together`, forces wait for its end. So the order in which the writes of
-a block reach the disk is unknown, until the block has ended: what relies on them comes after it.
+A disk forces many files at the same time about as fast as one file, and all names in a directory together. In a block
+of `together`, forces wait for the end of the block. Until then the writes of the block reach the disk in any order, so
+a write that relies on them must come after the block.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from b2array.store.descriptors import open_descriptor
 __all__ = ["flush", "force_directory", "force_file", "may_wait", "sync_directory", "then", "together"]
 
 _AT_ONCE = 16
-"""How many files are forced at the same time: the threads wait for the disk, not for a processor."""
+"""The number of files to force at the same time. The threads wait for the disk, not for a processor."""
 
 
 class _Forces:
     """The forces of a block, and the actions that follow them."""
 
     def __init__(self) -> None:
-        # In the order in which they were asked for: a set would differ from run to run.
+        # Dictionaries, because they keep the order: the order of a set would differ from run to run.
         self.files: dict[str, None] = {}
         self.directories: dict[str, None] = {}
         self.actions: list[Callable[[], object]] = []
 
     def end(self) -> None:
+        # Again, because an action may request more forces.
         while self.files or self.directories or self.actions:
             files, self.files = self.files, {}
             directories, self.directories = self.directories, {}
@@ -58,9 +59,9 @@ _here = _Here()
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Let the forces that this thread asks for in the block wait for its end, where they go out together.
+    """Collect the forces that this thread requests in the block, and execute them together at its end.
 
-    OSError at the end: perhaps nothing of it is on the disk, and nothing that was to be done `then` was done.
+    OSError at the end says that any of the writes may not be on the disk. No action of `then` was run.
     """
     if _here.waiting is not None:
         yield
@@ -68,18 +69,18 @@ def together() -> Iterator[None]:
     waiting = _here.waiting = _Forces()
     try:
         yield
-        waiting.end()  # an action may ask for more forces
+        waiting.end()
     finally:
         _here.waiting = None
 
 
 def may_wait() -> bool:
-    """Whether forces of this thread wait for the end of a block."""
+    """Return whether forces of this thread wait for the end of a block."""
     return _here.waiting is not None
 
 
 def then(action: Callable[[], object]) -> None:
-    """Run an action once everything forced so far is on the disk: now, or at the end of the block."""
+    """Run an action when everything forced so far is on the disk: now, or at the end of the block."""
     if _here.waiting is None:
         action()
     else:
@@ -87,7 +88,7 @@ def then(action: Callable[[], object]) -> None:
 
 
 def force_file(path: str) -> None:
-    """Wait until the content of a file is on the disk, now or at the end of the block. It may be gone."""
+    """Wait until the content of a file is on the disk, now or at the end of the block. The file may be removed."""
     if _here.waiting is None:
         _sync_file(path)
     else:

@@ -28,11 +28,11 @@ class GcsStore(CloudStore):
 
     put_limit = 5 * 2**40
     _serves_ends = True
-    uploads = 1  # a resumable upload takes one part after the other
+    uploads = 1  # a resumable upload accepts one part after the other
 
     @property
     def connections(self) -> int:
-        """Return a number that the client allows."""
+        """The number of concurrent requests, which the client allows."""
         return 32
 
     async def _settings(self, fs: Any) -> ranges.Client | None:
@@ -59,7 +59,13 @@ class GcsStore(CloudStore):
         expected: Version | None,
     ) -> tuple[bytes, Stamp]:
         asked = {"alt": "media", "headers": {"Range": bytes_range(start, stop)}, **_condition(expected)}
-        headers, content = await fs._call("GET", _OBJECT, *_place(fs, path), **asked, **_generation(fs, path))
+        headers, content = await fs._call(
+            "GET",
+            _OBJECT,
+            *_place(fs, path),
+            **asked,
+            **_generation(fs, path),
+        )
         size = headers.get("Content-Range", "").rpartition("/")[2] or len(content)
         return content, Stamp(int(size), Version(headers["X-Goog-Generation"]))
 
@@ -72,7 +78,13 @@ class GcsStore(CloudStore):
         bucket, key = _place(fs, path)
         await fs._call("GET", "b/{}/o", bucket, prefix=key, maxResults=1)
 
-    async def _send(self, fs: Any, path: str, content: bytes, expected: Version | None) -> Version:
+    async def _send(
+        self,
+        fs: Any,
+        path: str,
+        content: bytes,
+        expected: Version | None,
+    ) -> Version:
         bucket, key = _place(fs, path)
         asked = {"uploadType": "media", "name": key, "headers": _BYTES, "json_out": True, **_condition(expected)}
         answer = await fs._call("POST", _uploads(fs), bucket, data=content, **asked)
@@ -99,7 +111,7 @@ class GcsStore(CloudStore):
                 return ""
             stalled = stalled + 1 if start == before else 0
             if not part.start <= start < part.stop or stalled > config.retries:
-                raise OSError(f"expected an upload to go on behind {part.start}, found that {start} bytes have arrived")
+                raise OSError(f"expected an upload to continue after byte {part.start}, found {start} bytes stored")
 
     async def _finish(
         self,

@@ -1,4 +1,4 @@
-"""Stores on HTTP servers, for reading."""
+"""Stores on HTTP servers, read-only."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 
 
 class HttpStore(FsspecStore):
-    """An object, or the names below it, on an HTTP server. For reading.
+    """An object, or a prefix of objects, on an HTTP server. Read-only.
 
-    The store compares each answer's claimed range with the requested one. It asks again, `config.retries` times, if the
-    server is overloaded, or if the answer breaks off.
+    The store compares the range of each answer with the requested range. It repeats a request up to `config.retries`
+    times if the server is overloaded, or if the answer breaks off.
     """
 
     can = Capabilities(write=False, lists=False)
@@ -36,7 +36,7 @@ class HttpStore(FsspecStore):
 
     @property
     def connections(self) -> int:
-        """Return a number that the client allows."""
+        """The number of concurrent requests, which the client allows."""
         return 100
 
     def _answers(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
@@ -74,7 +74,7 @@ class HttpStore(FsspecStore):
         try:
             return super().read(spans, expected=expected, clip=clip)
         except ConflictError:
-            # This only explains the failure: if the server does not answer, the first error is raised.
+            # A second look only explains the failure. If the server does not answer, the first error is raised.
             with suppress(OSError):
                 if self.stamp(spans[0].name).version != self.stamp(spans[0].name).version:
                     raise ConflictError(
@@ -100,7 +100,7 @@ class HttpStore(FsspecStore):
         stop: int,
         expected: Version | None,
     ) -> tuple[bytes, Stamp]:
-        """Read a range of an object, and the state of the object."""
+        """Read a range of an object and the object's state; repeat the request after errors that may pass."""
         return await patiently(partial(self._ask, fs, url, start, stop, expected), _may_pass)
 
     async def _ask(
@@ -113,7 +113,7 @@ class HttpStore(FsspecStore):
     ) -> tuple[bytes, Stamp]:
         from aiohttp import ClientPayloadError
 
-        # Ranges are counted in compressed bytes if the server compresses.
+        # A server that compresses would count ranges in compressed bytes.
         headers = {**fs.kwargs.get("headers", {}), "Accept-Encoding": "identity", "Range": bytes_range(start, stop)}
         if expected and _is_strong(expected):
             headers["If-Match"] = expected.tag
@@ -128,7 +128,7 @@ class HttpStore(FsspecStore):
             elif answer.status == 206 and match is not None and match[1] is not None and not compressed:
                 first, total, content = int(match[1]), match[2], await answer.read()
             elif start < 0:
-                # Without waiting for the whole object, which a server without ranges sends.
+                # Do not wait for the whole object, which a server without ranges sends.
                 raise UnsupportedError(f"{self.url}: expected the last bytes, found status {answer.status}")
             elif answer.status == 200:  # a server without ranges sends the whole object
                 first, content = 0, await _beginning(answer.content, stop)
@@ -152,26 +152,31 @@ class HttpStore(FsspecStore):
 
 
 def _answer(span: Span, content: bytes, stamp: Stamp) -> tuple[bytes, Stamp | None]:
-    """Return an answer with its state, if it has one: without a strong entity tag, two states may look the same."""
+    """Return the bytes of an answer, and the object's state if a strong entity tag tells it from other states."""
     if _is_strong(stamp.version):
         return content, stamp
+    # The size tells where the last bytes of an object begin.
     return content, stamp._replace(version=None) if span.start < 0 else None
 
 
 async def _beginning(stream: Any, nbytes: int) -> bytes:
-    taken = bytearray()
-    while len(taken) < nbytes and (piece := await stream.readany()):
-        taken += piece
-    return bytes(taken)
+    """Read an answer until it has `nbytes` bytes, or to its end."""
+    content = bytearray()
+    while len(content) < nbytes:
+        piece = await stream.readany()
+        if not piece:
+            break
+        content += piece
+    return bytes(content)
 
 
 def _is_strong(version: Version | None) -> bool:
-    """Whether a version is an entity tag that is different for any two contents."""
+    """Return whether a version is a strong entity tag, which differs between any two contents."""
     return version is not None and version.tag.startswith('"')
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether the same request may succeed a moment later."""
+    """Return whether the same request may succeed a moment later."""
     from aiohttp import ClientConnectorError, ClientOSError, ClientPayloadError, ServerDisconnectedError
 
     broken = isinstance(error, ClientPayloadError | ServerDisconnectedError | ClientOSError)

@@ -1,7 +1,7 @@
-"""Symbolic links and hard links: names that b2array chooses itself never lead to another place.
+"""Symbolic links and hard links. b2array follows only links that the user names.
 
-A user may give the URL of a link. What b2array puts below or next to that (chunks, members of a group, locks, files
-that wait for a commit) is never a link, so a link there was made by somebody else, and may lead anywhere.
+A user may pass the path of a link. Below it or next to it, b2array itself makes no links: chunks, members, locks and
+files of commits under way are never links. So another program has made any link there, and it may lead anywhere.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ else:
     _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 _BY_DESCRIPTOR = {os.open, os.unlink, os.rmdir, os.rename} <= os.supports_dir_fd and os.scandir in os.supports_fd
-"""Whether the system opens and removes names relative to the descriptor of their directory."""
+"""Whether the system can open and remove names relative to the descriptor of a directory."""
 
 
 def is_link(path: str) -> bool:
-    """Whether a path is a symbolic link, or a junction of Windows; False if there is nothing."""
+    """Return whether a path is a symbolic link, or a junction of Windows; False for a missing path."""
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -58,26 +58,27 @@ def refuse_link(path: str) -> None:
 
 
 def make_link_error(path: str) -> FormatError:
-    """Return the error for a link in a place where there must be none."""
+    """Make the error for a symbolic link inside an array or a group, or in place of a lock."""
     return FormatError(
-        f"{path}: expected a file or a directory, found a symbolic link: inside of arrays and groups, and for"
-        " locks, none is followed"
+        f"{path}: expected a file or a directory, found a symbolic link, which is not followed inside arrays and"
+        " groups or for locks"
     )
 
 
 def open_itself(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open the file of this name itself: FormatError for a link."""
+    """Open a file without following links; FormatError if the path is a link."""
     if sys.platform == "win32":
         refuse_link(path)
     try:
         return open_descriptor(path, flags | _ITSELF, mode)
     except OSError:
-        refuse_link(path)  # systems give this error different numbers
+        # Systems report a link with different error numbers, so look at the path.
+        refuse_link(path)
         raise
 
 
 def parts_below(directory: str, path: str) -> tuple[str, ...]:
-    """Return the paths from below a directory down to `path`, which is below it.
+    """Return the path of each part of `path` below a directory, from the outermost one on.
 
     Examples
     --------
@@ -95,13 +96,13 @@ def parts_below(directory: str, path: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class OpenDirectory:
-    """A directory, and its descriptor: names are relative to that where the system can, whatever the path leads to."""
+    """A directory and its descriptor. If the system can, names are relative to the descriptor, even after a rename."""
 
     path: str
     fd: int | None
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Return the names of all files in the directory, and the names of everything else: links, directories."""
+        """Return the names of the files in the directory, and the names of other entries such as links."""
         files: list[str] = []
         others: list[str] = []
         with os.scandir(self.path if self.fd is None else self.fd) as entries:
@@ -114,7 +115,7 @@ class OpenDirectory:
         return os.stat(self._name(name), dir_fd=self.fd, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
-        """Remove a file or link, if it exists; what the link points to stays."""
+        """Remove a file or a link, if it exists; the target of the link stays."""
         # Another process may have removed it already.
         with suppress(FileNotFoundError):
             os.unlink(self._name(name), dir_fd=self.fd)
@@ -124,7 +125,7 @@ class OpenDirectory:
         os.rmdir(self._name(name), dir_fd=self.fd)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file or directory another name here."""
+        """Rename a file or directory in this directory."""
         os.rename(self._name(old), self._name(new), src_dir_fd=self.fd, dst_dir_fd=self.fd)
 
     def _name(self, name: str) -> str:
@@ -135,8 +136,7 @@ class OpenDirectory:
 def open_directory(path: str, inner: Sequence[str] = ()) -> Iterator[OpenDirectory]:
     """Open a directory until the block ends.
 
-    `inner` are the paths of its last parts that must not be links, from the outermost to `path` itself: FormatError if
-    one is.
+    `inner` are paths that must not be links, from an outer directory to `path` itself; a link raises FormatError.
     """
     if not _BY_DESCRIPTOR:
         for each in inner:
@@ -159,8 +159,8 @@ def open_directory(path: str, inner: Sequence[str] = ()) -> Iterator[OpenDirecto
 
 
 def refuse_other_names(path: str) -> None:
-    """Raise UnsupportedError if a file has other names (hard links): each name has a lock of its own."""
-    # The file may be removed while its names are counted: then nobody shares it.
+    """Raise UnsupportedError if a file has other names (hard links), because each name has a separate lock."""
+    # Another process may remove the file while its names are counted: then nobody shares it.
     with suppress(FileNotFoundError):
         while (status := os.stat(path)).st_nlink > 1:
             count = status.st_nlink - _temporary_names(path, status)
@@ -168,18 +168,18 @@ def refuse_other_names(path: str) -> None:
                 return
             if os.stat(path).st_nlink == status.st_nlink:
                 raise UnsupportedError(
-                    f"{path}: expected a file with one name, found {count} hard links: each name has a lock of its own,"
-                    " so their writers would not exclude each other. Copy the file, and write to the copy"
+                    f"{path}: expected a file with one name, found {count} hard links: each name has a separate lock,"
+                    " so writers would not exclude each other. Copy the file, and write to the copy"
                 )
 
 
 def _temporary_names(path: str, status: os.stat_result) -> int:
-    """Count the temporary names of a file: it has one while it is made, and keeps it if its maker is killed then."""
+    """Count the temporary names of a file: a writer gives it one, and if it is killed, the file keeps this name."""
     directory, name = os.path.split(path)
     temporary = re.compile(re.escape(name) + UNFINISHED)
     count = 0
     for other in filter(temporary.fullmatch, os.listdir(directory)):
-        # A temporary name may disappear at any time.
+        # The writer may remove a temporary name at any time.
         with suppress(FileNotFoundError):
             count += os.path.samestat(status, os.lstat(os.path.join(directory, other)))
     return count

@@ -49,10 +49,10 @@ __all__ = ["LocalStore"]
 _READ_LIMIT = 64 * 2**20
 
 _SETTLED = 2 * 10**9
-"""Changes this many nanoseconds apart give a file different times: some file systems count in steps of two seconds."""
+"""Nanoseconds between changes after which a file has different times: some file systems count in steps of 2 seconds."""
 
 _IOV_MAX = 1024
-"""The most buffers that POSIX systems fill in one call."""
+"""The maximum number of buffers that POSIX systems fill in one call."""
 
 
 def _local_stamp(status: os.stat_result) -> Stamp:
@@ -66,8 +66,8 @@ def _identity_of(status: os.stat_result) -> tuple[int, int]:
 
 
 def _unique(path: str, status: os.stat_result) -> str:
-    """Identify a state of a file among all files; empty while another change could still leave the same times."""
-    # Programs can set the time of modification back, but not that of the change of status.
+    """Identify a state of a file among all files; "" for a recent state, because a next change might get its times."""
+    # Programs can set the time of modification back, but not the time of the last change of status.
     modified, changed = status.st_mtime_ns, status.st_ctime_ns
     if time.time_ns() - max(modified, changed) < _SETTLED:
         return ""
@@ -75,7 +75,7 @@ def _unique(path: str, status: os.stat_result) -> str:
 
 
 class _File:
-    """A descriptor. It closes when its last user is done, even if the store uses another one by then."""
+    """A descriptor of a file. It closes when its last user is done, even if the store uses another file by then."""
 
     __slots__ = ("fd", "known", "path")
 
@@ -91,9 +91,9 @@ class _File:
         return _local_stamp(os.fstat(self.fd))
 
     def require(self, expected: Version) -> None:
-        """Raise ConflictError unless this is the file of that version, to which later commits append.
+        """Raise ConflictError unless this file has the expected version, or later commits have appended to it.
 
-        FormatError says that the file was cut off.
+        FormatError says that the file was truncated.
         """
         if expected in self.known:
             return
@@ -103,13 +103,14 @@ class _File:
         if current != Version(tag, state):
             if current is None or tag != current.tag or stat.S_ISDIR(status.st_mode):
                 raise stale_reader(self.path)
-            # A new file may get the inode of a deleted one. `read` raises FormatError if this one is too short.
+            # A new file may get the inode of a deleted file. `read` raises FormatError if this file is too short.
             if content and self.read(stop - len(content), stop) != content:
                 raise stale_reader(self.path)
         self.known.add(expected)
 
     def read(self, start: int, stop: int, *, clip: bool = False) -> memoryview:
-        """Read a range; with `clip`, as much of it as there is. Meanwhile a writer may cut off an unfinished commit."""
+        """Read a range; with `clip`, as much of it as the file has."""
+        # Again, if a writer truncates an unfinished commit between the calls.
         while True:
             size = os.fstat(self.fd).st_size
             if stop > size and not clip:
@@ -125,14 +126,14 @@ class _File:
                 return view
 
     def read_into(self, views: list[memoryview], start: int) -> None:
-        """Fill views with the bytes from `start` on."""
+        """Fill views with the bytes of the file from `start` on."""
         nbytes = sum(map(len, views))
         try:
             done = disk.read_into(self.fd, views, start)
             if done == nbytes:
                 return
             for view in views:
-                # One call may read less than asked for; the rest comes piece by piece.
+                # One call may read fewer bytes than requested: read the rest piece by piece.
                 at, done = min(done, len(view)), max(0, done - len(view))
                 while at < len(view):
                     count = disk.read_into(self.fd, [view[at:]], start + at)
@@ -141,17 +142,18 @@ class _File:
                     at += count
                 start += len(view)
         except OSError as error:
-            error.filename = self.path  # the system knows only the descriptor
+            # The system knows only the descriptor.
+            error.filename = self.path
             raise
 
 
 _TRUSTED_ROOM = 16 * 2**20
-"""Before it allocates more, a store checks the sizes of its files: a damaged one may ask for any number of bytes."""
+"""For a larger buffer, a store first checks the sizes of its files: a damaged file may claim any number of bytes."""
 _KEPT_ROOM = 64 * 2**20
 
 
 class _Listing(Mapping[str, Listed]):
-    """The files of a directory, sorted by name: in half the memory of a dict, for directories of very many files."""
+    """The files of a directory, sorted by name. For very many files, it takes half the memory of a dictionary."""
 
     def __init__(self, names: Sequence[str], sizes: Sequence[int], times: Sequence[float]) -> None:
         self._names, self._sizes, self._times = names, sizes, times
@@ -170,20 +172,20 @@ class _Listing(Mapping[str, Listed]):
 
 
 class LocalStore(Store):
-    """A local file or directory. A relative path is resolved at once: the working directory may change later.
+    """A local file or directory. A relative path is made absolute, because the working directory may change.
 
-    A store of one file keeps it open, so that its bytes can be read even after another writer has replaced the file:
-    as long as the file is among those that were read last, see `b2array.store.descriptors`. After that it is opened
-    again, and ConflictError says that it is another one. `head` opens the file again; `replace`, `adopt`, `exchange`
-    and `close` close it.
+    A store of one file keeps the file open, so that readers can read it even after another writer has replaced it. If
+    the store closes the file meanwhile, because too many other files are open (see `b2array.store.descriptors`), it
+    opens the file again, and raises ConflictError for another file. `head` opens the file anew; `replace`, `adopt`,
+    `exchange` and `close` close it.
 
-    The path may be a symbolic link, or lead through some. Names below it may not: FormatError names such a link.
+    The path may be a symbolic link, or lead through symbolic links. Names below it may not: they raise FormatError.
 
     Parameters
     ----------
     path : str or os.PathLike
     within : str or os.PathLike, optional
-        A directory above: links between it and the path are refused as well, and so is the path if it is one.
+        A directory above the path. Links below this directory, the path included, raise FormatError.
     """
 
     can = Capabilities(lock=True, append=True, local=True)
@@ -211,7 +213,7 @@ class LocalStore(Store):
         return partial(LocalStore, within=self._within), (address,)
 
     def _path(self, name: str) -> str:
-        """Return the path of an object. FormatError if links lead there; the object itself may still be one."""
+        """Return the path of an object; FormatError if links lead there. The object itself may be a link."""
         for part in self._inner if name else self._inner[:-1]:
             links.refuse_link(part)
         if not name:
@@ -223,7 +225,7 @@ class LocalStore(Store):
         return path
 
     def _own_path(self, name: str) -> str:
-        """Return the path of an object behind all links that the user has given; FormatError for other links."""
+        """Return the path of an object with all links in the user's path resolved; FormatError for other links."""
         path = self._path(name)
         if self._may_be_link and not name:
             return os.path.realpath(path)
@@ -254,7 +256,7 @@ class LocalStore(Store):
         return file
 
     def _open_again(self) -> _File:
-        """Open the one file, which must be the one that was open before, if any: ConflictError."""
+        """Open the file of the store; ConflictError if another file was open before."""
         before = self._identity
         try:
             file = self._open_new("")
@@ -273,7 +275,7 @@ class LocalStore(Store):
         keep(self)
 
     def release(self) -> None:
-        """Close the file when nobody reads from it any more. The next reader opens it again, if it is the same one."""
+        """Close the file when nobody reads from it any more; the next read opens it again."""
         self._file = None
 
     def read(
@@ -310,12 +312,12 @@ class LocalStore(Store):
         *,
         expected: Version | None = None,
     ) -> memoryview:
-        # The thread uses the memory again: fresh memory costs more time than reading into it.
+        # Reuse the memory of the thread: allocating memory takes longer than reading into it.
         check = partial(self._check_size, spans) if nbytes > _TRUSTED_ROOM else None
         buffer = scratch("room", nbytes, _KEPT_ROOM, check).data
         file: _File | None = None
         opened, begin, reached = "", -1, -1
-        side_by_side: list[memoryview] = []  # one call reads all spans that follow each other without a gap
+        side_by_side: list[memoryview] = []  # the views of adjacent spans, which one call reads
         for span, place in zip(spans, places, strict=True):
             name, start, stop = span
             if not 0 <= start <= stop:
@@ -335,7 +337,7 @@ class LocalStore(Store):
         return buffer
 
     def _check_size(self, spans: Sequence[Span]) -> None:
-        # The room between the spans is not read from the file.
+        # Count the spans alone: the room between them is not read from the file.
         wanted = sum(span.stop - span.start for span in spans)
         if wanted > _TRUSTED_ROOM:
             nbytes = sum(self._open(name).stamp().size for name in {span.name for span in spans})
@@ -359,7 +361,8 @@ class LocalStore(Store):
         try:
             file = self._open_new(name)
             status = os.fstat(file.fd)
-            if stat.S_ISDIR(status.st_mode):  # some file systems would let us read 0 bytes
+            # Some file systems would read 0 bytes from a directory.
+            if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file.path)
             unique = _unique(file.path, status)
             data = file.read(offset, offset + nbytes, clip=True)
@@ -384,12 +387,14 @@ class LocalStore(Store):
             with os.scandir(self.url) as entries:
                 candidates = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
             for name in candidates:
-                with suppress(FileNotFoundError):  # it may be removed meanwhile
+                # Another process may have removed the file meanwhile.
+                with suppress(FileNotFoundError):
                     each = os.stat(os.path.join(self.url, name), follow_symlinks=False)
                     names.append(name)
                     sizes.append(each.st_size)
                     times.append(each.st_mtime)
-        except NotADirectoryError:  # a file has replaced the directory meanwhile
+        except NotADirectoryError:
+            # A file has replaced the directory meanwhile.
             return self.listing()
         return _Listing(names, sizes, times)
 
@@ -398,13 +403,14 @@ class LocalStore(Store):
         paths = []
         for directory, inner, names in os.walk(self.url):
             start = os.path.join(directory, "")[len(os.path.join(self.url, "")) :]
-            # A link to a directory is listed as one object: opening it tells that it is a link.
+            # List a link to a directory as one object: opening it raises the error for links.
             names += [name for name in inner if links.is_link(os.path.join(directory, name))]
             paths += [(start + name).replace(os.sep, "/") for name in names]
         return sorted(paths)
 
     def now(self) -> float:
-        # A file system on a server dates files by the server's clock.
+        # A file system on a server dates files by the server's clock. Without permission to make a file, the clock of
+        # this computer is the best guess.
         with suppress(OSError, FormatError):
             target = self._own_path("")
             beside = os.path.join(target, "") if os.path.isdir(target) else f"{target}."
@@ -442,7 +448,7 @@ class LocalStore(Store):
     ) -> Stamp:
         disk.make_directories(os.path.dirname(path))
         temporary = f"{path}.{os.urandom(8).hex()}{TEMPORARY}"
-        # A file that replaces an older one must be on the disk first.
+        # Only a new file may wait: a file that replaces an older one must be on the disk before the rename.
         may_wait = exclusive and forces.may_wait()
         try:
             with open(temporary, "xb", opener=open_descriptor) as file:
@@ -452,11 +458,13 @@ class LocalStore(Store):
             if may_wait and durability() != "off":
                 forces.force_file(path)
         except OSError as error:
+            # The caller knows only this name.
             if error.filename == temporary:
-                error.filename = path  # the name that the caller knows
+                error.filename = path
             raise
         finally:
-            with suppress(OSError):  # usually it was renamed; if it stays, it does no harm
+            # Usually the file was renamed; one that stays does no harm, and `vacuum` removes it.
+            with suppress(OSError):
                 os.unlink(temporary)
         return stamp
 
@@ -487,7 +495,7 @@ class LocalStore(Store):
             disk.rename_exclusively(source, target)
         else:
             current = None
-            # Nothing is there yet, so no version is replaced.
+            # A missing file has no version and no permissions.
             with suppress(FileNotFoundError):
                 status = os.stat(target)
                 current = _local_stamp(status).version
@@ -530,35 +538,37 @@ class LocalStore(Store):
         other.close()
 
     def lock_if_free(self, *, inside: bool = False) -> FileIO | None:
-        """Take the lock of this one file, or of the files `inside` this directory; None if somebody holds it.
+        """Take the lock of this file, or of the files `inside` this directory; None if somebody holds the lock.
 
-        The caller holds it until what is returned is closed.
+        The caller holds the lock until it closes the file that is returned.
         """
         return free_lock(self._path(LOCK) if inside else self._own_path("") + LOCK)
 
     def holds_lock(self) -> bool:
-        """Whether this thread holds the lock of the files in this directory for writing."""
+        """Return whether this thread holds the lock of the files in this directory for writing."""
         return holds_lock(self._path(LOCK))
 
     def drop_directory(self) -> None:
-        # It is not empty, or already gone.
+        # The directory is not empty, or another process has removed it.
         with suppress(OSError):
             os.rmdir(self._own_path(""))
 
     def drop_lock(self) -> None:
         outer, name = os.path.split(self._path(""))
-        # The directory may be gone, and its lock with it.
+        # If the directory was removed, so was its lock.
         with suppress(*MISSING), links.open_directory(outer, self._inner[:-1]) as above:
             remove_lock(above, name + LOCK)
 
     def force(self) -> None:
         if durability() != "ordered":
-            return  # with "full", every write has waited already
+            # With "full", every write has already waited.
+            return
         if os.path.isdir(self.url):
             forces.force_directory(self.url)
             return
         path = self._own_path("")
-        if os.path.lexists(path):  # at the end of a block a directory may be here
+        # The file may have been removed since.
+        if os.path.lexists(path):
             forces.force_file(path)
         # A directory that was removed needs no force.
         with suppress(FileNotFoundError):
@@ -577,8 +587,9 @@ class LocalStore(Store):
                 file.writelines(as_pieces(data))
                 forces.flush(file, file.name, "ordered", "full")
         except BaseException:
-            if cut:  # the disk may be full: free the written bytes
-                # Bytes after the end do no harm; the original error says more.
+            # The disk may be full: free the bytes that were written.
+            if cut:
+                # Bytes that stay after the end do no harm, and the first error says more.
                 with suppress(OSError):
                     os.truncate(self._path(name), offset)
             raise
@@ -613,7 +624,7 @@ class LocalStore(Store):
                     disk.sync_directory(os.path.dirname(path))
 
     def withdraw(self, digests: Mapping[str, int]) -> None:
-        # The whole directory may be gone already.
+        # Another process may have removed the whole directory.
         with suppress(FileNotFoundError), links.open_directory(self._path(""), self._inner) as here:
             for name, digest in digests.items():
                 # Another process may have removed it already.
@@ -625,7 +636,7 @@ class LocalStore(Store):
         self._own_path(name)
 
     def remove(self, first: str, belongs: Callable[[str], bool], *, locked: bool = False) -> None:
-        # Nothing is there, so nothing has to be removed.
+        # Another process may have removed the frame already.
         with suppress(*MISSING):
             is_directory = stat.S_ISDIR(self._status("").st_mode)
             with nullcontext() if locked else self.lock(LOCK if is_directory else ""):
@@ -651,7 +662,8 @@ class LocalStore(Store):
             ours = [each for each in files if each == LOCK or belongs(each)]
             alone = not others and len(ours) == len(files)
             aside = self._put_aside(above, name) if alone else None
-            if aside is None and first in ours:  # so that no reader finds it without the others
+            # Remove this file first, so that no reader finds it without the others.
+            if aside is None and first in ours:
                 here.remove(first)
                 if durability() != "off":
                     disk.sync_directory(path)
@@ -660,19 +672,22 @@ class LocalStore(Store):
                     here.remove(each)
             remove_lock(here, LOCK)
             if aside is not None:
-                for each in filter(belongs, here.names()[0]):  # other writers were about to put these there
+                # Other writers may have made files meanwhile.
+                for each in filter(belongs, here.names()[0]):
                     here.remove(each)
             if alone:
-                with suppress(OSError):  # and may still do so; then `vacuum` removes the directory
+                # Other writers may still make files here; then `vacuum` removes the directory.
+                with suppress(OSError):
                     above.remove_directory(aside or name)
 
     @staticmethod
     def _put_aside(above: OpenDirectory, name: str) -> str | None:
-        """Give a directory another name, so that nobody sees a part of it. Return the name, or None if that failed."""
+        """Rename a directory, so that no reader sees a part of it; return its new name, or None if renaming failed."""
         aside = f"{name}.{os.urandom(8).hex()}{TEMPORARY}"
         try:
             above.rename(name, aside)
-        except OSError:  # Windows renames no directory with open files
+        except OSError:
+            # Windows renames no directory with open files.
             return None
         if durability() != "off":
             disk.sync_directory(above.path)
@@ -692,6 +707,6 @@ class LocalStore(Store):
 
 @contextmanager
 def _both(of_file: str, of_link: str, *, shared: bool) -> Iterator[None]:
-    """Take the lock that all names of a file share, and the one that the C library takes by a symbolic link."""
+    """Take two locks: the lock of the file itself, and the lock that the C library takes for a symbolic link to it."""
     with lock_file(of_file, shared=shared), lock_file(of_link, shared=shared):
         yield

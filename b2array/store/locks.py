@@ -1,10 +1,11 @@
 """The lock files of the C library: ``flock`` on a file next to a frame, or in the directory of a sparse one.
 
-The lock belongs to the file, not to its name. Who removes a frame removes its lock file as well, and holds the lock
-meanwhile. So who takes a lock compares the file with the one that has the name then, and begins again if they differ.
+The lock belongs to the file, not to its name. A writer that removes a frame also removes its lock file, and holds the
+lock meanwhile. So a writer that takes a lock then checks that the file still has the name, and begins again if another
+file has it.
 
-Whoever may write to a frame must be able to write to its lock file. So its owner gives it the group and the permissions
-of the frame whenever he takes the lock: the frame may have got others since.
+All users who may write to a frame must be able to write to its lock file. So whenever the owner of the lock file takes
+the lock, the file gets the group and the permissions of the frame, which may have changed.
 """
 
 from __future__ import annotations
@@ -64,28 +65,28 @@ else:
 
 
 _COUNTER = slice(8, 16)
-"""Where a lock file has its counter. The bytes before it are zeros, and nothing follows it."""
+"""The position of the counter in a lock file. The bytes before the counter are zeros, and no bytes follow it."""
 
 
 _READ_AND_WRITE = 0o666
 
 
 class _LockFile(FileIO):
-    """A lock file that is open. It ends in C code, because `close` is that of its base."""
+    """An open lock file. It inherits `close`, which is C code that Ctrl-C does not interrupt."""
 
     key: tuple[int, int, int, bool]
-    """Device and number of the file, the thread that locks it, and whether that shares the lock."""
+    """The device and number of the file, the thread that locks it, and whether the lock is shared."""
     path: str
 
 
 _held: WeakValueDictionary[tuple[int, int, int, bool], _LockFile] = WeakValueDictionary()
-"""Files whose locks are held or waited for."""
+"""The files whose locks threads hold or wait for."""
 
 _all_open: WeakValueDictionary[int, _LockFile] = WeakValueDictionary()
-"""Every lock file that is open, by `id`. A forked child closes its copies, which would keep the locks held."""
+"""All open lock files, by `id`. A forked child closes its copies, which would otherwise keep the locks."""
 
 _opening = threading.RLock()
-"""Held from before a lock file is opened until `_all_open` has it, so that no fork comes in between."""
+"""Held while a lock file is opened and added to `_all_open`, so that no fork comes in between."""
 
 
 def _drop_copies() -> None:
@@ -99,7 +100,7 @@ if sys.platform != "win32":
 
 
 def _is_held(file: _LockFile, *modes: bool) -> bool:
-    """Whether this thread holds the lock of a file already, in one of these modes: shared or not."""
+    """Return whether this thread already holds the lock of a file in one of these modes: shared (True) or exclusive."""
     place = file.key[:-1]
     for shared in modes:
         holder = _held.get((*place, shared))
@@ -109,20 +110,20 @@ def _is_held(file: _LockFile, *modes: bool) -> bool:
 
 
 def holds_locks() -> bool:
-    """Whether this thread holds the lock of any file."""
+    """Return whether this thread holds the lock of any file."""
     me = threading.get_ident()
     return any(file.key[2] == me and not file.closed for file in tuple(_held.values()))
 
 
 def locks_below(directory: str) -> list[str]:
-    """Return the paths of the lock files below a directory whose locks this thread holds."""
+    """Return the paths of lock files below a directory, if this thread holds their locks."""
     me, front = threading.get_ident(), os.path.realpath(directory) + os.sep
     files = [file for file in tuple(_held.values()) if file.key[2] == me and not file.closed]
     return sorted(file.path for file in files if os.path.realpath(file.path).startswith(front))
 
 
 def holds_lock(path: str) -> bool:
-    """Whether this thread holds the lock of this file for writing."""
+    """Return whether this thread holds the lock of a file for writing."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -132,7 +133,7 @@ def holds_lock(path: str) -> bool:
 
 
 def _open_lock(path: str, *, shared: bool) -> _LockFile:
-    """Open a lock file, and make sure that it is one as far as that is possible without the lock."""
+    """Open a lock file; raise FormatError for anything that cannot be one, as far as this shows without the lock."""
     try:
         with _opening:
             file = _LockFile(
@@ -140,7 +141,8 @@ def _open_lock(path: str, *, shared: bool) -> _LockFile:
             )
             _all_open[id(file)] = file
     except FileNotFoundError as error:
-        error.filename = str(Path(path).parent)  # this is missing
+        # The lock file would be made, so its directory is missing.
+        error.filename = str(Path(path).parent)
         raise
     status = os.fstat(file.fileno())
     if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
@@ -155,7 +157,7 @@ def _open_lock(path: str, *, shared: bool) -> _LockFile:
 
 
 def _descriptor_of(path: str, flags: int) -> int:
-    """Open a lock file; for a commit to very many members, raise the limit of descriptors."""
+    """Open a lock file; if a commit to very many members needs more descriptors, raise their limit."""
     try:
         return open_itself(path, flags)
     except OSError as error:
@@ -175,14 +177,15 @@ def _descriptor_of(path: str, flags: int) -> int:
 if sys.platform == "win32":
 
     def _let_others_write(path: str, fd: int, status: os.stat_result) -> None:
-        """Do nothing: permissions are inherited from the directory."""
+        """Do nothing: on Windows, files inherit the permissions of the directory."""
 else:
 
     def _let_others_write(path: str, fd: int, status: os.stat_result) -> None:
-        """Give a lock file of ours the group of its frame, and all permissions to read and write that the frame has."""
+        """Give a lock file, if it is ours, the group of its frame, and the frame's permissions to read and write."""
         try:
             frame = Path(path.removesuffix(LOCK)).stat()
-        except OSError:  # the frame is about to be made
+        except OSError:
+            # The frame does not exist yet.
             return
         missing = frame.st_mode & _READ_AND_WRITE & ~status.st_mode
         if status.st_uid != os.geteuid() or (not missing and frame.st_gid == status.st_gid):
@@ -191,12 +194,13 @@ else:
             if frame.st_gid != status.st_gid:
                 os.fchown(fd, -1, frame.st_gid)
             os.fchmod(fd, (status.st_mode & 0o777) | missing)
-        except OSError:  # this process is not in that group, or the file system has no permissions
+        except OSError:
+            # The user is not in that group, or the file system has no permissions: then others may not lock the frame.
             return
 
 
 def _raise_counter(path: str, fd: int) -> None:
-    # When this number changes, other processes' handles of the C library read the file again.
+    # In other processes, the C library reads the frame again when this number changes.
     os.lseek(fd, 0, os.SEEK_SET)
     content = os.read(fd, _COUNTER.stop + 1).ljust(_COUNTER.stop, b"\0")
     if len(content) > _COUNTER.stop or any(content[: _COUNTER.start]):
@@ -210,7 +214,7 @@ def _raise_counter(path: str, fd: int) -> None:
 
 
 def _still_has(path: str, file: _LockFile) -> bool:
-    """Whether a name still is that of an open file: whoever removed the frame may have removed its lock, too."""
+    """Return whether an open lock file still has its name; a writer that removes the frame removes the name as well."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -218,18 +222,18 @@ def _still_has(path: str, file: _LockFile) -> bool:
 
 
 def lock_file(path: str, *, shared: bool) -> AbstractContextManager[object]:
-    """Take the lock on the lock file of the C library, and hold it until the ``with`` block ends.
+    """Take the lock of the C library's lock file, and hold it until the ``with`` block ends.
 
-    Readers take it only if the file exists. Writers make it, but not its directory: FileNotFoundError if that is gone.
-    The file itself is the context manager: it ends in C code, which Ctrl-C does not interrupt. A lock that stays behind
-    would make the next change of its own process wait for ever.
+    Readers take the lock only if the file exists. Writers make the file, but not its directory; FileNotFoundError says
+    that the directory is missing. The context manager is the file itself, which C code closes: after Ctrl-C in Python
+    code, the lock could remain, and the next change by this process would wait for ever.
 
     Raises
     ------
     FormatError
-        The file is a link, or no lock file.
+        The file is a link, or not a lock file.
     RuntimeError
-        This thread holds the lock already: it would wait for itself.
+        This thread already holds the lock, and would wait for itself.
     """
     while True:
         if shared and not os.path.lexists(path):
@@ -254,9 +258,10 @@ def lock_file(path: str, *, shared: bool) -> AbstractContextManager[object]:
 
 
 def free_lock(path: str) -> FileIO | None:
-    """Take the lock for writing if it is free, and hold it until the file that is returned is closed; else None.
+    """Take the lock for writing if it is free, and return its open file; else return None.
 
-    A forked process has that file closed. FormatError as for `lock_file`.
+    The lock is held until the caller closes the file; in a forked process, the file is closed. Raises FormatError as
+    `lock_file` does.
     """
     while True:
         file = _open_lock(path, shared=False)
@@ -275,9 +280,10 @@ def free_lock(path: str) -> FileIO | None:
 
 
 def remove_lock(directory: OpenDirectory, name: str) -> None:
-    """Remove the lock file that the caller holds.
+    """Remove a lock file whose lock the caller holds.
 
-    Who waits for the lock notices that the name is gone, and takes the lock of a new file.
+    A writer that waits for the lock notices that the name is gone, and takes the lock of a new file.
     """
-    with suppress(PermissionError):  # Windows removes no open files
+    # Windows removes no open files; a lock file that stays does no harm.
+    with suppress(PermissionError):
         directory.remove(name)

@@ -40,7 +40,7 @@ class _Object:
     modified: float = dataclasses.field(default_factory=time.time)
 
     def begin_change(self) -> bytearray:
-        """Begin a new state of the object, and return its bytes to write into."""
+        """Begin a new state of the object, and return its bytes as a buffer to write to."""
         if isinstance(self.data, bytes):
             self.data = bytearray(self.data)
         self.state += 1
@@ -52,7 +52,7 @@ class _Object:
 
 
 class MemoryStore(Store):
-    """Objects in the memory of this process. A pickle copies them; the store does not copy its initial `bytes`.
+    """Objects in the memory of this process. A pickle copies them. The store does not copy the `bytes` passed to it.
 
     Examples
     --------
@@ -107,7 +107,13 @@ class MemoryStore(Store):
         with memoryview(entry.data) as view:
             return memoryview(bytearray(view[start:stop]))
 
-    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
+    def head(
+        self,
+        names: Sequence[str],
+        nbytes: int,
+        *,
+        offset: int = 0,
+    ) -> list[Head | Exception]:
         with self._mutex.held:
             return [self._head(name, nbytes, offset) for name in names]
 
@@ -153,7 +159,8 @@ class MemoryStore(Store):
 
     def append(self, name: str, offset: int, data: Buffer | Iterable[Buffer]) -> None:
         content = join_pieces(data)
-        with self._mutex.held_once(self.url):  # a read of this thread, if interrupted, may look at the bytes
+        # A signal handler may run inside a read of this thread, which then has a view of the bytes.
+        with self._mutex.held_once(self.url):
             self._writable(name, offset)[offset:] = content
 
     def patch(self, name: str, offset: int, data: Buffer) -> Stamp:

@@ -1,6 +1,7 @@
-"""Stores on S3, Google Cloud Storage and Azure through obstore, by its file systems for fsspec.
+"""Stores on S3, Google Cloud Storage and Azure through obstore, for users of its file systems for fsspec.
 
-Those know no conditions, and their reads tell no state. So requests go to the object stores of obstore behind them.
+These file systems cannot send conditional requests, and do not return the state of an object that they read. So the
+requests here go to the object stores of obstore directly.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ _LIMITS = {"s3": 5 * 2**30, "gcs": 5 * 2**40, "azure": 5000 * 2**20, "http": 0}
 
 
 class _Runtime:
-    """The process in which obstore's threads run: they do not come along into a forked child, which would wait."""
+    """The process in which obstore's threads run. A forked child has no such threads, and would wait for ever."""
 
     process: ClassVar[int | None] = None
 
 
 class ObstoreStore(CloudStore):
-    """An object or prefix in a bucket that obstore reaches. HTTP servers are for reading.
+    """An object or prefix in a bucket that obstore reaches. HTTP servers are read-only.
 
-    A conditional write is one request, with all of its content in memory, once.
+    A conditional write is one request, for which the whole content is in memory.
     """
 
     uploads = 4
@@ -69,7 +70,7 @@ class ObstoreStore(CloudStore):
 
     @property
     def connections(self) -> int:
-        """Return a number that the client allows."""
+        """The number of concurrent requests, which the client allows."""
         return 32
 
     def _connect(self) -> tuple[Any, str]:
@@ -82,7 +83,7 @@ class ObstoreStore(CloudStore):
         bucket, key = fs._split_path(self._address)
         path = f"{bucket}/{key}"
         if self._cloud != "http":
-            # That ends the key at "#" and "?", which are letters in names of objects.
+            # `_split_path` ends the key at "#" and "?", which are letters in the names of objects.
             path = self._address.removeprefix(f"{fs.protocol}://")
         return fs, path.rstrip("/")
 
@@ -169,7 +170,12 @@ class ObstoreStore(CloudStore):
         answer = await store.put_async(key, content, mode=mode, use_multipart=False)
         return Version(answer[self._tag] or "")
 
-    def _put_parts(self, name: str, parts: Iterator[bytes], expected: Version | None) -> Stamp:
+    def _put_parts(
+        self,
+        name: str,
+        parts: Iterator[bytes],
+        expected: Version | None,
+    ) -> Stamp:
         if expected is not None:  # obstore has no condition for an upload in parts
             return self._put(name, self._collect(name, parts), expected)
         failures: list[BaseException] = []
@@ -183,7 +189,13 @@ class ObstoreStore(CloudStore):
 
         def put(fs: Any, path: str) -> Any:
             store, key = _place(fs, path)
-            return store.put(key, note_failures(), use_multipart=True, chunk_size=PART, max_concurrency=self.uploads)
+            return store.put(
+                key,
+                note_failures(),
+                use_multipart=True,
+                chunk_size=PART,
+                max_concurrency=self.uploads,
+            )
 
         try:
             self._call(name, put)
@@ -195,7 +207,7 @@ class ObstoreStore(CloudStore):
         return self.stamp(name)
 
     def _collect(self, name: str, parts: Iterator[bytes]) -> bytearray:
-        """Return parts as one; raise LimitError when they are too many for one request."""
+        """Join the parts of an object; raise LimitError if they are too large for one request."""
         content = bytearray()
         for part in parts:
             content += part
@@ -248,7 +260,7 @@ class ObstoreStore(CloudStore):
 
 
 def _file_system(url: str, storage_options: Mapping[str, Any]) -> Any:
-    """Return a file system that can be pickled, as classes cannot that `obstore.fsspec.register` makes."""
+    """Return a file system of a class that can be pickled, unlike the classes that `obstore.fsspec.register` makes."""
     from obstore.fsspec import FsspecStore
 
     make: Any = FsspecStore  # its types name the options of each protocol

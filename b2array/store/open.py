@@ -1,4 +1,4 @@
-"""Which store a URL means."""
+"""`open_store`: the store for a URL, a path or an open file; and functions that split and join URLs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
 _LOCAL = ("file://", "local://")
 _OF_BLOCKS = ("blockcache", "cached")
-"""Caches that do not say of which state of the object a block is: `address_of` looks through them."""
+"""Caches that do not know the state of an object that a block belongs to: `address_of` bypasses them."""
 _KINDS = {
     "filecache": "remote.CachingStore",
     "memory": "shared_memory.SharedMemoryStore",
     "simplecache": "remote.CachingStore",
 }
-"""Modules and classes by protocol. They are imported when they are first needed: many programs use local files only."""
+"""Modules and classes by protocol. `open_store` imports a module when a URL needs it, not for local files."""
 _CLIENTS = {
     "adlfs.spec": "azure.AzureStore",
     "fsspec.implementations.http": "http.HttpStore",
@@ -55,14 +55,14 @@ def open_store(
     fs: AbstractFileSystem | None = None,
     within: str | None = None,
 ) -> Store:
-    """Return the store for a URL, for a path in a file system `fs`, or for an open file. Nothing is read or written.
+    """Return the store for a URL, for a path in a file system `fs`, or for an open file, without reading anything.
 
-    The URL is a local path (``~`` is the home directory), a ``file://`` URL, or what fsspec understands, chains such as
-    ``simplecache::s3://`` included. A slash at the end marks a directory or prefix. The options are for fsspec.
+    The URL is a local path (``~`` is the home directory), a ``file://`` URL, or a URL that fsspec understands, such as
+    the chain ``simplecache::s3://``. A slash at the end marks a directory or prefix. The options are for fsspec.
     UnsupportedError says that the protocol is unknown, or that its package is not installed.
 
-    A path on this computer may be a link, or lead through some, but not below `within`, the URL of a group that it lies
-    in: then every call of the store raises FormatError.
+    A local path may be a link, or lead through links, but not below `within`, the URL of a group around it: links there
+    make every call of the store raise FormatError.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def with_home(url: str) -> str:
 
 
 def cut(url: str) -> tuple[str, str, str]:
-    """Cut a URL into what comes before its path, the path, and what comes after it: a query, the next links of a chain.
+    """Split a URL into the part before its path, the path, and the part after it: a query, or the rest of a chain.
 
     Examples
     --------
@@ -162,13 +162,13 @@ def join_url(url: str, path: str) -> str:
     'memory://a.b2nd'
     """
     front, base, back = cut(url)
-    # On HTTP servers "%", "?" and "#" mean other things.
+    # In HTTP URLs "%", "?" and "#" have a special meaning.
     name = quote(path) if front.rpartition("::")[2].lower() in ("http://", "https://") else path
     return f"{front}{base}{'/' * bool(base)}{name}{back}"
 
 
 def _file_system(url: str) -> type:
-    """Return the class of file systems for a URL, and import what the other links of its chain need, too."""
+    """Return the class of file systems for a URL, and import the classes for the other links of a chain as well."""
     from fsspec.registry import get_filesystem_class
 
     kinds: list[type] = []

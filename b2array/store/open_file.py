@@ -1,8 +1,8 @@
-"""One object in a file that the caller has opened: a file on disk, a `BytesIO`, an entry of an archive. For reading.
+"""One object in a file that the caller has opened: a file on disk, a `BytesIO`, an entry of an archive. Read-only.
 
-The store keeps no position. Files on disk are read at an offset. Others are read by one thread at a time, which moves
-to its bytes first, so that only the caller's own position changes. One thread at a time means of all such files:
-entries of one archive share the position of its file.
+The store reads files on disk at an offset, without moving their position. In other files, a thread moves the position
+to its bytes and reads them, one thread at a time for all such files, because entries of one archive share the position
+of its file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HAS_PREAD: Final = sys.platform != "win32"
 
 
 class BinaryFile(Protocol):
-    """A file that was opened for reading bytes."""
+    """A binary file that was opened for reading."""
 
     def read(self, size: int = -1, /) -> bytes:
         """Return at most `size` bytes."""
@@ -55,23 +55,23 @@ class BinaryFile(Protocol):
 
 
 def is_open_file(place: object) -> TypeGuard[BinaryFile]:
-    """Whether this is an open file, or a file of fsspec that can be opened, rather than a name."""
+    """Return whether an argument is an open file, or a file of fsspec that can be opened, and not a name."""
     if isinstance(place, io.IOBase) or _is_opener(place):
         return True
-    # Some file classes belong neither to `io` nor to fsspec, for example the ones of tempfile.
+    # Some classes of files belong neither to `io` nor to fsspec, such as the classes of tempfile.
     return all(callable(getattr(place, verb, None)) for verb in ("read", "seek", "tell"))
 
 
 def _is_opener(place: object) -> bool:
-    """Whether this is what `fsspec.open` returns."""
+    """Return whether an argument is the result of `fsspec.open`."""
     core = sys.modules.get("fsspec.core")
     return core is not None and isinstance(place, core.OpenFile)
 
 
 def place_of_file(file: Any) -> tuple[str | os.PathLike[str], Mapping[str, Any] | None] | None:
-    """Return where a file of fsspec is, if its file system has the same bytes under its path.
+    """Return the URL and options of a file of fsspec, if its file system has the same bytes under its path; else None.
 
-    Then separate requests read them, many at once, and only the bytes that are needed.
+    A store for this URL reads only the necessary bytes, by many requests at once.
     """
     if _is_opener(file):
         plain, fs = file.compression is None and "b" in file.mode, file.fs
@@ -86,7 +86,7 @@ def place_of_file(file: Any) -> tuple[str | os.PathLike[str], Mapping[str, Any] 
 class OpenFileStore(Store):
     """One object in an open file. The file must stay open, and must not change.
 
-    A pickle takes the file along, if that can be pickled.
+    A pickle of the store includes the file, if the file can be pickled.
     """
 
     can = READ_ONLY
@@ -97,7 +97,7 @@ class OpenFileStore(Store):
         if self._opener is not None and "b" not in file.mode:
             raise _text_file(file.path)
         if isinstance(file, io.TextIOBase):
-            raise _text_file(file.name if isinstance(file, io.TextIOWrapper) else "it")
+            raise _text_file(file.name if isinstance(file, io.TextIOWrapper) else "the file")
         name = file.path if self._opener is not None else getattr(file, "name", None)
         self.url = f"open file {name}" if isinstance(name, str) else f"open file of the class {type(file).__name__}"
         self._process = os.getpid()
@@ -110,10 +110,12 @@ class OpenFileStore(Store):
         return type(self), (self._given,)
 
     def _file(self) -> Any:
-        """Return the file. Hold `_turn`."""
+        """Return the open file. The caller holds `_turn`."""
         if self._opener is None:
             if self._process != os.getpid() and not isinstance(self._given, io.BytesIO):
-                raise UnsupportedError(f"{self.url} shares its position with the process that opened it: open it here")
+                raise UnsupportedError(
+                    f"{self.url} shares its position with the process that opened it: open the file in this process"
+                )
             return self._given
         if self._opened is None or self._process != os.getpid():
             self._process = os.getpid()
@@ -121,7 +123,7 @@ class OpenFileStore(Store):
         return self._opened
 
     def _at(self, start: int, stop: int) -> memoryview:
-        """Read the bytes from `start` to `stop`, or to the end."""
+        """Read the bytes from `start` to `stop`, or to the end of the file."""
         on_disk = self._descriptor()
         if on_disk is not None:
             return memoryview(bytearray(_read_all(lambda n, at: os.pread(on_disk, n, at), start, stop)))
@@ -131,7 +133,7 @@ class OpenFileStore(Store):
             return memoryview(bytearray(_read_all(lambda n, _: file.read(n), start, stop)))
 
     def _descriptor(self) -> int | None:
-        """Return the descriptor of a file on disk: others may have one, too, whose bytes they decode."""
+        """Return the descriptor of a plain file on disk; None for other files, which may decode what they read."""
         raw = self._given.raw if type(self._given) in (io.BufferedReader, io.BufferedRandom) else self._given
         return raw.fileno() if _HAS_PREAD and type(raw) is io.FileIO else None
 
@@ -166,7 +168,13 @@ class OpenFileStore(Store):
         if name:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.url}/{name}")
 
-    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
+    def head(
+        self,
+        names: Sequence[str],
+        nbytes: int,
+        *,
+        offset: int = 0,
+    ) -> list[Head | Exception]:
         return [self._head(name, nbytes, offset) for name in names]
 
     def _head(self, name: str, nbytes: int, offset: int) -> Head | Exception:
@@ -216,7 +224,7 @@ def _text_file(name: object) -> TypeError:
 
 
 def _read_all(read: Any, start: int, stop: int) -> bytes:
-    """Read from `start` to `stop`, or to the end: a file may give fewer bytes than it is asked for."""
+    """Read from `start` to `stop`, or to the end, because one call may return fewer bytes than requested."""
     pieces: list[bytes] = []
     at = start
     while at < stop:

@@ -61,17 +61,17 @@ ABSENT: Final = Version("")
 """The version of an object that does not exist, as a condition for writing."""
 
 _LARGE = 2**20
-_READ_LIMIT = 16 * 2**20  # larger reads are split: several connections are faster than one
+_READ_LIMIT = 16 * 2**20  # larger reads are split, because several connections are faster than one
 _USUAL = (B2ArrayError, MemoryError, NotImplementedError, TypeError, ValueError)
-"""Errors that say the same whatever the store is."""
-CONNECTIONS = 8  # fewer than the S3 client's connections, so that no request waits for one
+"""Errors whose texts need no URL."""
+CONNECTIONS = 8  # fewer than the S3 client has, so that no request waits for a connection
 _WIDER = (2, 4, 8, 16)
-"""How many times wider the gaps are that a request reads over, until all requests can be under way at once."""
+"""Factors for the gaps that a request reads over. The gaps grow until all requests can be under way at once."""
 _ARCHIVES = ("github", "libarchive", "reference", "tar", "zip")
 _ONE_FILE = ("libarchive", "tar", "zip")
-"""Archives in which all readers share one file object: only one thread may use it at a time.
+"""Archives in which all readers share one file object, so that only one thread may use it at a time.
 
-`zipfile` has a lock of its own for that, but on Python 3.12.1 and 3.13.0 it does not hold it while it seeks in a stored
+`zipfile` has a lock for this, but on Python 3.12.1 and 3.13.0 it does not hold the lock while it seeks in a stored
 member, so that threads get each other's bytes.
 """
 _VERSIONS = (
@@ -89,7 +89,7 @@ _TIMES = ("LastModified", "last_modified", "mtime", "modified", "updated", "crea
 
 
 def status_of(error: BaseException | None) -> int | None:
-    """Find the HTTP status in an error of aiohttp, gcsfs, obstore, Azure's client or s3fs, which hides botocore's."""
+    """Return the HTTP status in an error of aiohttp, gcsfs, obstore or Azure's client, or behind an error of s3fs."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):
@@ -100,7 +100,7 @@ def status_of(error: BaseException | None) -> int | None:
             status = getattr(error, name, None)
             if isinstance(status, int):
                 return status
-        # gcsfs and obstore say no number.
+        # gcsfs and obstore do not tell the number.
         if str(error).startswith("Forbidden") or type(error).__name__ == "PermissionDeniedError":
             return 403
         error = error.__cause__
@@ -108,7 +108,7 @@ def status_of(error: BaseException | None) -> int | None:
 
 
 def _reason(error: Exception) -> Exception:
-    """Return the cause of a FileNotFoundError that may stand for any failure, as from the HTTP file system."""
+    """Return the cause of a FileNotFoundError, because the HTTP file system raises this error for any failure."""
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
         return error if isinstance(cause, KeyError | FileNotFoundError) or status_of(cause) == 404 else cause
@@ -119,8 +119,13 @@ _archives = Mutex()
 _S = TypeVar("_S", bound="FsspecStore")
 
 
-def _with_url(kind: type[_S], address: str, options: Mapping[str, Any], alias: str | None) -> _S:
-    """Return the store of an address, which messages show as another URL."""
+def _with_url(
+    kind: type[_S],
+    address: str,
+    options: Mapping[str, Any],
+    alias: str | None,
+) -> _S:
+    """Return the store of an address; with an `alias`, messages show this URL instead."""
     store = kind(address, options)
     if alias is not None:
         store.url = alias
@@ -130,15 +135,15 @@ def _with_url(kind: type[_S], address: str, options: Mapping[str, Any], alias: s
 class FsspecStore(Store):
     """An object or a prefix in a file system of fsspec.
 
-    The URL may be a chain and have a query string; names of objects go before the query. The options go to
-    `fsspec.core.url_to_fs`, or hold the file system itself (`FILE_SYSTEM`), in which the URL names a path.
+    The URL may be a chain, and may have a query string; names of objects are added before the query. The options are
+    for `fsspec.core.url_to_fs`, or contain the file system (`FILE_SYSTEM`) in which the URL names a path.
     """
 
     _serves_ends = False
-    """Whether `_answers` takes a span that starts at -n, for the last n bytes of an object."""
+    """Whether `_answers` accepts a span that starts at -n, for the last n bytes of an object."""
 
     _ident = ""
-    """Equal for stores of the same objects, and empty where nothing tells the states of an object apart."""
+    """A text that is equal for stores of the same objects; empty if nothing tells the states of an object apart."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = redact_url(url)
@@ -160,7 +165,7 @@ class FsspecStore(Store):
 
     @property
     def connections(self) -> int:
-        """How many requests of a read are under way at the same time."""
+        """The number of requests of a read that are under way at the same time."""
         return CONNECTIONS
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -182,7 +187,7 @@ class FsspecStore(Store):
         return _with_url(type(self), join_url(self._address, path), self._options, alias)
 
     def _connect(self) -> tuple[Any, str]:
-        """Return the file system and the root in it; a forked child connects again."""
+        """Return the file system, and the root of the store in it; connect again in a forked child."""
         connection = self._connection
         if connection is None or connection[0] != os.getpid():
             own = self._options.get(FILE_SYSTEM)
@@ -208,7 +213,8 @@ class FsspecStore(Store):
         try:
             raise failure
         finally:
-            del failure  # its traceback refers to this frame
+            # The traceback of the error refers to this stack frame: without `del`, they would keep each other alive.
+            del failure
 
     def _wait(self, name: str, request: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         """Send a request about an object, and wait for the answer."""
@@ -229,12 +235,16 @@ class FsspecStore(Store):
         return self._os_error(error, status, place)
 
     def _os_error(self, error: Exception, status: int | None, place: str) -> Exception:
-        """Return an error that names the place and shows no secret; an `OSError` if only a client knows the error."""
+        """Return an error that names the place and shows no secret; an `OSError` instead of the error of a client."""
         hidden = leaks(error, self._secrets)
         if isinstance(error, _USUAL) and not hidden:
             return error
         forbidden = status in (401, 403) or isinstance(error, PermissionError)
-        kind = PermissionError if forbidden else TimeoutError if isinstance(error, TimeoutError) else OSError
+        kind: type[OSError] = OSError
+        if forbidden:
+            kind = PermissionError
+        elif isinstance(error, TimeoutError):
+            kind = TimeoutError
         if isinstance(error, OSError) and type(error).__module__ == "builtins":
             if not hidden and (not forbidden or kind is type(error)) and self.url.rstrip("/") in str(error):
                 return error
@@ -262,14 +272,14 @@ class FsspecStore(Store):
         filled = [each.span for each in merged if each.span.start < each.span.stop]
         answers = self._ranges(filled, expected)[::-1] if filled else []
         try:
-            # Each answer is dropped once it is copied, so that only one of them is in memory twice.
+            # Drop each answer after its copy, so that only one answer is in memory twice.
             by_span = {span: self._fit(span, answers.pop(), clip=clip) for span in filled}
         except ConflictError:
             raise stale_reader(where(self.url, filled[0].name)) from None
         return scatter(spans, merged, (by_span.get(each.span, memoryview(b"")) for each in merged))
 
     def _ranges(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
-        """Return for each span its bytes and the object's state, if the server sends it with them, or an error."""
+        """Return an error for each span, or its bytes and the object's state; None for a state that was not sent."""
         try:
             answers = self._answers(spans, expected)
         except Exception as error:  # noqa: BLE001 - the caller judges it
@@ -277,7 +287,7 @@ class FsspecStore(Store):
         return [as_answer(each) if isinstance(each, Exception) else each for each in answers]
 
     def _answers(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:  # noqa: ARG002
-        # fsspec returns errors here; one that it raised would not say which object it is about.
+        # Make fsspec return errors: an error that it raised would not tell which object it is about.
         names, starts, stops = ([*column] for column in zip(*spans, strict=True))
 
         def request(fs: Any, _: str) -> list[Any]:
@@ -288,7 +298,7 @@ class FsspecStore(Store):
         return self._call(names[0], request)
 
     def _get_each(self, get: _Get, spans: Sequence[Span], expected: Version | None) -> list[Any]:
-        """Do the same by a request for each span: through obstore, or by `get` where obstore has no answer."""
+        """Do the same as `_answers` by a request for each span: through obstore, or by `get` where it has no answer."""
         answers = self._through_obstore(spans, expected)
         left = [n for n, each in enumerate(answers) if each is None]
         if left:
@@ -342,27 +352,37 @@ class FsspecStore(Store):
         *,
         clip: bool,
     ) -> memoryview:
+        """Check an answer, and return the bytes of its span; with `clip`, fewer at the end of the object."""
         if isinstance(answer, Exception):
             failure, answer = self._translate(answer, span.name), (b"", None)
             try:
                 if not isinstance(failure, FormatError):
                     raise failure
             finally:
-                del failure  # its traceback refers to this frame
+                # As in `_call`.
+                del failure
         content, state = answer
-        wanted, place = span.stop - span.start, where(self.url, span.name)
+        wanted = span.stop - span.start
+        place = where(self.url, span.name)
+        # A server without ranges sends the whole object.
         if len(content) > wanted:
-            content = content[span.start : span.stop]  # a server without ranges sends the whole object
+            content = content[span.start : span.stop]
         if state is not None and len(content) < min(wanted, state.size - span.start):
             raise OSError(
-                f"{place}: expected {wanted} bytes at {span.start}, found {len(content)}: the answer is cut off"
+                f"{place}: expected {wanted} bytes at {span.start}, found {len(content)}: the answer is incomplete"
             )
         if len(content) != wanted and not clip:
             raise too_short(place, span.start, span.stop, len(content))
         # A copy could be written to, but new memory of this size is slow.
         return memoryview(content if len(content) >= _LARGE else bytearray(content))
 
-    def head(self, names: Sequence[str], nbytes: int, *, offset: int = 0) -> list[Head | Exception]:
+    def head(
+        self,
+        names: Sequence[str],
+        nbytes: int,
+        *,
+        offset: int = 0,
+    ) -> list[Head | Exception]:
         spans = [Span(name, offset, offset + nbytes) for name in names]
         return [self._head(span, answer) for span, answer in zip(spans, self._ranges(spans, None), strict=True)]
 
@@ -414,7 +434,7 @@ class FsspecStore(Store):
         return self._call("", ask)
 
     def _list(self, fs: Any, verb: str, root: str, **options: Any) -> Iterable[Any]:
-        """Return what the file system lists."""
+        """Call a method of the file system that lists, and return its entries."""
         entries: Iterable[Any] = getattr(fs, verb)(root, **options)
         return entries
 
@@ -444,7 +464,7 @@ class FsspecStore(Store):
         content: bytes | Iterator[bytes],
         expected: Version | None,
     ) -> Stamp:
-        """Write an object that replaces this version, any (None), or none (`ABSENT`)."""
+        """Write an object that replaces the `expected` version, any version (None), or no object (`ABSENT`)."""
         if isinstance(content, bytes):
             return self._put(name, content, expected)
         if expected == ABSENT and self._version(name) != ABSENT:
@@ -462,14 +482,14 @@ class FsspecStore(Store):
         parts: Iterator[bytes],
         expected: Version | None,  # noqa: ARG002
     ) -> Stamp:
-        # Make the parts outside of `_call`, which would translate their errors.
+        # Make the parts outside `_call`, which would translate the errors of their source.
         file = self._call(name, upload.begin)
         try:
             for part in parts:
                 self._call(name, lambda *_, part=part: file.write(part))
             self._call(name, partial(upload.finish, file=file))
         except BaseException:
-            # Clients raise errors of many kinds; the failure of the upload itself is raised below.
+            # Clients raise errors of many kinds when they clean up; the error of the upload itself says more.
             with suppress(Exception):
                 upload.abort(file)
             raise
@@ -501,13 +521,13 @@ _caching = Mutex()
 
 
 class CachingStore(FsspecStore):
-    """An object or prefix that fsspec copies to the local disk when it is first read.
+    """An object or prefix that fsspec copies to the local disk for the first read. Read-only.
 
-    fsspec fills the files of its cache where other readers see them, and leaves them unfinished if another file of the
-    same batch fails. So the store reads once at a time, and one object after another (``simplecache``: several objects
-    in threads). It removes the copy of an object that could not be read.
+    fsspec fills the files of its cache in place, where other readers see them, and leaves them unfinished if another
+    file of the same batch fails. So only one read is under way at a time, and it copies one object after another
+    (several in threads with ``simplecache``). The store removes the copy of an object that could not be read.
 
-    The store can only be read. A writer would compare with the cached index, and miss the commits of others.
+    A writer would compare its changes with the cached index, and miss the commits of other writers.
     """
 
     can = READ_ONLY
@@ -516,13 +536,13 @@ class CachingStore(FsspecStore):
         parallel = CONNECTIONS if self._links[0] == "simplecache" else 1
         groups = [[*group] for _, group in itertools.groupby(spans, key=lambda span: span.name)]
         with _caching.held:
-            # Ctrl-C must not let go of the lock while fsspec still fills a file.
+            # In separate threads, so that after Ctrl-C the lock is held until fsspec has filled its file.
             return [*itertools.chain(*threads.ahead(self._read_copy, groups, min(parallel, len(groups)), apart=True))]
 
     def _read_copy(self, spans: Sequence[Span]) -> list[Any]:
         answers, name = super()._ranges(spans, None), spans[0].name
         if any(isinstance(each, Exception) for each in answers):
-            # This only drops a cached copy, which may not exist; file systems differ in how they keep it.
+            # The copy may not exist, and file systems differ in where they keep it. If it stays, the next read fails.
             with suppress(Exception):
                 fs, root = self._connect()
                 os.unlink(os.path.join(fs.storage[-1], fs.hash_name(fs._strip_protocol(join(root, name)))))
@@ -535,9 +555,10 @@ class CachingStore(FsspecStore):
 
 
 def answer(loop: asyncio.AbstractEventLoop | None, request: Callable[[], Awaitable[_T]]) -> _T:
-    """Let the loop of fsspec's clients send a request, and wait for the answer.
+    """Send a request in the event loop of fsspec's clients, and return the answer.
 
-    `fsspec.asyn.sync` waits for an event. Ctrl-C can leave the event's lock taken, and then the loop waits for ever.
+    This replaces `fsspec.asyn.sync`, which waits for an event: after Ctrl-C the event's lock may stay taken, and then
+    the loop waits for ever.
     """
     if loop is None or asyncio._get_running_loop() is loop:
         raise RuntimeError("expected clients of fsspec with a loop in another thread, found it in this one, or none")
@@ -554,7 +575,7 @@ def answer(loop: asyncio.AbstractEventLoop | None, request: Callable[[], Awaitab
 
 
 async def at_once(requests: Iterable[Awaitable[_T]], most: int = CONNECTIONS) -> list[_T | BaseException]:
-    """Wait for requests, several at a time. The answer to a request that fails is its error."""
+    """Send requests, at most `most` at a time, and return their answers; a failed request is answered by its error."""
     limit = asyncio.Semaphore(most)
 
     async def limited(request: Awaitable[_T]) -> _T:
@@ -565,7 +586,7 @@ async def at_once(requests: Iterable[Awaitable[_T]], most: int = CONNECTIONS) ->
 
 
 async def patiently(request: Callable[[], Awaitable[_T]], may_pass: Callable[[Exception], bool]) -> _T:
-    """Send a request again, `config.retries` times, after an error that may pass."""
+    """Send a request; after an error that may pass, send it again, up to `config.retries` times."""
     attempt = 1
     while True:
         try:
@@ -578,7 +599,7 @@ async def patiently(request: Callable[[], Awaitable[_T]], may_pass: Callable[[Ex
 
 
 def bytes_range(start: int, stop: int) -> str:
-    """Return the header ``Range`` for a span; one that starts at -n stands for the last n bytes.
+    """Return the header ``Range`` for a span. A start of -n means the last n bytes.
 
     Examples
     --------
@@ -589,7 +610,7 @@ def bytes_range(start: int, stop: int) -> str:
 
 
 def join(root: str, name: str) -> str:
-    """Return the address of an object: its name goes after the root of the store and before a query."""
+    """Return the address of an object: the root of the store, the name, and then the query of the root."""
     return join_url(root, name) if name else root
 
 
@@ -598,7 +619,7 @@ def _name(path: str, root: str) -> str:
 
 
 def stamp_of(info: Mapping[str, Any]) -> Stamp:
-    """Return the state of an object that a file system describes."""
+    """Return the state of an object from the description that a file system gives of it."""
     size = info.get("size")
     tag = next((str(info[key]) for key in _VERSIONS if info.get(key)), "")
     return Stamp(-1 if size is None else size, Version(tag if tag.startswith('"') else f"{tag}:{size}"))

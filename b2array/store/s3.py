@@ -19,7 +19,7 @@ from b2array.store.remote import answer, bytes_range, patiently
 __all__ = ["S3Store"]
 
 _FEW, _MANY = 10, 50
-"""How many connections a client of S3 has by itself, and how many the store asks for before it connects."""
+"""The default number of connections of an S3 client, and the number that the store requests before it connects."""
 _CLIENT_OPTIONS = {
     "aws_access_key_id",
     "aws_secret_access_key",
@@ -38,13 +38,13 @@ class S3Store(CloudStore):
 
     @property
     def connections(self) -> int:
-        """Fewer than the client has, so that no request waits for one."""
+        """The number of concurrent requests: fewer than the client's connections, so that none waits for another."""
         setting = self._call("", lambda fs, _: fs.config_kwargs.get("max_pool_connections"))
         return max(1, int(setting or _FEW) - 2)
 
     def _connect(self) -> tuple[Any, str]:
         fs, root = super()._connect()
-        # The user may share this file system, for which a second one would not do: each caches its listings.
+        # A file system of the user stays as it is: it may be in use already, with its connections and cached listings.
         if fs._s3 is None and FILE_SYSTEM not in self._options:
             fs.config_kwargs = {"max_pool_connections": _MANY, **fs.config_kwargs}
         return fs, root
@@ -95,7 +95,12 @@ class S3Store(CloudStore):
         condition = {} if expected is None else {"IfMatch": expected.tag}
 
         async def read() -> tuple[Any, bytes]:
-            answer = await fs._call_s3("get_object", **_place(fs, path), Range=bytes_range(start, stop), **condition)
+            answer = await fs._call_s3(
+                "get_object",
+                **_place(fs, path),
+                Range=bytes_range(start, stop),
+                **condition,
+            )
             async with answer["Body"] as body:
                 return answer, await body.read()
 
@@ -111,10 +116,22 @@ class S3Store(CloudStore):
         bucket, key, _ = fs.split_path(path)
         await fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
 
-    async def _send(self, fs: Any, path: str, content: bytes, expected: Version | None) -> Version:
-        # If s3fs split the upload, it would drop the condition.
-        put = partial(fs._pipe_file, path, content, chunksize=self.put_limit, **await _condition(fs, expected))
-        # Another write under way may fail: only a later answer tells whether it came first.
+    async def _send(
+        self,
+        fs: Any,
+        path: str,
+        content: bytes,
+        expected: Version | None,
+    ) -> Version:
+        # With a smaller chunk size, s3fs would split the upload and drop the condition.
+        put = partial(
+            fs._pipe_file,
+            path,
+            content,
+            chunksize=self.put_limit,
+            **await _condition(fs, expected),
+        )
+        # S3 refuses a write during another conditional write, which may still fail: a later answer tells who was first.
         try:
             answer = await patiently(put, _is_busy)
         except Exception as error:
@@ -130,7 +147,13 @@ class S3Store(CloudStore):
 
     async def _send_part(self, fs: Any, path: str, begun: Any, part: UploadPart) -> Any:
         number = {"PartNumber": part.number + 1}
-        answer = await fs._call_s3("upload_part", **_place(fs, path), **begun, **number, Body=part.content)
+        answer = await fs._call_s3(
+            "upload_part",
+            **_place(fs, path),
+            **begun,
+            **number,
+            Body=part.content,
+        )
         return {**number, "ETag": answer["ETag"]}
 
     async def _finish(
@@ -144,11 +167,17 @@ class S3Store(CloudStore):
         condition = await _condition(fs, expected)
         parts = {"MultipartUpload": {"Parts": sent}}
         try:
-            answer = await fs._call_s3("complete_multipart_upload", **_place(fs, path), **begun, **parts, **condition)
+            answer = await fs._call_s3(
+                "complete_multipart_upload",
+                **_place(fs, path),
+                **begun,
+                **parts,
+                **condition,
+            )
         except Exception as error:
             if not _is_busy(error):
                 raise
-            # S3 wants all parts again, but their source is used up.
+            # S3 expects all parts again, but their source is exhausted.
             raise _busy() from None
         return Version(answer["ETag"])
 
@@ -193,13 +222,13 @@ async def _credentials(fs: Any) -> Callable[[], dict[str, Any]]:
 
 
 def _code(error: Exception) -> object:
-    """Return what S3 calls an error; s3fs hides it behind its own."""
+    """Return the code of an S3 error, which is the cause of the error that s3fs raises."""
     answer = getattr(error.__cause__, "response", None)
     return answer.get("Error", {}).get("Code") if isinstance(answer, dict) else None
 
 
 def _is_busy(error: Exception) -> bool:
-    """Whether another request under way is the reason why S3 did not compare versions."""
+    """Return whether S3 did not compare versions because another request was under way."""
     return _code(error) == "ConditionalRequestConflict"
 
 

@@ -10,30 +10,32 @@ from urllib.parse import quote, unquote
 
 __all__ = ["leaks", "redact", "redact_url", "secrets"]
 
-# A password may contain slashes, as S3 keys do, though URLs do not allow them there; a port cannot.
+# URLs allow no slashes in a password, but users write S3 keys with slashes there. A port has no slashes.
 _USER = re.compile(r"(?<=://)(?:[^/?\s'\"]*|[^/@?\s'\":\[]+:(?!:|\d+/)[^@?\s'\"]*)@")
 _QUERY = re.compile(r"(://[^'\"?]*)\?[^\s'\")]+")
-# Where a URL begins and ends is known, it may have white space and quotes, and a password question marks, too.
+# In a text that is one URL, white space and quotes belong to it, and a password may even have question marks.
 _USER_OF_URL = re.compile(r"(?<=://)(?:[^/?]*|[^/@?:\[]+:(?!:|\d+(?:[/?#]|$))[^@]*)@")
 _AUTHORIZATION = re.compile(r"(authorization\W+)(?:\w+\s+)?[^\s'\",)]+", re.IGNORECASE)
 _SECRET_NAME = re.compile(
     r"key|secret|token|passw|credential|auth|sas|sig|cookie|headers|connection_string", re.IGNORECASE
 )
-_LONG = 8  # a query parameter of this length may be a signature, whatever its name
-_SHORTEST = 3  # shorter strings occur in any text by chance
+_LONG = 8  # a query parameter of this length may be a signature, whatever its name is
+_SHORTEST = 3  # shorter strings occur in texts by chance
 
 
 def redact(text: str, hidden: Sequence[str] = ()) -> str:
     """Remove user, password and query string from every URL in a text, and all `hidden` strings.
 
-    Nothing tells where in a text a URL ends. Use `redact_url` for a URL, and hide its `secrets` in texts about it.
+    In a text, nothing tells where a URL ends. For a URL alone, use `redact_url`; in a text about a URL, pass its
+    `secrets` as `hidden`.
 
     Examples
     --------
     >>> redact("cannot open s3://key:secret@bucket/x and https://host/y?signature=abc")
     'cannot open s3://bucket/x and https://host/y'
     """
-    for each in hidden:  # first, because the patterns may take only a part of a secret away
+    # Before the patterns, which may remove only a part of a secret.
+    for each in hidden:
         text = text.replace(each, "***")
     return _AUTHORIZATION.sub(r"\1***", _QUERY.sub(r"\1", _USER.sub("", text)))
 
@@ -69,7 +71,8 @@ def _in_url(url: str) -> Iterator[str]:
     for match in _USER_OF_URL.findall(url):
         user = unquote(match[:-1])
         yield user.partition(":")[2]
-        yield base64.b64encode(user.encode()).decode()  # as in the header of a request
+        # The header of a request has the user in this form.
+        yield base64.b64encode(user.encode()).decode()
     for link in _USER_OF_URL.sub("", url).split("::"):
         query = link.partition("?")[2] if "://" in link else ""
         yield query
@@ -86,14 +89,16 @@ def _in_options(options: Mapping[str, Any], hidden: bool = False) -> Iterator[st
             yield from _in_options(value, secret)
         elif secret and isinstance(value, str):
             yield value
-            pairs = (part.partition("=") for part in value.split(";"))  # as in the connection strings of Azure
+            # A connection string of Azure has several pairs of names and values.
+            pairs = (part.partition("=") for part in value.split(";"))
             yield from (part for key, _, part in pairs if _SECRET_NAME.search(key))
-        elif secret and isinstance(value, tuple | list):  # such as user and password
+        elif secret and isinstance(value, tuple | list):
+            # For example, user and password.
             yield from (each for each in value if isinstance(each, str))
 
 
 def leaks(error: BaseException | None, hidden: Sequence[str]) -> bool:
-    """Return whether an exception or one of its causes shows a secret, or more of a URL than its path."""
+    """Return whether an exception or one of its causes shows a secret, or a URL with a user or a query string."""
     while error is not None:
         text = f"{error!s} {error!r}"
         if redact(text, hidden) != text:

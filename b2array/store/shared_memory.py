@@ -28,7 +28,7 @@ class SharedMemoryStore(FsspecStore):
 
     can = Capabilities(lock=True)
     in_process = True
-    _ident = "memory:/"  # no two files of the process have the same serial number, wherever they are
+    _ident = "memory:/"  # equal for all paths: each file in the process has another serial number
 
     def stamp(self, name: str) -> Stamp:
         return self._call(name, self._stamp)
@@ -70,7 +70,7 @@ class SharedMemoryStore(FsspecStore):
         file = MemoryFile(fs, path)
         file.writelines([content] if isinstance(content, bytes) else content)
         with _shared_memory.held:
-            # The file system itself would take a prefix for an object, and look for no object above a large one.
+            # The file system itself would write over a prefix, and below an object.
             if expected is not None and self._version(name) != expected:
                 raise conflict(place)
             if any(outer in fs.store for outer in itertools.accumulate(path.split("/")[:-1], "{}/{}".format)):
@@ -79,7 +79,7 @@ class SharedMemoryStore(FsspecStore):
             return self.stamp(name)
 
     def walk(self) -> list[str]:
-        # The file system would not look below an object.
+        # Search all names, because the file system would not look below an object.
         fs, root = self._connect()
         start = f"{root.rstrip('/')}/"
         return sorted(path.removeprefix(start) for path in tuple(fs.store) if path.startswith(start))
@@ -100,7 +100,7 @@ class SharedMemoryStore(FsspecStore):
     def exchange(self, other: Self) -> None:
         (fs, here), (_, there) = self._connect(), other._connect()
         with _shared_memory.held:
-            # `fs.store |= ...` would give this object an attribute besides the one of its class.
+            # `store` is an attribute of the class; `fs.store |= ...` would add one to this object.
             fs.store.update(
                 {
                     new + path.removeprefix(old): fs.store.pop(path)

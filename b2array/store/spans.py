@@ -1,4 +1,4 @@
-"""Ranges of bytes, and which of them are worth reading together."""
+"""Ranges of bytes, and plans to read close ranges together."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Span(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """A span to read at once, and the indices of the wanted spans inside it."""
+    """A span to read in one request, and the indices of the wanted spans inside it."""
 
     span: Span
     members: tuple[int, ...]
 
 
 class PackedRead(NamedTuple):
-    """Ranges to read into a buffer of `nbytes` bytes, one after the other, and where each part begins in it."""
+    """Ranges to read one after another into a buffer of `nbytes` bytes, and the position of each part in the buffer."""
 
     ranges: list[tuple[int, int]]
     positions: list[int]
@@ -32,7 +32,7 @@ class PackedRead(NamedTuple):
 
 
 class ScatterRead(NamedTuple):
-    """Ranges to read, the place of each in a buffer of `nbytes` bytes, and where each part begins there."""
+    """Ranges to read, the place of each in a buffer of `nbytes` bytes, and the position of each part in the buffer."""
 
     ranges: list[tuple[int, int]]
     places: list[int]
@@ -43,8 +43,8 @@ class ScatterRead(NamedTuple):
 def coalesce(spans: Sequence[Span], gap: int, limit: int = 64 * 2**20) -> list[Merged]:
     """Merge spans that are close together in one object, so that fewer requests read them.
 
-    `spans` come in any order; they may repeat and overlap. `gap` is the most unwanted bytes between two spans that are
-    merged, `limit` the most bytes of a merged span. No wanted span is cut: one longer than `limit` is merged only with
+    `spans` may be in any order, repeat and overlap. Spans are merged if at most `gap` unwanted bytes are between them,
+    and the merged span has at most `limit` bytes. No wanted span is cut: a span longer than `limit` is merged only with
     spans inside it. The result is sorted by object and start, and each wanted span is a member of exactly one item.
 
     Examples
@@ -80,10 +80,10 @@ def plan_packed_read(
     gap: int,
     lead: int = 0,
 ) -> PackedRead:
-    """Plan to read parts of one object with few reads, one after the other into a buffer.
+    """Plan to read parts of one object with few reads, one after another into a buffer.
 
-    `starts` and `stops` of the parts come in any order, and parts may overlap. `gap` is the most unwanted bytes between
-    two parts that are read together. `lead` bytes are read before the first part, fewer if the object begins there.
+    The parts, from `starts` to `stops`, may be in any order and overlap. Parts are read together if at most `gap`
+    unwanted bytes are between them. `lead` bytes are read before the first part, fewer at the beginning of the object.
 
     Examples
     --------
@@ -118,8 +118,8 @@ def plan_scatter_read(
 ) -> ScatterRead:
     """Plan to read parts of one object into a buffer: one range per part, in increasing order, with its place.
 
-    `starts` and `stops` of the parts come in any order. `gap` is the most bytes between a part and the next one that
-    are read with it. `lead` bytes stay free before the first part, `room` bytes after every part.
+    The parts, from `starts` to `stops`, may be in any order. The bytes between a part and the next one are read as well
+    if there are at most `gap` of them. `lead` bytes stay free before the first part, and `room` bytes after each part.
 
     Examples
     --------

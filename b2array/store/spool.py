@@ -1,4 +1,4 @@
-"""New bytes that wait for their commit: in memory at first, in a temporary file when there are many."""
+"""New bytes before their commit: in memory at first, and in a temporary file when there are many."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ __all__ = ["Content", "Segment", "Spool", "SpoolPart"]
 _IN_MEMORY = 32 * 2**20
 _STEP = 8 * 2**20
 _SMALL = 2**12
-"""Pieces of fewer bytes are joined: by itself, each would take 100 bytes more."""
+"""Join pieces of fewer bytes: a separate piece takes 100 bytes more."""
 _JOINED = 2**16
 """Stop joining once a piece has this many bytes."""
 
 
 class Segment(Protocol):
-    """New bytes that wait for their commit, written by this process or by another one."""
+    """New bytes before their commit, written by this process or by another one."""
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return bytes of one piece."""
 
     def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
-        """Yield the bytes of a range that begins and ends at borders of pieces."""
+        """Yield the bytes of a range that begins and ends at the borders of pieces."""
 
     def portable(self) -> Segment:
         """Return the same bytes as a value that can be pickled."""
 
     def close(self) -> None:
-        """Remove files that are only needed until the commit."""
+        """Remove files that are needed only until the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A segment in memory, which pickles take along."""
+    """A segment in memory. A pickle includes the bytes."""
 
     data: bytes
 
@@ -68,7 +68,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class SpoolPart:
-    """A segment in a file, after its first `reserved` bytes. Its writer may go on to append to the file."""
+    """A segment in a file, after the first `reserved` bytes. The writer of the file may still append to it."""
 
     path: str
     reserved: int = 0
@@ -87,7 +87,7 @@ class SpoolPart:
         return memoryview(data)
 
     def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
-        """Yield a range, some megabytes at a time."""
+        """Yield a range in pieces of some megabytes."""
         for position in range(start, stop, _STEP):
             yield self.read(position, min(position + _STEP, stop))
 
@@ -97,22 +97,22 @@ class SpoolPart:
 
     def close(self) -> None:
         """Remove the file."""
-        # The file may be gone, or the disk out of reach: it holds nothing that was committed.
+        # Another process may have removed the file, or the disk may be unreachable. Nothing in the file was committed.
         with suppress(OSError):
             Path(self.path).unlink()
 
 
 class Spool:
-    """A sequence of pieces that grows at its end. Threads may share a spool.
+    """A sequence of pieces of bytes that grows at its end. Threads may share a spool.
 
     Parameters
     ----------
     path : str, optional
-        Where to make a file when there are too many bytes; by default an unnamed temporary file.
+        The path of the file to make for many bytes; by default an unnamed temporary file.
     reserved : int, default 0
-        Bytes to leave free at the beginning of the file, for a header.
+        The number of bytes to leave free at the beginning of the file, for a header.
     limit : float, default 32 MiB
-        The most bytes to keep in memory.
+        The maximum number of bytes to keep in memory.
 
     Examples
     --------
@@ -147,7 +147,7 @@ class Spool:
         return self._file is not None or self._released
 
     def write(self, *pieces: Buffer) -> int:
-        """Add pieces; return where the first one starts, in bytes."""
+        """Add pieces, and return the offset of the first one in bytes."""
         with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
             start, count, nbytes = self.length, len(self._pieces), sum(map(len, pieces))
@@ -161,7 +161,7 @@ class Spool:
                     new = bytearray(joined)
                     pieces, starts, self._last_block = (new,), [start], new
             try:
-                # Nothing interrupts these four.
+                # These statements come without calls of other code in between, so that Ctrl-C leaves all or none done.
                 if block is None:
                     self._starts += starts
                     self._pieces += pieces
@@ -170,12 +170,14 @@ class Spool:
                 self.length = start + nbytes
                 if self.on_disk or self.length > self._limit:
                     self._flush()
-            except BaseException:  # such as that of a full disk: the caller may go on without these pieces
+            except BaseException:
+                # The disk may be full: drop the new pieces, because the caller may continue without them.
                 self.length = start
                 del self._starts[count:], self._pieces[count:]
                 if block is not None:
                     del block[filled:]
-                # If there are earlier ones in memory, not all of them are in the file. Another's file stays.
+                # If earlier pieces are in memory, not all of them are in the file: write it anew next time. Without an
+                # open file, the file at the path belongs to another spool.
                 if count and self._file is not None:
                     self._remove()
                 raise
@@ -192,7 +194,7 @@ class Spool:
             return memoryview(bytearray(memoryview(self._pieces[number])[start - base : stop - base]))
 
     def pieces(self, start: int, stop: int) -> Iterator[Buffer]:
-        """Yield the bytes of a range that begins and ends at borders of pieces, when nobody writes any more."""
+        """Yield the bytes of a range that begins and ends at the borders of pieces. Writing must have ended."""
         if self.on_disk:
             for position in range(start, stop, _STEP):
                 yield self._from_file(self._open(), position, min(position + _STEP, stop))
@@ -201,24 +203,25 @@ class Spool:
         while number < len(self._starts) and self._starts[number] < stop:
             base, piece = self._starts[number], self._pieces[number]
             part = memoryview(piece)[max(0, start - base) : stop - base]
-            # Nobody may hold a view of a block: it could not grow.
+            # A block with a view could not grow any more, so yield a copy.
             yield bytes(part) if isinstance(piece, bytearray) else part
             number += 1
 
     def portable(self) -> Segment:
-        """Return the pieces so far as a value that can be pickled: a part of the file, or a copy of the bytes."""
+        """Return the present pieces as a value that can be pickled: a part of the file, or a copy of the bytes."""
         with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
             if self.path is not None and self.length:
                 self._flush()
-                if self._file is not None:  # the process that unpickles the value needs it, this one perhaps not
+                # Close the file: the process that unpickles the value needs it, and this process perhaps not.
+                if self._file is not None:
                     self._file.close()
                 self._file, self._released = None, True
                 return SpoolPart(self.path, self.reserved)
             return Content(b"".join(self.pieces(0, self.length)))
 
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> None:
-        """Complete the file: `header` into the reserved room, `tail` after the pieces."""
+        """Complete the file: write `header` into the reserved room, and `tail` after the pieces."""
         with self._mutex.held_once("new bytes that wait for a commit"):
             self._require_open()
             if not self.on_disk or len(header) != self.reserved:
@@ -238,11 +241,13 @@ class Spool:
         if self._pieces:
             file.seek(self.reserved + self._starts[0])
             file.writelines(self._pieces)
-            file.flush()  # otherwise a forked process would write the same bytes again
-        self._starts, self._pieces = [], []  # both at once, whatever interrupts
+            # Otherwise a forked process would write the same bytes again.
+            file.flush()
+        # In one statement, so that Ctrl-C cannot come in between.
+        self._starts, self._pieces = [], []
 
     def _open(self) -> IO[bytes]:
-        """Return the file; make it, or open it again, where that is necessary."""
+        """Return the open file; make it, or open it again, if necessary."""
         if self._file is None and self.path is None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open until the end
         elif self._file is None and self.path is not None:
@@ -263,7 +268,8 @@ class Spool:
     def _require_open(self) -> None:
         if self._closed:
             raise ConflictError("expected a transaction under way, found that it has ended")
-        if self._owner != os.getpid():  # both processes share the position in the file
+        # A forked process would share the position in the file with its parent.
+        if self._owner != os.getpid():
             raise ConflictError("expected a transaction of this process, found one of the process it was forked from")
 
     def close(self) -> None:
@@ -282,11 +288,12 @@ class Spool:
         file, self._file, self._released = self._file, None, False
         if self._owner != os.getpid():
             return
-        with suppress(OSError):  # the disk may be full; the content is not needed any more
+        # Closing writes what is buffered, and the disk may be full; nobody needs the content any more.
+        with suppress(OSError):
             if file is not None:
                 file.close()
         if self.path is not None:
-            # As above: it holds nothing that was committed.
+            # Another process may have removed the file. If it stays, `vacuum` removes it.
             with suppress(OSError):
                 Path(self.path).unlink()
 

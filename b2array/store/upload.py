@@ -1,6 +1,6 @@
-"""Upload content to a remote store: in one request if it is small, else in parts.
+"""Uploads to remote stores: small content in one request, large content in parts.
 
-Only a few parts are in memory at a time. The object appears when its last part is complete.
+Only a few parts are in memory at a time. The object appears when the upload is complete.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["PART", "WHOLE", "abort", "begin", "finish", "in_directory", "split"]
 T = TypeVar("T")
 
 PART = 8 * 2**20
-"""Bytes of a part. S3 takes at least 5 MiB, except for the last part."""
+"""The size of a part in bytes. S3 requires at least 5 MiB, except for the last part."""
 
 WHOLE = 4 * PART
-"""The most bytes that are written in one request."""
+"""The maximum number of bytes to write in one request."""
 
 _EQUAL = 1000
-"""After this many parts the size doubles: S3 takes at most 10,000 parts and 5 TiB."""
+"""After this many parts, the size doubles: S3 accepts at most 10,000 parts, and objects of up to 5 TiB."""
 
 
 def split(data: Buffer | Iterable[Buffer]) -> bytes | Iterator[bytes]:
-    """Return small content as a whole, else its parts, each made when it is asked for.
+    """Return small content as a whole; otherwise return an iterator that makes its parts one by one.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def split(data: Buffer | Iterable[Buffer]) -> bytes | Iterator[bytes]:
 
 
 def _drain(first: deque[bytes]) -> Iterator[bytes]:
-    """Yield parts, and keep no reference to them."""
+    """Yield parts without keeping references to them."""
     while first:
         yield first.popleft()
 
@@ -59,7 +59,7 @@ def _parts(data: Buffer | Iterable[Buffer]) -> Iterator[bytes]:
         while len(view) >= room:
             yield b"".join((*pieces, view[:room]))
             view, room, pieces = view[room:], next(sizes), []
-        # The caller may change its buffer.
+        # Copy the bytes: the caller may change its buffer.
         pieces += [memoryview(bytes(view))] if len(view) else []
         room -= len(view)
     if pieces:
@@ -67,7 +67,7 @@ def _parts(data: Buffer | Iterable[Buffer]) -> Iterator[bytes]:
 
 
 def in_directory(fs: Any, path: str, function: Callable[[], T]) -> T:
-    """Call a function that writes; if the protocol has real directories, and one is missing, make it and call again."""
+    """Call a function that writes an object; if its directory is missing, make the directory and call again."""
     try:
         return function()
     except FileNotFoundError:
@@ -76,27 +76,28 @@ def in_directory(fs: Any, path: str, function: Callable[[], T]) -> T:
 
 
 def begin(fs: Any, path: str) -> Any:
-    """Return a file of fsspec to write an object part by part."""
+    """Open a file of fsspec, to write an object part by part."""
     file = in_directory(fs, path, lambda: fs.open(path, "wb", autocommit=False))
-    # Without this, fsspec would keep the file until its next transaction.
+    # Otherwise fsspec would keep the file until its next transaction. Some file systems do not list the file.
     with suppress(ValueError, IndexError):
         fs.transaction.files.remove(file)
     return file
 
 
 def finish(fs: Any, path: str, file: Any) -> None:
-    """Give the object its name."""
+    """Complete an upload, so that the object appears under its name."""
     file.close()
     in_directory(fs, path, file.commit)
 
 
 def abort(file: Any) -> None:
-    """Discard the parts, if the protocol has not written them under the object's name already."""
+    """Discard an upload, as far as the protocol has not written to the object itself."""
     from fsspec.spec import AbstractBufferedFile
 
     if isinstance(file, AbstractBufferedFile):
         file.discard()
-        file.closed = True  # closing would complete the object
+        # Closing the file later would complete the object.
+        file.closed = True
     else:
         file.close()
         file.discard()

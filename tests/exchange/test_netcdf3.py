@@ -124,7 +124,7 @@ def test_what_scipy_cannot_read_is_refused_by_name(tmp_path: Path) -> None:
     content = bytearray(write(path).read_bytes())
     content[4:8] = b"\xff" * 4
     path.write_bytes(content)
-    with pytest.raises(UnsupportedError, match="does not note how many records it has"):
+    with pytest.raises(UnsupportedError, match="does not tell its number of records"):
         b2array.convert(path, tmp_path / "b.b2d")
     with pytest.raises(UnsupportedError, match="netCDF-3 can only be read"):
         b2array.convert(tmp_path / "x.npy", tmp_path / "c.nc", dst_format="netcdf3", src_format=_npy(tmp_path))

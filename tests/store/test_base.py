@@ -674,9 +674,9 @@ def test_changing_what_does_not_exist_is_an_error(maker):
 def test_other_stores_say_that_they_change_nothing_in_place(maker):
     store = maker.single(CONTENT)
     assert not store.can.append
-    with pytest.raises(UnsupportedError, match="only be replaced"):
+    with pytest.raises(UnsupportedError, match="can be replaced, but not changed"):
         store.append("", 0, b"x")
-    with pytest.raises(UnsupportedError, match="only be replaced"):
+    with pytest.raises(UnsupportedError, match="can be replaced, but not changed"):
         store.patch("", 0, b"x")
 
 

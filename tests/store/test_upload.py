@@ -294,5 +294,5 @@ def test_google_is_not_asked_forever_to_continue_an_upload(ranges):
             return {} if found is None else {"Range": found}, b""
 
     store = GcsStore("gs://bucket/a", {"token": "anon"})
-    with pytest.raises(OSError, match="expected an upload to go on"):
+    with pytest.raises(OSError, match="expected an upload to continue"):
         asyncio.run(store._send_part(Stuck(), "bucket/a", "session", UploadPart(0, 0, bytes(10), None)))
