@@ -118,6 +118,7 @@ class Changes(ABC):
         # Embedded members can only be read, and members of inner groups belong to other transactions.
         paths = [path for path in inside.values() if not (is_embedded(path) or _is_mounted(self.view, path))]
         points = dict(zip(paths, self._prepare_forks(paths), strict=True))
+        # Several threads may fork the first time; their forks must know one transaction.
         with self._mutex.held:
             self._fork_id = self._fork_id or os.urandom(16)
             name = os.urandom(16)
@@ -138,7 +139,7 @@ class Changes(ABC):
                 take_over(draft, change, rows)
         for name, copies in news.items():
             _merge_new(self, name, copies)
-        # The commit depends on what workers have read. Members that were deleted since the fork cannot change any more.
+        # The commit depends on what the workers have read, except for members that were deleted here since the fork.
         paths = {*self.members().values()}
         for path in {path for fork in forks for path in fork.seen} & paths:
             self.note_read(path)
@@ -252,6 +253,7 @@ def _merge_new(changes: Changes, name: str, copies: Sequence[NewMember]) -> None
     """Make a member that forks have made, if it is missing; give a frame of attributes what all forks have set."""
     first, path = copies[0], changes.members().get(name)
     if path is None:
+        # The fork has made it with the layout that the user wants, or that is usual in the place of the group.
         new = copier_of(first.handle, changes.view.storage_options, keeps_layout=True)
         handle = changes.create(name, first.suffix, new, overwrite=True)
     else:

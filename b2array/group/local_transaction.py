@@ -101,6 +101,7 @@ class LocalTransaction(Transaction):
         overwrite = overwrite or name in change.removed
         if not overwrite or path not in change.removed.values():
             _require_place(self.view, path, overwrite=overwrite, is_marked=change.marked)
+        # A random token, because several writers may be making the same member.
         token = os.urandom(8).hex()
         place = self.view.address(staged_path(path, token, sparse=False))
         draft = new(place, overwrite=False)
@@ -151,6 +152,7 @@ class LocalTransaction(Transaction):
 
     def _commit(self) -> list[Draft]:
         change = self.change
+        # `commit_entries` takes the drafts of new members away, so remember them before.
         members = change.members.values()
         drafts = [member.draft for member in members if member.draft is not None]
         if self._snapshots.new:
@@ -289,6 +291,7 @@ def _prepare_members(changes: LocalTransaction) -> dict[str, str]:
         if member is None:
             revision = changes.view.current(path)
             if not lacks_checksums(revision):
+                # The commit only has to check that this is still the state.
                 changes.on_disk.bases[path] = revision
                 continue
             note = next_note(changes, path)

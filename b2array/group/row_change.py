@@ -157,6 +157,7 @@ def require_unchanged_reads(
 
 def require_same_members(view: ListedGroup, manifest: Manifest) -> None:
     """Raise ConflictError if the group does not have the members any more that the transaction shows."""
+    # The snapshot will copy the latest rows, so it would have members that its user has never seen.
     begun = view.manifest.members or {}
     latest = manifest.members or {}
     names = sorted(begun.keys() | latest.keys())

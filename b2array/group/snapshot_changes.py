@@ -71,6 +71,7 @@ class SnapshotChanges:
 
     def drop(self, names: Collection[str]) -> None:
         """Drop snapshots; raise KeyError, and drop nothing, if the group does not have all of them."""
+        # A snapshot that the transaction has dropped before is missing.
         remaining = self.ledger.without(tuple(self.gone))
         entries = {entry.name: entry for entry in remaining.entries}
         for name in names:
