@@ -500,5 +500,5 @@ def test_a_copy_names_the_options_of_both_sides(tmp_path):
     for word in ("storage_options", "fs"):
         with pytest.raises(TypeError, match="src_options= or dst_options="):
             b2array.copy(tmp_path / "b.b2nd", **{word: None})
-    with pytest.raises(TypeError, match="this one is open"):
+    with pytest.raises(TypeError, match="this source is open"):
         b2array.copy(b2array.open(tmp_path / "b.b2nd"), src_options={})
