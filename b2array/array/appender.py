@@ -23,18 +23,20 @@ def append(handle: Handle, values: Any, axis: int) -> None:
     """Put values after the last items of an array; see `NDArray.append`."""
     handle.require_writable()
     before = handle.source.state.require_layout()
-    streamed = copying.is_sliceable(values)
-    # Shape and type can be checked without the items.
-    model = np.broadcast_to(np.empty((), values.dtype), values.shape) if streamed else values
+    model = values
+    is_streamed = copying.is_sliceable(values)
+    if is_streamed:
+        # Shape and type can be checked without the items.
+        model = np.broadcast_to(np.empty((), values.dtype), values.shape)
     array, axis = resize.make_joint(model, before.shape, before.dtype, axis)
-
     if not array.shape[axis]:
         return
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
             now = draft.state.require_layout()
             resize.check_joint(handle.url, before, now, axis)
-            for piece in copying.rows(values, now, axis) if streamed else [array]:
+            pieces = copying.rows(values, now, axis) if is_streamed else [array]
+            for piece in pieces:
                 resize.append(draft, piece, axis)
 
 
@@ -63,7 +65,9 @@ class Appender:
     """
 
     def __init__(self, handle: Handle, axis: int, every: int | None) -> None:
-        self._uncommitted = self._used = 0
+        # Set first, since `__del__` also runs if the arguments are refused.
+        self._uncommitted = 0
+        self._used = 0
         if every is not None and every < 1:
             raise ValueError(f"every must be at least 1 step, not {every}")
         self._handle = handle
@@ -102,18 +106,21 @@ class Appender:
         ValueError, TypeError
             They do not fit the array; the steps before them are not lost.
         """
-        layout, axis = self._layout, self._axis
+        layout = self._layout
+        axis = self._axis
         if np.ndim(values) == layout.ndim - 1:
             values = np.expand_dims(np.asarray(values), axis)
         steps, _ = resize.make_joint(values, layout.shape, layout.dtype, axis)
-        done, count = 0, steps.shape[axis]
+        count = steps.shape[axis]
+        done = 0
         while done < count:
             taken = min(count - done, self._room())
-            self._keep(steps[self._along(done, done + taken)], taken)
+            self._collect(steps[self._along(done, done + taken)], taken)
             done += taken
             self._settle()
 
     def _along(self, start: int, stop: int) -> tuple[slice, ...]:
+        """Return the index of steps in an array with the dimension that grows."""
         return (slice(None),) * self._axis + (slice(start, stop),)
 
     @property
@@ -127,15 +134,20 @@ class Appender:
 
     def _room(self) -> int:
         """Return how many steps fit until chunks or the buffer are full, or until a commit is due."""
-        if self._used == self._length or self._uncommitted == self._every:  # the last commit failed
+        if self._used == self._length or self._uncommitted == self._every:
+            # The last commit failed.
             self.commit()
         room = self._length - max(self._beyond, self._used)
-        return room if self._every is None else min(room, self._every - self._uncommitted)
+        if self._every is None:
+            return room
+        until_commit = self._every - self._uncommitted
+        return min(room, until_commit)
 
-    def _keep(self, steps: npt.NDArray[Any], count: int) -> None:
+    def _collect(self, steps: npt.NDArray[Any], count: int) -> None:
         if self._buffer is None:
-            shape, axis = self._layout.shape, self._axis
-            self._buffer = np.zeros((*shape[:axis], self._length, *shape[axis + 1 :]), self._layout.dtype)
+            shape = list(self._layout.shape)
+            shape[self._axis] = self._length
+            self._buffer = np.zeros(shape, self._layout.dtype)
         self._buffer[self._along(self._used, self._used + count)] = steps
         self._used += count
         self._uncommitted += count
@@ -143,10 +155,11 @@ class Appender:
     def _settle(self) -> None:
         """Append and commit the steps that are due."""
         # The buffer is full in the middle of a chunk if others append through the same handle.
-        full = not self._beyond or self._used == self._length
-        if self._uncommitted == self._every or (self._every is None and full):
+        is_full = not self._beyond or self._used == self._length
+        is_commit_due = is_full if self._every is None else self._uncommitted == self._every
+        if is_commit_due:
             self.commit()
-        elif full:
+        elif is_full:
             if not self._handle.in_transaction:
                 self._transaction.enter_context(self._handle.transaction())
             self._flush()

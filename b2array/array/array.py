@@ -21,7 +21,7 @@ from b2array.commit import fork as forks
 from b2array.commit import resize
 from b2array.commit.draft import Draft
 from b2array.commit.handle import Handle, Mode
-from b2array.compute.mapping import Mapping as Shown
+from b2array.compute.mapping import Mapping as ViewMapping
 from b2array.compute.readable import Indexer, Readable, Select, select_fields
 from b2array.display.reading import Reading, explain
 from b2array.errors import ReadOnlyError
@@ -75,18 +75,24 @@ class Viewable(Readable):
     @property
     def view(self) -> Indexer:
         """Lazy views of a part: ``a.view[10:20, ::2]`` reads nothing. Takes integers, slices, Ellipsis and None."""
-        return Indexer("view", self._handle.url, lambda key: View(self, self._shown().slice_by(key)))
 
-    def _shown(self) -> Shown:
-        return self._mapping(self._handle.source.state.require_layout().shape)
+        def cut(key: Any) -> View:
+            return View(self, self._find_mapping().slice_by(key))
+
+        return Indexer("view", self._handle.url, cut)
+
+    def _find_mapping(self) -> ViewMapping:
+        """Return the mapping of a view of the present shape: a part of this array or view."""
+        layout = self._handle.source.state.require_layout()
+        return self._mapping(layout.shape)
 
     def transpose(self, *axes: Any) -> View:
         """Return a lazy view with another order of the axes, as `numpy.transpose`."""
-        return View(self, self._shown().transpose(*axes))
+        return View(self, self._find_mapping().transpose(*axes))
 
     def squeeze(self, axis: Any = None) -> View:
         """Return a lazy view without axes of length 1, as `numpy.squeeze`."""
-        return View(self, self._shown().squeeze(axis))
+        return View(self, self._find_mapping().squeeze(axis))
 
     def reshape(self, *shape: Any, order: str = "C") -> View:
         """Return a lazy view that splits and joins whole axes, as `numpy.reshape`.
@@ -105,7 +111,7 @@ class Viewable(Readable):
         """
         if order != "C":
             raise ValueError(f"a view is reshaped in C order only, not {order!r}; a[...].reshape() reads the items")
-        mapping = self._shown()
+        mapping = self._find_mapping()
         return View(self, mapping.reshape(mapping.model.reshape(*shape).shape))
 
 
@@ -118,7 +124,7 @@ class View(Viewable):
 
     __slots__ = ("__weakref__", "_fixed", "_handle")
 
-    def __init__(self, array: Any, mapping: Shown) -> None:
+    def __init__(self, array: Any, mapping: ViewMapping) -> None:
         self._handle = array._handle
         self._fixed = mapping
 
@@ -141,7 +147,9 @@ class View(Viewable):
     def dims(self) -> tuple[str | None, ...] | None:
         """Names of the dimensions, if the array has any; None for one that is new, split or joined."""
         names = NDArray(self._handle).dims
-        return None if names is None else tuple(None if n is None else names[n] for n in self._fixed.numbers)
+        if names is None:
+            return None
+        return tuple(None if number is None else names[number] for number in self._fixed.numbers)
 
     def explain(self, key: Any = ...) -> Reading:
         """Say what ``view[key]`` would read now, as `NDArray.explain` does.
@@ -157,7 +165,8 @@ class View(Viewable):
         layout = source.state.require_layout()
         rest, _ = fields(key, layout.dtype)
         place, _ = self._fixed.locate(select(rest, self.shape))
-        return explain(source, layout, vectorised(place, layout.shape), NDArray(self._handle).dims)
+        selection = vectorised(place, layout.shape)
+        return explain(source, layout, selection, NDArray(self._handle).dims)
 
     @takes(CopyKeywords)
     def copy(
@@ -188,11 +197,15 @@ class View(Viewable):
         (('y', 'x'), array([1, 3]))
         """
         array = NDArray(self._handle)
-        kind = self.dtype if dtype is None else copying.target_dtype(self.dtype, require_dtype(dtype), casting)
+        kind = self.dtype
+        if dtype is not None:
+            kind = copying.target_dtype(kind, require_dtype(dtype), casting)
         wanted = ArrayOptions(**options)
-        cparams = array.cparams if wanted.cparams is None else wanted.cparams
+        if wanted.cparams is None:
+            wanted = replace(wanted, cparams=array.cparams)
         fill = copying.convert_fill(array.fill_value, kind)
-        wanted = replace(wanted, cparams=cparams, fill_value=fill, dims=self.dims, attrs=dict(array.attrs))
+        # Chunks and blocks are chosen again: the view may have other axes than its array.
+        wanted = replace(wanted, fill_value=fill, dims=self.dims, attrs=dict(array.attrs))
         return NDArray._make(url, wanted, lambda place, final: copying.holding(self, place, kind, final))
 
     def __getitem__(self, key: Any) -> Any:
@@ -201,16 +214,18 @@ class View(Viewable):
     def _get(self, key: Any, rule: Select) -> Any:
         rest, names = fields(key, self.dtype)
         selection = rule(rest, self.shape)
-        place, arranged = self._fixed.locate(selection)
+        place, arrange = self._fixed.locate(selection)
 
-        def located(_: Any, shape: Sequence[int]) -> Selection:
+        def select_place(_: Any, shape: Sequence[int]) -> Selection:
+            # The array may have got another shape since the view was made.
             self._mapping(tuple(shape))
             return vectorised(place, shape)
 
-        result = arranged(super()._get(..., located))[() if selection.kind == "scalar" else ...]
+        result = arrange(super()._get(..., select_place))
+        result = result[()] if selection.kind == "scalar" else result[...]
         return result if names is None else select_fields(result, names)
 
-    def _mapping(self, shape: tuple[int, ...]) -> Shown:
+    def _mapping(self, shape: tuple[int, ...]) -> ViewMapping:
         if shape != self._fixed.shape:
             raise ValueError(f"this is a view of an array of shape {self._fixed.shape}, which has become {shape}")
         return self._fixed
@@ -273,7 +288,8 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         return cls(make(url, options, new))
 
     def __repr__(self) -> str:
-        where, pending = printable(self.url), ", in a transaction" * self.in_transaction
+        where = printable(self.url)
+        pending = ", in a transaction" if self.in_transaction else ""
         return f"<b2array.NDArray {where} shape={self.shape} dtype={self.dtype} chunks={self.chunks}{pending}>"
 
     def fork(self) -> Self:
@@ -487,7 +503,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         Parameters
         ----------
         values : array-like
-            As many dimensions and, but along `axis`, the same extents as the array.
+            As many dimensions as the array has, and the same extents except along `axis`.
         axis : int, default 0
             Where the array grows.
 
@@ -538,9 +554,11 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         array([1, 2, 3, 4, 5])
         """
         self._handle.require_writable()
-        with self._handle.mutex.held:  # no other thread must change the shape meanwhile
+        # No other thread must change the shape meanwhile.
+        with self._handle.mutex.held:
             array, axis = resize.make_joint(values, self.shape, self.dtype, axis)
-            where, length = operator.index(index), self.shape[axis]
+            where = operator.index(index)
+            length = self.shape[axis]
             if not -length <= where <= length:
                 raise IndexError(f"index {where} is out of bounds for axis {axis} with size {length}")
             start = where + length if where < 0 else where
@@ -633,7 +651,9 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         array([4, 6])
         """
         dataset = dataset_of(self, options)
-        (data_array,) = dataset.data_vars.values() if dataset.data_vars else dataset.coords.values()
+        # A variable with the name of its own dimension is a coordinate.
+        variables = dataset.data_vars or dataset.coords
+        (data_array,) = variables.values()
         return data_array
 
     @takes(CopyKeywords)
@@ -707,5 +727,5 @@ def array_at(
     """
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")
-    handle = Handle(snapshot.load(open_store(url, storage_options=storage_options, fs=fs), start=offset), mode)
-    return NDArray(handle)
+    store = open_store(url, storage_options=storage_options, fs=fs)
+    return NDArray(Handle(snapshot.load(store, start=offset), mode))

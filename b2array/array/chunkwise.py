@@ -37,6 +37,8 @@ from b2array.progress import track
 __all__ = ["Factors", "factors_of", "map", "map_chunks"]
 
 Box = tuple[slice, ...]
+Result = tuple[Box, npt.NDArray[Any]]
+"""A box of the result, and its values."""
 Factors = SupportsIndex | Sequence[SupportsIndex] | Mapping[Any, SupportsIndex]
 """How many items along each axis become one: for all axes, one entry an axis, or by axis or name of the dimension."""
 
@@ -144,8 +146,10 @@ def map_chunks(
     with aborting(draft), track(math.prod(work.counts), "mapping", progress, unit="items") as bar:
         layout = draft.state.require_layout()
         if work.cuts_chunks(layout.chunks):
-            draft.buffer = WriteBuffer()  # a chunk that several pieces fill is encoded once
+            # A chunk that several pieces fill is encoded once.
+            draft.buffer = WriteBuffer()
         for box, values in work.results(layout.chunks, executor):
+            # Each result is checked: the function may return another shape for a smaller piece at an edge.
             target = work.place(box, lengths)
             work.check(box, values, lengths)
             if not np.can_cast(values.dtype, layout.dtype, "same_kind"):
@@ -200,17 +204,23 @@ class Work:
         count = 1 if isinstance(new_axis, int) else len(new_axis)
         added = np.lib.array_utils.normalize_axis_tuple(new_axis, len(kept) + count, "new_axis")
         # The first stored array of the whole shape lends its dimensions and chunks.
-        models = (each for each in sources if isinstance(each, NDArray | View) and each.shape == shape)
-        model = next(models, None)
-        wanted = factors_of(factors, ndim, None if model is None else model.dims)
-        joined = tuple(1 if axis in dropped else factor for axis, factor in enumerate(wanted))
+        model = None
+        for each in sources:
+            if isinstance(each, NDArray | View) and each.shape == shape:
+                model = each
+                break
+        dims = None if model is None else model.dims
+        own_factors = list(factors_of(factors, ndim, dims))
+        for axis in dropped:
+            # Pieces are not cut along it.
+            own_factors[axis] = 1
         if trim:
-            shape = tuple(n // factor * factor for n, factor in zip(shape, joined, strict=True))
+            shape = tuple(n // factor * factor for n, factor in zip(shape, own_factors, strict=True))
         chunks = shape if model is None else model.chunks
         unit = list(shape)
         for axis in kept:
             unit[axis] = max(1, chunks[axis])
-        return cls(function, sources, shape, tuple(unit), kept, tuple(sorted(added)), joined)
+        return cls(function, sources, shape, tuple(unit), kept, tuple(sorted(added)), tuple(own_factors))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -220,8 +230,11 @@ class Work:
     @property
     def corner(self) -> Box:
         """The box to call the function with first; it stands for about one chunk of the arrays."""
-        extents = zip(self.counts, self.unit, self.factors, strict=True)
-        return tuple(slice(0, min(n, max(1, c // factor))) for n, c, factor in extents)
+        corner = []
+        for count, extent, factor in zip(self.counts, self.unit, self.factors, strict=True):
+            items = max(1, extent // factor)
+            corner.append(slice(0, min(count, items)))
+        return tuple(corner)
 
     def result_of(self, extents: Sequence[Any], lengths: Sequence[Any]) -> tuple[Any, ...]:
         """Return one value for each axis of the result, given values for the axes of the arrays and for new axes."""
@@ -247,6 +260,7 @@ class Work:
         if wanted.chunks is None and wanted.blocks is None:
             chunks = self.result_of(self.unit, lengths)
             nbytes = math.prod(chunks) * dtype.itemsize
+            # Without an axis or with a smaller type, chunks may become tiny.
             if nbytes >= _SMALL_NBYTES:
                 wanted = replace(wanted, chunks=chunks)
         return wanted
@@ -283,7 +297,8 @@ class Work:
 
     def cuts_chunks(self, chunks: Sequence[int]) -> bool:
         """Say whether the arrays' items for one chunk of the result are too many to read at a time."""
-        return math.prod(self.factors) > 1 and math.prod(self._units(chunks)) > self._most
+        joins_items = math.prod(self.factors) > 1
+        return joins_items and math.prod(self._units(chunks)) > self._most
 
     def _cut(self, chunks: Sequence[int]) -> Iterator[Box]:
         """Cut the result into boxes of whole chunks, or of parts of a chunk that follow each other."""
@@ -294,24 +309,28 @@ class Work:
             extents = [part.stop - part.start for part in box]
             unit = [1 if axis in self.kept else extent for axis, extent in enumerate(extents)]
             for inner in boxes(extents, self._most, unit):
-                pairs = zip(box, inner, strict=True)
-                yield tuple(slice(outer.start + i.start, outer.start + i.stop) for outer, i in pairs)
+                moved = []
+                for outer_part, part in zip(box, inner, strict=True):
+                    first = outer_part.start
+                    moved.append(slice(first + part.start, first + part.stop))
+                yield tuple(moved)
 
-    def results(self, chunks: Sequence[int], executor: Executor | None) -> Iterator[tuple[Box, npt.NDArray[Any]]]:
+    def results(self, chunks: Sequence[int], executor: Executor | None) -> Iterator[Result]:
         """Call the function with all pieces, and yield the results in order."""
         if executor is not None:
             return self._in_executor(self._cut(chunks), executor)
 
-        def call(box: Box) -> tuple[Box, npt.NDArray[Any]]:
+        def call(box: Box) -> Result:
             return box, np.asarray(self.function(*self.pieces(box)))
 
         return threads.spread(call, self._cut(chunks), ahead=1)
 
-    def _in_executor(self, cut: Iterable[Box], executor: Executor) -> Iterator[tuple[Box, npt.NDArray[Any]]]:
+    def _in_executor(self, cut: Iterable[Box], executor: Executor) -> Iterator[Result]:
         def begin(box: Box) -> tuple[Box, Future[Any]]:
             return box, executor.submit(self.function, *self.pieces(box))
 
         left = iter(cut)
+        # Twice as many as threads: while one result is stored, the next ones are computed. More would fill the memory.
         running = deque(begin(box) for box in islice(left, 2 * config.threads))
         try:
             while running:
@@ -327,11 +346,17 @@ class Work:
         """Return where in the result the values of a piece go."""
         return self.result_of(box, [slice(0, length) for length in lengths])
 
-    def check(self, box: Box, values: npt.NDArray[Any], lengths: tuple[int, ...] | None) -> None:
+    def check(
+        self,
+        box: Box,
+        values: npt.NDArray[Any],
+        lengths: tuple[int, ...] | None,
+    ) -> None:
         """Raise ValueError for values of another shape; the lengths of new axes may be unknown."""
         check_plain(values)
         extents = [part.stop - part.start for part in box]
-        expected = self.result_of(extents, ("any",) * len(self.added) if lengths is None else lengths)
+        new_lengths: Sequence[Any] = lengths if lengths is not None else ["any"] * len(self.added)
+        expected = self.result_of(extents, new_lengths)
         fits = len(expected) == values.ndim
         if fits:
             pairs = zip(expected, values.shape, strict=True)
@@ -344,8 +369,11 @@ class Work:
 
 def _piece(array: Any, box: Box) -> npt.NDArray[Any]:
     """Read the part of an array that is broadcast to a box of the common shape."""
+    # NumPy aligns the last axes, and repeats the one item of an axis of length 1.
     own = box[len(box) - len(array.shape) :]
-    parts = (slice(0, 1) if n == 1 else part for n, part in zip(array.shape, own, strict=True))
+    parts = []
+    for n, part in zip(array.shape, own, strict=True):
+        parts.append(slice(0, 1) if n == 1 else part)
     return copying.piece(array, tuple(parts))
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -87,8 +86,11 @@ def copy_array(
     def attempt(source: Source) -> Draft:
         old = source.state.require_layout()
         kind = old.dtype if dtype is None else target_dtype(old.dtype, require_dtype(dtype), casting)
-        # A snapshot of a group belongs to the group, and not to a copy of one of its members.
-        states = sorted([*states_to_copy(source), *earlier], key=lambda each: each.entry.time) if snapshots else []
+        states: list[KeptState] = []
+        if snapshots:
+            # A snapshot of a group belongs to the group, and not to a copy of one of its members.
+            states = [*states_to_copy(source), *earlier]
+            states.sort(key=lambda each: each.entry.time)
         if kind != old.dtype or not _keeps_chunks(source, old, new):
             return _recode(source, states, kind, url, new, progress=progress)
         place = place_new(url, new.layout, new.storage_options, fs=new.fs, overwrite=new.overwrite)
@@ -122,11 +124,14 @@ def target_dtype(
 
 
 def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
+    """Whether a copy with these options has the chunks, the metalayers and the attributes of its source."""
+    # The metalayer marks a cache of a remote array, which has only some of the chunks.
     if source.frame.metalayer(CACHE) is not None:
         return False
-    if new.fill_value is not UNSET or any(part is not None for part in (new.dims, new.attrs, new.meta)):
+    changes_notes = any(option is not None for option in (new.dims, new.attrs, new.meta))
+    if changes_notes or new.fill_value is not UNSET:
         return False
-    if any(part is not None for part in (new.chunks, new.blocks, new.access)):
+    if any(option is not None for option in (new.chunks, new.blocks, new.access)):
         chunks, blocks = _parts(old, old.dtype, new)
         wanted = automatic(old.shape, old.itemsize, chunks=chunks, blocks=blocks, access=new.access)
         if wanted != (old.chunks, old.blocks):
@@ -143,32 +148,24 @@ def _recode(
     *,
     progress: bool,
 ) -> Draft:
-    annotations, old = source.state.annotations, source.state.require_layout()
-    wanted_chunks, wanted_blocks = _parts(old, dtype, new)
-    chunks, blocks = automatic(old.shape, dtype.itemsize, chunks=wanted_chunks, blocks=wanted_blocks, access=new.access)
+    """Return the transaction of a copy whose chunks are encoded again."""
+    old = source.state.require_layout()
+    options = _complete(new, source.state, dtype)
     metalayers = {name: raw for name, raw in source.frame.metalayers if name not in (*GEOMETRIES, CACHE)}
+    options = replace(options, meta=metalayers | dict(new.meta or {}))
     if isinstance(source, Draft):
-        source.flush()  # an open chunk would not be seen to differ from its earlier content
+        # An open chunk would not be seen to differ from its earlier content.
+        source.flush()
     earlier = [(entry, revision) for entry, revision in states if revision is not None]
-    first = (earlier[0][1] if earlier else source).state.require_layout()
-    draft = new_draft(
-        url,
-        first.shape,
-        dtype,
-        replace(
-            new,
-            chunks=chunks,
-            blocks=blocks,
-            fill_value=_fill(annotations.fill, old.dtype, dtype) if new.fill_value is UNSET else new.fill_value,
-            cparams=cparams_for(source.state.cparams, dtype, interop=new.interop)
-            if new.cparams is None
-            else new.cparams,
-            dims=annotations.dims if new.dims is None else new.dims,
-            meta=metalayers | dict(new.meta or {}),
-        ),
-    )
+    first = old
+    if earlier:
+        _, oldest = earlier[0]
+        first = oldest.state.require_layout()
+    draft = new_draft(url, first.shape, dtype, options)
+    own_names = {*(new.attrs or {})}
     # Values that may have errors are not rounded again. Some may be exact, from other software.
-    own_names, exact = {*(new.attrs or {})}, new.cparams is None
+    exact = new.cparams is None
+    # How many chunks change from state to state is not known yet.
     total = None if earlier else draft.state.require_layout().nchunks
     with aborting(draft), track(total, "chunks copied", progress, unit="items") as bar:
         # The copy goes through the states that its source has gone through, in one commit.
@@ -182,6 +179,22 @@ def _recode(
             if rebuilt is None:
                 draft.delta.keep(Keep(entry))
     return draft
+
+
+def _complete(new: ArrayOptions, state: State, dtype: np.dtype[Any]) -> ArrayOptions:
+    """Complete the options of a copy from the state of its source."""
+    old = state.require_layout()
+    annotations = state.annotations
+    wanted_chunks, wanted_blocks = _parts(old, dtype, new)
+    chunks, blocks = automatic(old.shape, dtype.itemsize, chunks=wanted_chunks, blocks=wanted_blocks, access=new.access)
+    new = replace(new, chunks=chunks, blocks=blocks)
+    if new.fill_value is UNSET:
+        new = replace(new, fill_value=_convert_noted_fill(annotations.fill, old.dtype, dtype))
+    if new.cparams is None:
+        new = replace(new, cparams=cparams_for(state.cparams, dtype, interop=new.interop))
+    if new.dims is None:
+        new = replace(new, dims=annotations.dims)
+    return new
 
 
 def _follow(
@@ -207,15 +220,22 @@ def _follow(
     layout = draft.state.require_layout()
     numbers: Iterable[int] = range(layout.nchunks)
     if before is not None:
-        numbers = sorted({n for box in differing(before, source.state) for n in _chunks_in(layout, box)})
+        changed: set[int] = set()
+        for box in differing(before, source.state):
+            changed.update(_chunks_in(layout, box))
+        numbers = sorted(changed)
     rewrite(draft, layout, numbers, lambda box: resize.read_box(source, old, box), bar.advance, exact=exact)
 
 
 def _chunks_in(layout: Layout, box: tuple[slice, ...]) -> list[int]:
     """Return the numbers of the chunks that a box touches."""
     grid = np.arange(layout.nchunks).reshape(layout.grid_shape)
-    cells = tuple(slice(i.start // c, -(-i.stop // c)) for i, c in zip(box, layout.chunks, strict=True))
-    numbers: list[int] = grid[cells].reshape(-1).tolist()
+    cells = []
+    for part, length in zip(box, layout.chunks, strict=True):
+        first = part.start // length
+        end = -(-part.stop // length)
+        cells.append(slice(first, end))
+    numbers: list[int] = grid[tuple(cells)].reshape(-1).tolist()
     return numbers
 
 
@@ -239,14 +259,19 @@ def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, A
     """Choose chunks and blocks: the given ones, else the old ones if they still fit."""
     if new.access is not None:
         return new.chunks, new.blocks
-    if new.chunks is not None or new.blocks is not None:
-        kept = old.blocks if new.chunks is None else "auto"
-        return new.chunks if new.chunks is not None else old.chunks, new.blocks if new.blocks is not None else kept
-    larger = dtype.itemsize > 2 * old.itemsize
-    return ("auto", "auto") if larger or 0 in old.chunks or 0 in old.blocks else (old.chunks, old.blocks)
+    if new.chunks is not None:
+        # The old blocks divide the old chunks.
+        return new.chunks, "auto" if new.blocks is None else new.blocks
+    if new.blocks is not None:
+        return old.chunks, new.blocks
+    # With items of more than twice the size, the chunks would become too large.
+    is_much_larger = dtype.itemsize > 2 * old.itemsize
+    if is_much_larger or 0 in old.chunks or 0 in old.blocks:
+        return "auto", "auto"
+    return old.chunks, old.blocks
 
 
-def _fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
+def _convert_noted_fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
     if fill is None or len(fill) != old.itemsize:
         return 0
     return convert_fill(np.frombuffer(fill, old)[0], new)
@@ -254,9 +279,11 @@ def _fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
 
 def convert_fill(item: Any, dtype: np.dtype[Any]) -> Any:
     """Return a fill value as an item of another type; 0 if that type has no such value."""
-    with np.errstate(invalid="ignore"), suppress(ValueError):  # text that is not a number
-        return np.asarray(item)[None].astype(dtype)[0]
-    return 0
+    with np.errstate(invalid="ignore"):
+        try:
+            return np.asarray(item)[None].astype(dtype)[0]
+        except ValueError:
+            return 0  # text that is not a number
 
 
 def holding(x: Any, url: AnyPlace, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Draft:
@@ -314,6 +341,7 @@ def join_blocks(
     options: ArrayOptions,
 ) -> Draft:
     """Return the transaction of an array of blocks that come one after the other; see `b2array.from_blocks`."""
+    # The first block determines the shape and the type.
     remaining = iter(blocks)
     piece = next(remaining, None)
     assignment.check_plain(piece)
@@ -324,14 +352,15 @@ def join_blocks(
     shape = (*first.shape[:axis], 0, *first.shape[axis + 1 :])
     draft = new_draft(url, shape, first.dtype, options)
     with aborting(draft):
-        for values in _rows(chain([first], remaining), draft.state.require_layout(), axis):
+        for values in _cut_into_rows(chain([first], remaining), draft.state.require_layout(), axis):
             resize.append(draft, values, axis)
     return draft
 
 
-def _rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
+def _cut_into_rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
     """Cut and join blocks to rows of whole chunks; the last row may be shorter."""
-    length, before = layout.chunks[axis], (slice(None),) * axis
+    length = layout.chunks[axis]
+    before = (slice(None),) * axis
     pending: list[npt.NDArray[Any]] = []
     count = 0
     for block in blocks:
@@ -340,10 +369,12 @@ def _rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator[npt.NDAr
         while done < values.shape[axis]:
             taken = min(length - count, values.shape[axis] - done)
             pending.append(values[(*before, slice(done, done + taken))])
-            done, count = done + taken, count + taken
+            done += taken
+            count += taken
             if count == length:
                 yield np.concatenate(pending, axis)
-                pending, count = [], 0
+                pending = []
+                count = 0
         # The caller may use the memory of this block again.
         pending[-1:] = [part.copy() for part in pending[-1:]]
     if pending:
@@ -371,8 +402,9 @@ def is_sliceable(x: Any) -> bool:
     if isinstance(x, np.ndarray | np.generic) or not isinstance(x, Sliceable):
         return isinstance(x, np.memmap)
     # The type that NumPy finds for Python objects depends on all of them.
-    numeric = isinstance(x.dtype, np.dtype) and not x.dtype.hasobject
-    return numeric and type(x).__module__.partition(".")[0] not in _READ_WHOLE
+    has_plain_items = isinstance(x.dtype, np.dtype) and not x.dtype.hasobject
+    library, _, _ = type(x).__module__.partition(".")
+    return has_plain_items and library not in _READ_WHOLE
 
 
 def piece(
@@ -392,11 +424,18 @@ def piece(
 
 def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
     """Cut values that are appended to an array into pieces that end where a row of chunks ends."""
-    shape, length = values.shape, max(1, layout.chunks[axis])
-    row_nbytes = max(1, math.prod(shape) // max(1, shape[axis]) * layout.itemsize)
-    most = max(1, PIECE_NBYTES // (row_nbytes * length)) * length
+    shape = values.shape
+    count = shape[axis]
+    length = max(1, layout.chunks[axis])
+    items_in_step = math.prod(shape) // max(1, count)
+    step_nbytes = max(1, items_in_step * layout.itemsize)
+    chunk_rows = max(1, PIECE_NBYTES // (step_nbytes * length))
+    box = [slice(0, extent) for extent in shape]
     start = 0
-    while start < shape[axis]:
-        stop = min(start + most - (layout.shape[axis] + start) % length, shape[axis])
-        yield piece(values, tuple(slice(start, stop) if n == axis else slice(0, m) for n, m in enumerate(shape)))
+    while start < count:
+        # The array may end inside a chunk, which the first piece fills.
+        inside_chunk = (layout.shape[axis] + start) % length
+        stop = min(start + chunk_rows * length - inside_chunk, count)
+        box[axis] = slice(start, stop)
+        yield piece(values, tuple(box))
         start = stop

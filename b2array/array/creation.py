@@ -62,12 +62,15 @@ def _shape_first(function: Callable[..., NDArray]) -> Callable[..., NDArray]:
     """Accept the shape first, and the URL by name, in a function that takes URL and shape."""
 
     @functools.wraps(function)
-    def ordered(*args: Any, **options: Any) -> NDArray:
-        if args and args[0] is not None and not isinstance(args[0], str | os.PathLike):
-            args = (options.pop("url", None), *args)
+    def take_either(*args: Any, **options: Any) -> NDArray:
+        if args:
+            first = args[0]
+            is_url = first is None or isinstance(first, str | os.PathLike)
+            if not is_url:
+                args = (options.pop("url", None), *args)
         return function(*args, **options)
 
-    return ordered
+    return take_either
 
 
 @overload
@@ -221,7 +224,8 @@ def ones(
     **options: Unpack[FilledKeywords],
 ) -> NDArray:
     """Make an array of ones; parameters as for `zeros`."""
-    return _fill_new(url, shape, dtype, ArrayOptions(**options, fill_value=_item(1, dtype)[()]))
+    one = _make_item(1, dtype)
+    return _fill_new(url, shape, dtype, ArrayOptions(**options, fill_value=one[()]))
 
 
 @takes(FilledKeywords)
@@ -242,16 +246,17 @@ def full(
     fill_value : scalar
         The value of all items.
     dtype : dtype-like, optional
-        By default the value's own.
+        By default the type of the value.
     url, chunks, ..., fs
         As for `zeros`.
     """
-    item = _item(fill_value, dtype)
+    item = _make_item(fill_value, dtype)
+    # Text without a width, such as "U", gets the width of the value.
     chosen = dtype if dtype is not None and dtypes.has_size(require_dtype(dtype)) else item.dtype
     return _fill_new(url, shape, chosen, ArrayOptions(**options, fill_value=item[()]))
 
 
-def _item(value: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
+def _make_item(value: Any, dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
     check_plain(value)
     wanted = require_dtype(dtype)
     if wanted is None:
@@ -349,10 +354,12 @@ def _like(
     new_dtype = model.dtype if dtype is None else dtype
     chosen = {name: value for name, value in options.items() if value is not None}
     if fixed:
-        chosen["fill_value"] = _item(fixed["fill_value"], new_dtype)[()]
+        chosen["fill_value"] = _make_item(fixed["fill_value"], new_dtype)[()]
     if isinstance(x, NDArray):
-        same = extents(new_shape) == x.shape and np.dtype(require_dtype(new_dtype)) == x.dtype and 0 not in x.chunks
-        if same and not chosen.keys() & {"chunks", "blocks", "access"}:
+        has_same_shape = extents(new_shape) == x.shape and 0 not in x.chunks
+        has_same_dtype = np.dtype(require_dtype(new_dtype)) == x.dtype
+        # Chunks suit a shape and a size of items.
+        if has_same_shape and has_same_dtype and not chosen.keys() & {"chunks", "blocks", "access"}:
             chosen |= {"chunks": x.chunks, "blocks": x.blocks}
         chosen = {"cparams": x.cparams} | chosen
     return _fill_new(url, new_shape, new_dtype, ArrayOptions(**chosen))
@@ -492,7 +499,7 @@ def from_dask(
     Warns
     -----
     dask.array.PerformanceWarning
-        The chunks of `x` do not consist of whole stored chunks, so that data are moved between tasks.
+        The chunks of `x` do not consist of whole stored chunks, so that data moves between tasks.
 
     Examples
     --------
@@ -511,7 +518,7 @@ def from_dask(
     if member is not None:
 
         def new(place: AnyPlace, final: ArrayOptions) -> Draft:
-            return dask.computed(x, place, dtype, final, progress=progress, scheduler=scheduler)
+            return dask.compute_draft(x, place, dtype, final, progress=progress, scheduler=scheduler)
 
         return NDArray._make(url, wanted, new)
     write = dask.from_dask(x, url, dtype, wanted)
@@ -533,7 +540,7 @@ def save(
     Parameters
     ----------
     url : str or os.PathLike
-        Where to.
+        Where to store it.
     x, dtype
         As for `asarray`.
     overwrite : bool, default True

@@ -1,12 +1,12 @@
 """dask: graphs that read arrays, and graphs that write them.
 
-Functions import dask when they need it, so b2array works without.
+Functions import dask when they need it, so b2array works without it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -78,16 +78,18 @@ def to_dask(a: Readable, chunks: Any = "auto") -> da.Array:
     from dask.base import tokenize
 
     frozen = Frozen(a)
-    automatic = chunks is None or (isinstance(chunks, str) and chunks == "auto")
-    cut = group_for_tasks(a) if automatic else _cut(chunks, a)
-    if not automatic and dask_chunks.align(cut, a.chunks, [0] * a.ndim) != cut:
-        parts = dask_chunks.pieces(cut, _cut(a.chunks, a))
+    is_automatic = chunks is None or (isinstance(chunks, str) and chunks == "auto")
+    cut = group_for_tasks(a) if is_automatic else _normalize(chunks, a)
+    if not is_automatic and dask_chunks.align(cut, a.chunks, [0] * a.ndim) != cut:
+        stored_cut = _normalize(a.chunks, a)
+        nchunks = math.prod(map(len, stored_cut))
+        parts = dask_chunks.pieces(cut, stored_cut)
         warn(
-            f"chunks {_brief(cut)} do not align with the stored ones {a.chunks}: "
-            f"{math.prod(map(len, _cut(a.chunks, a)))} stored chunks are read in "
+            f"chunks {_brief(cut)} do not align with the stored ones {a.chunks}: {nchunks} stored chunks are read in "
             f"{parts} parts, and blocks on the borders several times",
             PerformanceWarning,
         )
+    # The name depends on the state of the array, so that dask computes equal graphs once.
     name = f"b2array-{tokenize(frozen, cut)}"
     meta = np.empty((0,) * a.ndim, a.dtype)
     return cast("da.Array", da.from_array(frozen, chunks=cut, name=name, meta=meta))
@@ -105,10 +107,12 @@ def group_for_tasks(a: Readable) -> dask_chunks.Cut:
     return dask_chunks.group_chunks(a.shape, a.chunks, a.blocks, a.itemsize, min(wanted, limit))
 
 
-def _cut(chunks: Any, a: Readable) -> dask_chunks.Cut:
+def _normalize(chunks: Any, a: Readable) -> dask_chunks.Cut:
+    """Return chunks in any form that dask takes as lengths of pieces."""
     from dask.array.core import normalize_chunks
 
-    return cast(dask_chunks.Cut, normalize_chunks(chunks, a.shape, dtype=a.dtype, previous_chunks=a.chunks))
+    lengths = normalize_chunks(chunks, a.shape, dtype=a.dtype, previous_chunks=a.chunks)
+    return cast(dask_chunks.Cut, lengths)
 
 
 def _brief(cut: dask_chunks.Cut) -> tuple[int, ...]:
@@ -130,7 +134,7 @@ def from_dask(
         return _write_all(x, draft, lasts=True)
 
 
-def computed(
+def compute_draft(
     x: da.Array,
     place: AnyPlace,
     dtype: npt.DTypeLike | None,
@@ -147,13 +151,20 @@ def computed(
     return draft
 
 
-def _begin(x: da.Array, place: AnyPlace, dtype: npt.DTypeLike | None, options: ArrayOptions) -> tuple[da.Array, Draft]:
+def _begin(
+    x: da.Array,
+    place: AnyPlace,
+    dtype: npt.DTypeLike | None,
+    options: ArrayOptions,
+) -> tuple[da.Array, Draft]:
     """Return a dask array of the type to store, and the draft of an array for it."""
     check_source(x)
     if dtype is not None and dtype != x.dtype:
         x = as_declared(x).astype(dtype)
     if options.blocks is None and options.chunks in (None, "auto"):
-        options = replace(options, chunks=dask_chunks.dividing(x.chunks, x.dtype.itemsize, options.access))
+        # Chunks that divide the pieces of dask: else data would move between tasks.
+        chunks = dask_chunks.dividing(x.chunks, x.dtype.itemsize, options.access)
+        options = replace(options, chunks=chunks)
     return x, new_draft(place, x.shape, x.dtype, options)
 
 
@@ -161,7 +172,8 @@ def _write_all(x: da.Array, draft: Draft, *, lasts: bool = False) -> Write:
     layout = draft.state.require_layout()
     if layout.shape != x.shape:
         raise TypeError(f"items of type {x.dtype} are arrays, which dask arrays do not have")
-    return Write(x, make_fork_point(draft, lasts=lasts), layout, tuple(slice(0, n) for n in x.shape))
+    whole = tuple(slice(0, n) for n in x.shape)
+    return Write(x, make_fork_point(draft, lasts=lasts), layout, whole)
 
 
 def store(
@@ -178,7 +190,7 @@ def store(
     check_source(x)
     if a.mode == "r":
         raise ReadOnlyError(f"{a.url} was opened for reading; open it with mode='r+' to change it")
-    inside = _region(region, a.shape)
+    inside = _resolve_region(region, a.shape)
     lengths = tuple(part.stop - part.start for part in inside)
     if x.shape != lengths:
         raise ValueError(f"expected an array of shape {lengths} for the region, found {x.shape}")
@@ -239,8 +251,11 @@ def as_declared(x: da.Array, owner: str = "") -> da.Array:
     return cast("da.Array", da.map_blocks(_as_declared, x, **options))
 
 
-def _region(region: Any, shape: tuple[int, ...]) -> Region:
-    parts = () if region is None else region if isinstance(region, tuple) else (region,)
+def _resolve_region(region: Any, shape: tuple[int, ...]) -> Region:
+    """Return a region as one slice for each axis; IndexError if it is not inside the array."""
+    parts: tuple[Any, ...] = ()
+    if region is not None:
+        parts = region if isinstance(region, tuple) else (region,)
     if len(parts) > len(shape):
         raise IndexError(f"a region of {len(parts)} dimensions in an array of {len(shape)}")
     slices = []
@@ -248,8 +263,13 @@ def _region(region: Any, shape: tuple[int, ...]) -> Region:
         part = parts[axis] if axis < len(parts) else slice(None)
         if not isinstance(part, slice) or part.step not in (None, 1):
             raise ValueError(f"a region consists of slices without step, found {part!r}")
-        start, stop = (0 if part.start is None else part.start), (n if part.stop is None else part.stop)
-        start, stop = (start + n if start < 0 else start), (stop + n if stop < 0 else stop)
+        start = 0 if part.start is None else part.start
+        stop = n if part.stop is None else part.stop
+        # Not slice.indices, which would cut a slice that goes beyond the array.
+        if start < 0:
+            start += n
+        if stop < 0:
+            stop += n
         if not 0 <= start <= stop <= n:
             raise IndexError(f"the region {part!r} of axis {axis} is not inside its {n} items")
         slices.append(slice(int(start), int(stop)))
@@ -261,13 +281,17 @@ class Write:
 
     def __init__(self, x: da.Array, point: ForkPoint, layout: Layout, region: Region) -> None:
         self.x = _align(x, layout.chunks, region)
-        self.point, self.dtype, self.region = point, layout.dtype, region
+        self.point = point
+        self.dtype = layout.dtype
+        self.region = region
         self._id = uuid4().hex
         self.shared = Shared(f"write {self._id}", (point, region))
-        self.nchunks = math.prod(
-            max(0, -(-part.stop // max(1, size)) - part.start // max(1, size))
-            for part, size in zip(region, layout.chunks, strict=True)
-        )
+        self.nchunks = 1
+        for part, extent in zip(region, layout.chunks, strict=True):
+            length = max(1, extent)
+            first = part.start // length
+            end = -(-part.stop // length)
+            self.nchunks *= max(0, end - first)
 
     def name(self, verb: str) -> str:
         """Return a name for tasks of this write."""
@@ -284,7 +308,9 @@ class Write:
         from dask.delayed import Delayed
         from dask.layers import ArraySliceDep
 
-        x, axes, key = self.x, tuple(range(self.x.ndim)), self.name("point")
+        x = self.x
+        axes = tuple(range(x.ndim))
+        key = self.name("point")
         return da.blockwise(
             _put,
             axes,
@@ -326,7 +352,8 @@ class Write:
         import dask.array as da
         from dask.layers import ArraySliceDep
 
-        x, axes = self.x, tuple(range(self.x.ndim))
+        x = self.x
+        axes = tuple(range(x.ndim))
         return da.blockwise(
             _read,
             axes,
@@ -349,16 +376,19 @@ def compute_changes(
     """Compute the changes of several writes in one graph, so that shared work is done once."""
     from dask.callbacks import Callback
 
-    names, options = {write.name("put") for write in writes}, {} if scheduler is None else {"scheduler": scheduler}
-    with track(sum(write.nchunks for write in writes), "storing", progress, unit="chunks") as bar:
-        if progress and (client := _client(scheduler)) is not None:
+    names = {write.name("put") for write in writes}
+    options = {} if scheduler is None else {"scheduler": scheduler}
+    nchunks = sum(write.nchunks for write in writes)
+    with track(nchunks, "storing", progress, unit="chunks") as bar:
+        client = _find_client(scheduler) if progress else None
+        if client is not None:
             return _watch(writes, client, bar.advance)
 
-        def done(key: Any, put: Any, *_: Any) -> None:
+        def advance(key: Any, put: Any, *_: Any) -> None:
             if isinstance(key, tuple) and key[0] in names:
                 bar.advance(sum(change.numbers.size for change in put.flat))
 
-        with Callback(posttask=done) if progress else nullcontext():
+        with Callback(posttask=advance) if progress else nullcontext():
             graph = final(writes, f"b2array-gather-{uuid4().hex}", gather_changes)
             return cast(list[list[ChangeSet]], graph.compute(**options))
 
@@ -368,7 +398,7 @@ def _watch(
     client: Any,
     advance: Callable[[int], None],
 ) -> list[list[ChangeSet]]:
-    """Do the same on a cluster, which does not call the callbacks of dask; tell `advance` how many chunks are done."""
+    """Compute the changes on a cluster, which calls no callbacks of dask; tell `advance` how many chunks are done."""
     from distributed import as_completed, futures_of
 
     by_write: dict[str, list[ChangeSet]] = {write.name("put"): [] for write in writes}
@@ -381,7 +411,7 @@ def _watch(
 
 
 def final(writes: Sequence[Write], name: str, function: Callable[..., Any], *args: Any) -> Delayed:
-    """Return a delayed that at the end calls a function with the `Write.changes` of each write, and more arguments.
+    """Return a delayed that at the end calls a function with the `Write.changes` of each write, then with `args`.
 
     Several writes computed together are optimised together, so that shared work is done once.
     """
@@ -422,17 +452,13 @@ def _join_graphs(writes: Sequence[Write]) -> list[da.Array]:
 
     arrays = [write.changes() for write in writes]
     keys = [key for each in arrays for key in flatten(each.__dask_keys__())]
-    graph = da.Array.__dask_optimize__(HighLevelGraph.merge(*(each.dask for each in arrays)), keys)
+    merged = HighLevelGraph.merge(*(each.dask for each in arrays))
+    graph = da.Array.__dask_optimize__(merged, keys)
     return [da.Array(graph, each.name, each.chunks, meta=each._meta) for each in arrays]
 
 
-def _pieces(x: da.Array) -> Iterator[Region]:
-    from dask.array.core import slices_from_chunks
-
-    return map(_plain, slices_from_chunks(x.chunks))
-
-
 def _plain(inside: Region) -> Region:
+    """Return slices of plain integers: dask counts with NumPy's."""
     return tuple(slice(int(part.start), int(part.stop)) for part in inside)
 
 
@@ -440,24 +466,28 @@ def _align(x: da.Array, chunks: tuple[int, ...], region: Region) -> da.Array:
     """Rechunk a dask array so that no two of its pieces touch the same stored chunk."""
     from dask.array.core import PerformanceWarning
 
-    cut = dask_chunks.align(x.chunks, chunks, [part.start for part in region])
+    starts = [part.start for part in region]
+    cut = dask_chunks.align(x.chunks, chunks, starts)
     if cut == x.chunks:
         return x
+    parts = dask_chunks.pieces(x.chunks, cut)
     warn(
         f"chunks {_brief(x.chunks)} of the dask array do not consist of whole chunks {chunks} of the stored one: its "
-        f"{x.npartitions} pieces are cut into {dask_chunks.pieces(x.chunks, cut)} and put together again, and "
-        f"{x.nbytes / 1e6:.1f} MB move between tasks",
+        f"{x.npartitions} pieces are cut into {parts} and put together again, and {x.nbytes / 1e6:.1f} MB move between "
+        "tasks",
         PerformanceWarning,
     )
     return x.rechunk(cut)
 
 
-def _client(scheduler: Any) -> Any:
+def _find_client(scheduler: Any) -> Any:
     """Return the client of a cluster, if that is where tasks will run."""
     import dask.array as da
     from dask.base import get_scheduler
 
-    owner = getattr(get_scheduler(scheduler=scheduler, cls=da.Array), "__self__", None)
+    # The scheduler of a cluster is the method `get` of its client.
+    run = get_scheduler(scheduler=scheduler, cls=da.Array)
+    owner = getattr(run, "__self__", None)
     return owner if type(owner).__module__.startswith("distributed") else None
 
 
@@ -474,18 +504,25 @@ def _put(
     _check_piece(values, inside)
     _as_declared(values, declared)
     point, region = shared.value
-    part = tuple(
-        slice(whole.start + own.start, whole.start + own.stop, 1) for whole, own in zip(region, inside, strict=True)
-    )
-    item = np.empty((1,) * len(inside), object)
+    part = _move(inside, region)
+    ndim = len(inside)
+    item = np.empty((1,) * ndim, object)
     with one_thread():
-        item[(0,) * len(inside)] = write_part(point, part, np.asarray(values), region)
+        item[(0,) * ndim] = write_part(point, part, np.asarray(values), region)
     return item
 
 
 def _read(inside: Region, frozen: Frozen, region: Region) -> npt.NDArray[Any]:
-    where = zip(region, inside, strict=True)
-    return np.asarray(frozen[tuple(slice(whole.start + part.start, whole.start + part.stop) for whole, part in where)])
+    return np.asarray(frozen[_move(inside, region)])
+
+
+def _move(inside: Region, region: Region) -> Region:
+    """Return where a part of a region is in the array."""
+    moved = []
+    for part, whole in zip(inside, region, strict=True):
+        first = whole.start
+        moved.append(slice(first + part.start, first + part.stop, 1))
+    return tuple(moved)
 
 
 def _check_piece(values: Any, inside: Region) -> None:
@@ -511,7 +548,11 @@ def _as_declared(values: Any, declared: np.dtype[Any], owner: str = "") -> Any:
 
 def gather_changes(put: Sequence[Sequence[npt.NDArray[Any]]]) -> list[list[ChangeSet]]:
     """Return the changes to commit of each write, from the changes of its tasks."""
-    return [[change for item in items for change in item.flat] for items in put]
+    changes_of_writes = []
+    for items in put:
+        changes = [change for item in items for change in item.flat]
+        changes_of_writes.append(changes)
+    return changes_of_writes
 
 
 def _commit(

@@ -16,8 +16,10 @@ __all__ = ["Cut", "align", "dividing", "group_chunks", "joining", "pieces", "reg
 Cut = tuple[tuple[int, ...], ...]
 
 _SMALLEST_SHARE = 4
+"""Along an axis, a useful chunk has at least a quarter of the extent of an automatic one."""
 _SMALLEST_NBYTES = 2**18
 _LARGEST_NBYTES = 64 * 2**20
+"""Between these sizes chunks are useful: each costs a request, and a change of one item writes a whole chunk."""
 
 
 def group_chunks(
@@ -39,18 +41,28 @@ def group_chunks(
     ((2, 2, 2, 2, 2), (4, 3))
     """
     room = max(1, limit // max(1, itemsize))
-    units = [max(1, min(c, n)) for c, n in zip(chunks, shape, strict=True)]
-    if math.prod(units) <= room:
-        steps = _grow(units, shape, room)
-        return tuple(_steps(n, step) for n, step in zip(shape, steps, strict=True))
-    inner = _grow([max(1, min(b, c)) for b, c in zip(blocks, units, strict=True)], units, room)
-    return tuple(
-        tuple(piece for chunk in _steps(n, unit) for piece in _steps(chunk, step))
-        for n, unit, step in zip(shape, units, inner, strict=True)
-    )
+    chunk = _clip(chunks, shape)
+    if math.prod(chunk) <= room:
+        steps = _grow(chunk, shape, room)
+        return tuple(_cut_axis(n, step) for n, step in zip(shape, steps, strict=True))
+    block = _clip(blocks, chunk)
+    steps = _grow(block, chunk, room)
+    cut = []
+    for n, length, step in zip(shape, chunk, steps, strict=True):
+        # Cut chunk by chunk: no piece has blocks of two chunks.
+        pieces: tuple[int, ...] = ()
+        for part in _cut_axis(n, length):
+            pieces += _cut_axis(part, step)
+        cut.append(pieces)
+    return tuple(cut)
 
 
-def _steps(length: int, step: int) -> tuple[int, ...]:
+def _clip(extents: Sequence[int], limits: Sequence[int]) -> list[int]:
+    """Return extents that are at most these, and at least 1."""
+    return [max(1, min(extent, limit)) for extent, limit in zip(extents, limits, strict=True)]
+
+
+def _cut_axis(length: int, step: int) -> tuple[int, ...]:
     whole, rest = divmod(length, step)
     lengths = (step,) * whole
     if rest:
@@ -217,5 +229,12 @@ def _within(steps: Sequence[int], wanted: Sequence[int], whole: Sequence[bool]) 
 
 def _divisor(number: int, most: int) -> int:
     """Return the largest divisor that is not larger than `most`."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return max(d for s in small for d in (s, number // s) if d <= most)
+    largest = 1
+    # Divisors come in pairs, of which one is at most the square root.
+    for small in range(1, math.isqrt(number) + 1):
+        if number % small:
+            continue
+        for divisor in (small, number // small):
+            if largest < divisor <= most:
+                largest = divisor
+    return largest

@@ -81,7 +81,8 @@ class Opened:
     @property
     def meta(self) -> Mapping[str, Any]:
         """The metalayers, fixed when the frame was created: decoded if they are msgpack, else bytes."""
-        return MappingProxyType({name: _decode(raw) for name, raw in self._handle.described.state.frame.metalayers})
+        metalayers = self._handle.described.state.frame.metalayers
+        return MappingProxyType({name: _decode(raw) for name, raw in metalayers})
 
     def transaction(self) -> AbstractContextManager[Self]:
         """Make everything that is changed through this handle inside the ``with`` block one commit.
@@ -317,7 +318,9 @@ class Described(Opened, Readable):
     def _values(self) -> str:
         """Return a few items as NumPy shows them; nothing if they are not near, or much has to be decoded for them."""
         layout = self._layout
-        corners = 2 ** sum(n > b for n, b in zip(layout.shape, layout.blocks, strict=True))
+        # The items that NumPy shows of a large array are in its corners: in two blocks along each axis.
+        long_axes = sum(n > block for n, block in zip(layout.shape, layout.blocks, strict=True))
+        corners = 2**long_axes
         if not self._handle.source.is_local or corners * layout.block_nbytes > _CORNERS_NBYTES:
             return ""
         try:
@@ -364,6 +367,7 @@ class Described(Opened, Readable):
         return {"snapshots": ", ".join(names)} if names else {}
 
     def _attr_rows(self) -> dict[str, Any]:
+        # A page about an array must show even if a part of it is damaged.
         try:
             return dict(self.attrs)
         except (FormatError, UnsupportedError) as error:

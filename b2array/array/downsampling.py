@@ -92,10 +92,10 @@ def downsample(
     """
     if boundary not in get_args(Boundary):
         raise ValueError(f"expected boundary 'pad', 'trim' or 'exact', found {boundary!r}")
-    model = a if isinstance(a, NDArray | View) else None
     source = a if hasattr(a, "shape") and hasattr(a, "dtype") else np.asarray(a)
     blocks = factors_of(factors, len(source.shape), getattr(a, "dims", None))
-    if boundary == "exact" and any(n % block for n, block in zip(source.shape, blocks, strict=True)):
+    has_rest = any(n % block for n, block in zip(source.shape, blocks, strict=True))
+    if boundary == "exact" and has_rest:
         raise ValueError(
             f"expected extents that are multiples of {blocks}, found {tuple(source.shape)}; boundary='trim' leaves the "
             "rest out, boundary='pad' makes smaller blocks of it"
@@ -103,15 +103,17 @@ def downsample(
     function = _function(reduce, blocks, None if dtype is None else np.dtype(dtype))
     work = Work.of(function, (source,), (), (), blocks, trim=boundary == "trim")
     wanted = ArrayOptions(**options)
-    if model is not None:
-        same = dtype is None and reduce in ("mean", "min", "max", "first")
-        wanted = _as_model(wanted, model, work.counts, same_type=same)
+    if isinstance(a, NDArray | View):
+        keeps_type = dtype is None and reduce in ("mean", "min", "max", "first")
+        wanted = _complete(wanted, a, work.counts, same_type=keeps_type)
     return NDArray._make(
-        url, wanted, lambda place, final: map_chunks(work, place, dtype, final, executor, progress=progress)
+        url,
+        wanted,
+        lambda place, final: map_chunks(work, place, dtype, final, executor, progress=progress),
     )
 
 
-def _as_model(
+def _complete(
     wanted: ArrayOptions,
     model: NDArray | View,
     shape: tuple[int, ...],
@@ -126,12 +128,11 @@ def _as_model(
     cparams = wanted.cparams
     if cparams is None:
         cparams = copying.cparams_for(array.cparams, array.dtype, interop=wanted.interop)
-        cparams = cparams if same_type else cparams.without_bounds()  # other types may not have any
-    return replace(
-        wanted,
-        cparams=cparams,
-        attrs=dict(array.attrs) if wanted.attrs is None else wanted.attrs,
-    )
+        if not same_type:
+            # Bounds of errors are for floats only.
+            cparams = cparams.without_bounds()
+    attrs = dict(array.attrs) if wanted.attrs is None else wanted.attrs
+    return replace(wanted, cparams=cparams, attrs=attrs)
 
 
 # Functions that other processes can unpickle.
@@ -160,15 +161,25 @@ def _function(
 
 def _each_box(verb: Verb, blocks: tuple[int, ...], items: Array) -> Array:
     """Reduce the boxes of items whose blocks have one size: all whole blocks, and the smaller ones at the edges."""
-    parts = [list(_parts(n, block)) for n, block in zip(items.shape, blocks, strict=True)]
+    parts = []
+    extents_of_first = []
+    for n, block in zip(items.shape, blocks, strict=True):
+        along = list(_parts(n, block))
+        parts.append(along)
+        _, extent, _ = along[0]
+        extents_of_first.append(extent)
     if all(len(along) == 1 for along in parts):
-        return verb(items, tuple(along[0][1] for along in parts))
+        return verb(items, tuple(extents_of_first))
     result: Array | None = None
     for box in product(*parts):
         source, extents, target = zip(*box, strict=True)
         values = verb(items[source], extents)
         if result is None:
-            shape = [along[-1][2].stop for along in parts]
+            # Only the verb knows the type of the results.
+            shape = []
+            for along in parts:
+                _, _, last = along[-1]
+                shape.append(last.stop)
             result = np.empty(shape, values.dtype)
         result[target] = values
     if result is None:
@@ -208,7 +219,8 @@ def _fold(
     """Reduce blocks by a ufunc, axis by axis."""
     if items.dtype.names is not None:
         raise TypeError(f"records have no {ufunc.__name__}: downsample one field, or with reduce='first'")
-    values, kind = items, items.dtype if wide is None else np.dtype(wide)
+    values = items
+    kind = items.dtype if wide is None else np.dtype(wide)
     for axis, block in enumerate(blocks):
         if block == 1:
             continue

@@ -222,16 +222,18 @@ def takes(kind: type) -> Callable[[F], F]:
 
 def new_draft(url: AnyPlace, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Draft:
     """Begin the draft of an array of zeros. Check everything that can be wrong before looking at the place."""
-    layout = _layout(shape, dtype, options)
+    layout = _choose_layout(shape, dtype, options)
     params = resolve_cparams(options.cparams)
     if params.filters == AUTO and layout.dtype.kind == "U":
-        params = replace(params, filters_meta=(4,))  # shuffle the bytes of characters, not of whole items
+        # Shuffle the bytes of characters, which NumPy stores in 4 bytes each, and not of whole items.
+        params = replace(params, filters_meta=(4,))
     check_dtype(params, layout.dtype)
     _check_params(params, layout, interop=options.interop)
     fill = _fill_bytes(options.fill_value, layout.dtype)
     names = check_dims(options.dims, layout.ndim)
     metalayers = encode_metalayers(options.meta)
-    if wrong := [name for name, _ in metalayers if name in b2nd.NOT_DATA]:
+    wrong = [name for name, _ in metalayers if name in b2nd.NOT_DATA]
+    if wrong:
         raise ValueError(f"a metalayer {wrong[0]!r} would say that the chunks do not hold the array's values")
     attrs = [(name, encode_attr(value, name)) for name, value in name_pairs(options.attrs)]
     place = place_new(url, options.layout, options.storage_options, fs=options.fs, overwrite=options.overwrite)
@@ -243,10 +245,13 @@ def new_draft(url: AnyPlace, shape: Shape, dtype: npt.DTypeLike, options: ArrayO
         blocksize=layout.block_nbytes,
         metalayers=[("b2nd", b2nd.pack(layout)), *metalayers],
     )
+    # A view of one item: the array may have billions of chunks.
     zeros = np.broadcast_to(np.int64(special_offset(Special.ZEROS)), (layout.nchunks,))
-    extension = dtypes.extension_name(layout.dtype)
     annotations = Annotations(
-        fill=fill if any(fill) else None, dims=names, dtype=extension, cparams=cparams_to_note(params)
+        fill=fill if any(fill) else None,
+        dims=names,
+        dtype=dtypes.extension_name(layout.dtype),
+        cparams=cparams_to_note(params),
     )
     state = parse(replace(new, nbytes=layout.nbytes, offsets=zeros), annotations)
     draft = Draft(place.store, None, state, overwrite=options.overwrite, first=place.first)
@@ -269,7 +274,8 @@ def draft_filled(
     draft = new_draft(url, shape, dtype, options)
     with aborting(draft):
         layout = draft.state.require_layout()
-        resize.fill_chunks(draft, layout, _fill_bytes(options.fill_value, layout.dtype), np.arange(layout.nchunks))
+        fill = _fill_bytes(options.fill_value, layout.dtype)
+        resize.fill_chunks(draft, layout, fill, np.arange(layout.nchunks))
         for key, values in parts:
             put(draft, key, values)
     return draft
@@ -292,17 +298,20 @@ def aborting(draft: Draft) -> Iterator[None]:
         raise
 
 
-def _layout(shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Layout:
+def _choose_layout(shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Layout:
     if isinstance(shape, str | os.PathLike):
         raise TypeError(f"expected a shape, found {os.fspath(shape)!r}; write url={os.fspath(shape)!r}")
     # NumPy itself turns items that are arrays into dimensions.
     kind = require_dtype(dtype)
     dtypes.require_size(kind)
     model = np.empty(0, kind)
-    outer, inner = extents(shape), model.shape[1:]
-    # Other readers see items of ml_dtypes as bytes without meaning: NumPy alone does not know their names.
-    raw = np.dtype((np.void, model.itemsize)) if dtypes.extension_name(model.dtype) else model.dtype
-    text = dtypes.dtype_text(raw)
+    outer = extents(shape)
+    inner = model.shape[1:]
+    known_to_numpy = model.dtype
+    if dtypes.extension_name(model.dtype):
+        # Other readers see items of ml_dtypes as bytes without meaning: NumPy alone does not know their names.
+        known_to_numpy = np.dtype((np.void, model.itemsize))
+    text = dtypes.dtype_text(known_to_numpy)
     cut = chunking.automatic(
         outer, model.itemsize, chunks=options.chunks, blocks=options.blocks, inner=inner, access=options.access
     )
@@ -323,6 +332,7 @@ def check_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None
     """Check and return names of dimensions."""
     if dims is None:
         return None
+    # A string is a sequence of strings, and surely a mistake here.
     if isinstance(dims, str) or not all(name is None or isinstance(name, str) for name in dims):
         raise TypeError(f"dims must be a sequence of str or None, not {dims!r}")
     if len(dims) != ndim:
@@ -331,10 +341,10 @@ def check_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None
 
 
 def _check_params(params: CParams, layout: Layout, *, interop: bool) -> None:
+    # The header of a chunk has one byte for the size of an item; larger items are stored as single bytes.
     width = layout.itemsize if layout.itemsize <= 255 else 1
-    filters.check(
-        filters.Pipeline(params.filter_slots, params.meta_slots, width, blockshape=layout.blocks), encode=True
-    )
+    pipeline = filters.Pipeline(params.filter_slots, params.meta_slots, width, blockshape=layout.blocks)
+    filters.check(pipeline, encode=True)
     if FilterId.NDMEAN in params.filter_slots and layout.dtype.str not in ("<f4", "<f8"):
         raise TypeError(f"ndmean takes the means of floats of 4 or 8 bytes in little endian, not of {layout.dtype.str}")
     if not codecs.is_writable(params.codec_id):
@@ -351,10 +361,13 @@ def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
     # The number 0 stands for zero bytes in any type, for text and records too.
     if value is not UNSET and not (isinstance(value, int) and value == 0):
         item[()] = value
-    if dtype.char in "gG" and np.finfo(dtype).nmant == 63:  # NumPy fills the rest of an extended float with anything
+    if dtype.char in "gG" and np.finfo(dtype).nmant == 63:
+        # Extended floats of x86 have 10 bytes, and NumPy fills the rest with anything.
         size = np.dtype("g").itemsize
         unused = slice(10, None) if dtype.isnative else slice(size - 10)
-        item.reshape(-1).view(np.uint8).reshape(-1, size)[:, unused] = 0
+        # A complex number is two floats.
+        rows = item.reshape(-1).view(np.uint8).reshape(-1, size)
+        rows[:, unused] = 0
     return item.tobytes()
 
 
@@ -369,7 +382,11 @@ def encode_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]]
     >>> encode_metalayers({"as it is": b"1", "packed": 1})
     [('as it is', b'1'), ('packed', b'\x01')]
     """
-    return [(name, raw if isinstance(raw, bytes) else encode_attr(raw)) for name, raw in name_pairs(meta)]
+    layers = []
+    for name, value in name_pairs(meta):
+        content = value if isinstance(value, bytes) else encode_attr(value)
+        layers.append((name, content))
+    return layers
 
 
 def name_pairs(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
@@ -406,6 +423,7 @@ def place_new(
     store = open_store(url, storage_options=storage_options, fs=fs)
     check_ending(cut(store.url)[1], store.url)
     if layout == "auto":
+        # Where files cannot grow, each commit would write a whole contiguous frame again.
         layout = "contiguous" if store.can.append and not store.is_prefix else "sparse"
     if layout == "contiguous" and store.is_prefix:
         raise ValueError(f"a contiguous frame is one file, but {store.url} ends with a slash")
@@ -423,6 +441,7 @@ def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:
     if find_frame(store) is None:
         old, new = ("sparse", "contiguous") if existing else ("contiguous", "sparse")
         raise FileExistsError(f"{store.url} is a {old} frame that cannot be read, which a {new} one cannot replace")
+    # Replacing a sparse frame removes its directory, and would remove files of somebody else with it.
     if existing and store.beside(directory=False) is not None:
         others = [name for name in store.walk() if not is_part(name)]
         if others:

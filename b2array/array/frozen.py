@@ -23,6 +23,7 @@ __all__ = ["Frozen", "Shared", "one_thread", "register_sizeof"]
 T = TypeVar("T")
 
 _KEPT = 16
+"""A process remembers as many shared values: the arrays that its tasks use now, and not all of the past."""
 _known: OrderedDict[str, Shared[Any]] = OrderedDict()
 _mutex = threading.Lock()
 
@@ -42,16 +43,19 @@ class Shared(Generic[T]):
 
     def __init__(self, name: str, value: T) -> None:
         self.name = name
-        self._held: tuple[T] | None = (value,)
+        # In a tuple, because the value may be None.
+        self._unpickled: tuple[T] | None = (value,)
         self._pickled = b""
         _remember(self)
 
     @property
     def value(self) -> T:
         """The value. If it came in a pickle, the first use unpickles it."""
-        if self._held is None:
-            self._held = (pickle.loads(zlib.decompress(self._pickled)),)  # noqa: S301 - it is part of a pickle itself
-        return self._held[0]
+        if self._unpickled is None:
+            pickled = zlib.decompress(self._pickled)
+            self._unpickled = (pickle.loads(pickled),)  # noqa: S301 - it is part of a pickle itself
+        (value,) = self._unpickled
+        return value
 
     def __dask_tokenize__(self) -> tuple[str, str]:
         return "b2array.array.frozen", self.name
@@ -75,7 +79,9 @@ def _load(name: str, pickled: bytes) -> Shared[Any]:
         shared = _known.get(name)
     if shared is None:
         shared = Shared[Any](name, None)
-        shared._held, shared._pickled = None, pickled
+        # Unpickling an index takes a while: the first task that needs it does so.
+        shared._unpickled = None
+        shared._pickled = pickled
     return shared
 
 

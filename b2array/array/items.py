@@ -27,7 +27,9 @@ __all__ = ["Indexed"]
 
 _LARGE_NBYTES = 2**20
 """Chunks of fewer bytes are written too fast to warn about."""
-_MANY_WRITES, _SMALL_SHARE = 16, 4
+_MANY_WRITES = 16
+_SMALL_SHARE = 4
+"""Warn about as many writes in a row of the same chunks, each of which has at most a fourth of their items."""
 
 
 class Indexed(Described):
@@ -48,7 +50,8 @@ class Indexed(Described):
         for attempt in handle.attempts(anywhere=True):
             with attempt as draft:
                 now = draft.state.require_layout()
-                if now != layout:  # another writer has given the array another shape
+                if now != layout:
+                    # Another writer has given the array another shape.
                     if (now.ndim, now.dtype) != (layout.ndim, layout.dtype):
                         raise ConflictError(
                             f"{handle.url} has become an array of shape {now.shape} and type {now.dtype}"
@@ -158,7 +161,8 @@ class Indexed(Described):
         layout = source.state.require_layout()
 
         def chunk(number: int) -> tuple[tuple[slice, ...], npt.NDArray[Any]]:
-            box = chunk_box(layout, [int(coord) for coord in np.unravel_index(number, layout.grid_shape)])
+            coords = np.unravel_index(number, layout.grid_shape)
+            box = chunk_box(layout, [int(coord) for coord in coords])
             return box, resize.read_box(source, layout, box)
 
         return threads.spread(chunk, range(layout.nchunks))
@@ -167,11 +171,16 @@ class Indexed(Described):
 def _of_chunks(key: Any, shape: Sequence[int], chunks: Sequence[int]) -> Selection:
     """Resolve a key for the grid of chunks."""
     for entry in key if isinstance(key, tuple) else (key,):
-        plain = isinstance(entry, int | np.integer | EllipsisType) and not isinstance(entry, bool)
-        if not plain and not (isinstance(entry, slice) and entry.step in (None, 1)):
+        is_plain_slice = isinstance(entry, slice) and entry.step in (None, 1)
+        # Booleans are integers in Python, and masks in NumPy.
+        is_number = isinstance(entry, int | np.integer) and not isinstance(entry, bool)
+        if not (is_plain_slice or is_number or isinstance(entry, EllipsisType)):
             raise IndexError(f"only integers, slices without step and ellipsis (`...`) select chunks, found {entry!r}")
-    slices = cast(tuple[slice, ...], select(key, grid_shape(shape, chunks)).positions)
-    return select(tuple(slice(i.start * c, i.stop * c) for i, c in zip(slices, chunks, strict=True)), shape)
+    cells = cast(tuple[slice, ...], select(key, grid_shape(shape, chunks)).positions)
+    box = []
+    for part, length in zip(cells, chunks, strict=True):
+        box.append(slice(part.start * length, part.stop * length))
+    return select(tuple(box), shape)
 
 
 class _Arranged(NamedTuple):
@@ -188,11 +197,13 @@ def _arrange(key: Any, value: Any, rule: Select, layout: Layout) -> _Arranged:
     try:
         selection = rule(rest, layout.shape)
     except IndexError:
-        if rule is select:  # NumPy converts the value first, and then compares the index arrays
+        if rule is select:
+            # NumPy converts the value first, and then compares the index arrays.
             check_entries(rest, layout.shape)
             np.asarray(value, layout.dtype if names is None else layout.dtype[names])
         raise
-    return _Arranged(selection, *assignment.arrange(value, selection, layout.dtype, names))
+    values, field_names = assignment.arrange(value, selection, layout.dtype, names)
+    return _Arranged(selection, values, field_names)
 
 
 def _note_write(handle: Handle, layout: Layout, selection: Selection) -> None:
@@ -200,14 +211,19 @@ def _note_write(handle: Handle, layout: Layout, selection: Selection) -> None:
 
     Each of them commits whole chunks. A transaction would commit them once; smaller chunks would also help.
     """
-    coords, part, share = [], [], 1.0
-    for positions, c, n in zip(selection.positions, layout.chunks, layout.shape, strict=False):
+    coords = []
+    part = []
+    share = 1.0
+    for positions, length, n in zip(selection.positions, layout.chunks, layout.shape, strict=False):
         if not isinstance(positions, slice):
             return
         extent = positions.stop - positions.start
-        coords += [positions.start // c, (positions.stop - 1) // c]
-        part.append(min(extent, c))
-        share *= min(extent / min(c, n), 1)
+        first = positions.start // length
+        last = (positions.stop - 1) // length
+        coords += [first, last]
+        part.append(min(extent, length))
+        # A chunk at the edge has only the items that the array has.
+        share *= min(extent / min(length, n), 1)
     before, count = handle.small_writes
     if before is None or share * _SMALL_SHARE > 1:
         return

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, takewhile
-from typing import Any, Unpack
+from itertools import accumulate
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ from b2array.progress import Progress, track
 __all__ = ["concatenate", "stack"]
 
 Box = tuple[slice, ...]
+_Entry = TypeVar("_Entry")
 
 
 @takes(NewKeywords)
@@ -96,13 +97,14 @@ def concatenate(
     >>> b2array.concatenate(days, url="memory://days.b2nd")[:, 0]
     array([0, 0, 1, 1, 2, 2], dtype=int32)
     """
-    sources = _sources(arrays, "concatenate")
+    sources = _list_sources(arrays, "concatenate")
     ndim = len(sources[0].shape)
     if not ndim:
         raise ValueError("zero-dimensional arrays cannot be concatenated; b2array.stack gives them an axis")
     along = np.lib.array_utils.normalize_axis_index(axis, ndim)
+    expected = _drop_axis(sources[0].shape, along)
     for number, each in enumerate(sources):
-        if len(each.shape) != ndim or _without(each.shape, along) != _without(sources[0].shape, along):
+        if len(each.shape) != ndim or _drop_axis(each.shape, along) != expected:
             raise ValueError(
                 f"expected arrays with the extents of {tuple(sources[0].shape)}, except along axis {along}: array "
                 f"{number} has the shape {tuple(each.shape)}"
@@ -151,7 +153,7 @@ def stack(
     >>> b2array.stack(frames, axis=-1, dims=("y", "x", "t"))[0, 0]
     array([0, 1, 2], dtype=int32)
     """
-    sources = _sources(arrays, "stack")
+    sources = _list_sources(arrays, "stack")
     for number, each in enumerate(sources):
         if tuple(each.shape) != tuple(sources[0].shape):
             raise ValueError(
@@ -165,22 +167,21 @@ def stack(
     )
 
 
-def _sources(arrays: Iterable[Any], verb: str) -> list[Any]:
+def _list_sources(arrays: Iterable[Any], verb: str) -> list[Any]:
+    """List the arrays; the ones that cannot be read a part at a time become arrays in memory."""
     if isinstance(arrays, NDArray | View | np.ndarray) or not isinstance(arrays, Iterable):
         raise TypeError(f"{verb}() takes a sequence of arrays, found {type(arrays).__name__}")
-    sources = [each if copying.is_sliceable(each) else np.asarray(each) for each in map(_require_unmasked, arrays)]
+    sources = []
+    for each in arrays:
+        check_plain(each)
+        sources.append(each if copying.is_sliceable(each) else np.asarray(each))
     if not sources:
         raise ValueError(f"need at least one array to {verb}")
     return sources
 
 
-def _require_unmasked(x: Any) -> Any:
-    check_plain(x)
-    return x
-
-
-def _without(shape: Sequence[int], axis: int) -> tuple[int, ...]:
-    return (*shape[:axis], *shape[axis + 1 :])
+def _drop_axis(entries: Sequence[_Entry], axis: int) -> tuple[_Entry, ...]:
+    return (*entries[:axis], *entries[axis + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +196,14 @@ class _Operand:
 
     def read(self, box: Box) -> npt.NDArray[Any]:
         """Read what a box of the result has of this array."""
-        inside = slice(max(box[self.axis].start, self.start), min(box[self.axis].stop, self.stop))
+        axis = self.axis
         if self.is_new:
-            items = copying.piece(self.array, _without_slice(box, self.axis))
-            return np.expand_dims(items, self.axis)
-        moved = slice(inside.start - self.start, inside.stop - self.start)
-        return copying.piece(self.array, (*box[: self.axis], moved, *box[self.axis + 1 :]))
+            items = copying.piece(self.array, _drop_axis(box, axis))
+            return np.expand_dims(items, axis)
+        low = max(box[axis].start, self.start)
+        high = min(box[axis].stop, self.stop)
+        inside = slice(low - self.start, high - self.start)
+        return copying.piece(self.array, (*box[:axis], inside, *box[axis + 1 :]))
 
     def rows(self, layout: Layout) -> range:
         """Return the rows of chunks of the result that have items of this array only, from their first to their last.
@@ -210,28 +213,28 @@ class _Operand:
         length = layout.chunks[self.axis]
         if not length or self.start % length:
             return range(0)
-        is_last = self.stop == layout.shape[self.axis]
-        return range(self.start // length, -(-self.stop // length) if is_last else self.stop // length)
+        end = self.stop // length
+        if self.stop == layout.shape[self.axis]:
+            # Nothing follows in the last row of chunks, even if it is not full.
+            end = -(-self.stop // length)
+        return range(self.start // length, end)
 
     def fits(self, source: Source, draft: Draft) -> bool:
         """Say whether a chunk of the array has the bytes of a chunk of the result."""
-        old, new = source.state.require_layout(), draft.state.require_layout()
-        chunks, blocks = old.chunks, old.blocks
+        old = source.state.require_layout()
+        new = draft.state.require_layout()
+        chunks = old.chunks
+        blocks = old.blocks
         if self.is_new:
-            chunks, blocks = _insert_extent(chunks, self.axis, 1), _insert_extent(blocks, self.axis, 1)
+            chunks = _insert_extent(chunks, self.axis, 1)
+            blocks = _insert_extent(blocks, self.axis, 1)
         if (chunks, blocks, old.dtype) != (new.chunks, new.blocks, new.dtype):
             return False
+        # Other software may have chosen other sizes in the frame than its array needs.
         before, after = source.frame, draft.frame
-        sizes = (before.typesize, before.chunksize, before.blocksize) == (
-            after.typesize,
-            after.chunksize,
-            after.blocksize,
-        )
-        return sizes and not before.variable_chunks and not before.vl_blocks
-
-
-def _without_slice(box: Box, axis: int) -> Box:
-    return (*box[:axis], *box[axis + 1 :])
+        old_sizes = (before.typesize, before.chunksize, before.blocksize)
+        new_sizes = (after.typesize, after.chunksize, after.blocksize)
+        return old_sizes == new_sizes and not before.variable_chunks and not before.vl_blocks
 
 
 def _insert_extent(extents: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
@@ -250,8 +253,11 @@ def _join(
     is_new: bool = False,
 ) -> Draft:
     """Return the transaction of an array that joins others along an axis."""
-    given = require_dtype(dtype)
-    kind = np.result_type(*(each.dtype for each in sources)) if given is None else np.empty(0, given).dtype
+    required = require_dtype(dtype)
+    if required is None:
+        kind = np.result_type(*(each.dtype for each in sources))
+    else:
+        kind = np.empty(0, required).dtype
     for each in sources:
         if not np.can_cast(each.dtype, kind, casting):
             raise TypeError(f"Cannot cast array data from {each.dtype!r} to {kind!r} according to the rule {casting!r}")
@@ -259,38 +265,45 @@ def _join(
     starts = [0, *ends[:-1]]
     places = zip(sources, starts, ends, strict=True)
     parts = [_Operand(each, axis, start, stop, is_new) for each, start, stop in places]
-    outer = sources[0].shape if is_new else _without(sources[0].shape, axis)
+    outer = sources[0].shape if is_new else _drop_axis(sources[0].shape, axis)
     shape = _insert_extent(tuple(outer), axis, ends[-1])
+    # Only an array of b2array has chunks and attributes that the result could take.
     model = next((each for each in sources if isinstance(each, NDArray)), None)
-    draft = new_draft(
-        url, shape, kind, wanted if model is None else _as_model(wanted, model, kind, axis, is_new=is_new)
-    )
+    options = wanted
+    if model is not None:
+        options = _complete(wanted, model, kind, axis, is_new=is_new)
+    draft = new_draft(url, shape, kind, options)
     layout = draft.state.require_layout()
     with aborting(draft), track(layout.nchunks, "chunks joined", progress, unit="items") as bar:
+        before = (slice(None),) * axis
         grid = np.arange(layout.nchunks).reshape(layout.grid_shape)
-        torn = np.ones(layout.grid_shape, bool)
+        is_missing = np.ones(layout.grid_shape, bool)
         for part in parts:
             rows = part.rows(layout)
             if wanted.cparams is None and rows and isinstance(part.array, NDArray):
-                place = (*(slice(None),) * axis, slice(rows.start, rows.stop))
+                place = (*before, slice(rows.start, rows.stop))
                 if _copy_chunks(draft, part, grid[place], bar):
-                    torn[place] = False
+                    is_missing[place] = False
 
-        def joined(box: Box) -> npt.NDArray[Any]:
-            values = np.empty([i.stop - i.start for i in box], layout.dtype)
-            first = bisect_right(ends, box[axis].start)
-            for part in takewhile(lambda part: part.start < box[axis].stop, parts[first:]):
-                low, high = max(part.start, box[axis].start), min(part.stop, box[axis].stop)
-                inside = slice(low - box[axis].start, high - box[axis].start)
-                values[(*(slice(None),) * axis, inside)] = part.read(box)
+        def read(box: Box) -> npt.NDArray[Any]:
+            along = box[axis]
+            values = np.empty([part.stop - part.start for part in box], layout.dtype)
+            first = bisect_right(ends, along.start)
+            for part in parts[first:]:
+                if part.start >= along.stop:
+                    break
+                low = max(part.start, along.start)
+                high = min(part.stop, along.stop)
+                inside = slice(low - along.start, high - along.start)
+                values[(*before, inside)] = part.read(box)
             return values
 
         # Values that may have errors are not rounded again.
-        rewrite(draft, layout, grid[torn].tolist(), joined, bar.advance, exact=wanted.cparams is None)
+        rewrite(draft, layout, grid[is_missing].tolist(), read, bar.advance, exact=wanted.cparams is None)
     return draft
 
 
-def _as_model(
+def _complete(
     wanted: ArrayOptions,
     model: NDArray,
     dtype: np.dtype[Any],
@@ -299,22 +312,26 @@ def _as_model(
     is_new: bool,
 ) -> ArrayOptions:
     """Complete the options from an array."""
-    chunks, blocks, dims = model.chunks, model.blocks, model.dims
+    chunks = model.chunks
+    blocks = model.blocks
+    dims = model.dims
     if is_new:
-        chunks, blocks = _insert_extent(chunks, axis, 1), _insert_extent(blocks, axis, 1)
+        chunks = _insert_extent(chunks, axis, 1)
+        blocks = _insert_extent(blocks, axis, 1)
         dims = None if dims is None else (*dims[:axis], None, *dims[axis:])
-    if wanted.chunks is None and wanted.blocks is None and 0 not in chunks and dtype.itemsize <= 2 * model.itemsize:
+    # With items of more than twice the size, the chunks would become too large.
+    suits = 0 not in chunks and dtype.itemsize <= 2 * model.itemsize
+    if wanted.chunks is None and wanted.blocks is None and suits:
         wanted = replace(wanted, chunks=chunks, blocks=blocks)
     if wanted.fill_value is UNSET:
         wanted = replace(wanted, fill_value=copying.convert_fill(model.fill_value, dtype))
-    return replace(
-        wanted,
-        cparams=copying.cparams_for(model.cparams, dtype, interop=wanted.interop)
-        if wanted.cparams is None
-        else wanted.cparams,
-        dims=dims if wanted.dims is None else wanted.dims,
-        attrs=dict(model.attrs) if wanted.attrs is None else wanted.attrs,
-    )
+    if wanted.cparams is None:
+        wanted = replace(wanted, cparams=copying.cparams_for(model.cparams, dtype, interop=wanted.interop))
+    if wanted.dims is None:
+        wanted = replace(wanted, dims=dims)
+    if wanted.attrs is None:
+        wanted = replace(wanted, attrs=dict(model.attrs))
+    return wanted
 
 
 def _copy_chunks(
@@ -332,24 +349,28 @@ def _copy_chunks(
         if layout.shape != shape:
             raise ConflictError(f"{array.url} has become an array of shape {layout.shape}, while it was joined")
         if isinstance(source, Draft):
-            source.flush()  # an open chunk would keep the code of its earlier content until then
+            # Until then an open chunk keeps the code of its earlier content.
+            source.flush()
         if source.state.annotations.lost or not part.fits(source, draft):
             return False
         own = np.arange(layout.nchunks).reshape(layout.grid_shape)
         if part.is_new:
             own = np.expand_dims(own, part.axis)
-        taken = own[tuple(slice(0, n) for n in places.shape)]
-        pairs = list(zip(taken.reshape(-1).tolist(), places.reshape(-1).tolist(), strict=True))
-        stored = []
-        for number, place in pairs:
+        whole_rows = tuple(slice(0, n) for n in places.shape)
+        numbers = own[whole_rows].reshape(-1).tolist()
+        stored_numbers = []
+        targets = []
+        for number, place in zip(numbers, places.reshape(-1).tolist(), strict=True):
             location = source.locate(number)
             if isinstance(location, Location):
-                stored.append((number, place))
+                stored_numbers.append(number)
+                targets.append(place)
             elif location != Special.ZEROS:
+                # Chunks of a new array are zeros already.
                 edits.set_special(draft, np.array([place]), location)
-        for (_, place), each in zip(stored, read_chunks(source, [number for number, _ in stored]), strict=True):
-            draft.put(place, bytes(each.region))
-        bar.advance(len(pairs))
+        for place, stored in zip(targets, read_chunks(source, stored_numbers), strict=True):
+            draft.put(place, bytes(stored.region))
+        bar.advance(len(numbers))
         return True
 
     return array._handle.reading(attempt)

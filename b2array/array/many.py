@@ -68,7 +68,7 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
     --------
     >>> import b2array
     >>> a, b = b2array.arange(10), b2array.ones((3, 4))
-    >>> [found.tolist() for found in b2array.read_many([(a, slice(2, 5)), (b, 0), (a, -1)])]
+    >>> [items.tolist() for items in b2array.read_many([(a, slice(2, 5)), (b, 0), (a, -1)])]
     [[2, 3, 4], [1.0, 1.0, 1.0, 1.0], 9]
     """
     asked = list(selections)
@@ -86,9 +86,14 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
             far.append(wanted)
     failed = _read_far(far)
     for wanted in far:
-        if wanted.number not in failed:
-            values = wanted.result[()] if wanted.selection.kind == "scalar" else wanted.result
-            results[wanted.number] = values if wanted.names is None else select_fields(values, wanted.names)
+        if wanted.number in failed:
+            continue
+        values = wanted.result
+        if wanted.selection.kind == "scalar":
+            values = values[()]
+        if wanted.names is not None:
+            values = select_fields(values, wanted.names)
+        results[wanted.number] = values
 
     def read_alone(number: int) -> None:
         array, key = asked[number]
@@ -110,7 +115,8 @@ def _is_worth_a_thread(array: Readable, key: Any) -> bool:
         return False
     if math.prod(array.blocks) * array.itemsize <= _SMALLEST_BLOCK:
         return False
-    nbytes = math.prod(select(key, array.shape).shape) * array.itemsize
+    selection = select(key, array.shape)
+    nbytes = math.prod(selection.shape) * array.itemsize
     return _SMALLEST_SHARED <= nbytes <= _LARGEST_SHARED
 
 
@@ -120,7 +126,9 @@ def _plan_remote_read(number: int, array: Readable, key: Any) -> _Wanted | None:
     if source.is_local or source.buffer is not None:
         return None
     layout = source.state.require_layout()
-    rest, names = (key, None) if layout.dtype.names is None else fields(key, layout.dtype)
+    rest, names = key, None
+    if layout.dtype.names is not None:
+        rest, names = fields(key, layout.dtype)
     selection = select(rest, layout.shape)
     result: Any = np.empty(selection.shape, layout.dtype)
     reader = make_reader(source, layout, selection.positions, selection.axes, selection.view(result))

@@ -38,21 +38,21 @@ class Items(Sequence[Any]):
     Examples
     --------
     >>> import b2array
-    >>> held = b2array.create_schunk(chunksize=0, meta={"vlarray": {"version": 1, "serializer": "msgpack"}})
-    >>> _ = held.append_data(b"\x93\x01\x02\xa1x")
-    >>> items = Items(held._handle.at_snapshot())
+    >>> chunks = b2array.create_schunk(chunksize=0, meta={"vlarray": {"version": 1, "serializer": "msgpack"}})
+    >>> _ = chunks.append_data(b"\x93\x01\x02\xa1x")
+    >>> items = Items(chunks._handle.at_snapshot())
     >>> len(items), items[0]
     (1, [1, 2, 'x'])
     """
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._held = SChunk(handle)
+        self._chunks = SChunk(handle)
         self._kind = next(kind for kind in _KINDS if handle.frame.metalayer(kind) is not None)
         self._last: tuple[int, list[Any]] | None = None
-        self._counts = prefix_errors(self.url, self._checked_counts)
+        self._counts = prefix_errors(self.url, self._read_counts)
 
-    def _checked_counts(self) -> list[int] | None:
+    def _read_counts(self) -> list[int] | None:
         """Return how many objects each chunk has; None for one."""
         about = decode_attr(self._handle.frame.metalayer(self._kind) or b"\xc0")
         serializer = about.get("serializer") if isinstance(about, Mapping) else None
@@ -60,14 +60,15 @@ class Items(Sequence[Any]):
             raise UnsupportedError(f"only objects stored as msgpack are read, not as {serializer!r}")
         if self._kind == "vlarray":
             return None
-        notes = self._held.vlmeta.get(_LENGTHS)
-        if notes is None and not self._held.nchunks:
+        notes = self._chunks.vlmeta.get(_LENGTHS)
+        if notes is None and not self._chunks.nchunks:
             return []
         counts = notes.get("batch_lengths") if isinstance(notes, Mapping) else None
+        # By type, since True is an integer as well.
         if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
             raise FormatError(f"expected the lengths of batches in {_LENGTHS!r}, found {counts!r:.80}")
-        if len(counts) != self._held.nchunks:
-            raise FormatError(f"expected {self._held.nchunks} batches, found {len(counts)} lengths")
+        if len(counts) != self._chunks.nchunks:
+            raise FormatError(f"expected {self._chunks.nchunks} batches, found {len(counts)} lengths")
         return counts
 
     @property
@@ -78,7 +79,7 @@ class Items(Sequence[Any]):
     @property
     def cbytes(self) -> int:
         """Compressed size of the chunks in bytes."""
-        return self._held.cbytes
+        return self._chunks.cbytes
 
     def close(self) -> None:
         """Close files. The handle opens them again when it needs them."""
@@ -94,7 +95,7 @@ class Items(Sequence[Any]):
         return type(self), (self._handle,)
 
     def __len__(self) -> int:
-        return self._held.nchunks if self._counts is None else sum(self._counts)
+        return self._chunks.nchunks if self._counts is None else sum(self._counts)
 
     @overload
     def __getitem__(self, key: int) -> Any: ...
@@ -124,15 +125,19 @@ class Items(Sequence[Any]):
         return self._batch(batch, self._unpack_batch)[number]
 
     def _batch(self, number: int, unpack: Callable[[bytes], list[Any]]) -> list[Any]:
-        if self._last is None or self._last[0] != number:
-            where = f"{self.url}: chunk {number}"
-            content = self._held.decompress_chunk(number)
-            self._last = number, prefix_errors(where, lambda: unpack(content))
-            expected = 1 if self._counts is None else self._counts[number]
-            if len(self._last[1]) != expected:
-                nobjects, self._last = len(self._last[1]), None
-                raise FormatError(f"{where}: expected {expected} objects, found {nobjects}")
-        return self._last[1]
+        # A loop over the objects decodes each batch once.
+        if self._last is not None:
+            last_number, objects = self._last
+            if last_number == number:
+                return objects
+        where = f"{self.url}: chunk {number}"
+        content = self._chunks.decompress_chunk(number)
+        objects = prefix_errors(where, lambda: unpack(content))
+        expected = 1 if self._counts is None else self._counts[number]
+        if len(objects) != expected:
+            raise FormatError(f"{where}: expected {expected} objects, found {len(objects)}")
+        self._last = number, objects
+        return objects
 
     @staticmethod
     def _unpack_batch(content: bytes) -> list[Any]:

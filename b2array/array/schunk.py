@@ -114,7 +114,8 @@ class SChunk(Opened):
         return self.nchunks
 
     def __repr__(self) -> str:
-        chunks, pending = count_text(self.nchunks, "chunk"), ", in a transaction" * self.in_transaction
+        chunks = count_text(self.nchunks, "chunk")
+        pending = ", in a transaction" if self.in_transaction else ""
         return f"<b2array.SChunk {printable(self.url)}: {chunks}, {self.nbytes} bytes{pending}>"
 
     # Reading.
@@ -130,15 +131,21 @@ class SChunk(Opened):
             The chunk cannot be decoded.
         """
 
-        def decoded(source: Source) -> bytes:
-            number = _number(source, n)
-            return _data(source, number, _fetch_chunk(source, number)).tobytes()
+        def decode_chunk(source: Source) -> bytes:
+            number = _normalize_number(source, n)
+            stored = _fetch_chunk(source, number)
+            return _decode(source, number, stored).tobytes()
 
-        return self._handle.reading(decoded)
+        return self._handle.reading(decode_chunk)
 
     def get_chunk(self, n: int) -> bytes:
         """Return chunk `n` as it is stored."""
-        return self._handle.reading(lambda source: bytes(_fetch_chunk(source, _number(source, n)).region))
+
+        def copy(source: Source) -> bytes:
+            stored = _fetch_chunk(source, _normalize_number(source, n))
+            return bytes(stored.region)
+
+        return self._handle.reading(copy)
 
     def lazy_chunk(self, n: int) -> bytes:
         """Return chunk `n` without its blocks: header, block starts, and where the blocks are.
@@ -147,8 +154,12 @@ class SChunk(Opened):
         """
         buf = self.get_chunk(n)
         revision = self._handle.snapshot
-        n = _number(revision, n) if self._handle.source is revision else -1
-        where = revision.frame.entry(n) if n >= 0 else Special.NONE
+        is_committed = self._handle.source is revision
+        if not is_committed:
+            # It has no place in a file that other readers could read blocks from.
+            return buf
+        n = _normalize_number(revision, n)
+        where = revision.frame.entry(n)
         if isinstance(where, Special):
             return buf
         if revision.frame.frame_type == FrameType.SPARSE:
@@ -166,18 +177,20 @@ class SChunk(Opened):
         if isinstance(key, slice):
             if key.step not in (None, 1):
                 raise ValueError(f"a slice of a super-chunk has no step, not {key.step}")
-            return self.get_slice(*key.indices(count)[:2])
+            start, stop, _ = key.indices(count)
+            return self.get_slice(start, stop)
         n = operator.index(key)
         if not -count <= n < count:
             raise IndexError(f"index {n} is out of bounds for {count} items")
-        return self.get_slice(n % count, n % count + 1)
+        number = n % count
+        return self.get_slice(number, number + 1)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
         # NumPy would make text of the chunks, which loses zeros at their ends.
         raise TypeError(f"{self.url} is a super-chunk, whose bytes have no type: get_slice() returns them")
 
     def __iter__(self) -> Iterator[bytes]:
-        """Give the data of one chunk after the other."""
+        """Yield the data of one chunk after the other."""
         return map(self.decompress_chunk, range(self.nchunks))
 
     @classmethod
@@ -201,23 +214,28 @@ class SChunk(Opened):
                         edits.compact(draft, bar)
 
     def append_data(self, data: Data) -> int:
-        """Compress data and append them as a chunk; returns the number of chunks."""
+        """Compress data and append it as a chunk; return the number of chunks."""
         return self.append_chunk(self._encode(data))
 
     def insert_data(self, n: int, data: Data) -> int:
-        """Compress data and insert them as chunk `n`; returns the number of chunks."""
+        """Compress data and insert it as chunk `n`; return the number of chunks."""
         return self.insert_chunk(n, self._encode(data))
 
     def update_data(self, n: int, data: Data) -> int:
-        """Compress data and replace chunk `n`; returns the number of chunks."""
+        """Compress data and replace chunk `n` by it; return the number of chunks."""
         return self.update_chunk(n, self._encode(data))
 
     def _encode(self, data: Data) -> bytes:
         check_plain(data)
-        flat = np.ascontiguousarray(data).reshape(-1) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+        if isinstance(data, np.ndarray):
+            flat = np.ascontiguousarray(data).reshape(-1)
+        else:
+            flat = np.frombuffer(data, np.uint8)
         if not flat.nbytes:
             raise ValueError("a chunk needs at least one byte of data")
-        if self.typesize <= 255 and 0 < self.blocksize < flat.nbytes and self.blocksize % self.typesize:
+        has_several_blocks = 0 < self.blocksize < flat.nbytes
+        # A chunk notes items of more than 255 bytes as single bytes, which every block holds in full.
+        if self.typesize <= 255 and has_several_blocks and self.blocksize % self.typesize:
             where = f"{self.url}: blocks of {self.blocksize} bytes and items of {self.typesize}"
             raise UnsupportedError(f"{where} can be read but not written")
         return encode.encode(flat, typesize=self.typesize, blocksize=self.blocksize, cparams=self.cparams)
@@ -235,13 +253,18 @@ class SChunk(Opened):
         if not self.chunksize:
             raise ValueError("the chunks of this super-chunk have no common size")
         item = value if isinstance(value, bytes) else np.asarray(value).tobytes()
-        item = bytes(self.typesize) if not any(item) else item
+        if not any(item):
+            # Zeros of any type are the same, such as the Python integer 0 for floats.
+            item = bytes(self.typesize)
         if len(item) != self.typesize:
             raise ValueError(f"an item has {self.typesize} bytes, not {len(item)}; give it as bytes or a NumPy scalar")
-        if (count := operator.index(nitems)) < 0:
+        count = operator.index(nitems)
+        if count < 0:
             raise ValueError(f"nitems must be 0 or more, not {count}")
-        whole, rest = divmod(count * self.typesize, self.chunksize)
-        lengths = [self.chunksize] * whole + [rest] * bool(rest)
+        whole_chunks, rest = divmod(count * self.typesize, self.chunksize)
+        lengths = [self.chunksize] * whole_chunks
+        if rest:
+            lengths.append(rest)
         chunks = [encode.special_chunk(item, n, typesize=self.typesize, blocksize=self.blocksize) for n in lengths]
 
         def append(new: Draft) -> None:
@@ -251,7 +274,7 @@ class SChunk(Opened):
         return self._edit(append, anywhere=True)
 
     def append_chunk(self, buf: Buffer) -> int:
-        """Append a chunk; returns the number of chunks.
+        """Append a chunk; return the number of chunks.
 
         A chunk that does not have the size of the others (or follows a short one) makes this a frame in which every
         chunk has its own size.
@@ -266,24 +289,28 @@ class SChunk(Opened):
             The handle was opened for reading.
         """
         header, content = edits.check_chunk(buf), bytes(buf)
-        return self._edit(lambda new: edits.insert(new, new.frame.nchunks, content, header), anywhere=True)
+
+        def append(new: Draft) -> None:
+            edits.insert(new, new.frame.nchunks, content, header)
+
+        return self._edit(append, anywhere=True)
 
     def insert_chunk(self, n: int, buf: Buffer) -> int:
-        """Insert a chunk before chunk `n`; returns the number of chunks. Raises what `append_chunk` raises."""
+        """Insert a chunk before chunk `n`; return the number of chunks. Raises the errors of `append_chunk`."""
         header, content = edits.check_chunk(buf), bytes(buf)
-        return self._edit(lambda new: edits.insert(new, _number(new, n, end=True), content, header))
+        return self._edit(lambda new: edits.insert(new, _normalize_number(new, n, end=True), content, header))
 
     def update_chunk(self, n: int, buf: Buffer) -> int:
         """Replace chunk `n`; return the number of chunks. Raises the errors of `append_chunk`."""
         header, content = edits.check_chunk(buf), bytes(buf)
-        return self._edit(lambda new: edits.update(new, _number(new, n), content, header))
+        return self._edit(lambda new: edits.update(new, _normalize_number(new, n), content, header))
 
     def delete_chunk(self, n: int) -> int:
-        """Remove chunk `n`; returns the number of chunks."""
-        return self._edit(lambda new: edits.delete(new, _number(new, n)))
+        """Remove chunk `n`; return the number of chunks."""
+        return self._edit(lambda new: edits.delete(new, _normalize_number(new, n)))
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Give the chunks a new order: new chunk i is what chunk ``order[i]`` was.
+        """Put the chunks into a new order: new chunk i is what chunk ``order[i]`` was.
 
         Raises
         ------
@@ -293,7 +320,8 @@ class SChunk(Opened):
         self._edit(lambda new: edits.reorder(new, order))
 
     def _edit(self, function: Callable[[Draft], None], *, anywhere: bool = False) -> int:
-        with self._handle.mutex.held:  # threads that share the handle must mean the same chunk by `n`
+        # Threads that share the handle must mean the same chunk by `n`.
+        with self._handle.mutex.held:
             for attempt in self._handle.attempts(anywhere=anywhere):
                 with attempt as draft:
                     function(draft)
@@ -373,6 +401,7 @@ def create_schunk(
     chunksize, typesize, blocksize = map(operator.index, (chunksize, typesize, blocksize))
     if typesize < 1:
         raise ValueError(f"typesize must be at least 1, not {typesize}")
+    # The header of a chunk has one byte for the size of an item; larger items are stored as single bytes.
     width = typesize if typesize <= 255 else 1
     for name, size, unit, most in (
         ("chunksize", chunksize, typesize, MAX_CHUNK_NBYTES),
@@ -405,10 +434,13 @@ def create_schunk(
     return SChunk(make(url, options, new, OTHER))
 
 
-def _number(source: Source, n: int, *, end: bool = False) -> int:
-    count, number = source.frame.nchunks + end, operator.index(n)
+def _normalize_number(source: Source, n: int, *, end: bool = False) -> int:
+    """Return the number of a chunk counted from the first one; with `end`, the position after the last is valid."""
+    nchunks = source.frame.nchunks
+    count = nchunks + 1 if end else nchunks
+    number = operator.index(n)
     if not -count <= number < count:
-        raise IndexError(f"chunk {n} is out of bounds for {source.frame.nchunks} chunks")
+        raise IndexError(f"chunk {n} is out of bounds for {nchunks} chunks")
     return number % count
 
 
@@ -417,7 +449,7 @@ def _fetch_chunk(source: Source, n: int) -> Stored:
     return stored
 
 
-def _data(source: Source, n: int, stored: Stored) -> npt.NDArray[np.uint8]:
+def _decode(source: Source, n: int, stored: Stored) -> npt.NDArray[np.uint8]:
     context = Context(source.frame.codec, source.frame.codec_meta)
     try:
         return decode.decode(stored.region, context=context)
@@ -426,20 +458,31 @@ def _data(source: Source, n: int, stored: Stored) -> npt.NDArray[np.uint8]:
 
 
 def _items(source: Source, items: slice) -> bytes:
-    described = source.frame
-    start, stop, _ = items.indices(described.nbytes // described.typesize)
-    low, high = start * described.typesize, stop * described.typesize
+    header = source.frame
+    start, stop, _ = items.indices(header.nbytes // header.typesize)
+    low = start * header.typesize
+    high = stop * header.typesize
     if low >= high:
         return b""
-    if described.variable_chunks:
-        edges = np.cumsum([0, *edits.chunk_sizes(source, range(described.nchunks))])
-        if edges[-1] != described.nbytes:
-            raise FormatError(f"{source.url}: expected chunks of {described.nbytes} bytes in all, found {edges[-1]}")
-    else:
-        edges = np.minimum(np.arange(described.nchunks + 1) * described.chunksize, described.nbytes)
-    first, last = int(np.searchsorted(edges, low, side="right")) - 1, int(np.searchsorted(edges, high))
+    edges = _list_edges(source)
+    first = int(np.searchsorted(edges, low, side="right")) - 1
+    last = int(np.searchsorted(edges, high))
+    numbers = range(first, last)
     pieces = []
-    for n, stored in zip(range(first, last), read_chunks(source, range(first, last)), strict=True):
-        data = _data(source, n, stored)
-        pieces.append(data[max(low - int(edges[n]), 0) : high - int(edges[n])].tobytes())
+    for n, stored in zip(numbers, read_chunks(source, numbers), strict=True):
+        data = _decode(source, n, stored)
+        edge = int(edges[n])
+        pieces.append(data[max(low - edge, 0) : high - edge].tobytes())
     return b"".join(pieces)
+
+
+def _list_edges(source: Source) -> npt.NDArray[Any]:
+    """Return where the data of each chunk begins, and where the last one ends."""
+    header = source.frame
+    if not header.variable_chunks:
+        full = np.arange(header.nchunks + 1) * header.chunksize
+        return np.minimum(full, header.nbytes)
+    edges = np.cumsum([0, *edits.chunk_sizes(source, range(header.nchunks))])
+    if edges[-1] != header.nbytes:
+        raise FormatError(f"{source.url}: expected chunks of {header.nbytes} bytes in all, found {edges[-1]}")
+    return edges

@@ -52,12 +52,17 @@ def arange(
     # As in NumPy, the first two items determine the others.
     length = max(0, math.ceil((stop - start) / step))
     kind = np.dtype(np.result_type(np.intp, start, stop, step) if dtype is None else dtype)  # at least, as in NumPy
-    first, second = np.asarray([start, start + step], kind).astype("f4" if kind == "f2" else kind)
+    # NumPy also computes half floats as single ones.
+    wide = np.dtype("f4") if kind == "f2" else kind
+    first, second = np.asarray([start, start + step], kind).astype(wide)
+    delta = second - first
 
     def compute(box: tuple[slice, ...]) -> Any:
-        return first + np.arange(box[0].start, box[0].stop).astype(first.dtype) * (second - first)
+        (part,) = box
+        steps = np.arange(part.start, part.stop).astype(first.dtype)
+        return first + steps * delta
 
-    return _computed(url, wanted, (length,), kind, compute)
+    return _make_by_box(url, wanted, (length,), kind, compute)
 
 
 @takes(NewKeywords)
@@ -82,18 +87,25 @@ def linspace(
     """
     # NumPy checks the arguments, and knows the type of the result.
     model = np.linspace(start, stop, min(operator.index(num), 1), endpoint=endpoint, dtype=dtype)
-    length, wide = operator.index(num), np.result_type(start, stop, float(num))
-    parts, delta = max(1, length - endpoint), np.subtract(stop, start, dtype=wide)
+    length = operator.index(num)
+    wide = np.result_type(start, stop, float(num))
+    parts = max(1, length - endpoint)
+    delta = np.subtract(stop, start, dtype=wide)
+    step = delta / parts
 
     def compute(box: tuple[slice, ...]) -> Any:
-        steps = np.arange(box[0].start, box[0].stop).astype(wide)
-        values = (steps * (delta / parts) if delta / parts else steps / parts * delta) + start
-        if endpoint and box[0].stop == length > 1:
+        (part,) = box
+        numbers = np.arange(part.start, part.stop).astype(wide)
+        # As in NumPy: a step that is too small for a float has become 0.
+        distances = numbers * step if step else numbers / parts * delta
+        values = distances + start
+        if endpoint and part.stop == length > 1:
+            # The sum may miss it by a rounding.
             values[-1] = stop
         return np.floor(values) if model.dtype.kind in "iu" else values
 
     wanted = ArrayOptions(**options)
-    return _computed(url, wanted, (length,), model.dtype, compute)
+    return _make_by_box(url, wanted, (length,), model.dtype, compute)
 
 
 @takes(NewKeywords)
@@ -117,11 +129,14 @@ def eye(
     def compute(box: tuple[slice, ...]) -> Any:
         rows, columns = box
         offset = operator.index(k) + rows.start - columns.start
-        n, m = rows.stop - rows.start, columns.stop - columns.start
-        return np.eye(n, m, offset, dtype) if -n < offset < m else None
+        n = rows.stop - rows.start
+        m = columns.stop - columns.start
+        # Away from the diagonal nothing is written: the items are the fill value.
+        is_on_diagonal = -n < offset < m
+        return np.eye(n, m, offset, dtype) if is_on_diagonal else None
 
     shape = operator.index(N), operator.index(N if M is None else M)
-    return _computed(url, ArrayOptions(**options), shape, dtype, compute)
+    return _make_by_box(url, ArrayOptions(**options), shape, dtype, compute)
 
 
 @takes(NewKeywords)
@@ -146,11 +161,14 @@ def fromiter(
     items = islice(iter, wanted if wanted >= 0 else None)
 
     def blocks() -> Iterator[npt.NDArray[Any]]:
-        lengths = [_ITEMS]
-        while lengths[-1] == _ITEMS:
-            yield (block := np.fromiter(islice(items, _ITEMS), dtype))
-            lengths.append(len(block))
-        if (size := sum(lengths[1:])) < wanted:
+        size = 0
+        is_full = True
+        while is_full:
+            block = np.fromiter(islice(items, _ITEMS), dtype)
+            yield block
+            size += len(block)
+            is_full = len(block) == _ITEMS
+        if size < wanted:
             raise ValueError(f"iterator too short: Expected {wanted} but iterator had only {size} items.")
 
     return NDArray._make(
@@ -160,7 +178,7 @@ def fromiter(
     )
 
 
-def _computed(
+def _make_by_box(
     url: Url | None,
     options: ArrayOptions,
     shape: Shape,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -47,6 +46,7 @@ __all__ = [
 
 _OF_TRANSACTION = "make or drop snapshots, or go back to one: the transaction can"
 
+_UNREADABLE = (FormatError, SnapshotLostError, UnsupportedError)
 _NAME_NBYTES = 255
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -62,13 +62,13 @@ class SnapshotInfo:
         When it was made, in UTC.
     message : str
     attrs : dict
-        What the caller of `snapshot` has given.
+        What the caller of `snapshot` passed.
     generation : str
         Names the state: ``b2array.open(url, at=name).generation``.
     shape : tuple of int, optional
         The shape of the array then; None for super-chunks and groups.
     nbytes : int
-        Bytes that only this snapshot holds. They are free when it was dropped, and the frame was packed again or
+        Bytes that only this snapshot needs. They are free once it has been dropped, and the frame packed again or
         vacuumed.
     error : str
         Why it cannot be read; "" if its index is intact. `b2array.verify` also checks its chunks.
@@ -99,15 +99,23 @@ def check_snapshot_name(name: str) -> str:
     return name
 
 
-def keep(handle: Handle, name: str, message: str, attrs: Mapping[str, Any] | None, *, replace: bool) -> None:
+def keep(
+    handle: Handle,
+    name: str,
+    message: str,
+    attrs: Mapping[str, Any] | None,
+    *,
+    replace: bool,
+) -> None:
     """Keep the state that a handle shows, or that its transaction makes, under a name."""
     entry = make_entry(name, message, attrs)
     handle.require_writable()
     seen = handle.generation
-
     for attempt in handle.attempts():
         with attempt as draft:
-            if draft.base is not None and not handle.in_transaction and draft.base.generation != seen:
+            # The draft may begin with a later state than the caller has seen, and would give that the name.
+            is_other = draft.base is not None and draft.base.generation != seen
+            if is_other and not handle.in_transaction:
                 raise ConflictError(
                     f"{handle.url} was changed by another writer; call refresh() and repeat the snapshot"
                 )
@@ -134,6 +142,7 @@ def make_entry(
 
 
 def _free_name(draft: Draft, name: str, *, replace: bool) -> None:
+    """Drop an earlier snapshot of this name; FileExistsError if that may not be replaced."""
     entry = _entries(draft).get(name)
     if entry is not None:
         if not replace:
@@ -149,16 +158,21 @@ def _entries(draft: Draft) -> dict[str, Kept]:
     return {entry.name: entry for entry in entries if not entry.group}
 
 
-def lacks_checksums(held: Snapshot) -> bool:
+def lacks_checksums(revision: Snapshot) -> bool:
     """Whether other software wrote the frame, or chunks of it have no checksums."""
-    return not held.frame.is_ours or bool(((held.frame.offsets >= 0) & (held.state.records == 0)).any())
+    return not revision.frame.is_ours or bool(_find_bare_chunks(revision.state).size)
+
+
+def _find_bare_chunks(state: State) -> Any:
+    """Return the numbers of stored chunks without checksums. Special chunks need none: the index has their items."""
+    is_stored = state.frame.offsets >= 0
+    return np.flatnonzero(is_stored & (state.records == 0))
 
 
 def give_checksums(draft: Draft) -> None:
     """Write chunks again that have no checksums: otherwise nobody sees if other software writes over them."""
     draft.flush()
-    state = draft.state
-    bare = np.flatnonzero((state.frame.offsets >= 0) & (state.records == 0)).tolist()
+    bare = _find_bare_chunks(draft.state).tolist()
     source = draft.reader()
     for n, stored in zip(bare, read_chunks(source, bare), strict=True):
         draft.set_chunk(n, draft.stage_chunk(n, bytes(stored.region)))
@@ -199,27 +213,39 @@ def list_snapshots(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo
     def task(_: object) -> tuple[SnapshotInfo, ...]:
         revision = handle.snapshot
         entries = [entry for entry in ledger_in(revision).entries if alone or not entry.group]
-        states, errors = _readable(revision, entries)
-        own = own_nbytes([*states.values()] if alone else [*states.values(), revision.state])
-        alone_nbytes = dict(zip(states, own, strict=False))
-        return tuple(
-            replace(snapshot_info(entry, alone_nbytes.get(entry, 0) + entry.nbytes), error=errors.get(entry, ""))
-            for entry in entries
-        )
+        states, errors = _load_states(revision, entries)
+        compared = [*states.values()]
+        if not alone:
+            # What the present state also needs, no snapshot holds alone. It comes last, and is not listed itself.
+            compared.append(revision.state)
+        own = dict(zip(states, own_nbytes(compared), strict=False))
+        infos = []
+        for entry in entries:
+            info = snapshot_info(entry, own.get(entry, 0) + entry.nbytes)
+            infos.append(replace(info, error=errors.get(entry, "")))
+        return tuple(infos)
 
     return handle.reading(task)
 
 
-def _readable(revision: Snapshot, entries: Sequence[Kept]) -> tuple[dict[Kept, State], dict[Kept, str]]:
+def _load_states(
+    revision: Snapshot,
+    entries: Sequence[Kept],
+) -> tuple[dict[Kept, State], dict[Kept, str]]:
     """Return the kept states, and the errors of unreadable ones."""
-    # All at once is faster; if one is damaged, they are read one by one below.
-    with suppress(FormatError, SnapshotLostError, UnsupportedError):
-        return {entry: each.state for entry, each in zip(entries, load_kept_states(revision, entries), strict=True)}, {}
-    states, errors = {}, {}
+    states: dict[Kept, State] = {}
+    errors: dict[Kept, str] = {}
+    try:
+        rebuilt_states = load_kept_states(revision, entries)
+    except _UNREADABLE:
+        pass  # one is damaged, but they do not say which: read them one by one
+    else:
+        states = {entry: each.state for entry, each in zip(entries, rebuilt_states, strict=True)}
+        return states, errors
     for entry in entries:
         try:
             (rebuilt,) = load_kept_states(revision, [entry])
-        except (FormatError, SnapshotLostError, UnsupportedError) as error:
+        except _UNREADABLE as error:
             errors[entry] = str(error)
         else:
             states[entry] = rebuilt.state
@@ -237,20 +263,27 @@ def own_nbytes(states: Sequence[State]) -> list[int]:
     """Return for each state how many bytes of its chunks no other one has."""
     if not states:
         return []
-    places = [np.unique(state.frame.offsets[state.frame.offsets >= 0]) for state in states]
+    # No chunk is written over while a state needs it: equal places have equal chunks.
+    places = []
+    for state in states:
+        offsets = state.frame.offsets
+        places.append(np.unique(offsets[offsets >= 0]))
     distinct, counts = np.unique(np.concatenate(places), return_counts=True)
     alone = distinct[counts == 1]
     own = []
     for state in states:
-        mine = np.isin(state.frame.offsets, alone)
-        sizes = state.sizes[mine, 0].astype(np.int64) + record_nbytes(state.sizes.shape[1] - 1)
-        own.append(int(sizes.sum()))
+        is_own = np.isin(state.frame.offsets, alone)
+        chunk_sizes = state.sizes[is_own, 0].astype(np.int64)
+        nblocks = state.sizes.shape[1] - 1
+        own.append(int((chunk_sizes + record_nbytes(nblocks)).sum()))
     return own
 
 
 # Differences.
 
 Box = tuple[slice, ...]
+_Cells = tuple[tuple[int, int], ...]
+"""A box in a grid of chunks: where it begins and ends along each axis."""
 
 
 def differences(handle: Handle, at: str, then: str | None) -> list[Box]:
@@ -268,29 +301,34 @@ def differences(handle: Handle, at: str, then: str | None) -> list[Box]:
 def differing(before: State, after: State) -> list[Box]:
     """Compare the indexes of two states of an array; return the boxes of items in which they may differ.
 
-    The boxes are whole chunks, cut off where the larger of both shapes ends, and do not overlap.
+    The boxes consist of whole chunks, cut off where the larger of the two shapes ends, and do not overlap.
     """
     old, new = before.require_layout(), after.require_layout()
     shape = tuple(map(max, old.shape, new.shape))
     if (old.chunks, old.dtype) != (new.chunks, new.dtype):
-        return [tuple(slice(0, extent) for extent in shape)] if 0 not in shape else []
-    grid = tuple(-(-extent // chunk) if chunk else 0 for extent, chunk in zip(shape, old.chunks, strict=True))
+        whole = tuple(slice(0, extent) for extent in shape)
+        return [whole] if 0 not in shape else []
+    grid = []
+    for extent, chunk in zip(shape, old.chunks, strict=True):
+        grid.append(-(-extent // chunk) if chunk else 0)
     changed = _cells(before, old, grid) != _cells(after, new, grid)
     # An edge that moves inside a chunk changes items, even if the chunk is the same.
-    for axis, (was, now, chunk) in enumerate(zip(old.shape, new.shape, old.chunks, strict=True)):
+    for axis, chunk in enumerate(old.chunks):
+        was, now = old.shape[axis], new.shape[axis]
         if was != now and chunk:
             first = min(was, now) // chunk
-            changed[(slice(None),) * axis + (slice(first, None),)] = True
-    return [
-        tuple(
-            slice(start * chunk, min(stop * chunk, extent))
-            for (start, stop), chunk, extent in zip(cells, old.chunks, shape, strict=True)
-        )
-        for cells in _join_cells(changed)
-    ]
+            before_axis = (slice(None),) * axis
+            changed[(*before_axis, slice(first, None))] = True
+    boxes = []
+    for cells in _join_cells(changed):
+        box = []
+        for (start, stop), chunk, extent in zip(cells, old.chunks, shape, strict=True):
+            box.append(slice(start * chunk, min(stop * chunk, extent)))
+        boxes.append(tuple(box))
+    return boxes
 
 
-def _cells(state: State, layout: Layout, grid: tuple[int, ...]) -> Any:
+def _cells(state: State, layout: Layout, grid: Sequence[int]) -> Any:
     """Return what tells the chunks of a state from others, in a grid that may be larger than the state's."""
     cells = np.full(grid, np.iinfo(np.int64).max)
     own = tuple(map(slice, layout.grid_shape))
@@ -298,27 +336,29 @@ def _cells(state: State, layout: Layout, grid: tuple[int, ...]) -> Any:
     return cells
 
 
-def _join_cells(changed: Any) -> list[tuple[tuple[int, int], ...]]:
+def _join_cells(changed: Any) -> list[_Cells]:
     """Join cells of a grid to boxes: first along the last axis, then equal runs along the axis before it, and so on."""
     if not changed.ndim:
         return [()] if changed.any() else []
-    boxes: list[tuple[tuple[int, int], ...]] = []
+    boxes: list[_Cells] = []
     for n, row in enumerate(changed):
         inner = [((n, n + 1), *rest) for rest in _join_cells(row)]
         boxes += inner
     return _join_boxes(boxes)
 
 
-def _join_boxes(boxes: list[tuple[tuple[int, int], ...]]) -> list[tuple[tuple[int, int], ...]]:
+def _join_boxes(boxes: list[_Cells]) -> list[_Cells]:
     """Join boxes that follow each other along the first axis, and are equal along the others."""
-    last: dict[tuple[tuple[int, int], ...], int] = {}
-    merged: list[tuple[tuple[int, int], ...]] = []
+    last: dict[_Cells, int] = {}
+    merged: list[_Cells] = []
     for (start, stop), *others in boxes:
         rest = tuple(others)
-        at = last.get(rest)
-        if at is not None and merged[at][0][1] == start:
-            merged[at] = ((merged[at][0][0], stop), *rest)
-        else:
-            last[rest] = len(merged)
-            merged.append(((start, stop), *rest))
+        number = last.get(rest)
+        if number is not None:
+            (first, end), *_ = merged[number]
+            if end == start:
+                merged[number] = ((first, stop), *rest)
+                continue
+        last[rest] = len(merged)
+        merged.append(((start, stop), *rest))
     return merged

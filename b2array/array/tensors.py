@@ -46,12 +46,17 @@ def from_bytes(buf: Buffer) -> NDArray:
     content = buf if isinstance(buf, bytes) else memoryview(buf).tobytes()
     if not content.startswith(FIRST_BYTES) and _is_chunk(content):
         raise FormatError(
-            "memory: expected a Blosc2 frame, found a Blosc chunk, whose bytes b2array.decompress returns; those of "
-            "blosc2.pack and blosc2.pack_array are a pickle, which is not safe to open"
+            "memory: expected a Blosc2 frame, found a Blosc chunk, whose bytes b2array.decompress returns; what "
+            "blosc2.pack and blosc2.pack_array return is a pickle, which is not safe to open"
         )
     handle = Handle(snapshot.load(MemoryStore({"": content})), "r")
-    face_of = NDArray(handle) if handle.snapshot.state.layout is not None else face(handle)
-    return face_of if isinstance(face_of, NDArray) else NDArray(handle)  # its error says what it is instead
+    if handle.snapshot.state.layout is None:
+        # It may be an array that python-blosc2 packed into a super-chunk.
+        packed = face(handle)
+        if isinstance(packed, NDArray):
+            return packed
+    # For a frame without an array, its error says what it is instead.
+    return NDArray(handle)
 
 
 def _is_chunk(content: bytes) -> bool:
@@ -64,7 +69,9 @@ def _is_chunk(content: bytes) -> bool:
 def face(handle: Handle) -> NDArray | SChunk | Items:
     """Return the array or super-chunk that users get for a frame."""
     state = handle.source.state
-    if state.layout is not None or {"b2nd", "caterva"} & dict(state.frame.metalayers).keys():
+    # A damaged metalayer of an array also leads to NDArray, whose error says so.
+    metalayers = dict(state.frame.metalayers)
+    if state.layout is not None or "b2nd" in metalayers or "caterva" in metalayers:
         return NDArray(handle)
     if holds_items(state.frame):
         return Items(handle)
@@ -73,12 +80,15 @@ def face(handle: Handle) -> NDArray | SChunk | Items:
 
 
 def _tensor(chunks: SChunk) -> NDArray:
-    """Return the array whose bytes, in C order, a super-chunk holds."""
+    """Return the array whose bytes are in a super-chunk, in C order."""
     if chunks.mode != "r":
         raise ReadOnlyError(f"{chunks.url} holds what blosc2.save_array wrote, which can only be read; copy it")
     try:
         _, shape, spec = chunks.vlmeta[_TENSOR]
-        dtype = dtypes.make_dtype(spec if isinstance(spec, str) else [tuple(field) for field in spec])
+        if not isinstance(spec, str):
+            # msgpack makes lists of the tuples that NumPy wants for fields.
+            spec = [tuple(field) for field in spec]
+        dtype = dtypes.make_dtype(spec)
         nbytes = math.prod(shape) * dtype.itemsize
     except B2ArrayError as error:
         raise prefix_error(chunks.url, error) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time
 from typing import Any
@@ -27,36 +26,43 @@ def name_of(
     A moment without a time zone is in UTC, and a date alone is its end. A text is a name, if a snapshot has that name;
     else it is a moment, if it has the form of one in ISO 8601. KeyError: there was no snapshot yet.
     """
-    if at is None or (isinstance(at, str) and _moment(at) is None):
+    if at is None or (isinstance(at, str) and _parse_moment(at) is None):
         return at
     try:
-        opened = open_now()  # not closed: it may be the caller's open file
+        # It is not closed, because it may be the caller's open file.
+        present = open_now()
     except FileNotFoundError:
-        if isinstance(at, str):  # a snapshot may have what is missing now
+        if isinstance(at, str):
+            # A snapshot may have what is missing now.
             return at
         raise
-    snapshots = sorted([*opened.snapshots, *around()], key=lambda each: each.time)
+    snapshots = sorted([*present.snapshots, *around()], key=lambda each: each.time)
     if isinstance(at, str) and any(each.name == at for each in snapshots):
         return at
-    return _latest(snapshots, _moment(at), opened.url)
+    return _find_latest(snapshots, _parse_moment(at), present.url)
 
 
-def _latest(snapshots: Sequence[SnapshotInfo], moment: datetime | None, url: str) -> str:
+def _find_latest(snapshots: Sequence[SnapshotInfo], moment: datetime | None, url: str) -> str:
     earlier = [each for each in snapshots if moment is not None and each.time <= moment]
     if not earlier:
         oldest = min(snapshots, key=lambda each: each.time, default=None)
         others = "it has none" if oldest is None else f"the oldest is {oldest.name!r} of {oldest.time.isoformat()}"
         raise KeyError(f"{url} has no snapshot from before {moment}; {others}")
-    return max(reversed(earlier), key=lambda each: each.time).name  # if several share a moment, the last one
+    # If several share a moment, the last one: max() returns the first of equal items.
+    latest = max(reversed(earlier), key=lambda each: each.time)
+    return latest.name
 
 
-def _moment(at: Any) -> datetime | None:
+def _parse_moment(at: Any) -> datetime | None:
     """Return a moment in UTC; None for text that is not a date."""
     value = at
     if isinstance(at, str):
-        value = None
-        with contextlib.suppress(ValueError):  # it is a name
-            value = date.fromisoformat(at) if len(at) <= len("2026-11-26") else datetime.fromisoformat(at)
+        is_date = len(at) <= len("2026-11-26")
+        try:
+            value = date.fromisoformat(at) if is_date else datetime.fromisoformat(at)
+        except ValueError:
+            # It is a name.
+            return None
     if value is None:
         return None
     if not isinstance(value, date):
