@@ -46,8 +46,8 @@ class Counts:
 
 # The goal is (2, 9.0, 0, 3) for each package.
 TODAY = {
-    "ground": Counts(2, 7.5, 0, 3),
-    "array": Counts(2, 9.1, 0, 3),
+    "ground": Counts(2, 7.2, 0, 3),
+    "array": Counts(0, 9.1, 0, 3),
     "bloscpack": Counts(2, 9.0, 0, 3),
     "codec": Counts(2, 8.8, 0, 3),
     "compute": Counts(2, 9.4, 0, 3),

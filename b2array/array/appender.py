@@ -174,6 +174,7 @@ class Appender:
 
         Raises ConflictError if another writer changed the array during a transaction; its steps are lost.
         """
+        # Leaving the block commits the transaction, if one is under way.
         with self._transaction:
             self._flush()
         self._uncommitted = 0
@@ -182,4 +183,5 @@ class Appender:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Also after an error: the steps of a simulation until then are worth having.
         self.commit()

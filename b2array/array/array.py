@@ -651,7 +651,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         array([4, 6])
         """
         dataset = dataset_of(self, options)
-        # A variable with the name of its own dimension is a coordinate.
+        # A variable that is called as its dimension is a coordinate.
         variables = dataset.data_vars or dataset.coords
         (data_array,) = variables.values()
         return data_array

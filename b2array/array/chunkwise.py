@@ -136,6 +136,7 @@ def map_chunks(
     kind = None if dtype is None else np.empty(0, require_dtype(dtype)).dtype
     lengths: tuple[int, ...] = ()
     if kind is None or work.added:
+        # Only a call tells the type and the lengths of new axes.
         corner = work.corner
         sample = np.asarray(work.function(*work.pieces(corner)))
         work.check(corner, sample, None)
@@ -225,6 +226,7 @@ class Work:
     @property
     def counts(self) -> tuple[int, ...]:
         """How many items the result has along each axis of the arrays; all items where the axis is dropped."""
+        # Rounded up: a rest becomes one item.
         return tuple(-(-n // factor) for n, factor in zip(self.shape, self.factors, strict=True))
 
     @property
@@ -239,6 +241,7 @@ class Work:
     def result_of(self, extents: Sequence[Any], lengths: Sequence[Any]) -> tuple[Any, ...]:
         """Return one value for each axis of the result, given values for the axes of the arrays and for new axes."""
         values = [extents[axis] for axis in self.kept]
+        # In ascending order, so that each axis is in its place when the next one comes.
         for axis, length in zip(self.added, lengths, strict=True):
             values.insert(axis, length)
         return tuple(values)
@@ -284,7 +287,8 @@ class Work:
     @property
     def _most(self) -> int:
         """Number of items of the result to compute at a time."""
-        nbytes: int = sum(each.dtype.itemsize for each in self.arrays) * math.prod(self.factors)
+        itemsizes = sum(each.dtype.itemsize for each in self.arrays)
+        nbytes: int = itemsizes * math.prod(self.factors)
         return max(1, copying.PIECE_NBYTES // max(1, nbytes))
 
     def _units(self, chunks: Sequence[int]) -> tuple[int, ...]:
@@ -339,6 +343,7 @@ class Work:
                 running.extend(begin(each) for each in islice(left, 1))
                 yield box, values
         finally:
+            # The executor belongs to the caller, and would go on computing for nobody.
             for _, answer in running:
                 answer.cancel()
 

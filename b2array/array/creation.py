@@ -394,9 +394,14 @@ def asarray(
     >>> a[1:, ::2].tolist()
     [[4, 6], [8, 10]]
     """
+    # As `numpy.asarray`: an array that is one already is not copied.
     if isinstance(x, NDArray) and url is None and not options and dtype in (None, x.dtype):
         return x
-    return NDArray._make(url, ArrayOptions(**options), lambda place, final: copying.holding(x, place, dtype, final))
+
+    def new(place: AnyPlace, final: ArrayOptions) -> Draft:
+        return copying.holding(x, place, dtype, final)
+
+    return NDArray._make(url, ArrayOptions(**options), new)
 
 
 @takes(NewKeywords)
@@ -516,7 +521,7 @@ def from_dask(
             " create(), and then write to it with store(x, compute=False)"
         )
     if member is not None:
-
+        # The group commits the member with its list of members, so the values must be there by then.
         def new(place: AnyPlace, final: ArrayOptions) -> Draft:
             return dask.compute_draft(x, place, dtype, final, progress=progress, scheduler=scheduler)
 

@@ -100,11 +100,12 @@ def group_for_tasks(a: Readable) -> dask_chunks.Cut:
     import dask
     from dask.utils import parse_bytes
 
+    # dask's own setting for "auto": users know it, and set it for their memory.
     limit = parse_bytes(dask.config.get("array.chunk-size", "128MiB"))
     share = math.prod(a.shape) * a.itemsize // _TASKS
     chunk_nbytes = math.prod(a.chunks) * a.itemsize
-    wanted = max(share, _LEAST_TASK_NBYTES, chunk_nbytes)
-    return dask_chunks.group_chunks(a.shape, a.chunks, a.blocks, a.itemsize, min(wanted, limit))
+    wanted = min(max(share, _LEAST_TASK_NBYTES, chunk_nbytes), limit)
+    return dask_chunks.group_chunks(a.shape, a.chunks, a.blocks, a.itemsize, wanted)
 
 
 def _normalize(chunks: Any, a: Readable) -> dask_chunks.Cut:
@@ -160,6 +161,7 @@ def _begin(
     """Return a dask array of the type to store, and the draft of an array for it."""
     check_source(x)
     if dtype is not None and dtype != x.dtype:
+        # Check before the cast, which would hide that pieces are of another type than declared.
         x = as_declared(x).astype(dtype)
     if options.blocks is None and options.chunks in (None, "auto"):
         # Chunks that divide the pieces of dask: else data would move between tasks.
@@ -197,24 +199,32 @@ def store(
     if not np.can_cast(x.dtype, a.dtype, "same_kind"):
         raise TypeError(f"{x.dtype} cannot be cast to {a.dtype} without loss of kind; convert with astype()")
     if a._handle.in_transaction:
+        # A delayed would be computed after the transaction that it should be a part of.
         if not compute or return_stored:
             raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
         join([(a, x, inside)], progress, scheduler)
         return None
-    write = Write(x, make_fork_point(a._handle.new_draft(), lasts=True), a._layout, inside)
+    fork_point = make_fork_point(a._handle.new_draft(), lasts=True)
+    write = Write(x, fork_point, a._layout, inside)
     if return_stored and not compute:
         return write.reading(type(a))
     done = write.run(type(a), compute, progress, scheduler)
     if not compute:
         return cast("Delayed", done)
+    # The handle shows its own commit, as after an assignment.
     a._handle.replace_state(done._handle.snapshot)
     return to_dask(a)[inside] if return_stored else None
 
 
 def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, scheduler: Any) -> None:
     """Write arrays into regions of others, as part of the transactions that these are in."""
-    writes = [Write(x, make_fork_point(_draft(a)), a._layout, region) for a, x, region in parts]
-    for (a, *_), changes in zip(parts, compute_changes(writes, progress, scheduler), strict=True):
+    writes = []
+    for a, x, region in parts:
+        fork_point = make_fork_point(_draft(a))
+        writes.append(Write(x, fork_point, a._layout, region))
+    changes_of_writes = compute_changes(writes, progress, scheduler)
+    for (a, *_), changes in zip(parts, changes_of_writes, strict=True):
+        # Other threads may write through the same handle.
         with a._handle.mutex.held:
             merge_changes(_draft(a), changes)
 
@@ -234,6 +244,7 @@ def check_source(x: Any) -> None:
 
     if not isinstance(x, da.Array):
         raise TypeError(f"expected a dask array, found {type(x).__name__}")
+    # dask writes NaN for sizes that it does not know, as after a selection by a mask.
     if any(math.isnan(n) for lengths in x.chunks for n in lengths):
         raise ValueError(f"the chunks of {x.name} have unknown sizes: compute_chunk_sizes() finds them")
     if isinstance(x._meta, np.ma.MaskedArray):
@@ -340,7 +351,8 @@ class Write:
         try:
             (changes,) = compute_changes([self], progress, scheduler)
         except BaseException:
-            abandon_write(self.point)  # tasks that still run in other threads remove their own chunks
+            # Tasks that still run in other threads remove their own chunks.
+            abandon_write(self.point)
             raise
         return make(Handle(commit_changes(self.point, changes), "r+"))
 
@@ -420,7 +432,8 @@ def final(writes: Sequence[Write], name: str, function: Callable[..., Any], *arg
 
     changes = [write.changes() for write in writes]
     keys = [list(flatten(each.__dask_keys__())) for each in changes]
-    graph = HighLevelGraph.from_collections(name, {name: (function, keys, *args)}, dependencies=cast(Any, changes))
+    task: dict[Any, Any] = {name: (function, keys, *args)}
+    graph = HighLevelGraph.from_collections(name, task, dependencies=cast(Any, changes))
     return cast("Delayed", _pending()(name, graph))
 
 
@@ -432,6 +445,7 @@ def _pending() -> Any:
 
     class Pending(Delayed):
         __slots__ = ()
+        # Plain delayed objects are not fused as arrays are: each step of each piece would be a task.
         __dask_optimize__ = staticmethod(da.Array.__dask_optimize__)
 
         def __reduce__(self) -> tuple[Any, ...]:
@@ -563,5 +577,6 @@ def _commit(
 ) -> Any:
     (changes,) = gather_changes(put)
     point, _ = shared.value
+    # A cluster may repeat this task.
     array = make(Handle(commit_changes(point, changes, again=True), "r+"))
     return Frozen(array) if frozen else array

@@ -84,6 +84,7 @@ def _grow(units: Sequence[int], extents: Sequence[int], room: int) -> list[int]:
         most = -(-extents[axis] // unit) * unit
         new = min(2 * sizes[axis], most)
         others = math.prod(sizes) // sizes[axis]
+        # The last piece of an axis is cut off at its end.
         if others * min(new, extents[axis]) <= room:
             sizes[axis] = new
         if sizes[axis] != new or new >= extents[axis]:
@@ -105,6 +106,7 @@ def align(cut: Cut, chunks: Sequence[int], starts: Sequence[int]) -> Cut:
 
 
 def _align(lengths: tuple[int, ...], size: int, start: int) -> tuple[int, ...]:
+    # An axis of extent 0 has chunks of extent 0.
     if size < 1 or len(lengths) < 2:
         return (sum(lengths),)
     borders = list(accumulate(lengths, initial=start))
@@ -161,6 +163,7 @@ def dividing(cut: Cut, itemsize: int, access: Access | None = None) -> tuple[int
     for lengths, extent in zip(cut, extents, strict=True):
         borders = _inner(lengths)
         whole.append(not borders)
+        # Every border between pieces is a multiple of this; math.gcd() without numbers is 0.
         steps.append(math.gcd(*borders) or extent)
     wanted, _ = automatic(extents, itemsize, access=access)
     chosen = _within(steps, wanted, whole)
@@ -188,7 +191,8 @@ def regular(cut: Cut) -> tuple[int, ...] | None:
     True
     """
     for lengths in cut:
-        if len({*lengths[:-1]}) > 1 or lengths[-1] > lengths[0]:
+        *inner, last = lengths
+        if len({*inner}) > 1 or last > lengths[0]:
             return None
     return tuple(lengths[0] for lengths in cut)
 
@@ -216,13 +220,13 @@ def joining(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
 def _within(steps: Sequence[int], wanted: Sequence[int], whole: Sequence[bool]) -> tuple[int, ...]:
     """Choose a divisor of each step, near the size wanted; where there is one piece only, any size divides it."""
     chosen = []
-    for step, size, free in zip(steps, wanted, whole, strict=True):
-        if free or step <= size:
-            divisor = min(step, size)
-        else:
-            divisor = _divisor(step, size)
+    for step, size, is_free in zip(steps, wanted, whole, strict=True):
+        if is_free or step <= size:
+            chosen.append(min(step, size))
+            continue
+        divisor = _divisor(step, size)
         # A step without a useful divisor stays whole.
-        is_useful = free or divisor * _SMALLEST_SHARE >= min(size, step)
+        is_useful = divisor * _SMALLEST_SHARE >= size
         chosen.append(divisor if is_useful else step)
     return tuple(chosen)
 

@@ -207,7 +207,8 @@ def _call(function: Callable[..., Any], items: Array, blocks: tuple[int, ...]) -
 
 
 def _first(items: Array, blocks: tuple[int, ...]) -> Array:
-    return items[tuple(slice(None, None, block) for block in blocks)]
+    every_block = tuple(slice(None, None, block) for block in blocks)
+    return items[every_block]
 
 
 def _fold(
@@ -235,6 +236,7 @@ def _fold(
 
 def _sum(items: Array, blocks: tuple[int, ...]) -> Array:
     _require_numbers(items.dtype, "sum")
+    # NumPy adds small integers up in the integer of the platform.
     kind = np.add.reduce(np.zeros(1, items.dtype)).dtype
     return _fold(np.add, items, blocks, _wide(kind)).astype(kind, copy=False)
 
@@ -251,13 +253,17 @@ def _mean(dtype: np.dtype[Any] | None, items: Array, blocks: tuple[int, ...]) ->
         return quotients.astype(items.dtype, copy=False)
     if kind.kind not in "biu":
         return _fold(np.add, items, blocks, float) / count
-    wide: type[np.integer[Any]] = np.uint64 if items.dtype == np.uint64 else np.int64
-    if items.itemsize <= 2 and count < 2**15:
+    wide: type[np.integer[Any]] = np.int64
+    if items.dtype == np.uint64:
+        wide = np.uint64
+    elif items.itemsize <= 2 and count < 2**15:
+        # The sum of fewer than 2**15 items of 2 bytes fits into it.
         wide = np.int32
     if items.itemsize < 8:
         total = _fold(np.add, items, blocks, wide)
         whole_part, rest = _divide(total, wide(count))
-    else:  # sums of such items may be too large for any integer
+    else:
+        # Sums of such items may be too large for any integer: add up quotients and rests.
         parts, rests = _divide(items, wide(count))
         carried, rest = _divide(_fold(np.add, rests, blocks), wide(count))
         whole_part = _fold(np.add, parts, blocks) + carried

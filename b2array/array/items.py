@@ -45,6 +45,7 @@ class Indexed(Described):
         handle.require_writable()
         layout = handle.source.state.require_layout()
         arranged = _arrange(key, value, rule, layout)
+        # Nothing to write must not make a commit.
         if not arranged.values.size:
             return
         for attempt in handle.attempts(anywhere=True):
@@ -157,6 +158,7 @@ class Indexed(Described):
         (slice(0, 3, 1),) [0 1 2]
         (slice(3, 5, 1),) [3 4]
         """
+        # One state for the whole loop: other writers may commit in between.
         source = self._handle.source
         layout = source.state.require_layout()
 

@@ -351,6 +351,7 @@ def _copy_chunks(
         if isinstance(source, Draft):
             # Until then an open chunk keeps the code of its earlier content.
             source.flush()
+        # A repair could not save all chunks of that array: reading it raises the error that says so.
         if source.state.annotations.lost or not part.fits(source, draft):
             return False
         own = np.arange(layout.nchunks).reshape(layout.grid_shape)

@@ -36,7 +36,7 @@ _makers: dict[str, MemberMaker] = {}
 
 
 def join_groups(make_member: MemberMaker) -> None:
-    """Let this function make the members of groups."""
+    """Make the members of groups by this function from now on."""
     _makers["member"] = make_member
 
 

@@ -79,6 +79,7 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
     far: list[_Wanted] = []
     near: list[int] = []
     for number, (array, key) in enumerate(asked):
+        # A view arranges what it reads, and does so itself.
         wanted = None if isinstance(array, View) else _plan_remote_read(number, array, key)
         if wanted is None:
             near.append(number)
@@ -165,6 +166,8 @@ def _plan_chunks(all_wanted: list[_Wanted]) -> Iterator[ChunkRead]:
 
 def _fetch_window(jobs: list[ChunkRead]) -> list[tuple[ChunkRead, Stored | Exception | None]]:
     """Fetch chunks of several reads. A chunk that fails gives its error, because the other reads go on."""
-    requests = [(job.reader.source, ChunkRequest(job.number, job.wanted)) for job in jobs if job.wanted]
+    # Special chunks need no bytes: the index has their items.
+    with_bytes = [job for job in jobs if job.wanted]
+    requests = [(job.reader.source, ChunkRequest(job.number, job.wanted)) for job in with_bytes]
     stored = iter(fetch_from(requests))
     return [(job, next(stored) if job.wanted else None) for job in jobs]

@@ -113,6 +113,7 @@ class Items(Sequence[Any]):
         return self._item(number % length)
 
     def __iter__(self) -> Iterator[Any]:
+        # The iterator of Sequence ends at the first IndexError, whatever raised it.
         return map(self._item, range(len(self)))
 
     def _item(self, number: int) -> Any:

@@ -196,13 +196,15 @@ class SChunk(Opened):
     @classmethod
     def from_bytes(cls, buf: Buffer) -> Self:
         """Open a contiguous frame in memory, as `to_bytes` makes it; it can be read only."""
-        return cls(Handle(load(MemoryStore({"": bytes(buf)})), "r"))
+        store = MemoryStore({"": bytes(buf)})
+        return cls(Handle(load(store), "r"))
 
     def to_bytes(self) -> bytes:
         """Return everything as one contiguous frame; the chunks are copied, not compressed again."""
         target = MemoryStore()
         commit(self._handle.reading(lambda source: copy_frame(source, target, FrameType.CONTIGUOUS)))
-        (view,) = target.read([Span("", 0, target.stamp("").size)])
+        whole = Span("", 0, target.stamp("").size)
+        (view,) = target.read([whole])
         return bytes(view)
 
     def repack(self, *, progress: bool = False) -> None:
@@ -288,7 +290,9 @@ class SChunk(Opened):
         ReadOnlyError
             The handle was opened for reading.
         """
-        header, content = edits.check_chunk(buf), bytes(buf)
+        # Check before the lock, and copy: the caller may change the buffer while the commit is tried again.
+        header = edits.check_chunk(buf)
+        content = bytes(buf)
 
         def append(new: Draft) -> None:
             edits.insert(new, new.frame.nchunks, content, header)
@@ -297,12 +301,16 @@ class SChunk(Opened):
 
     def insert_chunk(self, n: int, buf: Buffer) -> int:
         """Insert a chunk before chunk `n`; return the number of chunks. Raises the errors of `append_chunk`."""
-        header, content = edits.check_chunk(buf), bytes(buf)
+        # Check before the lock, and copy: the caller may change the buffer while the commit is tried again.
+        header = edits.check_chunk(buf)
+        content = bytes(buf)
         return self._edit(lambda new: edits.insert(new, _normalize_number(new, n, end=True), content, header))
 
     def update_chunk(self, n: int, buf: Buffer) -> int:
         """Replace chunk `n`; return the number of chunks. Raises the errors of `append_chunk`."""
-        header, content = edits.check_chunk(buf), bytes(buf)
+        # Check before the lock, and copy: the caller may change the buffer while the commit is tried again.
+        header = edits.check_chunk(buf)
+        content = bytes(buf)
         return self._edit(lambda new: edits.update(new, _normalize_number(new, n), content, header))
 
     def delete_chunk(self, n: int) -> int:

@@ -121,6 +121,7 @@ def keep(
                 )
             draft.refuse_in_fork(_OF_TRANSACTION)
             _free_name(draft, name, replace=replace)
+            # The snapshot must stay as it is for as long as the array: later damage must show.
             give_checksums(draft)
             draft.delta.keep(Keep(entry))
 
@@ -194,13 +195,15 @@ def restore(handle: Handle, name: str) -> None:
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
             draft.refuse_in_fork(_OF_TRANSACTION)
+            # A new array in a transaction has no snapshots yet.
             if draft.base is None:
                 raise unknown_name(draft.url, name, ())
+            # Also its chunks: otherwise the commit could make a damaged snapshot the only state.
             edits.restore_state(draft, kept.load_intact_state(draft.base, name, deep=True).state)
 
 
 def go_back(handle: Handle, earlier: Snapshot) -> None:
-    """Let a transaction go back to an earlier state of the frame that it began with."""
+    """Make a transaction go back to an earlier state of the frame that it began with."""
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
             draft.refuse_in_fork(_OF_TRANSACTION)
@@ -330,6 +333,7 @@ def differing(before: State, after: State) -> list[Box]:
 
 def _cells(state: State, layout: Layout, grid: Sequence[int]) -> Any:
     """Return what tells the chunks of a state from others, in a grid that may be larger than the state's."""
+    # No chunk has this place, so that cells outside the array differ from all others.
     cells = np.full(grid, np.iinfo(np.int64).max)
     own = tuple(map(slice, layout.grid_shape))
     cells[own] = state.frame.offsets.reshape(layout.grid_shape)
