@@ -3,7 +3,7 @@
 import importlib as _importlib
 import typing as _typing
 
-# First of all, whatever module of the package needs it first: numcodecs takes each part of zfpy's version for a number.
+# Before any module that needs it: numcodecs takes each part of the version of zfpy for a number, and fails obscurely.
 try:
     import numcodecs as _numcodecs  # noqa: F401
 except ValueError as error:
@@ -189,6 +189,5 @@ def __getattr__(name: str) -> _typing.Any:
 
 def __dir__() -> list[str]:
     # Packages become attributes when they are imported; they are not public.
-    return sorted(
-        {*(name for name in globals() if name.startswith("__")), *__all__, *_NAMED_LIKE_BUILTINS, "__version__"}
-    )
+    special = [name for name in globals() if name.startswith("__")]
+    return sorted({*special, *__all__, *_NAMED_LIKE_BUILTINS, "__version__"})

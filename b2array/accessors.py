@@ -49,8 +49,12 @@ def register(package: ModuleType) -> None:
     """Register the accessor with xarray, once."""
     for kind, registry in _REGISTRIES.items():
         # An old xarray has no trees, and one that is still being imported has nothing yet.
-        if hasattr(package, kind) and hasattr(package, registry) and not hasattr(getattr(package, kind), _NAME):
-            getattr(package, registry)(_NAME)(accessor)
+        if not hasattr(package, kind) or not hasattr(package, registry):
+            continue
+        labelled = getattr(package, kind)
+        if not hasattr(labelled, _NAME):
+            register_accessor = getattr(package, registry)
+            register_accessor(_NAME)(accessor)
 
 
 def when_xarray_is_imported() -> None:
@@ -69,18 +73,16 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != "xarray":
             return None
-        # After a reload of b2array there are several of these. Each asks only the later ones, so that they end.
+        # After a reload of b2array there are several of these. Each asks only the later ones: else they would ask each
+        # other for ever.
         here = dropwhile(lambda finder: finder is not self, sys.meta_path)
         for finder in islice(here, 1, None):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
-                return self._watched(spec)
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader)
+                return spec
         return None
-
-    def _watched(self, spec: ModuleSpec) -> ModuleSpec:
-        if spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
 
 
 class _Loader(Loader):

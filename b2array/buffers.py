@@ -18,12 +18,12 @@ Buffer = bytes | bytearray | memoryview
 Bytes = npt.NDArray[np.uint8]
 
 
-class _Released(threading.local):
+class _ThreadBuffers(threading.local):
     def __init__(self) -> None:
         self.buffers: dict[str, Bytes] = {}
 
 
-_kept = _Released()
+_unused = _ThreadBuffers()
 
 
 def scratch(use: str, nbytes: int, most: int, check: Callable[[], object] | None = None) -> Bytes:
@@ -49,15 +49,15 @@ def scratch(use: str, nbytes: int, most: int, check: Callable[[], object] | None
     >>> scratch("example", 2, 9).base is first.base
     False
     """
-    # Taken out, so that an interrupting call does not find it.
-    buf = _kept.buffers.pop(use, None)
+    # Taken out, so that a call that interrupts this one does not find it.
+    buf = _unused.buffers.pop(use, None)
     if buf is None or len(buf) < nbytes or sys.getrefcount(buf) > _UNUSED:
         if check is not None:
             check()
         buf = np.empty(nbytes, np.uint8)
     lent = buf[:nbytes]
     if len(buf) <= most:
-        _kept.buffers[use] = buf
+        _unused.buffers[use] = buf
     return lent
 
 
@@ -74,5 +74,6 @@ def memory_nbytes() -> int | None:
     """Return how many bytes of memory the machine has, where the system tells it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # Windows has no such function
+    except (AttributeError, OSError, ValueError):
+        # Windows has no such function.
         return None

@@ -89,7 +89,12 @@ _NUMBER = (int, np.integer)
 
 
 def _at_least(low: int) -> _Check:
-    return lambda value: isinstance(value, _NUMBER) and not isinstance(value, bool) and int(value) >= low
+    def check(value: Any) -> bool:
+        # Booleans are integers in Python.
+        is_number = isinstance(value, _NUMBER) and not isinstance(value, bool)
+        return is_number and int(value) >= low
+
+    return check
 
 
 _SETTINGS: Final[dict[str, tuple[str, _Check]]] = {
@@ -123,9 +128,10 @@ def when_assigned(name: str, tell: Callable[[], None]) -> None:
 
 
 class _Config(ModuleType):
-    """A module that checks values before they become settings, and tells who depends on them."""
+    """A module that checks values before they become settings, and tells the functions that depend on them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # The import system sets names such as __spec__.
         if not name.startswith("__"):
             _check(name, value)
         super().__setattr__(name, value)
@@ -163,6 +169,7 @@ def using(**settings: Any) -> Iterator[None]:
     for name, value in settings.items():
         _check(name, value)
     before = {name: globals()[name] for name in settings}
+    # Past `_Config`, so that the cache keeps its blocks for later.
     globals().update(settings)
     try:
         yield

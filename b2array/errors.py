@@ -30,6 +30,7 @@ __all__ = [
 T = TypeVar("T")
 
 _INNER = ("b2array", "contextlib", "numpy")
+"""Packages between the program and the place that warns."""
 
 
 class B2ArrayError(Exception):
@@ -81,9 +82,15 @@ class PerformanceWarning(UserWarning):
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, and point at the line that called this package."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
-        frame, level = frame.f_back, level + 1
+    frame = sys._getframe(1)
+    # The first level that `warnings` counts is this function.
+    level = 2
+    while frame.f_back is not None:
+        package, _, _ = frame.f_globals.get("__name__", "").partition(".")
+        if package not in _INNER:
+            break
+        frame = frame.f_back
+        level += 1
     warnings.warn(printable(message, keep_lines=True), category, stacklevel=level)
 
 
@@ -103,5 +110,8 @@ def prefix_error(where: str, error: B2ArrayError) -> B2ArrayError:
     >>> prefix_error("a.b2nd", prefix_error("a.b2nd", FormatError("expected a frame")))
     FormatError('a.b2nd: expected a frame')
     """
-    text, where = str(error), printable(where)
-    return type(error)(text if text.startswith(where) else f"{where}: {text}")
+    text = str(error)
+    where = printable(where)
+    if not text.startswith(where):
+        text = f"{where}: {text}"
+    return type(error)(text)

@@ -99,49 +99,60 @@ def spell_out(kind: type | None = None, defaults: Mapping[str, Any] | None = Non
         unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
         named = [each for each in complete.parameters.values() if each.kind not in unnamed]
         names = frozenset(each.name for each in named)
-        any_number = any(each.kind == each.VAR_POSITIONAL for each in own)
-        most = sys.maxsize if any_number else sum(each.kind != each.KEYWORD_ONLY for each in own)
+        takes_any_number = any(each.kind == each.VAR_POSITIONAL for each in own)
+        most = sys.maxsize if takes_any_number else sum(each.kind != each.KEYWORD_ONLY for each in own)
 
         @functools.wraps(function)
-        def checked(*args: Any, **keywords: Any) -> Any:
+        def call(*args: Any, **keywords: Any) -> Any:
+            # Two comparisons only: this runs in every call of a public function.
             if not names.issuperset(keywords) or len(args) > most:
-                raise TypeError(_complaint(function.__name__, complete, args, keywords))
+                raise TypeError(_complain(function.__name__, complete, args, keywords))
             return function(*args, **keywords)
 
-        checked.__signature__ = complete  # type: ignore[attr-defined]
-        return cast(F, checked)
+        call.__signature__ = complete  # type: ignore[attr-defined]
+        return cast(F, call)
 
     return decorate
 
 
 def _options(kind: type, defaults: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
     types = kind.__annotations__
-    for name in [*(name for name in defaults if name in types), *(name for name in types if name not in defaults)]:
+    # The order of the defaults is the order of the documentation. Type checkers know options without defaults as well.
+    documented = [name for name in defaults if name in types]
+    others = [name for name in types if name not in defaults]
+    for name in documented + others:
         annotated = types[name]
         annotation = annotated.__forward_arg__ if isinstance(annotated, ForwardRef) else annotated
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=annotation)
 
 
-def _complaint(function: str, signature: inspect.Signature, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
+def _complain(
+    function: str,
+    signature: inspect.Signature,
+    args: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+) -> str:
     """Say which argument is wrong, as Python does, and what to write."""
     parameters = signature.parameters
     wrong = next((name for name in keywords if name not in parameters), None)
     if wrong is not None:
         return f"{function}() got an unexpected keyword argument {wrong!r}{_hint(wrong, parameters)}"
-    ordered = [each.name for each in parameters.values() if each.kind != each.KEYWORD_ONLY]
+    positional = [each.name for each in parameters.values() if each.kind != each.KEYWORD_ONLY]
     others = [each.name for each in parameters.values() if each.kind == each.KEYWORD_ONLY]
-    values, method = (args[1:], ordered[1:]) if ordered[:1] == ["self"] else (args, ordered)
-    extra = values[len(method)]
+    values = args
+    if positional[:1] == ["self"]:
+        # The caller of a method does not count it.
+        positional = positional[1:]
+        values = args[1:]
+    extra = values[len(positional)]
     if "dtype" in others and _is_dtype(extra):
-        written = f"dtype={extra!r}"
+        advice = f"dtype={extra!r}"
     elif "url" in others and isinstance(extra, str | os.PathLike):
-        written = f"url={os.fspath(extra)!r}"
+        advice = f"url={os.fspath(extra)!r}"
     else:
-        written = ", ".join(f"{name}=" for name in others[:4])
-    return (
-        f"{function}() takes {len(method)} positional argument{'s' * (len(method) != 1)} but {len(values)} were given; "
-        f"write {written}"
-    )
+        advice = ", ".join(f"{name}=" for name in others[:4])
+    arguments = "argument" if len(positional) == 1 else "arguments"
+    return f"{function}() takes {len(positional)} positional {arguments} but {len(values)} were given; write {advice}"
 
 
 def _is_dtype(value: Any) -> bool:
@@ -164,6 +175,7 @@ def _hint(name: str, names: Collection[str]) -> str:
 
 
 class _Package(ModuleType):
+    # A call of a module would raise only that modules cannot be called.
     def __call__(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(f"{self.__name__} is a package: {_PACKAGES[self.__name__]}")
 

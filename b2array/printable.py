@@ -24,7 +24,7 @@ def printable(text: object, *, keep_lines: bool = False) -> str:
 
 
 def html_text(text: object) -> str:
-    """Return a text for a page: escaped, and with nothing in it that cannot be printed but line breaks."""
+    """Return a text for a page: escaped, and without characters that cannot be printed, except line breaks."""
     return escape(printable(text, keep_lines=True))
 
 
@@ -44,7 +44,12 @@ def _escape_one(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def _escape(text: str, kept: str, escape_one: Callable[[str], str]) -> str:
+def _escape(text: str, allowed: str, escape_one: Callable[[str], str]) -> str:
+    # Nearly always, and much faster than a look at every character.
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() or each in kept else escape_one(each) for each in text)
+    parts = []
+    for character in text:
+        is_safe = character.isprintable() or character in allowed
+        parts.append(character if is_safe else escape_one(character))
+    return "".join(parts)

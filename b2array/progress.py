@@ -28,7 +28,11 @@ class Progress:
 
 @contextmanager
 def track(
-    total: int | None, label: str, enabled: bool = True, *, unit: Literal["bytes", "chunks", "items"] = "bytes"
+    total: int | None,
+    label: str,
+    enabled: bool = True,
+    *,
+    unit: Literal["bytes", "chunks", "items"] = "bytes",
 ) -> Iterator[Progress]:
     """Show the progress of something on stderr.
 
@@ -63,6 +67,8 @@ def track(
         from tqdm.auto import tqdm
     except ImportError:
         raise ModuleNotFoundError("progress needs the package tqdm: pip install 'b2array[progress]'") from None
-    counted: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "bytes" else {"unit": f" {unit}"}
-    with tqdm(total=total, desc=label, **counted) as bar:
+    options: dict[str, Any] = {"unit": f" {unit}"}
+    if unit == "bytes":
+        options = {"unit": "B", "unit_scale": True}
+    with tqdm(total=total, desc=label, **options) as bar:
         yield Progress(bar.update)

@@ -85,7 +85,9 @@ def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Gen
 
     Items are consumed as the work proceeds, always in the calling thread.
     """
-    nworkers, source = width(), iter(items)
+    nworkers = width()
+    source = iter(items)
+    # A single item is not worth handing to another thread.
     first = list(islice(source, 2)) if nworkers > 1 else []
     if len(first) < 2:
         yield from map(task, chain(first, source))
@@ -171,7 +173,8 @@ def _in_order(pool: _Pool, task: Callable[[T], R], source: Iterator[T], count: i
             value = result(answers.popleft())
             answers.extend(map(calls.begin, islice(source, 1)))
             yield value
-            del value  # it may be large
+            # It may be large, and would live on while the next one is computed.
+            del value
     finally:
         calls.end()
 
@@ -186,21 +189,25 @@ def result(answer: Answer[R]) -> R:
         try:
             value, error = answer.get(timeout=1)
             break
-        except Empty:  # Windows notices Ctrl-C only between two calls
+        except Empty:
+            # Windows notices Ctrl-C only between two calls.
             continue
     if error is None:
         return value
     try:
         raise error
     finally:
-        del error  # it refers to this frame
+        # It refers to this frame, and the two would keep each other until garbage is collected.
+        del error
 
 
 class _Calls(Generic[T, R]):
-    """Calls of one task in threads of a pool, which all are over after `end`."""
+    """Calls of one task in threads of a pool. After `end`, all of them are over."""
 
     def __init__(self, pool: _Pool, task: Callable[[T], R]) -> None:
-        self._pool, self._task = pool, task
+        self._pool = pool
+        self._task = task
+        # Lists as counters: `append` is atomic, and needs no lock that Ctrl-C could leave taken.
         self._begun: list[None] = []
         self._over: list[None] = []
         self._ended = False
@@ -219,20 +226,22 @@ class _Calls(Generic[T, R]):
                 answer.put((self._task(item), None))
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             answer.put((_END, error))
-            del answer  # the error's traceback refers to this frame
+            # The traceback of the error refers to this frame.
+            del answer
         finally:
             self._over.append(None)
             if self._ended:
                 self._news.put(None)
 
     def end(self) -> None:
-        """Begin no more calls, and wait for the running ones, even if that is interrupted (once)."""
+        """Begin no more calls, and wait for the running ones. The first interrupt is raised afterwards."""
         self._ended = True
         interrupted = None
         while len(self._over) < len(self._begun):
             try:
                 self._news.get()
             except BaseException as error:
+                # Somebody who presses Ctrl-C twice does not want to wait.
                 if interrupted:
                     raise
                 interrupted = error
@@ -243,16 +252,18 @@ class _Calls(Generic[T, R]):
 class _Pool:
     """Threads that make calls, in the order in which these come into the queue.
 
-    This is no pool of `concurrent.futures`: there, Ctrl-C inside `submit` can leave a lock taken for ever, or hide a
-    call that goes on. Queues are C code, which it does not interrupt.
+    This is not a pool of `concurrent.futures`: there, Ctrl-C inside `submit` can leave a lock taken for ever, or hide
+    a call that goes on. Queues are C code, which it does not interrupt.
     """
 
     def __init__(self, size: int, name: str) -> None:
         self.size = size
         self.calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self.threads = [
-            threading.Thread(target=_serve, args=(self.calls,), name=f"{name}_{n}", daemon=True) for n in range(size)
-        ]
+        self.threads = []
+        for n in range(size):
+            # The threads know the queue only: they would keep the pool, and `__del__` would never end them.
+            thread = threading.Thread(target=_serve, args=(self.calls,), name=f"{name}_{n}", daemon=True)
+            self.threads.append(thread)
         for thread in self.threads:
             thread.start()
 
@@ -267,7 +278,8 @@ class _Pool:
 def _serve(calls: SimpleQueue[Callable[[], object] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # its result may be large
+        # It refers to its item, which may be large.
+        del call
 
 
 _pool: _Pool | None = None
@@ -284,10 +296,12 @@ def _pool_of_size(size: int) -> _Pool:
 
 
 def _after_fork() -> None:
+    # The child has none of the threads, and the lock may be taken for ever by one of them.
     global _pool, _turn
     _pool = None
     _turn = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):  # absent on Windows, which does not fork
+# Windows has no such function, since it does not fork.
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

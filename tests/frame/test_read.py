@@ -170,7 +170,7 @@ def test_a_repeated_value_of_another_size_is_a_format_error_with_its_place():
 @pytest.mark.parametrize("layout", ["contiguous", "sparse"])
 @pytest.mark.parametrize(("dtype", "nitems"), [("u1", 2**20), ("u4", 2**19), ("V250", 4000)])
 def test_one_large_chunk_that_is_nearly_all_of_its_store_is_read(tmp_path, monkeypatch, layout, dtype, nitems):
-    monkeypatch.setattr(buffers, "_kept", buffers._Released())
+    monkeypatch.setattr(buffers, "_unused", buffers._ThreadBuffers())
     monkeypatch.setattr(local, "_TRUSTED_ROOM", 2**18)
     noise = np.random.default_rng(0).integers(0, 2**24, nitems, dtype="u4")
     values = noise.astype(dtype) if dtype != "V250" else np.frombuffer(noise.tobytes() * 63, "V250", nitems)

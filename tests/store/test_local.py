@@ -113,10 +113,10 @@ def test_what_is_gathered_comes_to_its_places_in_one_call_a_piece_of_the_file(fi
 
 
 def test_only_what_is_read_must_be_in_the_file_not_the_room_around_it(file, monkeypatch):
-    monkeypatch.setattr(buffers, "_kept", buffers._Released())
+    monkeypatch.setattr(buffers, "_unused", buffers._ThreadBuffers())
     monkeypatch.setattr(local, "_TRUSTED_ROOM", len(CONTENT) // 2)
     assert LocalStore(file).gather([Span("", 0, len(CONTENT))], [100], len(CONTENT) + 500)[100:-400] == CONTENT
-    monkeypatch.setattr(buffers, "_kept", buffers._Released())
+    monkeypatch.setattr(buffers, "_unused", buffers._ThreadBuffers())
     with pytest.raises(FormatError, match=f"expected {len(CONTENT) + 1} bytes, found {len(CONTENT)}"):
         LocalStore(file).gather([Span("", 0, len(CONTENT) + 1)], [0], len(CONTENT) + 1)
 
@@ -127,7 +127,7 @@ def test_much_is_read_from_a_file_that_was_replaced_or_removed_meanwhile(file, m
     store = LocalStore(file)
     store.head([""], 1)
     change(file)
-    monkeypatch.setattr(buffers, "_kept", buffers._Released())
+    monkeypatch.setattr(buffers, "_unused", buffers._ThreadBuffers())
     monkeypatch.setattr(local, "_TRUSTED_ROOM", len(CONTENT) // 2)
     assert store.gather([Span("", 0, len(CONTENT))], [0], len(CONTENT)) == CONTENT
 
