@@ -250,7 +250,8 @@ def reindex_state(state: State, order: Int64Array, geometry: Frame) -> State:
     # An order of -1 picks the last row: so each table gets one more row, for a chunk of zeros.
     zeros = index.special_offset(Special.ZEROS)
     offsets = np.append(state.frame.offsets, zeros)[order]
-    no_sizes = np.zeros((1, state.sizes.shape[1]), np.uint32)
+    width = state.sizes.shape[1]
+    no_sizes = np.zeros((1, width), np.uint32)
     sizes = np.append(state.sizes, no_sizes, axis=0)[order]
     records = np.append(state.records, np.uint32(0))[order]
     annotations = state.annotations
@@ -265,8 +266,8 @@ def reindex_state(state: State, order: Int64Array, geometry: Frame) -> State:
         blocksize=geometry.blocksize,
         vl_blocks=geometry.vl_blocks,
     )
-    width = 1 + count_sized_blocks(new.frame)
-    return new.with_tables(_with_width(sizes, width), records)
+    sizes = _with_width(sizes, 1 + count_sized_blocks(new.frame))
+    return new.with_tables(sizes, records)
 
 
 def _with_width(sizes: Sizes, width: int) -> Sizes:

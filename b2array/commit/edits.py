@@ -73,7 +73,8 @@ def insert(draft: Draft, n: int, buf: bytes, added: ChunkHeader) -> None:
             fixed = last_is_whole and added.nbytes <= chunksize
         else:
             fixed = added.nbytes == chunksize
-    order = np.insert(np.arange(now.nchunks), n, -1)
+    numbers = np.arange(now.nchunks)
+    order = np.insert(numbers, n, -1)
     nbytes = now.nbytes + added.nbytes
     _reindex(draft, order, nbytes, chunksize if fixed else 0, vl_blocks=added.vl_blocks)
     draft.put(n, buf)
@@ -97,7 +98,8 @@ def delete(draft: Draft, n: int) -> None:
     """Remove chunk `n`."""
     frame = draft.frame
     (nbytes,) = chunk_sizes(draft, [n])
-    order = np.delete(np.arange(frame.nchunks), n)
+    numbers = np.arange(frame.nchunks)
+    order = np.delete(numbers, n)
     draft.reindex(order, nbytes=frame.nbytes - nbytes)
 
 

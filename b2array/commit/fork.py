@@ -203,7 +203,10 @@ def _write_journal(point: ForkPoint) -> None:
 
 
 def abandon_write(point: ForkPoint) -> None:
-    """Remove the files that forks in this process have created and that no commit refers to, as far as possible."""
+    """Give up a write by forks: remove its journal, and the files that this process has created for it.
+
+    Files stay if a commit refers to them, or if the store fails.
+    """
     # Tasks that still run in other threads then notice that the write has failed.
     point.files.end()
     withdraw(point.store, point.files)
@@ -290,7 +293,14 @@ def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
         if region is not None:
             state = apply_change(point.change, point.state)
             slots, nslots = _slots(state.require_layout(), region)
-        return Staging(point.store, None, point.first, transaction=point.files, slots=slots, nslots=nslots)
+        return Staging(
+            point.store,
+            None,
+            point.first,
+            transaction=point.files,
+            slots=slots,
+            nslots=nslots,
+        )
     path = None
     if point.place:
         name = os.urandom(8).hex() + TEMPORARY
@@ -349,7 +359,12 @@ def change_of(draft: Draft) -> ChangeSet:
     )
     # The codes count the extents of the transaction as well, but the change has only the extents of the fork.
     codes = np.where(is_spooled(codes), codes + draft.staging.inherited_count, codes)
-    return replace(change, codes=codes, files=draft.staging.files.rows(), of_fork=of_fork)
+    return replace(
+        change,
+        codes=codes,
+        files=draft.staging.files.rows(),
+        of_fork=of_fork,
+    )
 
 
 def check_related(draft: Draft, changes: Iterable[ChangeSet]) -> None:
@@ -409,7 +424,8 @@ def _base_of(draft: Draft, change: ChangeSet) -> Snapshot:
     """Return the state that the forks started from: the base of the draft, or an earlier base."""
     base = draft.base
     if base is not None and change.base != base.generation:
-        base = None if draft.forks is None else draft.forks.bases.get(change.base)
+        bases = {} if draft.forks is None else draft.forks.bases
+        base = bases.get(change.base)
     if base is None:
         raise ConflictError(f"{draft.url}: expected forks of this state of the array, found forks of another one")
     return base
@@ -442,7 +458,9 @@ def take_over(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
     for row in rows:
         n = int(change.numbers[row])
         code = int(change.codes[row])
-        digest = b"" if change.of_fork is None else change.of_fork.digests[row].tobytes()
+        digest = b""
+        if change.of_fork is not None:
+            digest = change.of_fork.digests[row].tobytes()
         record = int(change.records[row])
         staged = Staged(code, change.sizes[row], record, None, digest)
         if code < LOWEST_CODE:

@@ -234,7 +234,7 @@ def _is_adopted(member: Snapshot, manifest: Manifest, row: Row) -> bool:
 
 
 def _with_identity(manifest: Manifest, identity: str) -> Manifest:
-    """Return the manifest of a group that has an identity and a list of members."""
+    """Return the manifest with an identity: it keeps its own, and otherwise gets this one, or a random one."""
     if manifest.identity:
         return manifest
     return replace(manifest, identity=identity or os.urandom(8).hex())
@@ -255,13 +255,15 @@ def _next_manifest(
             continue
         left.add(row.path)
         # Another process may still be deleting chunks here, so a later member must not reuse their numbers.
-        gone[row.path] = max(row.next, gone.get(row.path, 0))
+        first = gone.get(row.path, 0)
+        gone[row.path] = max(row.next, first)
     records = {}
     for name, new in prepared.items():
         path = new.row.path
         rows[name] = new.row
         gone.pop(path, None)
-        records[path] = summary.pack(new.plan.require_state(), new.plan.header)
+        state = new.plan.require_state()
+        records[path] = summary.pack(state, new.plan.header)
     after = replace(
         manifest,
         rows=dict(sorted(rows.items())),
@@ -599,7 +601,8 @@ def _publish(
 def _remove_published(catalog: Catalog, before: Manifest, newest: Manifest, names: Collection[str]) -> None:
     """Remove the published indexes of members that were deleted or replaced, where no member is any more."""
     rows = before.rows or {}
-    places_now = {(row.path, row.sparse) for row in (newest.rows or {}).values()}
+    rows_now = newest.rows or {}
+    places_now = {(row.path, row.sparse) for row in rows_now.values()}
     stale = []
     for name in names:
         row = rows.get(name)

@@ -203,10 +203,12 @@ class OpenChunk:
         layout = self.form.layout
         if patch is not None:
             # A value for one field does not fill an item, so the other fields must be decoded.
-            self._load(patch.numbers, patch.filled if fields is None else None, undo)
+            filled = patch.filled if fields is None else None
+            self._load(patch.numbers, filled, undo)
             joined = self._neighbours(patch.numbers)
             if joined is not None:
-                grid = joined.view(layout.dtype).reshape(patch.counts + layout.blocks)
+                items = joined.view(layout.dtype)
+                grid = items.reshape(patch.counts + layout.blocks)
                 if fields is not None:
                     grid = grid[fields]
                 for runs in product(*patch.runs):
@@ -216,7 +218,8 @@ class OpenChunk:
         self._load([n for n, _ in parts], undo=undo)
         for n, of_block in parts:
             tile, row, _ = self._blocks[n]
-            block = tile.data[row].view(layout.dtype).reshape(layout.blocks)
+            items = tile.data[row].view(layout.dtype)
+            block = items.reshape(layout.blocks)
             if fields is not None:
                 block = block[fields]
             inside = of_block.inside

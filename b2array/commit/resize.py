@@ -63,13 +63,15 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
         fill = np.frombuffer(item, new.dtype)[0]
         values = np.full(_lengths(box), fill, new.dtype)
         stops = _common([i.stop for i in box], extents)
-        old_box = tuple(slice(i.start, stop, 1) for i, stop in zip(box, stops, strict=True))
+        sides = zip(box, stops, strict=True)
+        old_box = tuple(slice(i.start, stop, 1) for i, stop in sides)
         inside = [slice(0, length) for length in _lengths(old_box)]
         target: Any = (*inside, ...)
         values[target] = read_box(before, old, old_box)
         return values
 
-    rewrite(draft, new, _mixed_chunks(draft, old, new, item), read_and_fill)
+    mixed = _mixed_chunks(draft, old, new, item)
+    rewrite(draft, new, mixed, read_and_fill)
 
 
 def _mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterator[int]:
@@ -120,18 +122,18 @@ class _Piece(NamedTuple):
     def length(self) -> int:
         positions = self.positions
         if isinstance(positions, slice):
-            return len(range(positions.start, positions.stop, positions.step or 1))
+            covered = range(positions.start, positions.stop, positions.step or 1)
+            return len(covered)
         return len(positions)
 
 
 def insert(draft: Draft, values: Array, position: int, axis: int) -> None:
     """Put values of the array's type before a position along an axis."""
     length = draft.state.require_layout().shape[axis]
-    pieces = (
-        _Piece(slice(0, position, 1)),
-        _Piece(slice(0, values.shape[axis], 1), is_new=True),
-        _Piece(slice(position, length, 1)),
-    )
+    before = slice(0, position, 1)
+    added = slice(0, values.shape[axis], 1)
+    after = slice(position, length, 1)
+    pieces = (_Piece(before), _Piece(added, is_new=True), _Piece(after))
     _splice(draft, pieces, axis, values)
 
 
@@ -170,9 +172,11 @@ def _splice(
     rows = [np.arange(n) for n in old.grid_shape]
     rows[axis] = np.full(new.grid_shape[axis], -1)
     placed = [*zip(parts, pairwise(edges), strict=True)]
+    end = edges[-1]
+    step = old.chunks[axis]
     for piece, (start, stop) in placed:
         if not piece.is_new:
-            _find_rows(rows[axis], piece.positions, start, stop, edges[-1], old.chunks[axis])
+            _find_rows(rows[axis], piece.positions, start, stop, end, step)
     _reindex(draft, state, rows, fill=False)
     # Only chunks that did not move as a whole have to be composed.
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
@@ -267,7 +271,8 @@ def _reindex(
     if order.size and old.nchunks:
         numbers = np.arange(old.nchunks).reshape(old.grid_shape)
         targets = [np.flatnonzero(row >= 0) for row in rows]
-        origins = [row[target] for row, target in zip(rows, targets, strict=True)]
+        moves = zip(rows, targets, strict=True)
+        origins = [row[target] for row, target in moves]
         order[np.ix_(*targets)] = numbers[np.ix_(*origins)]
     order = order.reshape(-1)
     draft.reindex(order, state, nbytes=new.nbytes)

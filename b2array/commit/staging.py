@@ -235,7 +235,7 @@ class Staging:
             return first
 
     def take_over_files(self, rows: Int64Array) -> None:
-        """Take over the files that a fork has created; the rows are in the form of `CreatedFiles.rows`."""
+        """Take over the files that a fork has created, as `CreatedFiles.rows` lists them, and reserve their numbers."""
         if not rows.size:
             return
         self.files.add(rows.reshape(-1).tolist())
@@ -243,7 +243,7 @@ class Staging:
             self.reserve_up_to(int(rows[:, 0].max()))
 
     def expect_file(self, number: int) -> None:
-        """Note that the index will refer to a file that a fork has created."""
+        """Note that the index will refer to a file that a fork has created, and reserve its number."""
         with self._mutex.held_once(_MUTEX_OF):
             self._numbers.append(number)
         if not self._is_shared:
@@ -335,7 +335,8 @@ class Staging:
             count = len(self._extents) // 3
             base = len(self._segments) * SEGMENT
             self._segments += segments
-            self._extents.extend((extents + base).reshape(-1).tolist())
+            addresses = (extents + base).reshape(-1)
+            self._extents.extend(addresses.tolist())
         return count
 
     def own_segments(self) -> tuple[list[Segment], Int64Array]:
@@ -348,8 +349,8 @@ class Staging:
     def all_segments(self) -> tuple[list[Segment], Int64Array]:
         """Return all segments and extents."""
         with self._mutex.held_once(_MUTEX_OF):
-            extents = np.array(self._extents, np.int64).reshape(-1, 3)
-            return list(self._segments), extents
+            addresses = np.array(self._extents, np.int64)
+            return list(self._segments), addresses.reshape(-1, 3)
 
     @property
     def inherited_count(self) -> int:
