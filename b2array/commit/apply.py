@@ -148,7 +148,7 @@ def _take_step(
         store.adopt(aside.url, FRAME_NAME, exclusive=False)
         store.force()
     elif entry.kind == "delete":
-        aside.take(store)
+        _take_out(store, aside)
         if not there.name:  # the lock file of a directory has gone with it
             store.drop_lock()
     elif not _is_there(store):
@@ -157,9 +157,19 @@ def _take_step(
         store.adopt(aside.url, "", exclusive=False)
         store.force()
     elif not store.swap(aside):
-        _outgoing(store_of, path, entry).take(store)
+        _take_out(store, _outgoing(store_of, path, entry))
         store.take(aside)
     return None
+
+
+def _take_out(store: Store, aside: Store) -> None:
+    """Give a frame that goes the name of the place aside, which only its entry knows."""
+    try:
+        aside.take(store)
+    except FileExistsError:
+        # A writer was killed when the file had both names: so that the next attempt succeeds, only the old one stays.
+        discard(aside, locked=True)
+        raise
 
 
 def _is_there(store: Store) -> bool:

@@ -50,6 +50,8 @@ def find(
     group, with or without the ending of its file. With `at`, the format opens the snapshot of this name.
     """
     kind, address = _find(url, name, storage_options, exists=exists)
+    if kind is B2D:
+        address = _of_innermost(address, storage_options)
     return (kind, address) if at is None else (_at_snapshot(kind, address, at), address)
 
 
@@ -84,6 +86,17 @@ def _find(
             return member
     suffixes = " ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
     raise ValueError(f"{redact_url(text)} does not have the ending of a known format; known endings are {suffixes}")
+
+
+def _of_innermost(address: str, storage_options: Storage) -> str:
+    """Return the URL of a member of a group, by the innermost separate group that it leads through."""
+    outer, name = split_member(address)
+    if not name or "::" in outer or "?" in outer or not open_store(outer, storage_options=storage_options).can.lists:
+        return address
+    place = group_of(f"{outer}/{name}", storage_options)
+    if place is None or not place.group.startswith(f"{outer}/"):
+        return address
+    return f"{place.group}#{place.name}" if place.name else place.group
 
 
 def _is_netcdf3(url: str, storage_options: Storage) -> bool:

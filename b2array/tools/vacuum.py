@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -419,18 +419,27 @@ def _waiting(
     """Find what waits for commits, and the frame for which each waits; and arrays next to which journals lie."""
     left: dict[str, str] = {}
     arrays: set[str] = set()
-    for path in own_files(group.store.walk()):
+    empty = {*_empty_directories(group)}
+    for path in own_files([*group.store.walk(), *empty]):
         parents = accumulate(path.split("/"), "{}/{}".format)
         if not needed.isdisjoint(parents):
             continue
         match = _LEFT.fullmatch(path)
         if match is not None and (match["left"] == path or belongs(path.rpartition("/")[2])):
-            is_next_to_member = group.is_local and match["frame"] in members
+            is_next_to_member = group.is_local and match["frame"] in members and path not in empty
             if not is_next_to_member:  # next to a local member its own vacuum finds it
                 left[match["left"]] = match["frame"]
         elif path.endswith(JOURNAL):
             arrays.add(path.rpartition("/")[0])
     return left, arrays
+
+
+def _empty_directories(group: LocalGroup) -> Iterator[str]:
+    """Yield directories with nothing in them: a writer that was killed had just made or emptied some."""
+    root = group.store.url
+    for place, directories, files in os.walk(root):
+        if not (directories or files):
+            yield os.path.relpath(place, root).replace(os.sep, "/")
 
 
 def _whole(group: LocalGroup, path: str) -> Listed:
@@ -439,9 +448,12 @@ def _whole(group: LocalGroup, path: str) -> Listed:
     # Another process may have removed it: it then has no files.
     with suppress(*MISSING):
         files = group.store_of(path).listing()
-    if not files:  # an empty directory is as young as the manifest, at most
-        manifest = group.store.listing().get(MANIFEST, Listed(0, inf))
-        return manifest._replace(size=0)
+    if not files:
+        try:
+            made = Path(group.store.url, path).lstat().st_mtime
+        except OSError:
+            made = inf
+        return Listed(0, made)
     nbytes = sum(each.size for each in files.values())
     return Listed(nbytes, pending.newest_time(files.values()))
 

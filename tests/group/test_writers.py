@@ -262,6 +262,22 @@ def test_a_change_of_a_group_inside_the_lock_of_a_member_is_an_error(tmp_path: P
     assert (group["x"][0], [*group]) == (5, ["x", "y"])
 
 
+def test_a_deletion_is_completed_whose_writer_was_killed_while_the_file_had_two_names(tmp_path: Path) -> None:
+    url = str(tmp_path / "g.b2d")
+    group = open_group(url, "w")
+    for name in "xy":
+        group.create(name, data=[1, 2], layout="contiguous")
+    killed_after_the_commit(url, lambda changes: changes.__delitem__("x"))
+    log = LocalGroup(url, {}).load_manifest().log
+    os.link(f"{url}/x.b2nd", f"{url}/{log['x.b2nd'].aside('x.b2nd')}")
+    open_group(url, "r+")["y"][0] = 5
+    with open_group(url, "r+").transaction() as changes:
+        changes["y"][1] = 6
+    assert LocalGroup(url, {}).load_manifest().log == {}
+    assert not [*Path(url).glob("x.*")]
+    assert open_group(url)["y"][:].tolist() == [5, 6]
+
+
 @pytest.fixture(params=[True, False], ids=["with a manifest", "without"])
 def nested(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     """A group, and another one inside it that was made before; it may have had no commit that needs a manifest."""

@@ -7,6 +7,7 @@ import time
 
 import blosc2
 import dask.array
+import fsspec
 import numpy as np
 import pytest
 from damage import noise, write
@@ -393,3 +394,37 @@ def test_chunks_stay_if_the_index_that_names_them_cannot_be_read(happens, tmp_pa
     expected = "expected an index that the group lists, found none" if happens == "missing" else "fingerprint"
     assert expected in found.members["v"].error
     assert store.walk() == before
+
+
+@pytest.mark.parametrize(
+    "name", ["new.b2nd.0123456789abcdef.b2tmp", "x.b2nd.0123456789abcdef.b2tmp.fedcba9876543210.b2tmp"]
+)
+def test_a_directory_that_a_killed_writer_has_just_made_or_emptied_is_removed(tmp_path, name):
+    group = b2array.open_group(str(tmp_path / "g"), "w")
+    group["x"] = [1, 2]
+    for place in ("g", "g/sub"):
+        (tmp_path / place / name).mkdir(parents=True)
+        (tmp_path / place / "kept").mkdir()
+    assert "." not in b2array.vacuum(group.url)  # they are young
+    assert b2array.vacuum(group.url, grace=0)["."].removed == tuple(sorted([name, f"sub/{name}"]))
+    assert not [*tmp_path.rglob("*.b2tmp")]
+    assert (tmp_path / "g/kept").is_dir()
+    assert group["x"][:].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("place", ["local", "memory://inside"])
+def test_a_separate_group_inside_another_one_is_cleaned_and_verified_as_a_whole(place, tmp_path):
+    url = str(tmp_path / "g.b2d") if place == "local" else f"{place}/g.b2d"
+    inner = b2array.open_group(f"{url}/m", "w")
+    with inner.transaction() as changes:
+        changes["x"], changes["sub/y"] = [1, 2], [3]
+    inner.snapshot("s")
+    b2array.open_group(url, "a")["a"] = [4]
+    left = f"{url}/m/new.b2nd.0123456789abcdef.b2tmp"
+    with fsspec.open(left, "wb") as file:
+        file.write(b"of a writer that was killed")
+    assert {*b2array.verify(f"{url}/m")} == {".", "x", "sub/y"}
+    assert b2array.verify(f"{url}/m/x").ok
+    assert b2array.vacuum(url, grace=0)["a"].removed == ()
+    assert b2array.vacuum(f"{url}/m", grace=0)["."].removed == ("new.b2nd.0123456789abcdef.b2tmp",)
+    assert b2array.open_group(f"{url}/m", at="s")["x"][:].tolist() == [1, 2]
