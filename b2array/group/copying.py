@@ -52,7 +52,7 @@ def _copy_to_disk(changes: LocalTransaction, moments: Sequence[Moment]) -> None:
                 # The states of one file share chunks, so that one retired frame gets all of them.
                 missing[earlier.url, earlier.version].append(kept)
             states[name] = copies.get(key) or MemberState(state.path, state.generation)
-        changes.snapshots.copy(then.entry, states)
+        changes.snapshots.add_copy(then.entry, states)
     for of_one_file in missing.values():
         frame = retire(changes.view, of_one_file)
         changes.on_disk.copied.append(frame)
@@ -90,7 +90,7 @@ def _copy_to_rows(changes: RowTransaction, moments: Sequence[Moment]) -> None:
             if key not in copies:
                 copies[key] = _copy_unlisted(changes, path, then.state_of(state.path))
             states[name] = copies[key]
-        changes.snapshots.copy(then.entry, states)
+        changes.snapshots.add_copy(then.entry, states)
 
 
 def _write_earlier(

@@ -282,7 +282,8 @@ def _prepare_members(changes: LocalTransaction) -> dict[str, str]:
     """Prepare all members for a new snapshot, and return their paths by name.
 
     A snapshot writes only to members that other software wrote. That software writes no checksums, and without them
-    nobody could see that it has overwritten a chunk of the snapshot.
+    nobody could see that it has overwritten a chunk of the snapshot. Warns if separate groups inside this one have
+    members, which the snapshot does not have.
     """
     _move_out_embedded(changes)
     members = changes.view.without_mounts(changes.members())

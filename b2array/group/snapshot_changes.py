@@ -80,7 +80,7 @@ class SnapshotChanges:
         self.gone.update(names)
         self._dropped += [entries[name] for name in names]
 
-    def copy(self, entry: Kept, states: Mapping[str, MemberState]) -> None:
+    def add_copy(self, entry: Kept, states: Mapping[str, MemberState]) -> None:
         """Add a snapshot of another group, which replaces a snapshot of the same name."""
         self.copies.append((entry, states))
         if entry.name in self.ledger.names:
