@@ -1,7 +1,6 @@
 """Lists the members of a group in an object store by its files, where no manifest lists them.
 
-A directory that was copied there has no such manifest. Then no row says which revision of a member counts, and the
-published index does.
+A directory that was copied there has no such manifest. Without rows, the published index of a member counts.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def _is_adopted(member: Snapshot, manifest: Manifest, row: Row) -> bool:
 
 
 def _with_identity(manifest: Manifest, identity: str) -> Manifest:
-    """Return the manifest with an identity: it keeps its own, and otherwise gets this one, or a random one."""
+    """Return the manifest with an identity: its present one, else the given one, else a random one."""
     if manifest.identity:
         return manifest
     return replace(manifest, identity=identity or os.urandom(8).hex())
@@ -599,7 +599,7 @@ def _publish(
 
 
 def _remove_published(catalog: Catalog, before: Manifest, newest: Manifest, names: Collection[str]) -> None:
-    """Remove the published indexes of members that were deleted or replaced, where no member is any more."""
+    """Remove the published indexes of deleted or replaced members, unless another member is in the place now."""
     rows = before.rows or {}
     rows_now = newest.rows or {}
     places_now = {(row.path, row.sparse) for row in rows_now.values()}

@@ -311,7 +311,7 @@ def _refuse_missing(
 
 
 def _add_location(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
-    """Return the error with the chunk, and the file of the chunk, in front of its message."""
+    """Put the chunk and its file in front of the message of an error, and return the error."""
     location = source.locate(n)
     where_read = f"chunk {n} of {source.url}"
     if isinstance(location, Location) and chunk_number(location.name) is not None:
@@ -526,7 +526,7 @@ class _Chunk:
 
     def _plan_block(self, head: ChunkHead, blocks: Numbers) -> _Planned:
         """Plan to read one block of a local file."""
-        # The read of a single item takes this route: an array of one number would be its most expensive step.
+        # The read of a single item takes this route, and should not pay for NumPy arrays.
         block = blocks[0]
         start = int(head.starts[block])
         stop = int(head.stops[block])

@@ -155,7 +155,7 @@ def members_among(paths: Iterable[str]) -> dict[str, str]:
 
 
 def mounts_among(paths: Iterable[str]) -> list[str]:
-    """Find the groups inside a group by its files: their names, without groups inside these.
+    """Return the names of the groups directly inside a group, given the files of the group.
 
     A group has a manifest, or an embedding frame until its first commit writes one.
 

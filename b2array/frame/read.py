@@ -59,7 +59,7 @@ WINDOW_CHUNKS = 4096
 WINDOWS_UNDER_WAY = 4
 """This many windows are requested before the first one has arrived, so that they do not wait for each other."""
 _LEAST_SHARED = 2**20
-"""Threads share a read if it decodes at least so many bytes of a chunk. For less, they wait for the interpreter."""
+"""Threads share a read that decodes at least this many bytes of a chunk. With fewer, they would mostly wait."""
 _MAX_SCRATCH = 4 * decode.STEP_NBYTES
 _SHARE = 8
 """A read uses the cache only if its result is at most 1/8 of the cache."""

@@ -221,7 +221,7 @@ class Snapshot(Source):
             is_replaced = not self.store.can.local and self._is_replaced()
             return stale_reader(self.url) if is_replaced else None
         except (OSError, B2ArrayError):
-            # If the store fails, nobody knows: the caller's own error counts.
+            # If the store fails, the answer is unknown, and the caller raises its first error.
             return None
         if self.at is not None and current.at is not None and current.at.suspect:
             return lost_snapshot(self.url, self.at.title)

@@ -36,7 +36,7 @@ __all__ = [
 FRAME_NAME = "chunks.b2frame"
 """The file of a sparse frame that holds header, index and trailer (Blosc2 Sparse Frame Format)."""
 EMBEDDED = "embed.b2e"
-"""The frame in which python-blosc2 keeps small members of a group. Without it, python-blosc2 opens no directory."""
+"""The frame in which python-blosc2 keeps small members of a group. It does not open a directory without this frame."""
 
 SPOOL = "<spool>"
 """Stands for the name of an object: the chunk waits in a spool, and is read without its record of checksums."""
