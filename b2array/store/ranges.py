@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 _IS_INSTALLED = find_spec("obstore") is not None
+_MOST_CLIENTS = 64
 _MOST_THREADS = 64
 _FAST = 0.0002
 _WORTH_A_THREAD = 0.0005
@@ -134,7 +135,10 @@ class Client:
         # Ctrl-C does not interrupt a call of obstore. Signals reach the main thread only.
         if len(calls) == 1 and threading.current_thread() is not threading.main_thread():
             return [calls[0]()]
-        return _waiters.together(calls, bucket)
+        # When the interpreter ends, no thread can start.
+        with suppress(RuntimeError):
+            return _waiters.together(calls, bucket)
+        return [None] * len(spans)
 
     def _begin(self, name: str) -> _Bucket:
         store = None
@@ -229,13 +233,15 @@ def client_of(fs: Hashable, describe: Callable[[], Client | None]) -> Client | N
     # Whatever is wrong, the file system says it better.
     with suppress(Exception):
         if fs not in _clients:
+            while len(_clients) >= _MOST_CLIENTS:
+                del _clients[next(iter(_clients))]
             _clients[fs] = describe()
         return _clients[fs]
     return None
 
 
 _clients: dict[Hashable, Client | None] = {}
-"""They stay: in a forked process nothing may let go of what obstore has made in its parent."""
+"""A forked process leaves them alone: it must not let go of what obstore has made in its parent."""
 
 
 def http_store(headers: Mapping[str, str], origin: str) -> Any:
@@ -337,9 +343,19 @@ class _Waiters:
         try:
             self.asleep.pop()
         except IndexError:
-            if self.size < _MOST_THREADS:
-                self.size += 1
-                threading.Thread(target=self._serve, name=f"b2array-ranges_{self.size}", daemon=True).start()
+            self._begin_thread()
+
+    def _begin_thread(self) -> None:
+        if self.size >= _MOST_THREADS:
+            return
+        self.size += 1
+        try:
+            threading.Thread(target=self._serve, name=f"b2array-ranges_{self.size}", daemon=True).start()
+        except RuntimeError:
+            # Where no more threads can start, those that there are make all calls.
+            self.size -= 1
+            if not self.size:
+                raise
 
     def _serve(self) -> None:
         while True:
