@@ -66,6 +66,8 @@ class Rules:
     """Readers of the group look for an entry."""
     takes_the_manifest_first: bool = True
     """Who holds the lock of a member does not wait for that of the manifest."""
+    frees_the_second_name: bool = True
+    """A killed writer may have left a file that goes with two names: the new one is removed first."""
     compares_again: bool = True
     """A snapshot reads its members again until none has changed meanwhile."""
     compacts_under_the_manifest: bool = True
@@ -172,6 +174,13 @@ def stage(token: str, content: Any) -> Step:
     return Step(f"stage {token}", lambda world: [(world._replace(staged=world.staged | {(token, content)}), None)])
 
 
+def unstage(token: str) -> Step:
+    def act(world: World) -> Outcomes:
+        return [(world._replace(staged=frozenset(pair for pair in world.staged if pair[0] != token)), None)]
+
+    return Step(f"remove {token}", act)
+
+
 def look_aside(token: str) -> Step:
     return Step(f"look at {token}", lambda world: [(world, dict(world.staged).get(token))])
 
@@ -214,11 +223,23 @@ def apply(rules: Rules, name: str, entry: Entry) -> Process:
             yield put(name, frame._replace(is_torn=True), "write half of the header of")
             yield put(name, frame._replace(history=entry.after, tail=None, is_torn=False), "write the header of")
     elif action == "rename out":
-        yield put(name, None, "rename away")
+        yield from take_out(rules, name, entry, frame)
     elif action in ("rename in", "swap") and (yield look_aside(entry.token)) is not None:
         if action == "swap":  # in two steps, where the system cannot do it in one
             yield put(name, None, "rename away")
         yield rename_in(name, entry.token)
+    return None
+
+
+def take_out(rules: Rules, name: str, entry: Entry, frame: Frame | None) -> Process:
+    """Rename a member away: where nothing must be replaced, the file has both names for a moment."""
+    if (yield look_aside(entry.token)) is not None:
+        if not rules.frees_the_second_name:
+            return None  # nothing may take the place of another file
+        yield unstage(entry.token)
+    yield stage(entry.token, frame)
+    yield put(name, None, "remove the old name of")
+    yield unstage(entry.token)
     return None
 
 
@@ -284,7 +305,7 @@ def planned(who: str, name: str, kind: Kind, frame: Frame | None) -> tuple[Entry
         return Entry(kind, frame.history, new, ""), new, [step]
     if kind == "index":
         return Entry(kind, frame.history, new, token), new, [stage(token, new)]
-    return Entry(kind, frame.identity, None, ""), None, []
+    return Entry(kind, frame.identity, None, token), None, []
 
 
 def alone(rules: Rules, who: str, name: str, kind: Kind) -> Process:

@@ -294,6 +294,7 @@ def test_local_snapshots_hold_in_all_orders() -> None:
         ("stages_first", with_writers, "frame"),
         ("reads_the_log", with_writers, "patch"),
         ("takes_the_manifest_first", with_writers, "patch"),
+        ("frees_the_second_name", with_writers, "delete"),
         ("compares_again", with_snapshot, "index"),
         ("compacts_under_the_manifest", with_snapshot, "index"),
         ("compacts_for_snapshots", with_snapshot, "index"),
