@@ -25,7 +25,7 @@ __all__ = ["choose", "exact_filters", "params_of"]
 
 Bytes = npt.NDArray[np.uint8]
 
-_PIECE = 16 * 2**10
+_PIECE = 32 * 2**10
 """Bytes of a piece. Much shorter ones say little: codecs know nothing yet when they begin, nor do they see far."""
 _SHORTEST = 2**10
 _SHARE = 120
