@@ -159,7 +159,7 @@ def test_a_group_transaction_copies_again_what_was_replaced_while_it_was_copied(
     other = group()["a"]
     with group().transaction() as changes:
         changes["a"][:16] = 2
-        once(lambda: other.__setitem__(slice(16, 32), 3), monkeypatch, prepare, "copied")
+        once(lambda: other.__setitem__(slice(16, 32), 3), monkeypatch, prepare, "copy_frame")
     assert np.array_equal(group()["a"][:, 0], np.repeat([2, 3], 16))
 
 

@@ -91,8 +91,8 @@ def place(request, tmp_path):
     return urls[request.param], None
 
 
-CACHED = {"Plan", "Blosc1Params"}
-"""`functools.lru_cache` keeps these for the next time."""
+CACHED = {"Plan", "Blosc1Params", "Manifest", "Row", "Entry"}
+"""Caches keep these for the next time, each up to a fixed number: `functools.lru_cache`, `remember_manifest`."""
 
 
 def ours():

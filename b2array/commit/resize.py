@@ -380,7 +380,7 @@ def select_positions(
 
     Examples
     --------
-    >>> positions(slice(None, None, -2), (5, 4), 0), positions([-1, 0, 3], (5, 4), 1)
+    >>> select_positions(slice(None, None, -2), (5, 4), 0), select_positions([-1, 0, 3], (5, 4), 1)
     (array([0, 2, 4]), array([0, 3]))
     """
     # Such keys address several axes, or make new ones.
