@@ -237,6 +237,7 @@ def _open_file(
     follow: bool,
     at: str | None,
 ) -> NDArray | SChunk | Items | Group:
+    """Open the frame or the archive in an open file, for reading."""
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
     try:
@@ -325,6 +326,7 @@ def _make(
     storage_options: Storage,
     options: MemberKeywords,
 ) -> NDArray | Group:
+    """Make an array of this shape, or a group if the user passes no shape; in a group, make a member of the group."""
     overwrite = mode == "w"
     if shape is not None:
         place = group_of(url, storage_options)
@@ -521,7 +523,7 @@ def _open_unmarked(
 ) -> Any:
     """Open a frame whose URL lacks the ending of its file, or a directory of arrays without the mark of a group.
 
-    Return None if there is neither.
+    Return None if neither exists.
     """
     front, parts, back = cut_path(url, storage_options)
     path = "/".join(parts)

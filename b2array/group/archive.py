@@ -1,4 +1,4 @@
-"""Groups in a ``.b2z`` file: a zip archive that holds the files of a directory as they are.
+"""Groups in a ``.b2z`` file: a zip archive that stores the files of a directory uncompressed.
 
 Members are read in place. Source: "APPNOTE.TXT - .ZIP File Format Specification", sections 4.3.7 and 4.3.12; the
 central directory is read by `zipfile`.
@@ -63,7 +63,7 @@ _PIECE = 2**22
 
 
 class _Entry(NamedTuple):
-    """A file in the archive: the start of its local header, its size, and whether its bytes are there as they are."""
+    """A file in the archive: the offset of its local header, its size, and whether it is stored uncompressed."""
 
     start: int
     nbytes: int
@@ -143,8 +143,9 @@ class Archive:
         entry: _Entry,
         target: Store,
     ) -> None:
+        """Copy one file of the archive to a store, in pieces."""
         if not entry.stored:
-            raise UnsupportedError("expected a file that is stored as it is, found one that is compressed or encrypted")
+            raise UnsupportedError("expected an uncompressed file, found one that is compressed or encrypted")
         try:
             with archive.open(info) as file:
                 pieces = iter(partial(file.read, _PIECE), b"")
@@ -187,6 +188,7 @@ class Archive:
         raise AssertionError  # for the type checker
 
     def _open(self, path: str, stamp: Stamp, entries: Mapping[str, _Entry]) -> Handle:
+        """Open the frame in a file of the archive, in place."""
         where = f"{self.url}: {path}"
         entry = entries.get(path)
         if entry is None or not entry.stored:

@@ -52,6 +52,7 @@ class EmbedFile:
         return self.store.url
 
     def _open_frame(self) -> SChunk:
+        """Open the embedding frame at the first use, and keep it."""
         if self._frame is None:
             source = snapshot.load(self.store)
             self._frame = SChunk(Handle(source, "r"))
@@ -114,6 +115,7 @@ class EmbeddedStore(MemoryStore):
 
 
 def _rebuild_store(url: str, objects: Any) -> EmbeddedStore:
+    """Return the store that a pickle describes."""
     store = EmbeddedStore(url, b"")
     store.__setstate__(objects)
     return store

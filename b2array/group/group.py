@@ -266,6 +266,7 @@ def _make_snapshot_error(url: str, at: str) -> KeyError:
 
 
 def _open_file(file: BinaryFile, mode: AnyMode, *, follow: bool, at: str | None) -> Group:
+    """Open the archive in an open file, for reading."""
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
     home = whole.home_in_file(file)
@@ -332,7 +333,7 @@ class Group(MutableMapping[str, Any]):
             self._home.refresh()
         return Attrs(self._home, self._prefix, self._mode)
 
-    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+    if not TYPE_CHECKING:  # a type checker would accept any name as an attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = _NEIGHBOURS.get(name, "")
@@ -368,6 +369,7 @@ class Group(MutableMapping[str, Any]):
         return Group(self._home, prefix, self._mode, follow=self._follow)
 
     def _open_path(self, path: str, *, lazy: bool = False) -> NDArray | SChunk | Items:
+        """Open a member by its path; it follows other writers if the group does."""
         if not self._follow:
             return _open_member(self._home, path, self._mode, lazy=lazy)
         member = _open_member(self._home, path, self._mode)
@@ -534,6 +536,7 @@ class Group(MutableMapping[str, Any]):
         return dataset_of(self, options)
 
     def _writable(self) -> AnyGroup | Changes:
+        """Return the home for changes, or raise ReadOnlyError; list it anew if the handle follows others."""
         home = writable(self._home, self._mode, self.url)
         if self._follow and isinstance(home, AnyGroup):
             home.refresh()
@@ -1238,7 +1241,9 @@ def _open_member(
     *,
     lazy: bool = False,
 ) -> NDArray | SChunk | Items:
+    """Open a member by its path, and return the object for users that fits its frame."""
     handle = home.open(path, mode, lazy=lazy)
+    # Objects of python-blosc2 are super-chunks with a mark; arrays cannot have it.
     if not path.endswith(ARRAY) and holds_items(handle.described.state.frame):
         return Items(handle)
     return NDArray(handle) if _is_array(path, handle) else SChunk(handle)

@@ -169,6 +169,7 @@ class ListedGroup:
         self.store.close()
 
     def _state(self) -> tuple[Manifest, Version | None, Members]:
+        """Return the manifest that this handle shows, its version, and the members; read them at the first use."""
         written = self.catalog.written
         if self._listing is None:
             self.show(*self.catalog.read())

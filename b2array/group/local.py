@@ -345,7 +345,7 @@ class LocalGroup:
         return here.name is not None and action is not Action.TAKE_OUT
 
     def members_near(self, names: Collection[str], manifest: Manifest) -> Members:
-        """List the members that decide whether new members may have these names: those around and below the names."""
+        """List the members around and below some names: they decide whether new members may have the names."""
         outer = {each for name in names for each in accumulate(name.split("/")[:-1], "{}/{}".format)}
         paths = self.paths_of(outer, manifest)
         near = Members({name: path for path, name in paths.items()})
@@ -498,6 +498,8 @@ class LocalGroup:
         return self._own_state(path, manifest or self.load_manifest())
 
     def _own_state(self, path: str, manifest: Manifest) -> Snapshot:
+        """Load the state of a member that no inner group owns."""
+        # A group that was copied from an object store still has rows.
         if manifest.rows is not None:
             member = Member(Catalog(self.store), path.rpartition(".")[0])
             source = load_member(member, manifest)
@@ -505,7 +507,7 @@ class LocalGroup:
         again = partial(_reload_state, self._address, self.storage_options, path)
         last = self._states.get(path)
         source = read_member(self.store_of, manifest, path, again=again, last=last)
-        # Other writers change the member as well: comparing it with our commits would only take time.
+        # Other writers change this member as well, so comparing it with our last commit saves no time any more.
         if last is not None and source.state is not last[0]:
             self._states.pop(path, None)
         return source

@@ -69,7 +69,7 @@ def _can_lock(home: LocalGroup) -> bool:
         with home.store.lock(MANIFEST):
             return True
     except PermissionError:
-        # A user may own a directory inside a group of somebody else.
+        # The user may own only a directory inside the group.
         return False
 
 

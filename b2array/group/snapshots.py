@@ -68,8 +68,7 @@ def list_snapshots(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
         return _list_by_revisions(group, manifest, entries)
     members = group.members()
     moments = [moment(group, entry.name, manifest) for entry in entries]
-    paths = {state.path for then in moments for state in then.states.values()}
-    own_paths = sorted(path for path in paths if not is_embedded(path))
+    own_paths = sorted({state.path for state in _states_at(moments)})
 
     def count_in_member(path: str) -> dict[str, int]:
         is_member = path in members.values()
@@ -84,18 +83,33 @@ def list_snapshots(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
         return {}
 
     counts = [
-        *_each(count_in_member, own_paths),
-        *_each(count_in_retired, [*manifest.retired]),
+        *_call_each(count_in_member, own_paths),
+        *_call_each(count_in_retired, [*manifest.retired]),
     ]
-    own = {entry.name: entry.nbytes for entry in entries}
+    own = dict.fromkeys((entry.name for entry in entries), 0)
     for count in counts:
         for name, nbytes in count.items():
+            # A retired frame may also keep states of snapshots that were dropped since.
             if name in own:
                 own[name] += nbytes
-    return tuple(snapshot_info(entry, own[entry.name]) for entry in entries)
+    return _describe(entries, own)
 
 
-def _each(function: Callable[[A], R], arguments: Sequence[A]) -> Iterator[R]:
+def _describe(entries: Sequence[Kept], own: Mapping[str, int]) -> tuple[SnapshotInfo, ...]:
+    """Describe snapshots, given the bytes of members that only one snapshot needs, by its name."""
+    # The list of the members of a snapshot also belongs to this snapshot alone.
+    return tuple(snapshot_info(entry, own[entry.name] + entry.nbytes) for entry in entries)
+
+
+def _states_at(moments: Sequence[Moment]) -> set[MemberState]:
+    """Return the states of all members at some snapshots, without embedded members, whose frame keeps no states."""
+    states: set[MemberState] = set()
+    for then in moments:
+        states.update(then.states.values())
+    return {state for state in states if not is_embedded(state.path)}
+
+
+def _call_each(function: Callable[[A], R], arguments: Sequence[A]) -> Iterator[R]:
     """Call a function with each argument, in several threads, because each call waits for requests."""
     workers = max(1, min(len(arguments), _AT_ONCE))
     return threads.ahead(function, arguments, workers)
@@ -150,7 +164,8 @@ def _list_by_revisions(
 ) -> tuple[SnapshotInfo, ...]:
     """List the snapshots of a group in an object store, whose snapshots name revisions of the members."""
     moments = [moment(group, entry.name, group.manifest) for entry in entries]
-    wanted = {state for then in moments for state in then.states.values() if not is_embedded(state.path)}
+    wanted = _states_at(moments)
+    # The present revisions count as well: chunks that they need are not free when a snapshot is dropped.
     for row in group.rows.values():
         if row.revision:
             wanted.add(MemberState(row.path, bytes.fromhex(row.revision), row.sparse))
@@ -161,7 +176,8 @@ def _list_by_revisions(
             return state, group.state_at(manifest, "", state)
         return state, None
 
-    sources = {state: source for state, source in _each(load, sorted(wanted)) if source is not None}
+    loaded = _call_each(load, sorted(wanted))
+    sources = {state: source for state, source in loaded if source is not None}
     own = dict.fromkeys((entry.name for entry in entries), 0)
     for path in {state.path for state in sources}:
         here = [state for state in sources if state.path == path]
@@ -170,7 +186,7 @@ def _list_by_revisions(
             users = [then.name for then in moments if state in then.states.values()]
             if len(users) == 1 and not _is_listed(group, state):
                 own[users[0]] += nbytes
-    return tuple(snapshot_info(entry, own[entry.name] + entry.nbytes) for entry in entries)
+    return _describe(entries, own)
 
 
 def _is_listed(group: ListedGroup, state: MemberState) -> bool:

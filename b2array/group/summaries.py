@@ -98,6 +98,7 @@ def _description(state: State) -> tuple[Any, ...]:
 
 
 def _try_unpack(record: Any) -> Summary | None:
+    """Return the summary in a record of the manifest; None if this version cannot read it."""
     # If a later version wrote the summary, or it is damaged, readers read the member itself.
     with suppress(FormatError, UnsupportedError):
         return summary.unpack(record)

@@ -199,12 +199,14 @@ class Table:
         return self._rows
 
     def _read_rows(self) -> npt.NDArray[np.int64]:
+        """Read the mask of rows, and return the positions of the rows that were not deleted."""
         mask = self._open_array(_ROWS)
         if mask.dtype != np.bool_ or mask.ndim != 1:
             raise FormatError(f"expected a mask of rows, found an array of {mask.dtype} in {mask.ndim} dimensions")
         return np.flatnonzero(mask[...])
 
     def _read_column(self, name: str, column: Mapping[str, Any]) -> Array:
+        """Read a column in the way that its kind requires, and mask its missing items."""
         path = f"_cols/{name}"
         kind = column["kind"]
         if kind in _NUMBERS:

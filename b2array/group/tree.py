@@ -110,6 +110,7 @@ def draw_branches(
 
 
 def _describe(member: Any) -> str:
+    """Return one line about a member: its shape, type and size, or the error that opening it raised."""
     if isinstance(member, NDArray):
         return f"{member.shape} {member.dtype}, {size(member.nbytes)}, stored in {size(member.cbytes)}"
     if isinstance(member, SChunk):

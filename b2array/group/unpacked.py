@@ -4,8 +4,8 @@ The directory is an ordinary group, and each change is a commit in it. `close` p
 to the old one, renames the new archive, and removes the directory. Until then the old archive does not change.
 
 The writer holds a lock as long as it lives. A note in the directory has the version of the archive with which the
-writer began, and, once the new archive is written, the version of the new one. From this note, the next writer knows
-what a killed writer has left:
+writer began, and, once the new archive is written, the version of the new one. The note of a killed writer tells the
+next writer how to proceed:
 
 ==========================================  ==========================================================
 the note                                    the directory
@@ -333,6 +333,7 @@ def remove(work: str) -> None:
 
 
 def _describe_ways(path: str) -> str:
+    """Return a hint how to continue with the changes of an unfinished writer, and how to remove them."""
     return (
         f"The changes are in {path}{WORK}: open_group(url, 'a', resume=True) continues with them, and resume=False or"
         " b2array.vacuum removes them"

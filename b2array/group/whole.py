@@ -170,7 +170,7 @@ def _has_members(place: Path) -> bool:
 
 
 def _is_marked(group: AnyGroup) -> bool:
-    """Return whether a manifest or an embedding frame exists; raise errors that leave it open."""
+    """Return whether a manifest or an embedding frame exists; raise an error if the store does not tell."""
     heads = group.store.head([MANIFEST, EMBEDDED], 8)
     if any(not isinstance(head, Exception) for head in heads):
         return True
@@ -256,7 +256,7 @@ def clear(group: AnyGroup) -> None:
 
 def discard(group: AnyGroup) -> None:
     """Remove a new group whose first commit failed, unless another writer has added members."""
-    # The caller raises the error of the commit, which says more than a failure to clean up.
+    # The caller raises the error of the commit, which matters more than a failure to clean up.
     with suppress(OSError, B2ArrayError), group.store.lock(MANIFEST):
         group.refresh()
         if group.members():
