@@ -378,6 +378,7 @@ def _convert_one(
     verify: bool,
     progress: bool,
 ) -> None:
+    """Convert the single array of a source."""
     source = with_size(source)
     settings = _settings(source, wanted)
     target.check(source, settings)

@@ -562,6 +562,7 @@ def _tree_blp(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
 
 
 def _source_of_blp(f: bloscpack.Reader) -> ArraySource:
+    """Return a Bloscpack file as a source, with the properties that `_write_blp` stores in its metadata."""
     meta = f.metadata if isinstance(f.metadata, dict) else {}
     about = f.description
     fill, attrs = meta.get("fill_value"), meta.get("attrs")

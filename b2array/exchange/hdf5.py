@@ -206,6 +206,7 @@ def _reading(where: str) -> Iterator[None]:
 
 
 def _attrs(node: Any, where: str) -> dict[str, Any]:
+    """Return the attributes of a node, except those that describe dimensions or the file, or refer to places in it."""
     attrs = {key: value for key, value in node.attrs.items() if key not in dimension_scales.HIDDEN}
     # netCDF stores a single number as an array of one number.
     of_netcdf = _OF_NETCDF in node.file.attrs or where.partition("#")[0].endswith(".nc")
@@ -228,6 +229,7 @@ def _is_portable(value: Any) -> bool:
 
 
 def _source(node: Any, where: str) -> ArraySource:
+    """Return a dataset as a source; choose between the filters of HDF5 and ours, and a type for text of any length."""
     data = node
 
     def count_stored() -> int:

@@ -47,6 +47,7 @@ def open_node(h5py: ModuleType, file: Any, path: str, where: str) -> Any:
 
 
 def _link(h5py: ModuleType, node: Any, name: str, where: str) -> Any:
+    """Return the link with a name in a group, without following it; KeyError if there is no such link."""
     link = None
     if isinstance(node, h5py.Group):
         try:

@@ -55,6 +55,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
 
 
 def _hierarchy(file: Any, wanted: str, place: str) -> Hierarchy:
+    """Return the variables of an open file, or only the `wanted` one."""
     if file._recs < 0:
         raise UnsupportedError(f"{place} does not tell its number of records: its writer may not have finished")
     if wanted:

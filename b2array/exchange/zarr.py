@@ -187,6 +187,8 @@ def _reading(where: str) -> Iterator[None]:
 
 
 def _source(node: Any, where: str) -> ArraySource:
+    """Return a Zarr array as a source, with the names of dimensions and the missing value as xarray stores them."""
+
     def read(box: Box) -> npt.NDArray[Any]:
         with _reading(where):
             return np.asarray(node[box])
@@ -291,6 +293,7 @@ def _codec(cparams: CParams, number: int, itemsize: int) -> Any:
 
 
 def _check(source: ArraySource, settings: Options) -> None:
+    """Raise UnsupportedError if Zarr cannot store the items: write one item in memory, and read it back."""
     formats.refuse_objects(source, settings)
     zarr = _zarr()
     formats.json_attrs(source.attrs)

@@ -146,7 +146,7 @@ class CloudStore(FsspecStore):
         return answer(fs.loop, partial(self._settings, fs))
 
     async def _settings(self, fs: Any) -> ranges.Client | None:
-        """Return the client that sends what the file system would send, with its credentials."""
+        """Return a client of obstore that sends the file system's requests with its credentials; None if it cannot."""
         return None
 
     def _address_of(self, fs: Any, path: str) -> ranges.Address | None:

@@ -196,7 +196,7 @@ class LocalStore(Store):
         self.is_prefix = True if text.endswith(("/", os.sep)) else None
         self._within = None if within is None else os.path.abspath(os.fsdecode(within))
         self._inner = () if self._within is None else links.parts_below(self._within, self.url)
-        # Only what the user has given may be a link.
+        # Only the path that the user passes may be a link.
         self._may_be_link = not self._inner
         self._file: _File | None = None
         self._identity: tuple[int, int] | None = None  # device and number of the file that was opened
@@ -348,7 +348,8 @@ class LocalStore(Store):
         answers: list[Head | Exception] = []
         is_file = False
         for name in names:
-            if is_file:  # nothing is below a file, so that nobody need ask
+            # No object can be below a file, so do not ask the system.
+            if is_file:
                 place = os.path.join(self.url, name)
                 answers.append(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place))
                 continue

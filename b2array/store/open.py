@@ -39,12 +39,12 @@ _CLIENTS = {
     "obstore.fsspec": "obstore.ObstoreStore",
     "s3fs.core": "s3.S3Store",
 }
-"""The same by the module of a file system's class, or of a class that it is derived from."""
+"""Modules and classes by the module of a file system's class, or of one of its base classes."""
 _CLASSES = {
     "fsspec.implementations.cached": "remote.CachingStore",
     "fsspec.implementations.memory": "shared_memory.SharedMemoryStore",
 }
-"""The same by the module of a file system's own class: one that is derived from these may do something else."""
+"""Modules and classes by the module of a file system's class alone, because subclasses may act differently."""
 _EXTRAS = {"http": "http", "https": "http", "s3": "s3", "s3a": "s3"}
 
 

@@ -1,8 +1,8 @@
-"""Ranges of bytes through obstore, a client written in Rust, for the stores on HTTP servers and in clouds.
+"""Reads of byte ranges through obstore, a client written in Rust, for the stores on HTTP servers and in clouds.
 
-The file system of fsspec stays the client that decides: it has the options, finds the credentials, writes, and says
-what is wrong. Once it is known what it would send, obstore may send the same GET requests, with a fraction of the
-Python. Whatever obstore cannot answer beyond doubt, the file system is asked again.
+The file system of fsspec remains the main client: it has the options, finds the credentials, writes, and reports
+errors. If its requests can be described for obstore, obstore sends the same GET requests with much less Python code.
+If an answer to obstore leaves any doubt, the file system sends the request again.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _MOST_CLIENTS = 64
 _MOST_THREADS = 64
 _FAST = 0.0002
 _WORTH_A_THREAD = 0.0005
-"""While answers take less than the first of these times, in seconds, another thread is woken for the second one."""
+"""Seconds: while answers take less than the first time, wake another thread only for work that takes the second."""
 _PATIENCE = 3
 _REST = 300.0
-"""After so many failures in a row, a client is left alone for so many seconds."""
+"""After this many failures in a row, the client is not used for this many seconds."""
 _OPTIONS = {"connect_timeout": "20s", "read_timeout": "60s", "timeout": "600s", "allow_http": True}
 CONFIGURATION: Final[Mapping[str, Any]] = {"client_options": _OPTIONS, "retry_config": {"max_retries": 0}}
-"""How obstore's stores are made. The file system tries again, as often as its options say."""
+"""Arguments for all stores of obstore. They do not retry: the file system does, as often as its options say."""
 _PART = r"(?![.]{1,2}(?:/|$))[A-Za-z0-9._~=-]+"
 _PLAIN = re.compile(f"{_PART}(?:/{_PART})*")
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|[Tt]he specified (bucket|container) does not exist")
@@ -59,7 +59,7 @@ _IDENTITY = {"accept-encoding": "identity"}
 
 
 class Address(NamedTuple):
-    """An object as obstore names it: the bucket, or the origin of a server, and the path in it."""
+    """The address of an object for obstore: the bucket, or the origin of a server, and the path in it."""
 
     bucket: str
     path: str
@@ -71,7 +71,7 @@ Got = tuple[Any, Stamp]
 
 @dataclass(slots=True)
 class _Bucket:
-    """A store of obstore, None if it could not be made, and how it has done lately."""
+    """A store of obstore, or None if making it failed; and its recent failures and speed."""
 
     store: Any
     failures: int = 0
@@ -96,20 +96,20 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What sends the requests of one file system, in this process.
+    """A client that sends the requests of one file system, in this process.
 
     Parameters
     ----------
     make : callable
         Returns obstore's store for a bucket.
     tag : {"e_tag", "version"}
-        What tells the states of an object apart.
+        The field of an answer that differs between the states of an object.
     conditional : bool
-        Whether requests name the expected state. Answers are compared with it in any case.
+        Whether requests have the expected state as a condition. Answers are compared with it in any case.
     is_http : bool
         Whether the server may be any HTTP server, whose answers may be pages or compressed.
     is_alone : bool
-        Whether the file system itself works through obstore, so that nobody else can be asked.
+        Whether the file system itself works through obstore, so that there is no other client to ask.
     """
 
     make: Callable[[str], Any]
@@ -125,7 +125,7 @@ class Client:
         spans: Sequence[Span],
         expected: Version | None,
     ) -> list[Got | Exception | None]:
-        """Read the spans, all at once. None stands for an answer that the file system has to give."""
+        """Read spans at once; for each, return bytes and state, an error, or None if the file system has to read it."""
         calls = []
         for address, span in zip(addresses, spans, strict=True):
             bucket = self.buckets.get(address.bucket) or self._begin(address.bucket)
@@ -194,7 +194,7 @@ class Client:
         start: int,
         expected: Version | None,
     ) -> Exception | None:
-        """Return the error that an answer means, or None if the file system has to say what it means."""
+        """Return the error for a failed request, or None if the file system has to find out the reason."""
         text = str(error)
         kind = type(error).__name__
         if self.is_alone:
@@ -209,28 +209,28 @@ class Client:
 
 
 def _is_plain_answer(headers: Mapping[str, str]) -> bool:
-    """Say no where a server compresses, or shows a page in place of a directory: the file system understands that."""
+    """Return whether an answer is neither compressed nor a page, which only the file system understands."""
     return "Content-Encoding" not in headers and "html" not in headers.get("Content-Type", "")
 
 
 def is_possible() -> bool:
-    """Whether obstore is wanted, installed, and works in this process."""
+    """Return whether obstore is enabled, installed, and works in this process."""
     return config.obstore and _Process.works and _IS_INSTALLED
 
 
 def name_of(fs: object) -> str:
-    """Return the name of a file system's class. A class that is derived from it may do something else."""
+    """Return the full name of a file system's class. A subclass has another name, and may act differently."""
     return f"{type(fs).__module__}.{type(fs).__qualname__}"
 
 
 def has_proxy() -> bool:
-    """Whether the environment names a proxy: clients differ in what they make of that."""
+    """Return whether the environment names a proxy, which clients use in different ways."""
     return any(os.environ.get(name) or os.environ.get(name.upper()) for name in _PROXIES)
 
 
 def client_of(fs: Hashable, describe: Callable[[], Client | None]) -> Client | None:
-    """Return the client of a file system; `describe` makes it when it is asked for the first time."""
-    # Whatever is wrong, the file system says it better.
+    """Return the client of a file system, which `describe` makes for the first call."""
+    # The file system will meet the same problem, and reports it better.
     with suppress(Exception):
         if fs not in _clients:
             while len(_clients) >= _MOST_CLIENTS:
@@ -241,7 +241,7 @@ def client_of(fs: Hashable, describe: Callable[[], Client | None]) -> Client | N
 
 
 _clients: dict[Hashable, Client | None] = {}
-"""A forked process leaves them alone: it must not let go of what obstore has made in its parent."""
+"""The clients by file system. A forked process keeps those of its parent, and must not free their objects."""
 
 
 def http_store(headers: Mapping[str, str], origin: str) -> Any:
@@ -274,7 +274,7 @@ def azure_store(said: Mapping[str, Any], container: str) -> Any:
 
 
 def is_plain(path: str) -> bool:
-    """Whether every client writes this path into a URL the same way.
+    """Return whether all clients write this path into a URL in the same way.
 
     Examples
     --------
@@ -285,7 +285,7 @@ def is_plain(path: str) -> bool:
 
 
 class _Process:
-    """Whether obstore works in this process. Its threads do not come along into a fork, where calls would wait."""
+    """Whether obstore works in this process. A forked process lacks its threads, so calls there would wait for ever."""
 
     works: ClassVar[bool] = True
 
@@ -294,7 +294,7 @@ class _Batch:
     """Calls that several threads share, and their results.
 
     Each thread that begins a call may wake one more. So a server on this computer keeps few threads busy, which then
-    seldom wait for the interpreter, and any other one as many as there are calls.
+    rarely wait for the interpreter; a slower server keeps as many threads busy as there are calls.
     """
 
     def __init__(self, calls: Sequence[Callable[[], Any]], bucket: _Bucket) -> None:
@@ -307,7 +307,7 @@ class _Batch:
         self.over: threads.Answer[None] = SimpleQueue()
 
     def work(self, wake: Callable[[_Batch], None]) -> None:
-        """Make the calls that nobody has begun."""
+        """Make calls that no thread has begun, until none remain."""
         self.helpers.append(None)
         for number in self.left:
             left = len(self.calls) - number - 1
@@ -324,7 +324,7 @@ class _Batch:
 
 
 class _Waiters:
-    """Threads that wait for answers. They stay."""
+    """Threads that send requests and wait for answers. They run until the process ends."""
 
     def __init__(self) -> None:
         self.batches: SimpleQueue[_Batch] = SimpleQueue()
@@ -332,7 +332,7 @@ class _Waiters:
         self.size = 0
 
     def together(self, calls: Sequence[Callable[[], Any]], bucket: _Bucket) -> list[Any]:
-        """Make calls to a bucket at the same time; return what they return, or raise an error of one of them."""
+        """Make calls to a bucket at the same time; return their results, or raise the error of one of them."""
         batch = _Batch(calls, bucket)
         self._wake(batch)
         threads.result(batch.over)

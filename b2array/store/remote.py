@@ -308,7 +308,7 @@ class FsspecStore(Store):
         return answers
 
     def _through_obstore(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:
-        """Return the answers that obstore has, and None for each other one."""
+        """Request spans through obstore; return its answers, and None for each span that it cannot read."""
 
         def ask(fs: Any, _: str) -> list[Any]:
             client = self._range_client(fs)
@@ -325,15 +325,15 @@ class FsspecStore(Store):
         return self._call(spans[0].name, ask)
 
     def _range_client(self, fs: Any) -> ranges.Client | None:
-        """Return what can send the requests of the file system in its place."""
+        """Return the client of obstore that sends the requests of the file system in its place; None without one."""
         return ranges.client_of(fs, partial(self._describe, fs)) if ranges.is_possible() else None
 
     def _describe(self, fs: Any) -> ranges.Client | None:  # noqa: ARG002
-        """Make it; None if the file system was told something that obstore does not know."""
+        """Make the client of obstore for a file system; None if obstore does not support one of its options."""
         return None
 
     def _address_of(self, fs: Any, path: str) -> ranges.Address | None:  # noqa: ARG002
-        """Return an object as obstore names it, or None if two clients might write its URL in different ways."""
+        """Return the address of an object for obstore; None if two clients might write its URL in different ways."""
         return None
 
     def _send_each(self, get: _Get, spans: Sequence[Span], expected: Version | None) -> list[Any]:

@@ -194,12 +194,12 @@ class S3Store(CloudStore):
 
 
 def _has_keys_of_objects() -> bool:
-    """Whether the environment has keys by which obstore would ask S3 to decrypt objects."""
+    """Return whether the environment has keys with which obstore would ask S3 to decrypt objects."""
     return any(name.startswith("AWS_SSE_") for name in os.environ)
 
 
 async def _credentials(fs: Any) -> Callable[[], dict[str, Any]]:
-    """Return a function that gives obstore the credentials of a file system, which may change."""
+    """Return a function that returns the present credentials of a file system, in the form that obstore expects."""
     options = fs.client_kwargs
     key = fs.key or options.get("aws_access_key_id")
     secret = fs.secret or options.get("aws_secret_access_key")
@@ -211,7 +211,7 @@ async def _credentials(fs: Any) -> Callable[[], dict[str, Any]]:
 
     def ask() -> dict[str, Any]:
         frozen = answer(fs.loop, credentials.get_frozen_credentials)
-        # botocore gives new ones in time: what it gives lasts for ten minutes.
+        # botocore renews credentials early enough, so that they are valid for at least ten more minutes.
         soon = datetime.now(UTC) + timedelta(minutes=10)
         keys = {"access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key, "token": frozen.token}
         return {**keys, "expires_at": soon}
