@@ -52,7 +52,7 @@ TODAY = {
     "codec": Counts(2, 8.8, 0, 3),
     "compute": Counts(2, 9.4, 0, 3),
     "display": Counts(2, 8.9, 0, 3),
-    "commit": Counts(16, 9.1, 0, 35),
+    "commit": Counts(2, 9.0, 0, 3),
     "exchange": Counts(2, 8.9, 0, 3),
     "frame": Counts(2, 8.9, 0, 3),
     "format": Counts(2, 8.8, 0, 3),

@@ -129,11 +129,11 @@ class Delta:
         return replace(self, attrs=dict(self.attrs))
 
     def keep(self, keep: Keep) -> None:
-        """Let the commit keep a state under a name, which is free."""
+        """Note that the commit keeps a state under a name, which is free."""
         self.keeps = (*self.keeps, keep)
 
     def drop(self, name: str) -> None:
-        """Let the commit forget a kept state of the base."""
+        """Note that the commit forgets a kept state of the base."""
         self.drops = (*self.drops, name)
 
     def reorder(self, order: npt.NDArray[np.int64]) -> None:
@@ -309,7 +309,7 @@ class Draft(Source):
             raise _replaced_by_file(self.url) from None
 
     def set_chunk(self, n: int, staged: Staged) -> None:
-        """Let chunk `n` be one that was staged."""
+        """Replace chunk `n` by a staged one."""
         state, delta = self.changeable_state(), self.delta
         if self.undo is not None:
             code, record = int(state.frame.offsets[n]), int(state.records[n])
@@ -346,16 +346,19 @@ class Draft(Source):
             return
         with self.buffer.mutex.held:
             chunks = self.buffer.chunks
-            chosen = [(n, chunks[n]) for n in (list(chunks) if numbers is None else numbers) if n in chunks]
+            wanted = list(chunks) if numbers is None else numbers
+            chosen = [(n, chunks[n]) for n in wanted if n in chunks]
 
             def store(numbered: tuple[int, OpenChunk]) -> bytes | Staged:
                 n, chunk = numbered
                 buf = chunk.encode()
                 return self.store_chunk(n, buf) if self.sparse else buf
 
-            with closing(threads.spread(store, chosen)) as made:
-                for (n, _), each in zip(chosen, made, strict=True):
-                    self.set_chunk(n, self.store_chunk(n, each) if isinstance(each, bytes) else each)
+            # Threads only encode chunks of one file: they are appended in order.
+            with closing(threads.spread(store, chosen)) as encoded:
+                for (n, _), each in zip(chosen, encoded, strict=True):
+                    staged = self.store_chunk(n, each) if isinstance(each, bytes) else each
+                    self.set_chunk(n, staged)
 
     # Geometry and metadata.
 
@@ -485,7 +488,8 @@ class Draft(Source):
         self.staging.close()
         if self.forks is not None:
             self.forks.at_end.close()
-        with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
+        # What stays behind disturbs no reader.
+        with suppress(OSError, B2ArrayError):
             kept = [keep.state.frame.offsets for keep in self.delta.keeps if keep.state is not None]
             offsets = np.concatenate([committed.offsets, *kept]) if kept else committed.offsets
             if unused := self.staging.files.find_unused(offsets):
@@ -496,13 +500,13 @@ class Draft(Source):
         self.staging.close()
         if not self.staging.is_ours:
             return
-        made = self.staging.files
+        files = self.staging.files
         try:
             if self.destination.aside:
                 discard(self.store)
             else:
-                withdraw(self.store, made)
-                if self.destination.makes_directory and not made.is_needed:
+                withdraw(self.store, files)
+                if self.destination.makes_directory and not files.is_needed:
                     self.store.drop_directory()
         finally:
             if self.forks is not None:
@@ -620,11 +624,12 @@ def _is_vacant(store: Store) -> bool:
     return False
 
 
-def withdraw(store: Store, made: CreatedFiles) -> None:
-    """Remove the files that a transaction has made and that no commit needs, as far as possible."""
-    if made.is_needed or not store.can.lock or not made.rows().size:
+def withdraw(store: Store, files: CreatedFiles) -> None:
+    """Remove the files that a transaction has created and that no commit needs, as far as possible."""
+    if files.is_needed or not store.can.lock or not files.rows().size:
         return
-    with suppress(OSError, B2ArrayError), try_manifests_lock(store) as is_alone:  # what stays behind disturbs no reader
+    # What stays behind disturbs no reader.
+    with suppress(OSError, B2ArrayError), try_manifests_lock(store) as is_alone:
         if not is_alone:
             return
         try:
@@ -635,8 +640,9 @@ def withdraw(store: Store, made: CreatedFiles) -> None:
             # An interrupted commit may have happened all the same, and others may have gone on from it.
             states = load_kept_states(current, ledger_in(current).entries)
             pinned = pinned_places(current, pins_of(store))
-            needed = np.concatenate([pinned, *(state.frame.offsets for state in (current, *states))])
-        store.withdraw(made.find_unused(needed))
+            indexes = [state.frame.offsets for state in (current, *states)]
+            needed = np.concatenate([pinned, *indexes])
+        store.withdraw(files.find_unused(needed))
 
 
 def _set(state: State, n: int, staged: Staged) -> None:

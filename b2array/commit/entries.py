@@ -37,7 +37,7 @@ from b2array.format.annotations import GroupCommit
 from b2array.format.frame import Frame
 from b2array.format.summary import Record
 from b2array.frame.log import inspect_place
-from b2array.frame.manifest import MANIFEST, Entry, Manifest, is_embedded, staged_path
+from b2array.frame.manifest import MANIFEST, Entry, Kind, Manifest, is_embedded, staged_path
 from b2array.frame.snapshot import Snapshot
 from b2array.store.base import MISSING, Store, Version, attempts, create_under_own_name, too_many_conflicts
 from b2array.store.forces import together
@@ -231,7 +231,7 @@ def commit_entries(
     members : callable
         Returns the paths of the members by their names, as the commit leaves them.
     show : callable
-        Lets the handle of the group show what a manifest lists.
+        Makes the handle of the group show what a manifest lists.
 
     Raises
     ------
@@ -245,7 +245,8 @@ def commit_entries(
     for _ in attempts(group.store):
         locks: list[AbstractContextManager[object]] = []
         # One call of C code, which Ctrl-C does not interrupt. A lock left behind would make this process wait.
-        unlock: Callable[[], object] = partial(deque, map(methodcaller("__exit__", None, None, None), locks), 0)
+        exits = map(methodcaller("__exit__", None, None, None), locks)
+        unlock: Callable[[], object] = partial(deque, exits, 0)
         with group.store.lock(MANIFEST):
             try:
                 attempt = _begin(group, change, written, locks)
@@ -259,9 +260,9 @@ def commit_entries(
 
 def _require_no_locks(group: GroupOnDisk) -> None:
     """Raise RuntimeError if this thread holds the lock of a member: a commit that waits for it holds the manifest's."""
-    if held := locks_below(group.store.url):
+    if paths := locks_below(group.store.url):
         raise RuntimeError(
-            f"{group.store.url}: expected a thread that holds no lock in the group, found one that holds {held[0]};"
+            f"{group.store.url}: expected a thread that holds no lock in the group, found one that holds {paths[0]};"
             " commits of the group and this lock would wait for each other, so change the group outside of lock()"
         )
 
@@ -298,6 +299,7 @@ def _begin(
     old = {path for path, member in written.items() if not member.is_new}
     attempt = _Attempt(before, version, written, change.only_read(old), left)
     read = {path for path in attempt.only_read if not is_embedded(path)}
+    # All writers take locks in one order, so that none of them waits for another in a circle.
     attempt.locked += sorted(old | read | {*change.moved})
     for path in attempt.locked:
         _lock(group, change, path, locks)
@@ -305,8 +307,9 @@ def _begin(
 
 
 def _lock(group: GroupOnDisk, change: GroupChange, path: str, locks: list[AbstractContextManager[object]]) -> None:
-    locks.append(_lock_of(group, path, change.members.get(path)))
-    locks[-1].__enter__()
+    lock = _lock_of(group, path, change.members.get(path))
+    locks.append(lock)
+    lock.__enter__()
 
 
 def _lock_of(group: GroupOnDisk, path: str, member: MemberChange | None) -> AbstractContextManager[object]:
@@ -352,14 +355,15 @@ def _commit(
         after = _manifest_after(change, attempt, members)
         frames = {path: prepared.state.frame for path, prepared in attempt.prepared.items()}
         edited = edit(attempt.before, after, frames, lock)
-        # The one step that applies a single change is atomic by itself.
-        if edited is after and not change.marked and len(attempt.log) == 1 and not attempt.before.summaries:
+        # The one step that applies a single change is atomic by itself, if the manifest says nothing else.
+        is_single = not change.marked and len(attempt.log) == 1
+        if is_single and edited is after and not attempt.before.summaries:
             _take_only_step(group, attempt)
         else:
             attempt.tried = edited
             attempt.stored = group.write(edited, attempt.version)
     except BaseException as error:
-        if attempt.tried is None or not _happened(group, change, attempt, error):
+        if attempt.tried is None or not _has_committed(group, change, attempt, error):
             _unstage(group, attempt)
             overtaken = attempt.tried is not None and group.read()[1] != attempt.version
             if isinstance(error, ConflictError) and overtaken:
@@ -381,7 +385,10 @@ def _check_read(group: GroupOnDisk, change: GroupChange, paths: Iterable[str]) -
     """Raise ConflictError if another writer has changed or deleted a member that was only read."""
     for path in paths:
         store = group.store_of(path)
-        state = group.name_embedded_state(path) if is_embedded(path) else inspect_place(store).state
+        if is_embedded(path):
+            state = group.name_embedded_state(path)
+        else:
+            state = inspect_place(store).state
         if state != change.read[path]:
             raise ConflictError(f"{store.url} was changed by another writer since the transaction has read it")
 
@@ -411,14 +418,17 @@ def _stage(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, path: str
             prepared = stage(draft, put, note)
         except MISSING:
             raise _missing_member(draft.store) from None
-        # If other software wrote the frame, its state is also the time of its file.
-        before = draft.base.generation if draft.base.frame.is_ours else inspect_place(group.store_of(path)).state
+        before = draft.base.generation
+        if not draft.base.frame.is_ours:
+            # The state of a frame by other software is also the time of its file, which was appended to.
+            before = inspect_place(group.store_of(path)).state
     after = prepared.state.frame.fingerprint.hex()
     attempt.prepared[path] = prepared
     if prepared.is_patch:
         attempt.log[path] = Entry("patch", before, after, prepared.header)
     else:
-        attempt.log[path] = Entry("index" if draft.sparse else "frame", before, after, token)
+        kind: Kind = "index" if draft.sparse else "frame"
+        attempt.log[path] = Entry(kind, before, after, token)
 
 
 def _entry_of_new(group: GroupOnDisk, path: str, member: MemberChange, note: GroupCommit | None) -> Entry:
@@ -428,11 +438,12 @@ def _entry_of_new(group: GroupOnDisk, path: str, member: MemberChange, note: Gro
             with attempt as noting:
                 noting.annotate(group_commit=note)
         _force_new(group, path, member)
-    state = member.handle.snapshot.generation
-    if inspect_place(group.store_of(staged_path(path, member.token, sparse=False))).state != state:
-        url = group.store_of(path).url
-        raise ConflictError(f"{url}: somebody removed its new frame before the commit that needs it")
-    return Entry("frame", inspect_place(group.store_of(path)).lasting, state, member.token)
+    state, place = member.handle.snapshot.generation, group.store_of(path)
+    aside = group.store_of(staged_path(path, member.token, sparse=False))
+    if inspect_place(aside).state != state:
+        raise ConflictError(f"{place.url}: somebody removed its new frame before the commit that needs it")
+    before = inspect_place(place).lasting
+    return Entry("frame", before, state, member.token)
 
 
 def _force_new(group: GroupOnDisk, path: str, member: MemberChange) -> None:
@@ -447,8 +458,10 @@ def _stage_deletions(group: GroupOnDisk, change: GroupChange, attempt: _Attempt)
         return
     for path in group.paths_of(change.removed.keys(), attempt.before):
         if path not in attempt.log:
-            inner = is_embedded(path)
-            before = group.name_embedded_state(path) if inner else inspect_place(group.store_of(path)).lasting
+            if is_embedded(path):
+                before = group.name_embedded_state(path)
+            else:
+                before = inspect_place(group.store_of(path)).lasting
             attempt.log[path] = Entry("delete", before, "", os.urandom(8).hex())
 
 
@@ -496,19 +509,26 @@ def _take_only_step(group: GroupOnDisk, attempt: _Attempt) -> None:
 
 def _unstage(group: GroupOnDisk, attempt: _Attempt) -> None:
     """Remove what an attempt has staged; another attempt stages it again."""
-    with suppress(OSError, B2ArrayError):  # `vacuum` removes what stays
+    # `vacuum` removes what stays.
+    with suppress(OSError, B2ArrayError):
         for path, entry in attempt.log.items():
             member = attempt.written.get(path)
             if entry.token and member is not None and member.draft is not None:
                 discard(group.store_of(entry.aside(path)))
 
 
-def _happened(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, error: BaseException) -> bool:
-    """Say whether the manifest was replaced despite an error, for example of forcing it to the disk.
+def _has_committed(
+    group: GroupOnDisk,
+    change: GroupChange,
+    attempt: _Attempt,
+    error: BaseException,
+) -> bool:
+    """Whether the manifest was replaced despite an error, for example of forcing it to the disk.
 
-    Raises `error` if that is unknown. Everything then stays where it is, as the manifest may refer to it.
+    Raises `error` if that is unknown. Everything then stays where it is, because the manifest may refer to it.
     """
-    with suppress(OSError, B2ArrayError):  # the disk may be out of reach: then the outcome is unknown
+    # The disk may be out of reach: then the outcome is unknown.
+    with suppress(OSError, B2ArrayError):
         if attempt.tried is not None and group.holds(attempt.tried):
             return True
         if isinstance(error, ConflictError) or group.read()[1] == attempt.version:
@@ -547,10 +567,10 @@ def _finish(
 
 
 def _move_on(group: GroupOnDisk, attempt: _Attempt, applied: Applied) -> None:
-    """Let the handles show the committed states."""
+    """Make the handles show the committed states."""
     for path, member in attempt.written.items():
         state = None
-        # The handle then looks for the state when it is used.
+        # Without a state the handle looks for it when it is used.
         with suppress(OSError, B2ArrayError):
             state = _committed_state(attempt, applied, path) or group.current(path)
             group.remember(path, state)

@@ -50,7 +50,7 @@ class Handle:
 
     Parameters
     ----------
-    shown : Snapshot or Cursor
+    state : Snapshot or Cursor
         The state to show; or a cursor, which says what else to show. A snapshot is pinned.
     mode : {"r", "r+"}
         For reading only, or also for changing.
@@ -66,7 +66,7 @@ class Handle:
     mode : {"r", "r+"}
         For reading ("r"), or for reading and changing ("r+").
     locked : bool
-        Whether the holder of the mutex has the store's lock, too.
+        Whether the holder of the mutex also has the store's lock.
     mutex : Mutex
         Held while the handle commits, and by changes that join a transaction.
     small_writes : tuple of (list of int or None, int)
@@ -80,13 +80,14 @@ class Handle:
 
     __slots__ = ("_draft", "cursor", "locked", "mode", "mutex", "small_writes", "store")
 
-    def __init__(self, shown: Snapshot | Cursor, mode: Mode, draft: Draft | None = None) -> None:
+    def __init__(self, state: Snapshot | Cursor, mode: Mode, draft: Draft | None = None) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"mode must be 'r' or 'r+', not {mode!r}")
-        self.cursor: Cursor = Pinned(shown) if isinstance(shown, Snapshot) else shown
+        self.cursor: Cursor = Pinned(state) if isinstance(state, Snapshot) else state
         if mode == "r+":
-            _check_writable(shown if isinstance(shown, Snapshot) else self.snapshot)
-        self.store: Store = shown.store if isinstance(shown, Snapshot | Promised) else self.snapshot.store
+            _check_writable(state if isinstance(state, Snapshot) else self.snapshot)
+        # A promised member of a group is not read yet.
+        self.store: Store = state.store if isinstance(state, Snapshot | Promised) else self.snapshot.store
         self.mode: Mode = mode
         self.mutex = Mutex()
         self.locked = False
@@ -218,8 +219,8 @@ class Handle:
 
     @contextmanager
     def _attempt(self, outcome: _Outcome, *, anywhere: bool) -> Iterator[Draft]:
-        """Let the block change a draft, and commit that; after a conflict, return if another attempt makes sense."""
-        known, joined = self.snapshot, self._draft
+        """Commit what the block changes in a draft; after a conflict, return if another attempt makes sense."""
+        before, joined = self.snapshot, self._draft
         try:
             with self._changing() as draft:
                 yield draft
@@ -227,25 +228,26 @@ class Handle:
         except ConflictError:
             with self.mutex.held:
                 if self._draft is not None:
-                    # It may have begun meanwhile; then the change joins it now.
+                    # A transaction may have begun meanwhile; then the change joins it now.
                     again = self._draft is not joined or _catch_up(self._draft)
                 else:
                     self._show(self._reload())
-                    moved = self.snapshot.generation != known.generation
-                    again = moved and (anywhere or self.snapshot.has_same_chunks(known))
+                    moved = self.snapshot.generation != before.generation
+                    again = moved and (anywhere or self.snapshot.has_same_chunks(before))
             if not again:
                 raise
 
     @contextmanager
     def _last_attempt(self, *, anywhere: bool) -> Iterator[Draft]:
-        """Let the block change a draft, and commit that, while other writers wait."""
-        known = self.snapshot
+        """Commit what the block changes in a draft, while other writers wait."""
+        before = self.snapshot
         with self.mutex.held, ExitStack() as locks:
             if self._draft is None:
                 if not self.locked:
                     locks.enter_context(self._lock())
                 self._show(self._reload())
-                if not anywhere and not self.snapshot.has_same_chunks(known):
+                # The changes may mean other chunks by now.
+                if not anywhere and not self.snapshot.has_same_chunks(before):
                     raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
             yield locks.enter_context(self._changing(locked=self._draft is None))
 
@@ -267,7 +269,7 @@ class Handle:
 
     @contextmanager
     def _changing(self, *, locked: bool = False) -> Iterator[Draft]:
-        """Let the block change a draft, and commit that; with `locked`, the caller holds the store's lock."""
+        """Commit what the block changes in a draft; with `locked`, the caller holds the store's lock."""
         with self.mutex.held:
             joined = self._draft
             if joined is not None:

@@ -73,30 +73,31 @@ def commit(draft: Draft) -> Snapshot:
 
 
 def _commit_draft(draft: Draft) -> Snapshot:
-    if draft.base is None:
-        return (
-            _make(draft)
-            if draft.destination.old is None or draft.destination.old.member is None
-            else commit_member(draft)
-        )
-    return _change(draft) if draft.base.member is None else commit_member(draft)
+    last = draft.destination.old if draft.base is None else draft.base
+    # Only its group may replace a member in an object store.
+    if last is not None and last.member is not None:
+        return commit_member(draft)
+    return _make(draft) if draft.base is None else _change(draft)
 
 
 def _make(draft: Draft) -> Snapshot:
     """Write the first state of a new frame, which may replace an old one."""
-    with nullcontext() if draft.locked else makers_lock(draft.destination.place):
+    place, old, aside, _ = draft.destination
+    with nullcontext() if draft.locked else makers_lock(place):
         # A writer of the frame that goes must not come in between: it would write into the new one.
-        name = draft.name if draft.destination.old is None else draft.destination.old.name
-        with draft.destination.place.lock(name) if _has_other_writers(draft, name) else nullcontext():
+        name = draft.name if old is None else old.name
+        with place.lock(name) if _has_other_writers(draft, name) else nullcontext():
             if _may_be_adopted(draft):
                 return _overwrite(draft)
-            made = publish(make_plan(draft, None), draft, None)
-            if not draft.destination.aside:
-                _remove_old(draft, made)
-                return made
-            draft.destination.place.exchange(made.store)
-            discard(made.store)
-            return replace(made, store=draft.destination.place)
+            intended = make_plan(draft, None)
+            committed = publish(intended, draft, None)
+            if not aside:
+                _remove_old(draft, committed)
+                return committed
+            place.exchange(committed.store)
+            # The old frame is there now.
+            discard(committed.store)
+            return replace(committed, store=place)
 
 
 def _has_other_writers(draft: Draft, name: str) -> bool:
@@ -113,7 +114,9 @@ def _may_be_adopted(draft: Draft) -> bool:
     """Whether a frame that goes may become a member of a group before it does, or may be one by now."""
     place, new = draft.destination.place, draft.new
     overwrites = new is not None and new.overwrite and new.replaces is None
-    return overwrites and not draft.destination.aside and not place.can.local and (place.can.compare or place.can.lock)
+    if not overwrites or draft.destination.aside or place.can.local:
+        return False
+    return place.can.compare or place.can.lock
 
 
 def _overwrite(draft: Draft) -> Snapshot:
@@ -126,25 +129,27 @@ def _overwrite(draft: Draft) -> Snapshot:
         if old is not None and old.member is not None:
             draft.new = new
             return commit_member(draft)
-        version = old.version if old is not None and old.name == draft.name else _version_there(draft)
+        is_in_place = old is not None and old.name == draft.name
+        version = old.version if old is not None and is_in_place else _version_there(draft)
         draft.new = replace(new, overwrite=version is not None, replaces=version)
+        intended = make_plan(draft, None)
         try:
-            made = publish(make_plan(draft, None), draft, None)
+            committed = publish(intended, draft, None)
         except (ConflictError, FileExistsError):  # another writer was faster
             draft.destination = draft.destination._replace(old=find_frame(place))
             continue
-        if not _has_changed(old, made):
-            _remove_old(draft, made)
-            return made
+        if not _has_changed(old, committed):
+            _remove_old(draft, committed)
+            return committed
         # A group has adopted the frame of the other layout meanwhile, and needs it.
-        place.delete([made.name])
+        place.delete([committed.name])
         draft.destination = draft.destination._replace(old=find_frame(place))
     raise too_many_conflicts(place)
 
 
-def _has_changed(old: Snapshot | None, made: Snapshot) -> bool:
+def _has_changed(old: Snapshot | None, committed: Snapshot) -> bool:
     """Whether another writer has changed a frame of the other layout since it was read."""
-    if old is None or old.name == made.name:
+    if old is None or old.name == committed.name:
         return False
     try:
         return old.store.stamp(old.name).version != old.version
@@ -160,39 +165,45 @@ def _version_there(draft: Draft) -> Version | None:
         return None
 
 
-def _remove_old(draft: Draft, made: Snapshot) -> None:
+def _remove_old(draft: Draft, committed: Snapshot) -> None:
     """Remove a frame of the other layout, which a new one has replaced in the same place."""
     old = draft.destination.old
-    if old is None or old.name == made.name:
+    if old is None or old.name == committed.name:
         return
-    if made.name:
-        draft.destination.place.delete([old.name])  # until then readers find the old one
+    if committed.name:
+        # Until then readers find the old one.
+        draft.destination.place.delete([old.name])
         return
-    with suppress(OSError, B2ArrayError):  # what stays behind disturbs no reader
-        offsets = old.frame.offsets
-        draft.destination.place.delete([old.name, *map(index.chunk_name, offsets[offsets >= 0].tolist())])
+    offsets = old.frame.offsets
+    chunks = map(index.chunk_name, offsets[offsets >= 0].tolist())
+    # What stays behind disturbs no reader.
+    with suppress(OSError, B2ArrayError):
+        draft.destination.place.delete([old.name, *chunks])
 
 
 def _change(draft: Draft) -> Snapshot:
     """Put the changes on top of the newest state, and publish that; again if others were faster."""
     waits = False
     for attempt in attempts(draft.store):
-        may_wait = waits and not holds_locks()  # whoever holds the manifest's lock may wait for one of this thread
+        # A holder of the manifest's lock may wait for a lock of this thread.
+        may_wait = waits and not holds_locks()
         if waits and not may_wait:
             time.sleep(pause(attempt))
         with manifests_lock(draft.store) if may_wait else nullcontext(), frame_lock(draft):
-            current = _newest(draft)
-            if current.member is not None:  # a group has adopted the frame since it was opened
+            current = _rebase_on_newest(draft)
+            # A group may have adopted the frame since it was opened.
+            if current.member is not None:
                 return commit_member(draft)
-            made = make_plan(draft, current)
-            if made.step == CommitStep.COMPACT and not draft.store.can.append:
+            intended = make_plan(draft, current)
+            if intended.step == CommitStep.COMPACT and not draft.store.can.append:
                 warn(f"{draft.url}: one file in this store is rewritten with every change")
             try:
-                with _keeping_pins(made, draft, current) as kept:
+                with _keep_pins(intended, draft, current) as kept:
                     if kept is not None:
                         return _carry_out(kept, draft, current)
                 waits = True
-            except ConflictError:  # a store without locks compares while it writes
+            except ConflictError:
+                # A store without locks compares while it writes: another writer was faster, or nobody was.
                 if reload(current).generation == current.generation:
                     raise
     raise too_many_conflicts(draft.store)
@@ -214,7 +225,11 @@ def frame_lock(draft: Draft) -> AbstractContextManager[object]:
 
 
 class _Kept(NamedTuple):
-    """A plan, and what a copy of the whole file has to keep for snapshots of groups, and need not keep any more."""
+    """A plan, and what snapshots of groups need of the present file.
+
+    `pinned` are the states that a copy of the file has to keep, and `unpinned` the names of states that it need not
+    keep any more.
+    """
 
     plan: Plan
     pinned: Sequence[tuple[Kept, Snapshot]] = ()
@@ -222,13 +237,13 @@ class _Kept(NamedTuple):
 
 
 @contextmanager
-def _keeping_pins(made: Plan, draft: Draft, current: Snapshot) -> Iterator[_Kept | None]:
-    """Change a plan so that snapshots of groups lose nothing. No new ones are made during the block.
+def _keep_pins(intended: Plan, draft: Draft, current: Snapshot) -> Iterator[_Kept | None]:
+    """Change a plan so that snapshots of groups lose nothing. Nobody makes a new one during the block.
 
     Yield None if the plan destroys something, and another writer or snapshot is at work.
     """
-    if not (made.destroys and draft.store.can.local):
-        yield _Kept(made)
+    if not (intended.destroys and draft.store.can.local):
+        yield _Kept(intended)
         return
     with try_manifests_lock(draft.store) as is_alone:
         pins, unreadable = [], None
@@ -237,11 +252,11 @@ def _keeping_pins(made: Plan, draft: Draft, current: Snapshot) -> Iterator[_Kept
         except (FormatError, LimitError, UnsupportedError) as error:
             unreadable = error
         if is_alone and not (pins or unreadable):
-            yield _Kept(made, (), unneeded_names(current, (), identities_of(draft.store)))
+            yield _Kept(intended, (), unneeded_names(current, (), identities_of(draft.store)))
             return
         other = make_plan(draft, current, pinned=True)
         if not other.destroys:
-            if made.step == CommitStep.COMPACT and pins:
+            if intended.step == CommitStep.COMPACT and pins:
                 _warn_of_dead_space(draft.url)
             yield _Kept(other)
         elif unreadable is not None:
@@ -263,8 +278,9 @@ def _warn_of_dead_space(url: str) -> None:
 
 
 def _carry_out(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
-    intended = kept.plan
-    return _compact(kept, draft, current) if intended.step == CommitStep.COMPACT else publish(intended, draft, current)
+    if kept.plan.step == CommitStep.COMPACT:
+        return _compact(kept, draft, current)
+    return publish(kept.plan, draft, current)
 
 
 class Prepared(NamedTuple):
@@ -291,7 +307,7 @@ def stage(
     """
     draft.flush()
     for _ in attempts(draft.store):
-        current = None if draft.base is None else _newest(draft)
+        current = None if draft.base is None else _rebase_on_newest(draft)
         if group_commit is not None:
             draft.annotate(group_commit=group_commit)
         intended = make_plan(draft, current)
@@ -299,7 +315,7 @@ def stage(
         try:
             if current is None or not intended.destroys:
                 return _stage(_Kept(intended), draft, current, put)
-            with _keeping_pins(intended, draft, current) as kept:
+            with _keep_pins(intended, draft, current) as kept:
                 if kept is not None:
                     return _stage(kept, draft, current, put)
         except ConflictError:
@@ -328,7 +344,7 @@ def _stage(
 # Plans.
 
 
-def _newest(draft: Draft) -> Snapshot:
+def _rebase_on_newest(draft: Draft) -> Snapshot:
     """Return the newest state, and put the changes on top of it."""
     if draft.base is None:
         raise ValueError("a new frame has no earlier state")
@@ -340,23 +356,22 @@ def _newest(draft: Draft) -> Snapshot:
 # Carrying them out.
 
 
-def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
+def publish(intended: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
     """Carry out a plan, and return the new state.
 
-    An error is ignored if the new state is there all the same, as when an answer was lost.
+    If a write raises an error, but the new state is there, as after a lost answer, the error does not count.
     """
-    state = made.require_state()
-    require_files(made, draft)
+    state = intended.require_state()
+    require_files(intended, draft)
     generation = state.frame.fingerprint.hex()
-    make_objects(made, draft)
+    make_objects(intended, draft)
     if draft.sparse:
         draft.store.force()
     try:
-        version = (
-            _extend(made, draft, current)
-            if current and made.step == CommitStep.APPEND
-            else _write(made, draft, current)
-        )
+        if current and intended.step == CommitStep.APPEND:
+            version = _extend(intended, draft, current)
+        else:
+            version = _write(intended, draft, current)
     except BaseException as error:
         draft.staging.files.is_needed |= may_still_happen(draft.store, error)
         if not isinstance(error, Exception):
@@ -364,38 +379,41 @@ def publish(made: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
         exclusive = isinstance(error, FileExistsError) and draft.store.can.lock
         if exclusive or (durability() == "full" and draft.store.can.local):
             raise
+        # If the store cannot be read, the outcome is unknown, and the first error says more.
         with suppress(OSError, B2ArrayError):
-            found = load_published(draft.store)
-            if found.generation == generation or found.state.annotations.lists(state.annotations):
-                return found
+            latest = load_published(draft.store)
+            is_ours = latest.generation == generation
+            if is_ours or latest.state.annotations.lists(state.annotations):
+                return latest
         raise
-    return Snapshot(draft.store, state, 0, version, generation, header=made.header)
+    return Snapshot(draft.store, state, 0, version, generation, header=intended.header)
 
 
-def _write(made: Plan, draft: Draft, current: Snapshot | None) -> Version | None:
+def _write(intended: Plan, draft: Draft, current: Snapshot | None) -> Version | None:
     """Write a file or an object with header and tail, and what lies between them. Return its version."""
     store, name, new = draft.store, draft.name, draft.new
     expected = current.version if current else new.replaces if new else None
     exclusive = current is None and new is not None and not new.overwrite
-    if made.finishes_spool:
-        path = draft.staging.finish(made.header, made.tail, durable=durability() != "off")
+    if intended.finishes_spool:
+        path = draft.staging.finish(intended.header, intended.tail, durable=durability() != "off")
         return store.adopt(path, "", exclusive=exclusive, expected=expected).version
     if exclusive:
-        return store.create(name, pieces(made, draft)).version
-    return store.replace(name, pieces(made, draft), expected=expected).version
+        return store.create(name, pieces(intended, draft)).version
+    return store.replace(name, pieces(intended, draft), expected=expected).version
 
 
-def _extend(made: Plan, draft: Draft, current: Snapshot) -> Version | None:
-    """Append to the file, and let its header refer to the new index."""
+def _extend(intended: Plan, draft: Draft, current: Snapshot) -> Version | None:
+    """Append to the file, and then change its header, which refers to the new index."""
     store = draft.store
     if not store.can.append:
-        content = pieces(made, draft, _behind_header(current))
+        content = pieces(intended, draft, _behind_header(current))
         return store.replace("", content, expected=current.version).version
-    _append(made, draft, current)
+    _append(intended, draft, current)
     try:
-        return store.patch("", 0, made.header).version
+        return store.patch("", 0, intended.header).version
     except BaseException:
-        with suppress(OSError):  # half a header must not stay
+        # Half a header must not stay. If this fails as well, the first error says more.
+        with suppress(OSError):
             store.patch("", 0, current.header)
             store.append("", current.frame.frame_len, ())
         raise
@@ -408,8 +426,9 @@ def _behind_header(current: Snapshot) -> Iterator[Buffer]:
         yield from current.store.read([span], expected=current.version)
 
 
-def _append(made: Plan, draft: Draft, current: Snapshot) -> None:
-    draft.store.append("", current.frame.frame_len, chain(draft.staging.pieces(made.pieces), (made.tail,)))
+def _append(intended: Plan, draft: Draft, current: Snapshot) -> None:
+    chunks = draft.staging.pieces(intended.pieces)
+    draft.store.append("", current.frame.frame_len, chain(chunks, (intended.tail,)))
 
 
 # Copying chunks.
@@ -425,7 +444,8 @@ def _compact(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
         # A chunk that cannot be read is no reason to refuse the others.
         return publish(kept.plan.otherwise, draft, current)
     try:
-        return publish(make_plan(copy, None), copy, None)
+        intended = make_plan(copy, None)
+        return publish(intended, copy, None)
     finally:
         draft.staging.files.is_needed |= copy.staging.files.is_needed
         copy.abort()
@@ -439,8 +459,8 @@ def _stage_compacted(
 ) -> Prepared:
     copy = whole(draft, current, kept.pinned, kept.unpinned)
     try:
-        made = make_plan(copy, None)
-        put(pieces(made, copy))
-        return Prepared(made.require_state(), made.header, is_patch=False)
+        intended = make_plan(copy, None)
+        put(pieces(intended, copy))
+        return Prepared(intended.require_state(), intended.header, is_patch=False)
     finally:
         copy.abort()

@@ -16,8 +16,8 @@ contiguous     the file is written again with all its chunks (`COMPACT`): where 
 =============  ======================================================================================
 
 A state that is kept under a name is one more input. Its chunks are no dead space, and a file that has some is never
-replaced by another one without them. The packed index of a kept state lies between the chunks and the index, or in an
-object of its own.
+replaced by another one without them. The packed index of a kept state lies between the chunks and the index, or in a
+separate object.
 
 Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format" of the Blosc2 documentation.
 """
@@ -154,35 +154,41 @@ class Plan:
 def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
     """Decide how a change is committed on top of the current state; None for a new frame."""
     if current is None:
-        return _pack_next(change, None, facts, CommitStep.EXCHANGE if facts.aside else CommitStep.NEW_FRAME)
+        step = CommitStep.EXCHANGE if facts.aside else CommitStep.NEW_FRAME
+        return _pack_next(change, None, facts, step)
     if current.sparse:
         return _pack_next(change, current, facts, CommitStep.REPLACE_INDEX)
     if not facts.appendable:
         return Plan(CommitStep.COMPACT)
     # If all chunks are new, write them once, and not a second time after the old ones.
-    all_new = change.numbers.size == current.frame.nchunks and not (change.is_structural or (change.codes >= 0).any())
+    has_all = change.numbers.size == current.frame.nchunks
+    refers_to_old = change.is_structural or (change.codes >= 0).any()
     keeps_others = facts.pinned or bool(current.state.annotations.kept)
-    if all_new and not keeps_others and facts.header_room == len(current.header):
-        made = _pack_next(change, current, facts, CommitStep.REPLACE_FILE)
+    if has_all and not refers_to_old and not keeps_others and facts.header_room == len(current.header):
+        intended = _pack_next(change, current, facts, CommitStep.REPLACE_FILE)
     else:
-        made = _pack_next(change, current, facts, CommitStep.APPEND)
-        if change.compacts or not _fits(current, made):
+        intended = _pack_next(change, current, facts, CommitStep.APPEND)
+        if change.compacts or not _fits(current, intended):
             return Plan(CommitStep.COMPACT)
-    is_rewritten = not facts.pinned and _is_mostly_dead(made.require_state())
-    return Plan(CommitStep.COMPACT, otherwise=made) if is_rewritten else made
+    is_rewritten = not facts.pinned and _is_mostly_dead(intended.require_state())
+    return Plan(CommitStep.COMPACT, otherwise=intended) if is_rewritten else intended
 
 
-def _fits(current: Snapshot, made: Plan) -> bool:
+def _fits(current: Snapshot, intended: Plan) -> bool:
     """Whether the new header can take the place of the old one in one small write."""
-    old, new = current.header, made.header
-    has_chunks = made.state is not None and bool(made.state.frame.nchunks)
-    return has_chunks and len(old) == len(new) and new[_ATOMIC_HEADER:] == old[_ATOMIC_HEADER:]
+    if intended.state is None or not intended.state.frame.nchunks:
+        return False
+    old, new = current.header, intended.header
+    return len(old) == len(new) and new[_ATOMIC_HEADER:] == old[_ATOMIC_HEADER:]
 
 
 def _is_mostly_dead(state: State) -> bool:
     dead = _dead_nbytes(state, ledger_of(state))
+    if dead is None:
+        return False
+    half = state.frame.frame_len // 2
     # A rewrite also takes time for each chunk, stored or not: so an index of very many may stay behind several times.
-    return dead is not None and dead > max(state.frame.frame_len // 2, _DEAD_LIMIT, state.frame.nchunks)
+    return dead > max(half, _DEAD_LIMIT, state.frame.nchunks)
 
 
 def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
@@ -194,7 +200,8 @@ def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
     nbytes, above = sizes[:, 0], offsets >= ledger.floor
     if not nbytes[offsets >= 0].all():
         return None
-    live = int(nbytes[above].sum(dtype=np.int64)) + int(above.sum()) * record_nbytes(sizes.shape[1] - 1)
+    records = int(above.sum()) * record_nbytes(sizes.shape[1] - 1)
+    live = int(nbytes[above].sum(dtype=np.int64)) + records
     return ledger.dead + max(0, state.frame.cbytes - ledger.floor) - live
 
 
@@ -208,14 +215,19 @@ def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: 
         state = with_stale_indexes(state)
     is_sparse = state.frame.frame_type == FrameType.SPARSE
     if step == CommitStep.APPEND and current is not None:
-        placed = _place_chunks(change, state.frame.offsets, current.frame.frame_len - current.frame.header_len)
+        end = current.frame.frame_len - current.frame.header_len
+        placed = _place_chunks(change, state.frame.offsets, end)
     elif facts.header_room and change.extents.size:
         placed = _in_spool(change)
     else:
         placed = _place_chunks(change, state.frame.offsets, 0)
     offsets = placed.resolve(state.frame.offsets, change)
-    cbytes = index.sparse_cbytes(_stored_nbytes(change, current, facts), offsets) if is_sparse else placed.end
-    kept = _keep(change, current, facts, state.with_frame(offsets=offsets, cbytes=cbytes), placed)
+    cbytes = placed.end
+    if is_sparse:
+        stored_nbytes = _stored_nbytes(change, current, facts)
+        cbytes = index.sparse_cbytes(stored_nbytes, offsets)
+    coming = state.with_frame(offsets=offsets, cbytes=cbytes)
+    kept = _keep(change, current, facts, coming, placed)
     cbytes += len(kept.inside)
     had_data = current is not None and bool((current.frame.offsets >= 0).any())
     described = replace(
@@ -224,7 +236,8 @@ def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: 
         cbytes=cbytes,
         frame_len=0,
         nthreads_decompress=fingerprint.MARK,
-        vlmetalayers=(*state.frame.vlmetalayers, (LAYER, b"")),  # the header only says that there are any
+        # The header only says that there are any.
+        vlmetalayers=(*state.frame.vlmetalayers, (LAYER, b"")),
     )
     header, noted = frame.pack_header(described), state.annotations
     annotations = replace(
@@ -234,18 +247,32 @@ def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: 
         next=change.next if is_sparse else noted.next,
         kept=kept.ledger,
     )
-    if current is not None and not current.frame.is_ours:
+    is_ours = current is not None and current.frame.is_ours
+    if current is not None and not is_ours:
         annotations = replace(annotations, takeovers=annotations.takeovers + 1)
-    if current is None or not current.frame.is_ours or change.numbers.size or change.is_structural:
-        annotations = replace(annotations, sizes=pack_fitting_sizes(state.sizes), records=pack_records(state.records))
+    # Otherwise the packed tables of the present state are right for the next one.
+    if not is_ours or change.numbers.size or change.is_structural:
+        sizes, records = pack_fitting_sizes(state.sizes), pack_records(state.records)
+        annotations = replace(annotations, sizes=sizes, records=records)
     if not facts.locks:
         annotations = annotations.with_commit_listed()
     layers = layers_with(described.vlmetalayers, annotations, facts.url)
     packed = frame.pack(replace(described, vlmetalayers=layers), header)
-    has_room = packed.frame.vlmetalayer(LAYER) is not None
-    next_state = replace(state, frame=packed.frame).with_annotations(annotations) if has_room else parse(packed.frame)
-    finishes = bool(facts.header_room) and facts.header_room == len(packed.header) and step != CommitStep.APPEND
-    return Plan(step, packed.header, kept.inside + packed.tail, next_state, placed.pieces, finishes, kept.objects)
+    if packed.frame.vlmetalayer(LAYER) is None:
+        # There was no room for the annotations, so that nobody will read them.
+        next_state = parse(packed.frame)
+    else:
+        next_state = replace(state, frame=packed.frame).with_annotations(annotations)
+    has_room = bool(facts.header_room) and facts.header_room == len(packed.header)
+    return Plan(
+        step,
+        packed.header,
+        kept.inside + packed.tail,
+        next_state,
+        placed.pieces,
+        has_room and step != CommitStep.APPEND,
+        kept.objects,
+    )
 
 
 def _start(change: ChangeSet, current: Snapshot | None) -> State:
@@ -318,21 +345,26 @@ class _Keeping(NamedTuple):
     objects: Mapping[str, bytes] = {}
 
 
-def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State, placed: _Placed) -> _Keeping:
-    """Pack the states that a change keeps, and list them. `made` is the state that it makes."""
-    _require_room(change, current, made, facts)
+def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, coming: State, placed: _Placed) -> _Keeping:
+    """Pack the states that a change keeps, and list them; `coming` is the state after the change."""
+    _require_room(change, current, coming, facts)
     is_ours = current is None or current.frame.is_ours
     if is_ours and not change.keeps and not change.drops:
-        return _Keeping(made.annotations.kept)
+        return _Keeping(coming.annotations.kept)
     ledger = Ledger() if current is None else ledger_of(current.state)
     if not is_ours:
         ledger = ledger.suspect_all()
     if not change.keeps and not change.drops:
         return _Keeping(ledger.pack())
-    is_sparse, salt = made.frame.frame_type == FrameType.SPARSE, int.from_bytes(facts.salt[:8], "big")
-    inside, objects, entries, stay = b"", {}, [*ledger.without(change.drops).entries], [made, *(facts.kept or ())]
+    is_sparse = coming.frame.frame_type == FrameType.SPARSE
+    # Objects with kept states get names that no other commit gives.
+    salt = int.from_bytes(facts.salt[:8], "big")
+    inside = b""
+    objects: dict[str, bytes] = {}
+    entries = [*ledger.without(change.drops).entries]
+    stay = [coming, *(facts.kept or ())]
     for number, keep in enumerate(change.keeps, salt):
-        kept = _with_places(keep, made, placed)
+        kept = _with_places(keep, coming, placed)
         packed = pack_state(kept, frame.pack_header(kept.frame))
         entry = replace(
             keep.entry,
@@ -357,32 +389,37 @@ def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, made: State
     if not is_sparse:
         floor = placed.end + len(inside)
         if (change.drops and facts.kept is not None) or current is None:
-            dead = floor - sum(entry.nbytes for entry in entries if not entry.packed) - _needed_nbytes(stay)
+            packed_nbytes = sum(entry.nbytes for entry in entries if not entry.packed)
+            dead = floor - packed_nbytes - _needed_nbytes(stay)
         else:
             # Everything that was needed before still is, or counts as needed, and so are the new bytes.
-            before = _dead_nbytes(made, ledger)
+            before = _dead_nbytes(coming, ledger)
             dead = ledger.dead if before is None else before
-    return _Keeping(Ledger(tuple(entries), floor, max(0, dead)).pack(), inside, objects)
+    ledger = Ledger(tuple(entries), floor, max(0, dead))
+    return _Keeping(ledger.pack(), inside, objects)
 
 
-def _require_room(change: ChangeSet, current: Snapshot | None, made: State, facts: Facts) -> None:
-    """Raise LimitError if a file without chunks would have to hold those of kept states."""
-    if made.frame.frame_type == FrameType.SPARSE or made.frame.nchunks:
+def _require_room(change: ChangeSet, current: Snapshot | None, coming: State, facts: Facts) -> None:
+    """Raise LimitError if a file without chunks would have to hold the chunks of kept states."""
+    if coming.frame.frame_type == FrameType.SPARSE or coming.frame.nchunks:
         return
     entries = () if current is None else ledger_of(current.state).without(change.drops).entries
     names = [entry.title for entry in entries if not entry.packed]
-    names += [keep.entry.title for keep in change.keeps if keep.state is not None and keep.state.frame.nchunks]
+    for keep in change.keeps:
+        has_chunks = keep.state is not None and keep.state.frame.nchunks
+        names += [keep.entry.title] if has_chunks else []
     if names:
         raise LimitError(
-            f"{facts.url}: a file without chunks has no room for those of the snapshots [{', '.join(names)}]; drop"
-            " them, keep some items, or copy the array with layout='sparse'"
+            f"{facts.url}: a file without chunks has no room for the chunks of the snapshots [{', '.join(names)}];"
+            " drop them, keep some items, or copy the array with layout='sparse'"
         )
 
 
-def _with_places(keep: Keep, made: State, placed: _Placed) -> State:
+def _with_places(keep: Keep, coming: State, placed: _Placed) -> State:
     if keep.state is None:
-        return made
-    state = keep.state.with_frame(offsets=placed.replace_codes(keep.state.frame.offsets), cbytes=placed.end)
+        return coming
+    offsets = placed.replace_codes(keep.state.frame.offsets)
+    state = keep.state.with_frame(offsets=offsets, cbytes=placed.end)
     if state.frame.frame_type != FrameType.SPARSE:
         return state
     stored = int(state.sizes[state.frame.offsets >= 0, 0].sum(dtype=np.int64))
@@ -394,26 +431,30 @@ def _needed_nbytes(states: Iterable[State]) -> int:
     places, sizes = [], []
     for state in states:
         stored = state.frame.offsets >= 0
+        nbytes = state.sizes[stored, 0].astype(np.int64)
         places.append(state.frame.offsets[stored])
-        sizes.append(state.sizes[stored, 0].astype(np.int64) + record_nbytes(state.sizes.shape[1] - 1))
+        sizes.append(nbytes + record_nbytes(state.sizes.shape[1] - 1))
     _, first = np.unique(np.concatenate(places), return_index=True)
     return int(np.concatenate(sizes)[first].sum())
 
 
 def _with_filters(change: ChangeSet, state: State) -> Frame:
-    """Return the frame whose header names the filters that other software shall go on with.
+    """Return the frame whose header names the filters that other software is to go on with.
 
-    If the data choose the filters, they are those of the first chunk in the commit that brings the first data. Later
-    commits leave the header alone. Chunks that other processes have put do not count.
+    If the data choose the filters, the first chunk in the commit that brings the first data decides. Later commits
+    leave the header alone. Chunks that other processes have put do not count.
     """
     described = state.frame
     if ("filters", AUTO) not in state.annotations.cparams or change.filters is None:
         return described
-    _, found = change.filters
-    # Stock would cut bits off values that it writes, without rounding and without a bound.
-    exact = [(0, 0) if fid == FilterId.TRUNC_PREC else (fid, meta) for fid, meta in zip(*found, strict=True)]
-    filters, metas = zip(*exact, strict=True)
-    return replace(described, filters=filters, filters_meta=metas)
+    _, slots = change.filters
+    filters, metas = [], []
+    for fid, meta in zip(*slots, strict=True):
+        # Stock would cut bits off values that it writes, without rounding and without a bound.
+        is_exact = fid != FilterId.TRUNC_PREC
+        filters.append(fid if is_exact else 0)
+        metas.append(meta if is_exact else 0)
+    return replace(described, filters=tuple(filters), filters_meta=tuple(metas))
 
 
 def _digest(change: ChangeSet, facts: Facts) -> bytes:
@@ -422,8 +463,10 @@ def _digest(change: ChangeSet, facts: Facts) -> bytes:
     Without it two frames of equal metadata and unequal data could be taken for the same generation. The salt tells this
     commit from an equal one that came first.
     """
-    said = b"".join([change.base.encode(), change.numbers.tobytes(), change.records.tobytes()])
-    return blake2b(said, digest_size=16, salt=facts.salt).digest()
+    digest = blake2b(change.base.encode(), digest_size=16, salt=facts.salt)
+    digest.update(change.numbers.tobytes())
+    digest.update(change.records.tobytes())
+    return digest.digest()
 
 
 # The sizes of chunks in files.
@@ -445,7 +488,8 @@ def _counts(change: ChangeSet, current: Snapshot | None) -> tuple[int, _Count, _
     """
     if current is None or not current.frame.is_ours:
         state = apply_change(change, _start(change, current))
-        return 0, _count(_NO_FILES, _NO_FILES), _count(state.frame.offsets, state.sizes[:, 0])
+        nothing = _count(_NO_FILES, _NO_FILES)
+        return 0, nothing, _count(state.frame.offsets, state.sizes[:, 0])
     old, old_nbytes = current.frame.offsets, current.state.sizes[:, 0]
     before = current.frame.cbytes - index.sparse_cbytes(0, old)
     if change.is_structural:
@@ -454,7 +498,8 @@ def _counts(change: ChangeSet, current: Snapshot | None) -> tuple[int, _Count, _
     else:
         old, old_nbytes = old[change.numbers], old_nbytes[change.numbers]
         new, new_nbytes = change.codes, change.sizes[:, 0]
-    gone, came = ~np.isin(old, new), ~np.isin(new, old)
+    gone = ~np.isin(old, new)
+    came = ~np.isin(new, old)
     return before, _count(old[gone], old_nbytes[gone]), _count(new[came], new_nbytes[came])
 
 
@@ -468,7 +513,12 @@ def find_unnoted(change: ChangeSet, current: Snapshot | None) -> list[int]:
     if _start(change, current).frame.frame_type != FrameType.SPARSE:
         return []
     _, gone, came = _counts(change, current)
-    return [n for count in (gone, came) for n in count.numbers[count.nbytes == 0].tolist()]
+    return [*_without_size(gone), *_without_size(came)]
+
+
+def _without_size(count: _Count) -> list[int]:
+    numbers: list[int] = count.numbers[count.nbytes == 0].tolist()
+    return numbers
 
 
 def _stored_nbytes(change: ChangeSet, current: Snapshot | None, facts: Facts) -> int:
@@ -478,5 +528,6 @@ def _stored_nbytes(change: ChangeSet, current: Snapshot | None, facts: Facts) ->
 
 
 def _total(count: _Count, facts: Facts) -> int:
-    unknown = count.numbers[count.nbytes == 0].tolist()
-    return int(count.nbytes.sum()) + sum(facts.unnoted.get(number, 0) for number in unknown)
+    # A missing file takes no bytes.
+    sizes = [facts.unnoted.get(number, 0) for number in _without_size(count)]
+    return int(count.nbytes.sum()) + sum(sizes)

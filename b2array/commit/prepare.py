@@ -87,22 +87,24 @@ def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
     return sizes
 
 
-def require_files(made: Plan, draft: Draft) -> None:
+def require_files(intended: Plan, draft: Draft) -> None:
     """Raise ConflictError if `vacuum` has removed files that the new state refers to."""
-    gone = [] if made.state is None else draft.staging.find_missing(made.state.frame.offsets)
+    if intended.state is None:
+        return
+    gone = draft.staging.find_missing(intended.state.frame.offsets)
     if gone:
         raise make_removed_error(draft.url, gone)
 
 
-def make_objects(made: Plan, draft: Draft) -> None:
+def make_objects(intended: Plan, draft: Draft) -> None:
     """Make the objects that the new state refers to. If the commit fails, `vacuum` removes them."""
-    for name, content in made.objects.items():
+    for name, content in intended.objects.items():
         create_under_own_name(draft.store, name, content)
 
 
-def pieces(made: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buffer]:
+def pieces(intended: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buffer]:
     """Return the bytes of a file; `old` ones between the header and the new chunks stay."""
-    return chain((made.header,), old, draft.staging.pieces(made.pieces), (made.tail,))
+    return chain((intended.header,), old, draft.staging.pieces(intended.pieces), (intended.tail,))
 
 
 # Copying chunks.
@@ -116,7 +118,8 @@ def whole(
     It keeps what the old one does, but for states that are `unpinned`, and the states that are `pinned`.
     """
     stay = ledger_of(current.state).without((*draft.delta.drops, *unpinned)).entries
-    kept = [*zip(stay, load_kept_states(current, stay), strict=True), *pinned]
+    states = load_kept_states(current, stay)
+    kept = [*zip(stay, states, strict=True), *pinned]
     whole = copy_frame(
         draft.reader(),
         draft.store,
@@ -152,34 +155,26 @@ def copy_frame(
     """
     old = source.state
     if isinstance(source, Draft):
-        source.flush()  # an open chunk would keep the code of its earlier content until then
-        old = copy_for_changes(source.state)  # the source goes on changing its own tables
-    # A sparse frame begins anew, behind the names that are taken.
-    used = old.annotations.next if is_same and old.frame.frame_type == frame_type != FrameType.SPARSE else None
-    annotations = (
-        Annotations()
-        if old.annotations.foreign
-        else replace(old.annotations, next=used, sizes=None, records=None, kept=None)
-    )
-    layers = tuple(layer for layer in old.frame.vlmetalayers if layer[0] != LAYER)
-    state = (
-        old.with_frame(frame_type=frame_type, vlmetalayers=layers).with_annotations(annotations).with_tables(None, None)
-    )
+        # Until then an open chunk would keep the code of its earlier content.
+        source.flush()
+        # The source goes on changing its own tables.
+        old = copy_for_changes(source.state)
+    state = _without_chunks(old, frame_type, is_same=is_same)
     if isinstance(source, Draft) and source.freeze().changes_values:
         state = with_stale_indexes(state)
     new = Draft(store, None, state, overwrite=overwrite, locked=locked, replaces=replaces, is_same=is_same, first=first)
-    lost = {*lost, *annotations.lost}
+    lost = {*lost, *state.annotations.lost}
     try:
         # A draft notes all that is read; elsewhere only chunks that the index refers to are looked at.
-        present = (
-            range(old.frame.nchunks) if source.buffer else np.flatnonzero(old.frame.offsets >= LOWEST_CODE).tolist()
-        )
+        present: Sequence[int] = range(old.frame.nchunks)
+        if not source.buffer:
+            present = np.flatnonzero(old.frame.offsets >= LOWEST_CODE).tolist()
         stored = [n for n in present if n not in lost and isinstance(source.locate(n), Location)]
-        shown = progress or Progress(None)
-        shown.advance(old.frame.nchunks - len(stored))
+        bar = progress or Progress(None)
+        bar.advance(old.frame.nchunks - len(stored))
         for n, each in zip(stored, read_chunks(source, stored), strict=True):
             new.put(n, bytes(each.region))
-            shown.advance()
+            bar.advance()
         for n in lost:
             new.mark_lost(n)
         _copy_kept(new, old, kept)
@@ -189,37 +184,64 @@ def copy_frame(
     return new
 
 
+def _without_chunks(old: State, frame_type: FrameType, *, is_same: bool) -> State:
+    """Return the state that a copy of a frame begins with. It still has the index of the old frame."""
+    noted = old.annotations
+    # A sparse frame begins anew, behind the names that are taken.
+    goes_on = is_same and old.frame.frame_type == frame_type != FrameType.SPARSE
+    annotations = Annotations()
+    if not noted.foreign:
+        used = noted.next if goes_on else None
+        annotations = replace(noted, next=used, sizes=None, records=None, kept=None)
+    layers = tuple(layer for layer in old.frame.vlmetalayers if layer[0] != LAYER)
+    state = old.with_frame(frame_type=frame_type, vlmetalayers=layers)
+    return state.with_annotations(annotations).with_tables(None, None)
+
+
 def _copy_kept(new: Draft, old: State, kept: Sequence[KeptState]) -> None:
     """Copy the states that a frame keeps. Chunks that are in several states are copied once.
 
     Where other software may have written over a chunk of a state, it is compared with the checksums that the state has.
     """
-    old_index, index_now, records_now = old.frame.offsets, new.state.frame.offsets, new.state.records
-    stored = np.flatnonzero(_is_stored(old_index)).tolist()
+    stored = np.flatnonzero(_is_stored(old.frame.offsets)).tolist()
     # A place alone does not tell a chunk: other software may have written another one there.
-    copies = {(int(old_index[n]), int(old.records[n])): (int(index_now[n]), int(records_now[n])) for n in stored}
-    for entry, held in kept:
-        if held is None:
+    before = _keys_of(old.frame.offsets, old.records, stored)
+    after = _keys_of(new.state.frame.offsets, new.state.records, stored)
+    copies = {before[n]: after[n] for n in stored}
+    for entry, source in kept:
+        if source is None:
             new.delta.keep(Keep(entry))
             continue
-        offsets, records = np.array(held.frame.offsets, np.int64), held.state.records.copy()
-        lost = held.state.annotations.lost
-        offsets[list(lost)] = index.special_offset(Special.ZEROS)  # nobody reads them
+        offsets, records = np.array(source.frame.offsets, np.int64), source.state.records.copy()
+        lost = source.state.annotations.lost
+        # Nobody reads the lost chunks.
+        offsets[list(lost)] = index.special_offset(Special.ZEROS)
         wanted = np.flatnonzero(_is_stored(offsets)).tolist()
         if entry.suspect or not old.frame.is_ours:
             try:
-                require_intact(held, deep=True)
+                require_intact(source, deep=True)
             except (FormatError, SnapshotLostError) as error:
-                raise prefix_error(f"{held.url}: the snapshot {entry.name!r} is damaged; drop it", error) from error
-        keys = {n: (int(offsets[n]), int(records[n])) for n in wanted}
+                where = f"{source.url}: the snapshot {entry.name!r} is damaged; drop it"
+                raise prefix_error(where, error) from error
+        keys = _keys_of(offsets, records, wanted)
         missing = [n for n in wanted if keys[n] not in copies]
-        for n, each in zip(missing, read_chunks(held, missing), strict=True):
+        for n, each in zip(missing, read_chunks(source, missing), strict=True):
             staged = new.stage_chunk(n, bytes(each.region))
             copies[keys[n]] = staged.code, staged.record
         for n in wanted:
             offsets[n], records[n] = copies[keys[n]]
-        state = held.state.with_frame(offsets=offsets, frame_type=new.state.frame.frame_type)
-        new.delta.keep(Keep(entry, state.with_tables(held.state.sizes, records)))
+        state = source.state.with_frame(offsets=offsets, frame_type=new.state.frame.frame_type)
+        state = state.with_tables(source.state.sizes, records)
+        new.delta.keep(Keep(entry, state))
+
+
+def _keys_of(
+    offsets: npt.NDArray[np.int64],
+    records: npt.NDArray[np.uint32],
+    numbers: Sequence[int],
+) -> dict[int, tuple[int, int]]:
+    """Return what tells chunks of two states apart, by number: the place, and the checksum of the record."""
+    return {n: (int(offsets[n]), int(records[n])) for n in numbers}
 
 
 def _is_stored(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -53,8 +53,11 @@ def write(
     if draft.buffer is not None:
         writer.keep_open(draft.buffer, chain(first, chunks))
         return
-    alone = (writer.make(chunk) for chunk in first)
-    _set_chunks(draft, alone if len(first) == 1 else threads.spread(writer.make, chain(first, chunks)))
+    if len(first) == 1:
+        # One chunk needs no other thread.
+        _set_chunks(draft, (writer.make(chunk) for chunk in first))
+    else:
+        _set_chunks(draft, threads.spread(writer.make, chain(first, chunks)))
 
 
 def rewrite(
@@ -62,43 +65,48 @@ def rewrite(
     layout: Layout,
     numbers: Iterable[int],
     produce: Callable[[Slices], Array],
-    made: Callable[[], object] = lambda: None,
+    after_each: Callable[[], object] = lambda: None,
     *,
     exact: bool = False,
 ) -> None:
-    """Make whole chunks from scratch, a few at a time, and call `made` after each; `exact` ones are never rounded.
+    """Make whole chunks from scratch, a few at a time, and call `after_each` after each.
 
-    Workers call `produce` with a box of the array, and it returns the items there.
+    Workers call `produce` with a box of the array, and it returns the items there. Items of `exact` chunks are never
+    rounded.
     """
     form = Form.of(draft.state, layout)
     if exact:
         form = replace(form, cparams=form.cparams.without_bounds())
 
-    def make(number: int) -> Made:
-        coords = tuple(int(coord) for coord in np.unravel_index(number, layout.grid_shape))
+    def make(number: int) -> NewChunk:
+        unraveled = np.unravel_index(number, layout.grid_shape)
+        coords = tuple(map(int, unraveled))
         box = chunk_box(layout, coords)
         whole = tuple(slice(0, i.stop - i.start, 1) for i in box)
         values = np.asarray(produce(box))
-        return _Writer(draft, form, None, values, None).make((number, Part(coords, whole, whole)))
+        writer = _Writer(draft, form, None, values, None)
+        return writer.make((number, Part(coords, whole, whole)))
 
-    _set_chunks(draft, threads.spread(make, numbers), made)
+    _set_chunks(draft, threads.spread(make, numbers), after_each)
 
 
 def chunk_box(layout: Layout, coords: Sequence[int]) -> Slices:
     """Return the box of the array that a chunk covers, one slice an axis."""
-    return tuple(
-        slice(coord * c, min(coord * c + c, n), 1)
-        for coord, c, n in zip(coords, layout.chunks, layout.shape, strict=True)
-    )
+    box = []
+    for coord, extent, end in zip(coords, layout.chunks, layout.shape, strict=True):
+        start = coord * extent
+        box.append(slice(start, min(start + extent, end), 1))
+    return tuple(box)
 
 
-Made = tuple[int, OpenChunk | bytes | Staged]
+NewChunk = tuple[int, OpenChunk | bytes | Staged]
 """The number of a chunk, and the chunk: still open, encoded, or staged."""
 
 
-def _set_chunks(draft: Draft, chunks: Generator[Made], made: Callable[[], object] = lambda: None) -> None:
+def _set_chunks(draft: Draft, chunks: Generator[NewChunk], after_each: Callable[[], object] = lambda: None) -> None:
     """Store chunks, and refer to them. If one fails, the draft is given up, or `Draft.attempt` undoes the others."""
-    with closing(chunks):  # before the transaction undoes what threads have done
+    # Threads must end before the transaction undoes their work.
+    with closing(chunks):
         for number, chunk in chunks:
             if isinstance(chunk, OpenChunk):
                 if draft.buffer is not None:
@@ -106,7 +114,7 @@ def _set_chunks(draft: Draft, chunks: Generator[Made], made: Callable[[], object
             else:
                 staged = draft.store_chunk(number, chunk) if isinstance(chunk, bytes) else chunk
                 draft.set_chunk(number, staged)
-            made()
+            after_each()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,26 +137,29 @@ class _Writer:
                 _set_chunks(self.draft, threads.spread(self.make, window))
                 self.draft.flush(buffer.excess())
 
-    def make(self, of_chunk: tuple[int, Part]) -> Made:
-        """Write to a chunk, and encode it unless it is to stay open; store it at once if it gets a file of its own."""
+    def make(self, of_chunk: tuple[int, Part]) -> NewChunk:
+        """Write to a chunk, and encode it unless it is to stay open; store it at once if it gets a separate file."""
         number, part = of_chunk
         draft, buffer = self.draft, self.draft.buffer
         patch = patch_of(self.form.layout, part) if self.by_slices else None
         whole = patch is not None and patch.whole and self.fields is None
-        # A lone chunk stays open, too: only one thread would encode it now, but `flush` encodes many in threads.
+        # So does a lone chunk: only one thread would encode it now, but `flush` encodes many in threads.
         stays_open = buffer is not None and not (whole and not self.alone)
         chunk = buffer.chunks.get(number) if buffer is not None and stays_open else None
         undo = None if chunk is None else draft.undo
         try:
             if chunk is None:
-                chunk = OpenChunk(self.form, None if whole else self._read_stored(number, private=stays_open))
+                stored = None if whole else self._read_stored(number, private=stays_open)
+                chunk = OpenChunk(self.form, stored)
             chunk.put(part, patch, self.axes, self.values, self.fields, undo)
         except (FormatError, UnsupportedError) as error:
             raise prefix_error(f"chunk {number} of {draft.url}", error) from error
         if stays_open:
             return number, chunk
         buf = chunk.encode()
-        return number, draft.store_chunk(number, buf) if draft.sparse else buf
+        if draft.sparse:
+            return number, draft.store_chunk(number, buf)
+        return number, buf
 
     def _read_stored(self, number: int, *, private: bool) -> Stored:
         (stored,) = fetch(self.draft, [ChunkRequest(number, None)])

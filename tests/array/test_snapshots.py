@@ -133,7 +133,7 @@ def test_a_snapshot_of_zeros_nan_and_nothing(url, layout):
     a.restore("holes")
     assert np.isnan(a[...]).all()
     if layout == "contiguous":
-        with pytest.raises(LimitError, match=r"no room for those of the snapshots \['holes'\]"):
+        with pytest.raises(LimitError, match=r"no room for the chunks of the snapshots \['holes'\]"):
             a.restore("empty")
         assert np.isnan(a[...]).all()
         a.drop_snapshot("holes")
