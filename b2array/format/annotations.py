@@ -83,7 +83,8 @@ _MERGED = ("fill", "dims", "dtype", "group_commit", "forks_of", "deleted", "floo
 """Fields that writers change. `plan` sets the fields of the commit anew, and some others are merged in their own
 way."""
 _SIZES_CPARAMS = METADATA
-_RECORDS_CPARAMS = CParams("lz4", clevel=1, filters=())  # only the zeros among checksums can be compressed
+# Only the zeros among checksums can be compressed.
+_RECORDS_CPARAMS = CParams("lz4", clevel=1, filters=())
 _MAX_CHUNK_SIZES_NBYTES = 16 * MAX_SIZES_NBYTES
 
 
@@ -193,6 +194,7 @@ class Annotations:
             return cls()
         if not isinstance(layer, dict) or not _is_number(layer.get("v"), 1):
             return cls()
+        # Reading goes on without it; a commit would lose what the later version has noted.
         if layer["v"] > _VERSION:
             return cls(foreign=True)
         get = layer.get
@@ -253,6 +255,7 @@ _DEFAULTS = {each.name: each.default for each in fields(Annotations)}
 
 
 def _is_number(value: object, low: int) -> bool:
+    # By type, since True is an integer as well.
     return type(value) is int and value >= low
 
 
@@ -297,6 +300,7 @@ def _cparams(cparams: object) -> tuple[tuple[str, Any], ...]:
         return ()
     plain = []
     for name, value in cparams.items():
+        # msgpack makes lists of tuples, and parameters are compared and hashed.
         hashable = tuple(value) if isinstance(value, list) else value
         if isinstance(name, str) and isinstance(hashable, str | int | float | tuple):
             plain.append((name, hashable))
@@ -344,6 +348,7 @@ def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:
     """
     row = np.zeros(1 + nblocks, np.uint32)
     row[0] = head.header.cbytes
+    # C-Blosc2 with several threads stores blocks in the order in which they are done.
     in_order = len(head.starts) == nblocks and (np.diff(head.starts) > 0).all()
     if head.header.has_streams and in_order:
         row[1:] = head.stops - head.starts
@@ -362,7 +367,8 @@ def block_bounds(row: Sizes) -> npt.NDArray[np.int64] | None:
     """
     sizes = row[1:].astype(np.int64)
     first = int(row[0]) - int(sizes.sum())
-    least = HEADER_LEN + 4 * len(sizes)  # the block starts stand before the first block
+    # Before the first block stand the header and 4 bytes a block that say where it starts.
+    least = HEADER_LEN + 4 * len(sizes)
     if not len(sizes) or not sizes.all() or first < least:
         return None
     ends = np.cumsum(sizes)

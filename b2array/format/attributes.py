@@ -24,6 +24,7 @@ from b2array.format import dtypes
 __all__ = ["UNREADABLE", "decode_attr", "decode_attrs", "encode_attr"]
 
 _COMPLEX = struct.Struct(">2d")
+# The numbers that python-blosc2 has given to its extension types. 42 and 43 are frames and references.
 _EXT_COMPLEX = 44
 _EXT_SET = 45
 _EXT_NDARRAY = 46
@@ -63,6 +64,7 @@ def encode_attr(value: object, name: str | None = None) -> bytes:
     """
     try:
         packed = _encode(value)
+        # What cannot be read back must not be stored: a reader would find the attribute damaged.
         _decode(packed, 0, strict=True)
     except (ValueError, TypeError, OverflowError, RecursionError, UnsupportedError) as error:
         subject = "an attribute" if name is None else f"the attribute {name!r}"
@@ -125,6 +127,7 @@ def _encode_ndarray(array: NDArray[Any], **more: bool) -> bytes:
     shape = list(array.shape)
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("masked arrays would lose their mask")
+    # Their bytes are addresses.
     if dtype.kind == "O":
         return _encode({"values": array.ravel().tolist(), "shape": shape})
     spec = {"str": dtype.str} if dtype.fields is None else {"descr": dtype.descr}
@@ -135,6 +138,7 @@ def _encode_ndarray(array: NDArray[Any], **more: bool) -> bytes:
 
 def _encode_time(value: Any) -> object:
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        # The Timestamp of pandas is a datetime with nanoseconds, which msgpack does not know.
         nanoseconds = msgpack.Timestamp.from_datetime(value).to_unix_nano()
         return msgpack.Timestamp.from_unix_nano(nanoseconds + getattr(value, "nanosecond", 0))
     # pandas stores times in NumPy's types, in various units.
@@ -177,6 +181,7 @@ _FORMS: tuple[tuple[_Kinds, Callable[[Any], object]], ...] = (
 
 
 def _decode(buf: Buffer, depth: int, *, strict: bool) -> Any:
+    # msgpack limits how deep lists are, but each extension type begins anew.
     if depth > _MAX_DEPTH:
         raise FormatError(f"expected at most {_MAX_DEPTH} extension types inside each other, found more")
     hook = partial(_decode_ext, depth=depth + 1, strict=strict)
@@ -238,6 +243,7 @@ def _decode_ndarray(payload: object) -> Any:
     if values is not None:
         if not (isinstance(values, list | tuple) and len(values) == count):
             raise FormatError(f"expected {count} items of an array, found {values!r:.80}")
+        # One by one: NumPy would take lists among the items for dimensions.
         objects = np.empty(count, object)
         for n, value in enumerate(values):
             objects[n] = value

@@ -53,7 +53,11 @@ _SHORT = 512
 """What metalayers of at most this many bytes say is remembered."""
 _NPARTS = 7
 _DTYPE_NUMPY = 0
-_FIXARRAY, _INT32, _INT64, _STR32 = 0x90, 0xD2, 0xD3, 0xDB
+# Source: MessagePack specification, section Formats.
+_FIXARRAY = 0x90
+_INT32 = 0xD2
+_INT64 = 0xD3
+_STR32 = 0xDB
 
 
 def layout_of(layers: Layers, *, chunksize: int, typesize: int) -> Layout:
@@ -110,12 +114,14 @@ def _unpack(buf: bytes, chunksize: int, limits: config.Limits) -> Layout:
         raise FormatError(f"expected UTF-8 as type text, found {raw[:80]!r}") from None
     dtype = parse_dtype(text)
     layout = _layout(shape, chunks, blocks, dtype, text, version)
+    # The C library writes a default text of one byte an item where its caller names no type.
     items = prod(layout.extended_chunks)
     if chunksize <= 0 or not items or chunksize == items * dtype.itemsize:
         return layout
     if chunksize % items != 0:
         raise FormatError(f"expected chunks of {items} items, found chunks of {chunksize} bytes")
-    return _layout(shape, chunks, blocks, np.dtype((np.void, chunksize // items)), text, version)
+    raw_items = np.dtype((np.void, chunksize // items))
+    return _layout(shape, chunks, blocks, raw_items, text, version)
 
 
 # The same array is opened again and again, and the members of a group have few layouts. What is valid depends on the
@@ -137,6 +143,7 @@ def unpack_caterva(buf: Buffer, typesize: int) -> Layout:
 def _unpack_geometry(buf: bytes) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
     if len(buf) < 3:
         raise FormatError(f"expected a b2nd metalayer of 3 bytes or more, found {len(buf)} bytes")
+    # No reader checks the version: the C library has always written 0.
     version, ndim = buf[1:3]
     if ndim > MAX_NDIM:
         raise FormatError(f"expected at most {MAX_NDIM} dimensions, found {ndim}")
@@ -153,7 +160,8 @@ def _unpack_extents(
     code: str,
     marker: int,
 ) -> tuple[tuple[int, ...], int]:
-    start += 1  # the marker of the array, which readers ignore
+    # After the marker of the array, which readers ignore: it is wrong with 16 dimensions.
+    start += 1
     width = 1 + struct.calcsize(f">{code}")
     stop = start + ndim * width
     if len(buf) < stop:
@@ -173,7 +181,7 @@ def _layout(*fields: Any) -> Layout:
 def pack(layout: Layout) -> bytes:
     """Return the content of the `b2nd` metalayer; ValueError if the layout has no text for its type, as from `caterva`.
 
-    The markers of the three arrays are 0x90 plus the number of dimensions, with 16 dimensions too, as the C library
+    The markers of the three arrays are 0x90 plus the number of dimensions, even with 16 dimensions, as the C library
     writes them.
     """
     if not layout.dtype_text:
@@ -207,7 +215,7 @@ def with_extents(
     chunks: tuple[int, ...] | None = None,
     blocks: tuple[int, ...] | None = None,
 ) -> bytes:
-    """Return a metalayer (or its predecessor `caterva`) with other extents; those not given stay.
+    """Return a metalayer (or its predecessor `caterva`) with other extents; the ones that are None stay.
 
     Examples
     --------
@@ -216,6 +224,7 @@ def with_extents(
     (7,)
     """
     changed = bytearray(buf)
+    # Only to check it. The length must stay, because the C library never moves what follows the header.
     _unpack_geometry(bytes(buf))
     at = 3
     for extents, code in ((shape, "q"), (chunks, "i"), (blocks, "i")):

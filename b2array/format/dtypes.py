@@ -49,6 +49,7 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(text)
     except _NOT_A_DTYPE:
+        # Records are stored as the literal that NumPy prints.
         extension = extension_dtype(text)
         require_extension(text)
         return _parse_literal(text) if extension is None else extension
@@ -77,7 +78,9 @@ def extension_dtype(name: str) -> np.dtype[Any] | None:
     except ImportError:
         return None
     scalar_type = getattr(ml_dtypes, name, None) if name.isidentifier() else None
-    return np.dtype(scalar_type) if isinstance(scalar_type, type) and issubclass(scalar_type, np.generic) else None
+    # The package also has functions and classes that are not types of items.
+    is_item_type = isinstance(scalar_type, type) and issubclass(scalar_type, np.generic)
+    return np.dtype(scalar_type) if is_item_type else None
 
 
 def require_extension(name: str) -> None:

@@ -46,15 +46,22 @@ __all__ = [
 _TRAILER_END = struct.Struct(">BI2B16s")
 TRAILER_VERSION = 1
 """The version of trailers that b2array writes."""
-_TRAILER_MARKER, _UINT32, _FIXEXT16 = 0x94, 0xCE, 0xD8
+# Source: MessagePack specification, section Formats.
+_TRAILER_MARKER = 0x94
+_UINT32 = 0xCE
+_FIXEXT16 = 0xD8
 _MIN_TRAILER_LEN = 25
 _BIN32 = 0xC6
-_NO_FINGERPRINT, FINGERPRINT_128, FINGERPRINT_NBYTES = 0, 3, 16
+# The C library neither computes nor checks fingerprints: the document reserves types for them.
+_NO_FINGERPRINT = 0
+FINGERPRINT_128 = 3
+FINGERPRINT_NBYTES = 16
 _VLMETA_CPARAMS = METADATA
 _RAW = CParams("zstd", clevel=0, filters=())
 _SHORT = 1024
 """Metalayers of at most this many bytes are stored as they are: a disk reads no fewer bytes at once."""
-_SAMPLED, _SAMPLE = 2**20, 2**16
+_SAMPLE = 2**16
+_SAMPLED = 2**20
 """From this size on, a sample decides whether a metalayer is worth compressing."""
 
 
@@ -178,6 +185,7 @@ def unpack(
     """
     head = unpack_header(header) if parsed is None else parsed
     length = head.frame_len - head.tail_start
+    # More is accepted, as by the C library: a frame may be inside a larger file.
     if len(tail) < length:
         raise FormatError(f"expected {length} bytes of index and trailer, found {len(tail)}")
     tail = memoryview(tail)[:length]
@@ -189,6 +197,7 @@ def unpack(
     longest = min(length, config.limits.metadata_nbytes)
     if not _MIN_TRAILER_LEN <= trailer_len <= longest:
         raise FormatError(f"expected a trailer of 25 to {longest} bytes, found {trailer_len}")
+    # The trailer is found from its end: bytes between it and the index are allowed.
     trailer = bytes(tail[length - trailer_len :])
     layers = _unpack_trailer_layers(trailer)
     head, fingerprint_type = _verify(head, header, tail, layers, fingerprint_type, stored)
@@ -260,8 +269,9 @@ def get_header_copy(layers: Layers) -> bytes | None:
 
 
 def _unpack_trailer_layers(trailer: bytes) -> Layers:
+    # Files from before the first release have one chunk without a name here.
     if trailer[1] == 0 and trailer[2] == _BIN32:
-        return ()  # files from before the first release have one chunk without a name here
+        return ()
     return metalayers.unpack(trailer, 2)
 
 
@@ -286,6 +296,7 @@ def pack(frame: Frame, header: bytes | None = None) -> Packed:
     header = pack_header(frame) if header is None else header
     fields = _compute_fields(frame, len(header))
     cbytes = fields["cbytes"]
+    # Packing the index of a large frame takes longer than the rest of a small commit.
     packed_offsets, packed_index = frame.packed_index or (None, b"")
     if packed_offsets is not frame.offsets:
         packed_index = index.pack(frame.offsets)
@@ -295,7 +306,11 @@ def pack(frame: Frame, header: bytes | None = None) -> Packed:
     header = fingerprint.with_frame_len(header, frame_len)
     digest = fingerprint.fingerprint(header, tail)
     tail = tail[:-FINGERPRINT_NBYTES] + digest
-    fields |= {"frame_len": frame_len, "fingerprint": digest, "packed_index": (frame.offsets, packed_index)}
+    fields |= {
+        "frame_len": frame_len,
+        "fingerprint": digest,
+        "packed_index": (frame.offsets, packed_index),
+    }
     return Packed(header, tail, replace(frame, **fields))
 
 
@@ -313,6 +328,7 @@ def _compute_fields(frame: Frame, header_len: int) -> dict[str, Any]:
     """Return the computed fields, except `frame_len` and the fingerprint."""
     return {
         "cbytes": frame.cbytes if frame.nbytes else 0,
+        # Older readers do not know chunks and blocks of any size, and refuse a version that they do not know.
         "format_version": 3 if frame.variable_chunks or frame.vl_blocks else 2,
         "metalayers": _b2nd_first(frame.metalayers),
         "header_len": header_len,
@@ -328,14 +344,18 @@ def _b2nd_first(layers: Layers) -> Layers:
 
 
 def _check_writable(frame: Frame) -> None:
-    expected = -(-frame.nbytes // frame.chunksize) if frame.chunksize > 0 else frame.nchunks
+    expected = frame.nchunks
+    if frame.chunksize > 0:
+        expected = -(-frame.nbytes // frame.chunksize)
     if expected != frame.nchunks or bool(frame.nbytes) != bool(frame.nchunks):
         raise ValueError(f"{frame.nchunks} chunks of {frame.chunksize} bytes do not hold {frame.nbytes} bytes")
+    # The index is one chunk of 8 bytes an entry.
     if 8 * frame.nchunks > MAX_CHUNK_NBYTES:
         raise LimitError(f"{frame.nchunks} chunks: the index holds at most {MAX_CHUNK_NBYTES // 8}")
     if frame.variable_chunks and (frame.offsets < 0).any():
         raise FormatError("expected no special offsets, which have no size where chunks have sizes of their own")
     top = int(frame.offsets.max(initial=-1))
+    # Also in sparse frames, whose entries are numbers of files: the C library compares them with this field as well.
     if top >= 0 and top > frame.cbytes - HEADER_LEN:
         raise ValueError(f"an index entry of {top} needs more than {frame.cbytes} compressed bytes")
     index.check(frame.offsets, None if frame.frame_type == FrameType.SPARSE else frame.cbytes)
@@ -375,11 +395,13 @@ def _compress(content: memoryview) -> bytes | None:
 
 def unpack_vlmeta(buf: Buffer) -> bytes:
     """Return the content of a variable-length metalayer, of at most `config.limits.metadata_nbytes` bytes."""
-    header, limit = ChunkHeader.unpack(buf), config.limits.metadata_nbytes
+    header = ChunkHeader.unpack(buf)
+    limit = config.limits.metadata_nbytes
     if header.cbytes != len(buf):
         raise FormatError(f"expected a chunk of {len(buf)} bytes, found one of {header.cbytes}")
     if header.nbytes > limit:
         raise FormatError(f"expected at most {limit} bytes (config.limits.metadata_nbytes), found {header.nbytes}")
+    # Most attributes are too short to be compressed.
     if header.memcpyed and not header.special and not header.lazy:
-        return bytes(buf[header.header_len :])  # most attributes are too short to be compressed
+        return bytes(buf[header.header_len :])
     return bytes(decode.decode(buf))

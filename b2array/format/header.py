@@ -62,6 +62,8 @@ HEADER_FIELDS = (
 )
 """The fields of a header, each after a marker of msgpack: name, position, struct format, meaning."""
 
+# Source: MessagePack specification, section Formats. The document draws 0xd2 at 0x45, where the C library writes a
+# fixext16 whose type is the number of filters.
 _MARKERS = {
     0x00: 0x9E, 0x01: 0xA8, 0x0A: 0xD2, 0x0F: 0xCF, 0x18: 0xA4, 0x1D: 0xD3, 0x26: 0xD3, 0x2F: 0xD2,
     0x34: 0xD2, 0x39: 0xD2, 0x3E: 0xD1, 0x41: 0xD1, 0x45: 0xD8,
@@ -78,10 +80,15 @@ def _header_struct() -> struct.Struct:
 
 
 _FIXED = _header_struct()
-_MIN_LAYERS_LEN, _MIN_TRAILER_LEN = 10, 25
+# The C library opens nothing shorter.
+_MIN_LAYERS_LEN = 10
+_MIN_TRAILER_LEN = 25
 _FALSE = 0xC2
-_MAX_FORMAT_VERSION, _UDCODEC = 3, 6
-_FLAG_OFFSETS_64, _FLAG_VARIABLE, _FLAG_VL_BLOCKS = 0x10, 0x40, 0x80
+_MAX_FORMAT_VERSION = 3
+_UDCODEC = 6
+_FLAG_OFFSETS_64 = 0x10
+_FLAG_VARIABLE = 0x40
+_FLAG_VL_BLOCKS = 0x80
 SPLITMODES: tuple[SplitMode, ...] = ("always", "never", "auto", "blosc2")
 """What the two lowest bits of `Header.other_flags` stand for."""
 
@@ -155,6 +162,7 @@ class Header:
     @property
     def tail_start(self) -> int:
         """Where the tail (index and trailer) starts, in bytes from the start of the frame. It ends at `frame_len`."""
+        # When the C library deletes the last chunk, it leaves the compressed size as it was.
         if self.frame_type == FrameType.SPARSE or self.nbytes == 0:
             return self.header_len
         return self.header_len + self.cbytes
@@ -199,6 +207,7 @@ def _cparams(
     nthreads: int,
     typesize: int,
 ) -> CParams:
+    # Empty slots may be anywhere: stock puts its default filter into the last one.
     active = [n for n, fid in enumerate(filters) if fid]
     cparams = CParams(
         codec,
@@ -216,7 +225,9 @@ def _cparams(
 
 def check_filters(cparams: CParams, typesize: int) -> None:
     """Raise ValueError if a filter cannot be applied to items of `typesize` bytes."""
-    check_dropped_bits(Pipeline(cparams.filter_slots, cparams.meta_slots, typesize if typesize <= 255 else 1))
+    # The header of a chunk has one byte for the size of an item; larger items are stored as single bytes.
+    width = typesize if typesize <= 255 else 1
+    check_dropped_bits(Pipeline(cparams.filter_slots, cparams.meta_slots, width))
 
 
 def header_nbytes(buf: Buffer) -> int:
@@ -242,7 +253,10 @@ def unpack_header(buf: Buffer) -> Header:
         raise FormatError(f"expected a frame header of {header_len} bytes, found {len(buf)} bytes")
     buf = bytes(buf[:header_len])
     fields = dict(zip(_FIELD_NAMES, _FIXED.unpack_from(buf), strict=True))
-    flags, codec, nfilters = fields["general_flags"], fields["codec_flags"], fields["nfilters"]
+    flags = fields["general_flags"]
+    # The low bits are the compcode, and not the numbers of formats that chunks have, as the document says.
+    codec = fields["codec_flags"]
+    nfilters = fields["nfilters"]
     if nfilters > NFILTERS:
         raise FormatError(f"expected at most {NFILTERS} filters, found {nfilters}")
     unused = bytes(NFILTERS - nfilters)
@@ -273,7 +287,8 @@ def unpack_header(buf: Buffer) -> Header:
 
 
 def _frame_type(flags: int, frame_type: int) -> FrameType:
-    version, width = flags & 0x0F, 32 << (flags >> 4 & 3)
+    version = flags & 0x0F
+    width = 32 << (flags >> 4 & 3)
     if version > _MAX_FORMAT_VERSION:
         raise UnsupportedError(f"frame format version {version}: versions up to {_MAX_FORMAT_VERSION} are known")
     if width != 64:
@@ -292,12 +307,16 @@ def _check_sizes(header: Header) -> None:
         raise FormatError(f"expected an uncompressed size of 0 or more, found {header.nbytes}")
     if header.cbytes < 0:
         raise FormatError(f"expected a compressed size of 0 or more, found {header.cbytes}")
-    if header.chunksize < (0 if header.nbytes else -1):
+    # The C library writes -1 before the first append.
+    least_chunksize = 0 if header.nbytes else -1
+    if header.chunksize < least_chunksize:
         raise FormatError(f"expected a chunksize of 0 or more, found {header.chunksize}")
     limit = config.limits.chunk_nbytes
     if header.chunksize > limit:
         raise FormatError(f"expected a chunksize of at most {limit}, found {header.chunksize}")
-    smallest = header.tail_start + _MIN_TRAILER_LEN + (HEADER_LEN // 2 if header.nbytes else 0)
+    # The index may be a chunk of Blosc 1, whose header has half the length.
+    index_len = HEADER_LEN // 2 if header.nbytes else 0
+    smallest = header.tail_start + index_len + _MIN_TRAILER_LEN
     if header.frame_len < smallest:
         raise FormatError(f"expected a frame of {smallest} bytes or more, found {header.frame_len}")
 
@@ -325,6 +344,7 @@ def pack_fields(frame: Header, layers: bytes, *, has_vlmetalayers: bool) -> byte
         "has_vlmetalayers": _FALSE + has_vlmetalayers,
         "nfilters": NFILTERS,
         "filter_codes": bytes(frame.filters),
+        # Also for built-in codecs, as the C library does.
         "udcodec": frame.codec,
         "codec_meta": frame.codec_meta,
         "filter_meta": bytes(frame.filters_meta),

@@ -42,7 +42,9 @@ SPECIAL_OFFSETS = {
 SPECIALS = {offset: special for special, offset in SPECIAL_OFFSETS.items()}
 """The reverse of `SPECIAL_OFFSETS`."""
 
+# From bytes, so that nobody can write into it.
 NO_OFFSETS = np.frombuffer(b"", np.int64)
+# As the C library writes the index. Its readers take single entries out of it, so an item must have 8 bytes.
 _BLOCKSIZE = 16384
 _CHECKED_AT_ONCE = 2**18
 """Entries that are compared in one step: copies of a part of a large index stay small."""
@@ -82,7 +84,8 @@ def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDA
         if head.special not in (Special.NONE, Special.VALUE):
             raise FormatError(f"expected offsets in the index, found special value {head.special.name}")
         data: Buffer | NDArray[np.uint8]
-        if head.memcpyed and not head.lazy:  # as in most small arrays, which are opened faster without a decoder
+        # As in most small arrays, which are opened faster without a decoder.
+        if head.memcpyed and not head.lazy:
             data = memoryview(buf)[head.header_len : head.cbytes]
         else:
             data = decode.decode(memoryview(buf)[: head.cbytes], context=context)
@@ -98,6 +101,7 @@ def check(offsets: NDArray[np.int64], cbytes: int | None) -> None:
 
     `cbytes` is the distance from the end of the header to the index; None in a sparse frame.
     """
+    # The index of a new array is one entry, broadcast.
     distinct = offsets[:1] if offsets.strides == (0,) else offsets
     for start in range(0, len(distinct), _CHECKED_AT_ONCE):
         part = distinct[start : start + _CHECKED_AT_ONCE]
@@ -133,6 +137,7 @@ def pack(offsets: NDArray[np.int64]) -> bytes:
     data = np.ascontiguousarray(offsets, "<i8")
     nbytes = 8 * offsets.size
     blocksize = min(nbytes, _BLOCKSIZE)
+    # A new array of zeros has an index of 40 bytes, however many chunks there are.
     if data[0] < 0 and (data == data[0]).all():
         return encode.special_chunk(data[:1].tobytes(), nbytes, typesize=8, blocksize=blocksize)
     return encode.encode(data, typesize=8, blocksize=blocksize, cparams=_CPARAMS)

@@ -58,6 +58,7 @@ def _unpack(region: bytes, start: int) -> Layers:
         if not 0 <= size <= MAX_NAME_NBYTES:
             raise FormatError(f"expected metalayer names of at most {MAX_NAME_NBYTES} bytes, found {region[at]:#04x}")
         raw = region[at + 1 : at + 1 + size]
+        # The C library compares names up to the first zero byte.
         if b"\0" in raw:
             raise FormatError(f"expected metalayer names without zero bytes, found {raw!r}")
         marker, offset = _OFFSET.unpack_from(region, at + 1 + size)
@@ -66,6 +67,7 @@ def _unpack(region: bytes, start: int) -> Layers:
         marker, nbytes = _CONTENT.unpack_from(region, offset)
         if marker != _BIN32:
             raise FormatError(f"expected the marker {_BIN32:#04x} of a metalayer's content, found {marker:#04x}")
+        # Contents are found by their offsets, in any order: the array that surrounds them is not looked at.
         begin = offset + _CONTENT.size
         content = region[begin : begin + nbytes]
         if len(content) != nbytes:

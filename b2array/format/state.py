@@ -85,7 +85,8 @@ class State:
         annotations = self._annotations
         if annotations is None:
             annotations = _annotations_of(self.frame)
-            object.__setattr__(self, "_annotations", annotations)  # other threads may do the same, with the same result
+            # Other threads may do the same, with the same result.
+            object.__setattr__(self, "_annotations", annotations)
         return annotations
 
     @property

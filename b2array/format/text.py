@@ -49,6 +49,7 @@ def find_dtype(values: npt.NDArray[Any], least: int = 1) -> np.dtype[Any]:
     Traceback (most recent call last):
     TypeError: expected text, found None: text has no missing items, so store "" or another mark in its place
     """
+    # An array without items becomes text.
     kind: type[str | bytes] = str
     for position, item in enumerate(values.astype(object).flat):
         if position == 0 and isinstance(item, bytes):
