@@ -141,6 +141,7 @@ def unpack_head(buf: Buffer, header: ChunkHeader | None = None) -> ChunkHead:
             value = bytes(view[header_len:nbytes])
         return ChunkHead(header, _NO_BLOCKS, _NO_BLOCKS, None, value)
     if header.memcpyed:
+        # Raw chunks have no block starts: each block is where it was in the data.
         if header.nblocks > max(len(buf), _RAW_BLOCKS):
             raise FormatError(f"expected at most {_RAW_BLOCKS} blocks stored raw, found {header.nblocks}")
         numbers = np.arange(header.nblocks, dtype=np.int64)
@@ -157,6 +158,7 @@ def unpack_head(buf: Buffer, header: ChunkHeader | None = None) -> ChunkHead:
     if int(starts.min()) < nbytes or int(starts.max()) > last:
         is_wrong = (starts < nbytes) | (starts > last)
         raise FormatError(f"expected block starts of {nbytes} to {last}, found {int(starts[is_wrong][0])}")
+    # Blocks of variable length end where the next one begins; others may be in any order.
     if header.vl_blocks and (np.diff(starts) <= 0).any():
         raise FormatError("expected increasing starts of variable-length blocks, found others")
     return ChunkHead(header, starts, extents(starts, header.cbytes), dictionary)
@@ -173,6 +175,7 @@ def blocks_to_decode(head: ChunkHead, numbers: Sequence[int] | Int64Array) -> Se
 def fill(head: ChunkHead, out: Bytes, numbers: Sequence[int] | Int64Array) -> None:
     """Fill `out` with the blocks `numbers` of a special chunk."""
     header = head.header
+    # Items without a value are also zeros: C-Blosc2 returns what was in memory.
     if header.special not in (Special.VALUE, Special.NAN):
         out[:] = 0
         return
@@ -206,7 +209,8 @@ def extents(starts: Int64Array, end: int) -> Int64Array:
     stops = np.empty_like(starts)
     stops[:-1] = starts[1:]
     stops[-1] = end
-    if (stops > starts).all():  # in order, as most chunks have them
+    # Most chunks have their blocks in order, and need no sort.
+    if (stops > starts).all():
         return stops
     ordered = np.sort(starts)
     bounds = np.append(ordered, end)

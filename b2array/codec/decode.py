@@ -128,6 +128,7 @@ def accept(stored: Stored, numbers: Numbers, *, context: Context) -> Bytes | Non
     header = stored.head.header
     if len(numbers) * header.block_nbytes > STEP_NBYTES:
         check_plausible_size(stored, numbers, context=context)
+    # DELTA combines every block with the first one. Raw chunks list filters that were not applied.
     if FilterId.DELTA not in header.filters or not header.has_streams or header.vl_blocks:
         return None
     out = np.empty(header.block_nbytes, np.uint8)
@@ -309,8 +310,9 @@ def _check_streams(plan: DecodePlan, stored: Stored, numbers: Numbers) -> None:
 
 
 def _as_index(numbers: Numbers) -> slice | Int64Array:
+    # A slice makes a view, where an array of numbers would copy.
     if isinstance(numbers, range):
-        return slice(numbers.start, numbers.stop)  # a view, where an array of numbers would copy
+        return slice(numbers.start, numbers.stop)
     return np.asarray(numbers, np.int64)
 
 
@@ -381,6 +383,7 @@ def _decode_one_by_one(
     streams = rows.reshape(-1, plan.neblock)
     places = zip(positions.ravel().tolist(), csizes.ravel().tolist(), strict=True)
     for (position, csize), out in zip(places, streams, strict=True):
+        # A run: its size is minus the byte that it repeats ("Blosc Chunk Format", section Blocks).
         if csize <= 0:
             out[:] = -csize
             continue
@@ -390,6 +393,7 @@ def _decode_one_by_one(
 
 
 def _decode_payload(plan: DecodePlan, stored: Stored, payload: memoryview, nbytes: int) -> Bytes:
+    # A stream that has its full size is raw, whatever the codec.
     if len(payload) == nbytes:
         return np.frombuffer(payload, np.uint8)
     if plan.codec == CodecId.BLOSCLZ:
@@ -446,10 +450,13 @@ def _plan(header: ChunkHeader, context: Context, *, short: bool) -> DecodePlan:
     codec = header.codec_id(context.codec)
     return _plan_for(
         int(codec),
+        # Built-in codecs have no parameter in their chunks, and a chunk that defers to its frame has none either.
         header.codec_meta if header.codec_format == CodecFormat.USER else context.codec_meta,
         header.typesize,
+        # A short last block is never split.
         1 if short else header.nstreams,
         header.last_block_nbytes if short else header.block_nbytes,
+        # Instrumented chunks hold measurements, to which no filter was applied.
         NO_FILTERS if header.instrumented else header.filters,
         header.filters_meta,
         header.version,
@@ -498,8 +505,10 @@ def _plan_for(
         shuffle = cblosc.SHUFFLE
         width = metas[last] or typesize
     elif last is not None and ids[last] == FilterId.BITSHUFFLE and block_nbytes // typesize % 8 == 0:
+        # With other numbers of items C-Blosc 1 leaves the whole block as it is, and Blosc2 only the rest of eight.
         shuffle = cblosc.BITSHUFFLE
     split = nstreams > 1
+    # C-Blosc 1 splits by rules, where Blosc2 has a flag: it would look for one stream where these have several.
     splits_evenly = neblock >= MIN_STREAM and block_nbytes % nstreams == 0
     if split and not (splits_evenly and width == nstreams <= cblosc.MAX_SPLIT):
         params = cblosc.Blosc1Params(fmt, 1, cblosc.NOSHUFFLE, split=False, block_nbytes=neblock)

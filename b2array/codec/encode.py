@@ -123,9 +123,11 @@ def encode(
         raise ValueError(f"typesize must be at least 1, not {typesize}")
     if len(flat) > MAX_CHUNK_NBYTES:
         raise LimitError(f"a chunk holds at most {MAX_CHUNK_NBYTES} bytes, not {len(flat)}")
+    # The header has one byte for the size of an item; larger items are stored as single bytes.
     width = typesize if typesize <= 255 else 1
     blocksize = blocksize or default_blocksize(len(flat), width)
-    if blocksize >= len(flat):  # one block of whole items
+    # One block, of whole items: the C library writes chunks that it cannot decode where a block ends inside an item.
+    if blocksize >= len(flat):
         blocksize = len(flat) - len(flat) % width or max(len(flat), 1)
     if blocksize > MAX_BLOCKSIZE:
         raise LimitError(f"a block holds at most {MAX_BLOCKSIZE} bytes, not {blocksize}")
@@ -229,7 +231,8 @@ _COMPARED_AT_ONCE = 2**22
 
 def constant(data: Bytes, itemsize: int) -> bytes | None:
     """Return the one item that `data` (uint8, contiguous) repeats byte for byte, or None."""
-    if not len(data) or len(data) % itemsize:  # the C library reads no chunk of zeros that ends within an item
+    # The C library reads no chunk of zeros that ends inside an item.
+    if not len(data) or len(data) % itemsize:
         return None
     item = data[:itemsize]
     nprobed = max(_PROBE // itemsize, 2) * itemsize
@@ -268,7 +271,8 @@ def special_chunk(
         special = Special.VALUE
         item = value
     blocksize = blocksize or default_blocksize(nbytes, width)
-    if item:  # the C library refuses blocks with a part of an item, which only large items make
+    if item:
+        # The C library refuses blocks with a part of an item, which only large items make.
         whole = blocksize - blocksize % len(item)
         blocksize = max(whole, len(item))
     cbytes = HEADER_LEN + len(item)
@@ -340,6 +344,7 @@ def header_of(task: Task, cbytes: int, *, has_dict: bool = False) -> ChunkHeader
         flags,
         filters=task.pipeline.filters,
         filters_meta=task.pipeline.metas,
+        # Also for built-in codecs, as the C library does.
         udcodec=codec,
         codec_meta=task.cparams.codec_meta,
         blosc2_flags=BLOSC2_FLAG_DICT if has_dict else 0,
@@ -354,6 +359,7 @@ def _assemble(task: Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes 
         section = struct.pack("<i", len(dictionary)) + dictionary
     head_nbytes = HEADER_LEN + 4 * len(blocks) + len(section)
     cbytes = head_nbytes + sum(lengths)
+    # The C library gives a chunk of a frame no more room than this.
     if cbytes >= HEADER_LEN + len(task.data):
         return _raw_chunk(task.data, task.typesize, task.blocksize, task.cparams)
     header = header_of(task, cbytes, has_dict=bool(dictionary))
@@ -495,7 +501,6 @@ def _pieces(
 
 
 def _run_value(fmt: CodecFormat, payload: memoryview, nbytes: int) -> int | None:
-    """Return the byte that a payload of `nbytes` bytes repeats, or None."""
     """Return the byte that the decoded `nbytes` bytes of a payload repeat, or None."""
     run_value = _cached_run_value if len(payload) <= _MOST_CACHED else _decode_run_value
     return run_value(fmt, bytes(payload), nbytes)

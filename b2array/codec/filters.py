@@ -198,7 +198,8 @@ def forward(
     data of block 0 as `reference`.
     """
     check(pipeline, encode=True)
-    if FilterId.DELTA in pipeline.filters:  # its blocks refer to block 0
+    # DELTA combines each block with block 0, which must therefore be ready before all others.
+    if FilterId.DELTA in pipeline.filters:
         if first:
             head = _apply(pipeline, blocks[:1], None)
             rest = blocks[1:]
@@ -228,7 +229,7 @@ def backward(
     Raises FormatError if the filters do not fit the blocks, and the errors of `check`.
     """
     check(pipeline)
-    if FilterId.DELTA in pipeline.filters:  # its blocks refer to block 0
+    if FilterId.DELTA in pipeline.filters:
         if first:
             head = _apply(pipeline, blocks[:1], None, undo=True)
             rest = blocks[1:]
@@ -288,6 +289,7 @@ def _copy_planes(target: Bytes, source: Bytes) -> None:
 
 
 def _shuffle(slot: _FilterSlot, blocks: Bytes) -> Bytes:
+    # The parameter is a width in bytes: text of 4 bytes a character is shuffled by characters, not by whole items.
     width = slot.meta or slot.typesize
     n = blocks.shape[1] // width
     if width == 1 or n <= 1:
@@ -317,6 +319,7 @@ def _bitshuffle_items(slot: _FilterSlot, nbytes: int) -> int:
     """Return how many items at the start of a block bitshuffle changes."""
     n = nbytes // slot.typesize
     rest = n % 8
+    # C-Blosc 1 leaves such a block as it is, Blosc2 only the items after the last eight.
     if slot.blosc1 and rest:
         return 0
     return n - rest
@@ -371,7 +374,8 @@ def _transpose_bits(planes: Bytes) -> None:
     Swaps the off-diagonal quarters of ever larger squares: several times as fast as unpacking the bits.
     """
     words = planes.reshape(-1).view("<u8")
-    piece = 2**14  # 128 KiB: stays in the cache from step to step
+    # 128 KiB stay in the cache from step to step.
+    piece = 2**14
     for start in range(0, words.size, piece):
         x = words[start : start + piece]
         t = np.empty_like(x)
@@ -386,6 +390,7 @@ def _transpose_bits(planes: Bytes) -> None:
 
 def _delta_words(typesize: int, nbytes: int) -> tuple[int, int]:
     """Return the size of the words that DELTA combines, and how many bytes of a block they cover."""
+    # As C-Blosc2 chooses them, which knows machine words only.
     width = 1
     if typesize in _WORDS:
         width = typesize
@@ -485,7 +490,8 @@ def _unbytedelta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     streams = blocks[:, :length].reshape(len(blocks), width, -1)
     new = out[:, :length].reshape(streams.shape)
     if len(parts) == 1 and streams.shape[2] % 8 == 0:
-        for block, sums in zip(streams, new, strict=True):  # one stays in the cache from step to step
+        # One block stays in the cache from step to step.
+        for block, sums in zip(streams, new, strict=True):
             sums[...] = _running_sums(block)
         return out
     for part in parts:
