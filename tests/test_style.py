@@ -55,11 +55,11 @@ TODAY = {
     "commit": Counts(2, 9.0, 0, 3),
     "exchange": Counts(2, 8.9, 0, 3),
     "frame": Counts(2, 8.9, 0, 3),
-    "format": Counts(2, 8.8, 0, 3),
+    "format": Counts(2, 8.7, 0, 3),
     "grid": Counts(2, 9.3, 0, 3),
     "group": Counts(2, 8.9, 0, 3),
     "store": Counts(2, 8.9, 0, 3),
-    "tools": Counts(3, 9.4, 0, 3),
+    "tools": Counts(3, 9.2, 0, 3),
     "xarray_io": Counts(3, 9.1, 0, 5),
 }
 # Packages that take over the code of others.

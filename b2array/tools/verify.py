@@ -70,6 +70,7 @@ __all__ = ["Findings", "Problem", "Report", "inspect", "verify", "verify_frame"]
 
 _BATCH_NBYTES = 32 * 2**20
 _BATCH_CHUNKS = 256
+"""Fetch as much at a time: one request for many small chunks, and little memory for large ones."""
 _KINDS: dict[type[B2ArrayError], str] = {
     ChunkLostError: "lost",
     ChunkMissingError: "missing",
@@ -365,7 +366,8 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
         problems += _of_revisions(home, revisions, deep=deep, progress=progress)
         return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
     for path, states in needed.items():
-        with suppress(B2ArrayError):  # the member's own result tells of its damage
+        # The member's own result tells of its damage.
+        with suppress(B2ArrayError):
             # A missing member keeps no states: each is reported below.
             revision = None
             with suppress(*MISSING):
@@ -408,7 +410,8 @@ def _of_revisions(
     for state, name in revisions.items():
         row = home.rows.get(name_of(state.path))
         is_current = row is not None and (row.path, row.revision) == (state.path, state.generation.hex())
-        if is_current or is_embedded(state.path):  # the member's own result tells of it
+        # The member's own result tells of these.
+        if is_current or is_embedded(state.path):
             continue
         revision = home.state_at(home.manifest, name, state)
         if revision is None:
@@ -500,7 +503,8 @@ def _needed_by_group(revision: Snapshot) -> npt.NDArray[np.int64]:
     if revision.member is None:
         return NO_OFFSETS
     group, name = ListedGroup.of(revision.member.catalog), revision.member.name
-    with suppress(FormatError, UnsupportedError):  # the result of the group tells of damaged lists
+    # The result of the group tells of damaged lists.
+    with suppress(FormatError, UnsupportedError):
         return chunks_needed(group, name) if group.manifest.kept and name in group.rows else NO_OFFSETS
     return NO_OFFSETS
 
@@ -554,7 +558,8 @@ def _inspect_kept(
         findings.problems.append(problem)
         return findings
     states: list[tuple[Kept, Snapshot | None]] = [(entry, None) for entry in entries]
-    with suppress(B2ArrayError):  # the result of the group tells of damaged lists
+    # The result of the group tells of damaged lists.
+    with suppress(B2ArrayError):
         states += pinned_states(revision, pins_of(revision.store))
     findings.count = len(states)
     if not states:
