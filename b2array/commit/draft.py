@@ -666,6 +666,7 @@ def warn_of_forgotten(draft: Draft) -> None:
 
 def discard(store: Store) -> None:
     """Remove a frame that has a place to itself, as far as possible."""
+    # `vacuum` removes what stays.
     with suppress(OSError, B2ArrayError):
         store.delete([*filter(is_part, store.listing()), ""])
 

@@ -301,7 +301,8 @@ class Handle:
         except (FormatError, *MISSING) as error:
             _explain(draft, error)
             raise
-        except KeyboardInterrupt:  # which may come after the store has got the new state
+        except KeyboardInterrupt:
+            # It may come after the store has got the new state. If that cannot be read, the old one is shown.
             with suppress(OSError, B2ArrayError):
                 self._show(reload(self.snapshot), self._draft)
             raise

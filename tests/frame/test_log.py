@@ -234,3 +234,17 @@ def test_a_torn_header_is_written_again_if_its_tail_is_stored(prepared: Callable
         file.write(group.entry.header[:torn])
     apply_entry(group.store_of, "m.b2nd", group.entry)
     np.testing.assert_array_equal(group.value(), group.values_after)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sparse"])
+def test_a_place_is_the_same_whether_it_is_compared_or_parsed(tmp_path: Path, layout: str) -> None:
+    url = tmp_path / "x.b2nd"
+    array = b2array.asarray(np.arange(10), url=url, layout=layout)
+    before = inspect_place(LocalStore(url))
+    assert inspect_place(LocalStore(url), before.frame) == before
+    array[0] = 5
+    after = inspect_place(LocalStore(url), before.frame)
+    assert after.frame is not before.frame
+    assert (after.state, after.version) == (array.generation, inspect_place(LocalStore(url)).version)
+    url.rename(tmp_path / "y.b2nd")
+    assert inspect_place(LocalStore(url), before.frame) == Occupant(None)

@@ -25,6 +25,7 @@ from b2array import config, open_group
 from b2array.commit import apply
 from b2array.commit.one import frame_lock
 from b2array.errors import ConflictError
+from b2array.format import summary
 from b2array.frame.manifest import Manifest
 from b2array.group.local import LocalGroup
 from b2array.store import disk, links
@@ -1098,3 +1099,41 @@ def test_the_lock_of_a_draft_is_a_conflict_if_its_directory_became_a_file(tmp_pa
     with pytest.raises(ConflictError, match=r"open it again|changed since|deleted"):
         frame_lock(draft)
     draft.abort()
+
+
+@both_layouts
+def test_a_transaction_sees_what_others_wrote_since_the_last_one_of_its_handle(pair: str) -> None:
+    group = open_group(pair, "r+")
+    for number in range(1, 4):
+        with group.transaction() as changes:
+            changes["x"][0] = number
+        b2array.open(f"{pair}/x.b2nd", "r+")[1] = number
+        with group.transaction() as changes:
+            assert changes["x"][:2].ravel()[0] == changes["x"][1].ravel()[0] == number
+            changes["x"][2] = number
+    assert [row.ravel()[0] for row in b2array.open(f"{pair}/x.b2nd")[:3]] == [3, 3, 3]
+
+
+@both_layouts
+def test_a_transaction_sees_a_member_that_others_made_again_since_the_last_one_of_its_handle(pair: str) -> None:
+    group = open_group(pair, "r+")
+    with group.transaction() as changes:
+        changes["x"][0] = 1
+    b2array.asarray(np.full(ROWS, 5.0), url=f"{pair}/x.b2nd", overwrite=True)
+    with group.transaction() as changes:
+        assert (changes["x"][:] == 5).all()
+        changes["x"][0] = 6
+    assert b2array.open(f"{pair}/x.b2nd")[:].max() == 6
+
+
+@both_layouts
+def test_a_commit_describes_the_states_that_its_log_brings(pair: str) -> None:
+    killed_after_the_commit(pair, fill(7))
+    manifest = Manifest.unpack(Path(pair, ".b2group").read_bytes())
+    described = summary.unpack_all(manifest.summaries)
+    assert {path: described[path][1].hex() for path in manifest.log} == {
+        path: entry.after for path, entry in manifest.log.items()
+    }
+    with open_group(pair, "r+").transaction() as changes:
+        changes["x"][0] = 7
+    assert values(pair) == {"x": 7, "y": 7}
