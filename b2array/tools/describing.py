@@ -122,6 +122,7 @@ FIELDS = (
 
 def to_values(url: str, about: Description, frame: Snapshot | None) -> dict[str, Any]:
     """Return a description for programs: always the same names, with values instead of texts."""
+    # Rows have names for people, with spaces.
     rows = {name.replace(" ", "_"): value for name, value in about.items()}
     fields: dict[str, Any] = dict.fromkeys(FIELDS)
     fields |= {name: rows[name] for name in FIELDS if name in rows}
@@ -151,7 +152,8 @@ def _snapshot_names(frame: Snapshot) -> list[str]:
         return []
     try:
         entries = ledger_in(frame).entries
-    except (FormatError, UnsupportedError):  # `verify` says what is wrong with the list
+    except (FormatError, UnsupportedError):
+        # `verify` says what is wrong with the list.
         return []
     return [entry.name for entry in entries if not entry.group]
 
@@ -220,6 +222,7 @@ def _group(members: Mapping[str, Description]) -> dict[str, Any]:
         "arrays": [name for name in arrays if "/" not in name],
         "groups": [name for name in members if name and name not in arrays and "/" not in name],
         "nbytes": nbytes,
+        # Some formats do not tell how large their arrays are in the file.
         "cbytes": cbytes if cbytes or not arrays else None,
         "ratio": round(nbytes / cbytes, 2) if cbytes else None,
         "attrs": members.get("", {}).get("attrs", {}),
@@ -381,15 +384,17 @@ def plain(value: Any) -> Any:
         return plain(value.tolist()) if has_json_items else str(value)
     if isinstance(value, bytes):
         return value.hex()
+    # JSON has no NaN and no infinities.
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no NaN and no infinities
+        return str(value)
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 def frame_of(url: str, storage_options: Storage, at: str | None = None) -> Snapshot:
     """Open a frame, which may be a member of a group, as it is now or at a snapshot."""
     kind, address = find(url, None, storage_options, exists=True, at=at)
-    if kind is B2ND:  # without a look at its layout, which may be damaged
+    # Without a look at its layout, which may be damaged.
+    if kind is B2ND:
         store = open_store(address, storage_options=storage_options)
         return snapshot.load(store)
     with kind.open(address, storage_options) as source:

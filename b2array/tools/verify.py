@@ -465,6 +465,7 @@ def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progres
     except (FormatError, SnapshotLostError, UnsupportedError) as error:
         problem = Problem("frame", None, "", str(error))
         return replace(report, problems=(problem,))
+    # Some stores cannot be listed, such as HTTP servers: their files are only read.
     listed = list_objects(revision.store)
     files = listed or {}
     findings = inspect(revision, deep=report.deep, files=listed, progress=progress)
@@ -564,6 +565,7 @@ def _inspect_kept(
     findings.count = len(states)
     if not states:
         return findings
+    # Most chunks of a snapshot are chunks of the latest state as well, and have been looked at.
     seen = set(revision.frame.offsets.tolist())
     for entry, pinned in states:
         has_object = revision.sparse and not entry.packed
@@ -632,11 +634,13 @@ def inspect(
     if deep:
         fitting = _BATCH_NBYTES // max(1, revision.frame.chunksize)
         step = min(max(1, fitting), _BATCH_CHUNKS)
+    # Whatever the program has set: here checksums are the point.
     with config.using(verify="always"), track(len(numbers), "verifying", progress, unit="items") as bar:
         for first in range(0, len(numbers), step):
             batch = tuple(numbers[first : first + step])
             inspector.look(batch)
-            revision.heads.clear()  # no chunk is looked at twice
+            # No chunk is looked at twice, and the heads of all chunks of a large array would fill the memory.
+            revision.heads.clear()
             bar.advance(len(batch))
     return inspector.findings
 
@@ -688,6 +692,7 @@ class _Inspector:
         try:
             yield from zip(numbers, fetch(self.revision, requests), strict=True)
         except B2ArrayError as error:
+            # Another writer has changed the frame meanwhile: the caller begins again.
             if isinstance(error, ConflictError) and not isinstance(error, SnapshotLostError):
                 raise
             if len(numbers) == 1:
@@ -704,8 +709,9 @@ class _Inspector:
         """Classify the error of a chunk that cannot be read: an unsupported chunk must at least have the right size."""
         if not isinstance(error, UnsupportedError):
             return _kind(error)
+        # b2array wrote the chunk, so it was supported.
         if self.revision.state.has_checksums(n):
-            return "checksum"  # b2array wrote the chunk, so it was supported
+            return "checksum"
         expected = self.revision.frame.chunk_nbytes(n)
         if expected is None:
             return "unsupported"
@@ -735,6 +741,7 @@ class _Inspector:
         start = place.start + head.header.cbytes
         stop = start + checksums.record_nbytes(nblocks)
         room = place.stop if place.stop >= 0 else self._size(place.name, 0)
+        # Without a note in the frame, what follows the chunk may be anything: only its whole bytes tell.
         if not self.deep or stop > room:
             return Verdict.UNCHECKED
         (behind,) = self.revision.read([Span(place.name, start, stop)])
