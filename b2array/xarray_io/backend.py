@@ -71,7 +71,8 @@ class _Lazy(BackendArray):
         return _Lazy, (self.frozen, self.shape, self.dtype)
 
     def __deepcopy__(self, _: object) -> _Lazy:
-        return self  # deep copies of datasets do not read
+        # A deep copy of a dataset does not read.
+        return self
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         return loading.read(self, key)

@@ -75,6 +75,7 @@ def read(lazy: Lazy, key: indexing.ExplicitIndexer) -> Any:
     question = _Question(lazy, key)
     if _state.collecting:
         raise _AskedError(question)
+    # `read_many` takes plain keys only.
     if not isinstance(key, indexing.BasicIndexer):
         return _read_alone(question)
     if _state.answered is not None:
@@ -128,6 +129,7 @@ def _list_others_to_load() -> list[tuple[xr.Variable, _Question]]:
     seen = {id(present)}
     nbytes = present.nbytes
     for variable in variables:
+        # dask loads its variables itself, in its own threads.
         if id(variable) in seen or variable.chunks is not None:
             continue
         seen.add(id(variable))
