@@ -38,7 +38,7 @@ from b2array.group.embedded import EMBED_SUFFIX, EmbedFile
 from b2array.group.kept import earlier_states, moment
 from b2array.group.listed import AnyGroup, group_at
 from b2array.group.local import NewFrame, copier_of
-from b2array.group.unpacked import is_place, open_unpacked
+from b2array.group.unpacked import is_changeable_archive, open_unpacked
 from b2array.store.atomic import AtomicFile, place_beside, require_free
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
@@ -312,7 +312,7 @@ def _building_b2z(url: str, settings: Options) -> Iterator[Building]:
 def _building_into_b2z(address: str, prefix: str, settings: Options) -> Iterator[Building]:
     """Add members to an existing archive."""
     storage = settings.storage_options or {}
-    if not is_place(address, storage):
+    if not is_changeable_archive(address, storage):
         raise ReadOnlyError(
             f"{redact_url(address)} is an archive on another computer, to which no member can be added: b2array.convert"
             " writes a new one"

@@ -32,7 +32,7 @@ from b2array.group.group import AnyMode, Group, check_mode, in_embed_file, open_
 from b2array.group.listed import ListedGroup, group_at
 from b2array.group.making import make_member
 from b2array.group.tables import Table, is_table
-from b2array.group.unpacked import is_place
+from b2array.group.unpacked import is_changeable_archive
 from b2array.store.base import Head, Store
 from b2array.store.open import address_of, cut, open_store
 from b2array.store.open_file import BinaryFile, is_open_file
@@ -491,7 +491,7 @@ def _open_in_group(
         return None if foreign else _open_unmarked(url, mode, storage_options, follow=follow, at=at)
     if foreign and place.name and "#" not in os.fsdecode(url):
         return None
-    if place.name and mode != "r" and is_place(place.group, storage_options or {}):
+    if place.name and mode != "r" and is_changeable_archive(place.group, storage_options or {}):
         raise make_archive_error(place)
     if at is not None and place.name:
         return _open_part_at(place, storage_options, at)

@@ -271,6 +271,7 @@ class _ArchiveFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
+        """Read from the position on, as files do; LimitError for a directory larger than the limit of metadata."""
         end = self._stamp.size
         start = min(self._at, end)
         stop = min(start + size, end) if size >= 0 else end

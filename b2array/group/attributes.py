@@ -70,9 +70,9 @@ class Attrs(Attributes):
         frame = self._open_frame()
         if frame is not None and frame.mode == "r+":
             return frame
-        return self._make(frame, {})
+        return self._make_frame(frame, {})
 
-    def _make(self, embedded: Handle | None, values: Mapping[str, Any]) -> Handle:
+    def _make_frame(self, embedded: Handle | None, values: Mapping[str, Any]) -> Handle:
         """Make the frame with these attributes, and with the attributes of the `embedded` frame that it replaces."""
         home = writable(self._home, self._mode, self._home.url)
         new = create_schunk(chunksize=2**13)._handle
@@ -102,7 +102,7 @@ class Attrs(Attributes):
             self._handle = frame
             super().update(values)
         elif values:
-            self._handle = self._make(frame, values)
+            self._handle = self._make_frame(frame, values)
 
     def __delitem__(self, name: str) -> None:
         writable(self._home, self._mode, self._home.url)

@@ -155,7 +155,7 @@ def open_group(  # noqa: PLR0911 - there are many kinds of places
     address, options = os.fspath(url), storage_options or {}
     if name is not None:
         return _open_at_snapshot(address, options, name)
-    if mode != "r" and unpacked.is_place(address, options):
+    if mode != "r" and unpacked.is_changeable_archive(address, options):
         directory = unpacked.open_unpacked(address, options, mode, resume=resume)
         return Group(directory, "", "r+", follow=follow)
     if address.endswith(EMBED_SUFFIX) and embedded.is_store(address, options):
@@ -262,6 +262,7 @@ def _open_at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Grou
 
 
 def _make_snapshot_error(url: str, at: str) -> KeyError:
+    """Make the error for a snapshot of a whole archive."""
     return KeyError(f"{url} has no snapshot {at!r}; archives keep snapshots of single arrays only")
 
 
@@ -491,6 +492,7 @@ class Group(MutableMapping[str, Any]):
             A member cannot be opened; `walk` skips it.
         """
         for name in self:
+            # A damaged member must not hide the others, so warn and go on.
             try:
                 member = self[name]
             except (B2ArrayError, OSError, KeyError) as error:

@@ -309,6 +309,7 @@ def _is_column(column: object) -> bool:
 
 
 def _is_rising(offsets: Array) -> bool:
+    """Return whether offsets are not negative, and none is smaller than the one before."""
     if not len(offsets):
         return True
     return bool(offsets[0] >= 0 and (np.diff(offsets) >= 0).all())

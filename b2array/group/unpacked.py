@@ -50,7 +50,7 @@ from b2array.store.links import refuse_link
 from b2array.store.local import LocalStore
 from b2array.store.open import open_store
 
-__all__ = ["Unpacked", "is_place", "lock_abandoned", "open_unpacked", "remove"]
+__all__ = ["Unpacked", "is_changeable_archive", "lock_abandoned", "open_unpacked", "remove"]
 
 _SUFFIX = ".b2z"
 _NOTE_NBYTES = 2**12
@@ -187,7 +187,7 @@ class Unpacked(LocalGroup):
             archive.write(frame, path)
 
 
-def is_place(url: str, storage_options: Mapping[str, Any]) -> bool:
+def is_changeable_archive(url: str, storage_options: Mapping[str, Any]) -> bool:
     """Return whether a URL names an archive that can be made or changed: a local file that ends with ``.b2z``."""
     if not url.endswith(_SUFFIX):
         return False
@@ -207,7 +207,7 @@ def open_unpacked(
     Parameters
     ----------
     url : str
-        A URL for which `is_place` is true.
+        A URL for which `is_changeable_archive` is true.
     mode : {"r+", "a", "w", "w-", "x"}
         As for `open_group`.
     resume : bool, optional

@@ -139,7 +139,7 @@ def vacuum(
     seconds = in_seconds(grace)
     url, storage_options = address_of(url, storage_options, fs)
     text = os.fsdecode(url)
-    if unpacked.is_place(text, storage_options or {}):
+    if unpacked.is_changeable_archive(text, storage_options or {}):
         return _clean_archive(text, seconds, dry_run, storage_options)
 
     def frame(address: str) -> Cleanup:

@@ -24,7 +24,7 @@ from b2array.errors import ConflictError, warn
 from b2array.group import group, whole
 from b2array.group.group import Group
 from b2array.group.listed import AnyGroup
-from b2array.group.unpacked import Unpacked, is_place
+from b2array.group.unpacked import Unpacked, is_changeable_archive
 from b2array.store.base import pause
 from b2array.store.open import address_of
 from b2array.xarray_io.backend import Url
@@ -175,7 +175,7 @@ def to_b2array(
         )
     url, storage_options = address_of(url, storage_options, fs)
     task = WriteTask(_check_mode(mode, append_dim, region), append_dim, region, check_index, compute, options)
-    _check_choices(task, snapshot, is_archive=is_place(os.fspath(url), storage_options or {}))
+    _check_choices(task, snapshot, is_archive=is_changeable_archive(os.fspath(url), storage_options or {}))
     nodes = _list_nodes(ds, encoding or {}, inherit=write_inherited_coords)
     is_tree = isinstance(ds, xr.DataTree)
     if is_tree and append_dim is not None and not any(append_dim in node.ds.dims for node in nodes):
@@ -343,7 +343,7 @@ def _find_group(home: Group, name: str, mode: Mode) -> Group | None:
 
 def _open_home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) -> tuple[Group, bool]:
     """Open the group, or make it; also say whether it was made."""
-    if is_place(os.fspath(url), storage_options or {}):  # a new archive has no use for the old members
+    if is_changeable_archive(os.fspath(url), storage_options or {}):  # a new archive has no use for the old members
         return group.open_group(url, "a" if mode == "a-" else mode, storage_options=storage_options), False
     if mode != "x":
         try:
