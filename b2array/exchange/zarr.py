@@ -147,7 +147,7 @@ def _nodes_of(url: str, storage_options: Storage) -> dict[str, Any]:
 
 
 def _open_node(url: str, storage_options: Storage) -> Any:
-    """Open an array or group; None for neither."""
+    """Open an array or a group; return None if neither exists."""
     zarr = _zarr()
     address = _parts(url)
     if "://" not in address:

@@ -122,7 +122,7 @@ def is_archive(store: Store) -> bool:
 
 
 _GLANCE = 2000
-"""The most entries to examine in a directory that nothing marks as a group."""
+"""The maximum number of entries to examine in a directory that nothing marks as a group."""
 
 
 _ABANDONED = re.compile(

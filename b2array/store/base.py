@@ -305,7 +305,7 @@ class Store(ABC):
 
     @abstractmethod
     def create(self, name: str, data: Buffer | Iterable[Buffer]) -> Stamp:
-        """Write a new object, as a whole or not at all. Of many pieces, only a few are in memory at a time.
+        """Write a new object, as a whole or not at all. At most a few pieces are in memory at a time.
 
         Raises
         ------
