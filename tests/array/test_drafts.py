@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import b2array
+from b2array import config
 from b2array.array.drafts import place_new
 from b2array.commit import draft as drafting
 from b2array.commit import pending
@@ -391,6 +392,7 @@ def test_on_s3_frames_are_created_once_without_the_permission_to_list(bucket, s3
             raise PermissionError("Access Denied") from None
 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", call_s3)
+    monkeypatch.setattr(config, "obstore", False)  # it would ask the server, which denies nothing
     url = f"s3://{bucket}/unlisted-{layout}"
     b2array.asarray(np.arange(10), url=url, chunks=4, blocks=2, layout=layout, storage_options=s3_options)
     assert b2array.open(url, storage_options=s3_options)[...].tolist() == list(range(10))
