@@ -51,10 +51,10 @@ __all__ = [
 ]
 
 _WAVE = 1024
-"""Number of chunks to look at together."""
+"""The number of chunks whose headers are read at a time."""
 
 _SHOWN_NBYTES = 16
-"""Number of bytes after a frame to show."""
+"""The maximum number of bytes shown from after a frame."""
 
 _SHADES = "░▒▓█"
 _MAP_COLUMNS = 64
@@ -62,7 +62,7 @@ _MAP_ROWS = 40
 
 
 class ChunkSizes(NamedTuple):
-    """A chunk: its number, its place, and its sizes in bytes. `special` is "" if it is stored in streams."""
+    """The number, location and sizes in bytes of a chunk. `special` is "" if the chunk is stored in streams."""
 
     number: int
     offset: int | None
@@ -83,8 +83,8 @@ class ChunkSizes(NamedTuple):
 class Survey:
     """Sizes in bytes of everything in a store, and the grid of its chunks.
 
-    `frame` counts header, index and trailer, `live` chunks with their checksums, `kept` what only snapshots hold, and
-    `dead` the rest. `total` and `dead` are None if the frame's files cannot be listed.
+    `frame` counts header, index and trailer, `live` chunks with their checksums, `kept` the data that only snapshots
+    use, and `dead` the rest. `total` and `dead` are None if the frame's files cannot be listed.
     """
 
     chunks: tuple[ChunkSizes, ...]
@@ -96,7 +96,7 @@ class Survey:
     kept: int = 0
 
     def data(self) -> dict[str, Any]:
-        """Return all sizes in types that JSON has."""
+        """Return all sizes as JSON-compatible types."""
         coords: list[list[int]] = [[] for _ in self.chunks]
         if self.chunks and self.grid:
             numbers = np.arange(len(self.chunks))
@@ -164,7 +164,7 @@ def _survey_of_frame(revision: Snapshot) -> Survey:
     head = revision.frame
     lost = set(revision.state.annotations.lost)
     chunks: list[ChunkSizes] = []
-    live: dict[Location, int] = {}  # several chunk numbers may stand for the same stored chunk
+    live: dict[Location, int] = {}  # several chunk numbers may refer to the same stored chunk
     for first in range(0, head.nchunks, _WAVE):
         numbers = range(first, min(first + _WAVE, head.nchunks))
         places = [None if n in lost else revision.locate(n) for n in numbers]
@@ -198,7 +198,7 @@ def _survey_of_frame(revision: Snapshot) -> Survey:
     files = list_objects(revision.store) if revision.sparse else None
     total = total_nbytes(revision, files)
     kept = _snapshots_nbytes(revision)
-    # Files of a sparse frame that another writer removes meanwhile may make the rest negative.
+    # The remainder may be negative if another writer is removing files of a sparse frame at the same time.
     dead = None if total is None else max(0, total - own - live_nbytes - kept)
     grid: tuple[int, ...] = (head.nchunks,)
     if holds_array(head):
@@ -211,7 +211,7 @@ def _heads(
     numbers: Sequence[int],
     places: Iterable[Location | Special | None],
 ) -> dict[Location, ChunkHeader]:
-    """Read the headers of chunks at their places."""
+    """Read the headers of stored chunks, by location."""
     stored = [place for place in dict.fromkeys(places) if isinstance(place, Location)]
     spans = [Span(place.name, place.start, place.start + HEADER_LEN) for place in stored]
     try:
@@ -219,7 +219,7 @@ def _heads(
         headers = map(ChunkHeader.unpack, views)
         return dict(zip(stored, headers, strict=True))
     except (B2ArrayError, OSError):
-        fetch(revision, [ChunkRequest(n, (0,)) for n in numbers])  # raises what a read does
+        fetch(revision, [ChunkRequest(n, (0,)) for n in numbers])  # raises the error that a read would raise
         raise
 
 
@@ -230,12 +230,12 @@ def _kind(header: ChunkHeader) -> str:
 
 
 def _snapshots_nbytes(revision: Snapshot) -> int:
-    """Return how many bytes only snapshots hold."""
+    """Return the number of bytes that only snapshots use."""
     entries = ledger_of(revision.state).entries
     nbytes = sum(entry.nbytes for entry in entries if not entry.packed)
     seen = revision.frame.offsets
     states = load_kept_states(revision, entries)
-    # A damaged list of the group's snapshots hides nothing else: the member's own states are counted.
+    # If the group's list of snapshots is damaged, the member's own snapshots are still counted.
     with suppress(B2ArrayError):
         pins = pins_of(revision.store)
         states += [state for _, state in pinned_states(revision, pins)]
@@ -245,7 +245,7 @@ def _snapshots_nbytes(revision: Snapshot) -> int:
         alone = first[is_alone]
         sizes = each.state.sizes
         record = checksums.record_nbytes(sizes.shape[1] - 1)
-        # 32-bit sizes: their sum may exceed 32 bits.
+        # The sizes are 32-bit, but their sum may need more bits.
         cbytes = sizes[alone, 0].astype(np.int64)
         nbytes += int(cbytes.sum()) + alone.size * record
         seen = np.concatenate([seen, places])
@@ -253,7 +253,7 @@ def _snapshots_nbytes(revision: Snapshot) -> int:
 
 
 def _filters(header: ChunkHeader) -> str:
-    """Return the filters of a chunk in their order; "" if none of its bytes were filtered."""
+    """Return the filters of a chunk in order, or "" if the chunk is not filtered."""
     if not header.has_streams:
         return ""
     slots = zip(header.filters, header.filters_meta, strict=True)
@@ -274,12 +274,12 @@ def _survey_of_bloscpack(f: Reader) -> Survey:
 
 
 def frame_nbytes(described: frame.Frame) -> int:
-    """Return the size of header, index and trailer."""
+    """Return the total size of header, index and trailer, in bytes."""
     return described.header_len + described.frame_len - described.tail_start
 
 
 def total_nbytes(revision: Snapshot, files: Mapping[str, Listed] | None) -> int | None:
-    """Return the size of a frame as it is stored, dead space included; None if the store does not tell it.
+    """Return the stored size of a frame, including dead space, or None if the store does not report it.
 
     `files` are the objects of a sparse frame, if the store can list them.
     """
@@ -295,7 +295,7 @@ def total_nbytes(revision: Snapshot, files: Mapping[str, Listed] | None) -> int 
 
 
 def context_of(described: Header) -> Context:
-    """Return what the chunks of a frame need to be decoded, as far as the header tells it."""
+    """Return the context for decoding the chunks of a frame, as far as the header gives it."""
     raw = described.metalayer("b2nd")
     blocks = None
     if raw is not None:
@@ -315,10 +315,10 @@ def list_objects(store: Store) -> Mapping[str, Listed] | None:
 
 
 def chunk_map(chunks: Sequence[ChunkSizes], grid: Sequence[int]) -> Iterator[str]:
-    """Draw the grid of chunks, with one character per chunk that shows its compressed share of its size.
+    """Draw the grid of chunks, with one character per chunk that shows how well it is compressed.
 
     Each line runs along the last dimension that has more than one chunk. Empty lines separate planes. A grid along a
-    single dimension is wrapped like a text.
+    single dimension is wrapped like text.
     """
     grid = [n for n in grid if n != 1]
     if len(grid) < 2:
@@ -359,7 +359,7 @@ Row = tuple[str, int, str, str]
 
 
 class Field(NamedTuple):
-    """A field of a file: the part that it is in, its start, bytes, name and value, and what the value means."""
+    """A field of a file: the part of the file, the start, bytes, name and value, and the meaning of the value."""
 
     part: str
     offset: int
@@ -384,7 +384,8 @@ def _fields_of_frame(revision: Snapshot) -> Iterator[Field]:
     start = head.tail_start
     stop = head.frame_len
     tail = _read(revision, start, stop)
-    # Source: "Blosc2 Contiguous Frame Format", section Trailer: its length, and 18 bytes of fingerprint, end the frame.
+    # Source: "Blosc2 Contiguous Frame Format", section Trailer: a frame ends with the trailer's length
+    # and 18 bytes of fingerprint.
     (trailer_len,) = struct.unpack_from(">I", tail, len(tail) - 22)
     border = len(tail) - trailer_len
     # An empty frame has no index.
@@ -395,14 +396,14 @@ def _fields_of_frame(revision: Snapshot) -> Iterator[Field]:
 
 
 def _read(revision: Snapshot, start: int, stop: int) -> bytes:
-    """Read a part of the frame's own file, counted from where the frame begins."""
+    """Read a part of the frame's main file, at positions relative to the start of the frame."""
     span = Span(revision.name, revision.start + start, revision.start + stop)
     (view,) = revision.read([span])
     return bytes(view)
 
 
 def _spare(revision: Snapshot, stop: int) -> Iterator[Field]:
-    """Yield the bytes after a frame that fills its file, if there are any."""
+    """Yield the bytes between the end of a frame and the end of its file, if there are any."""
     if revision.start:
         return
     nbytes = revision.store.stamp(revision.name).size - stop
@@ -414,7 +415,7 @@ def _spare(revision: Snapshot, stop: int) -> Iterator[Field]:
 
 
 def _with_positions(table: Iterable[HeaderField]) -> Iterator[Row]:
-    """Yield name, position, struct format and meaning of little-endian fields that follow each other without gaps."""
+    """Yield name, position, struct format and meaning of consecutive little-endian fields."""
     at = 0
     for field in table:
         code = f"<{field.format}"
@@ -423,7 +424,7 @@ def _with_positions(table: Iterable[HeaderField]) -> Iterator[Row]:
 
 
 def _rows(part: str, buf: bytes, base: int, table: Iterable[Row]) -> Iterator[Field]:
-    """Yield the fields of a table. `buf` begins at `base`."""
+    """Yield the fields of a table. `base` is the position of `buf` in the file."""
     for name, at, code, meaning in table:
         raw = buf[at : at + struct.calcsize(code)]
         (value,) = struct.unpack(code, raw)
@@ -435,9 +436,9 @@ def _rows(part: str, buf: bytes, base: int, table: Iterable[Row]) -> Iterator[Fi
         yield Field(part, base + at, raw, name, text, meaning)
 
 
-# Source: "Blosc2 Contiguous Frame Format", section Header, metalayers: seven bytes up to the number of metalayers. Then
-# for each one the marker of its name, the name, the marker of an offset and the offset; where that leads, five bytes
-# of marker and length precede the content.
+# Source: "Blosc2 Contiguous Frame Format", section Header, metalayers: seven bytes end with the number of metalayers.
+# Each metalayer then has a marker for its name, the name, a marker for an offset, and the offset. At the offset, a
+# marker and a length, five bytes together, precede the content.
 _COUNT_LEN = 7
 _CONTENT_HEAD = 5
 
@@ -462,7 +463,7 @@ def _layers(
         meaning = _LAYERS.get(name, "a metalayer")
         yield Field(part, start, content, name, f"{len(content)} bytes", meaning)
         if name == "b2nd":
-            # The fields of a metalayer that cannot be read have no places, but its bytes are listed.
+            # The fields of an unreadable metalayer cannot be located; only its bytes are listed.
             with suppress(FormatError, UnsupportedError):
                 yield from _array(part, start, content)
         at = place + 4
@@ -473,7 +474,7 @@ def _array(part: str, start: int, content: bytes) -> Iterator[Field]:
     yield Field(part, start + 1, content[1:2], "b2nd.version", content[1], "version of the metalayer")
     yield Field(part, start + 2, content[2:3], "b2nd.ndim", content[2], "number of dimensions")
     at = 3
-    # Source: "Blosc2 NDim Array Format", section Metalayer: each extent has a marker of one byte, and 8 or 4 bytes.
+    # Source: "Blosc2 NDim Array Format", section Metalayer: each extent is a marker byte, then 8 or 4 bytes.
     for name, extents, width in (
         ("shape", layout.shape, 9),
         ("chunks", layout.chunks, 5),
@@ -498,7 +499,7 @@ def _index(head: frame.Frame, buf: bytes, base: int) -> Iterator[Field]:
     rows = [row for row in _with_positions(CHUNK_FIELDS) if row[1] < length]
     yield from _rows("index", buf, base, rows)
     what = "file of the chunk" if head.frame_type == FrameType.SPARSE else "from the end of the header"
-    # All offsets are one compressed chunk, so a single offset has no bytes in the file.
+    # The offsets are compressed together in one chunk, so the bytes of a single offset are not in the file.
     for n in range(head.nchunks):
         where = head.entry(n)
         value = where.name.lower() if isinstance(where, Special) else where
@@ -541,7 +542,7 @@ def _fields_of_bloscpack(f: Reader) -> Iterator[Field]:
                 yield Field("metadata", at, raw[at : at + nbytes], name, f"{nbytes} bytes", meaning)
             at += nbytes
     nchunks = min(f.nchunks, f.nslots)
-    # `frombuffer` refuses an empty rest of the bytes, even for no numbers.
+    # `frombuffer` rejects an empty buffer, even if no items are requested.
     starts = np.frombuffer(raw, "<i8", nchunks, at).tolist() if nchunks else ()
     for n, start in enumerate(starts):
         yield Field("offsets", at, raw[at : at + 8], f"chunk {n}", start, "where it begins, -1: not known")

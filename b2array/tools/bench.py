@@ -1,4 +1,4 @@
-"""`bench`: how fast reads of an array are here, and how fast they would be with other chunks and blocks."""
+"""`bench`: measure reads of an array, with the array's own and with other chunks and blocks."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _SAMPLE_NBYTES = 32 * 2**20
 _MOST_NBYTES = 256 * 2**20
 _SECONDS = 0.4
 _MOST_CALLS = 64
-"""For how long, and how often, a function is called to measure it."""
+"""The maximum number of calls in a measurement; `_SECONDS` is the maximum time."""
 
 _SEED = 0  # each run reads the same points, so that runs can be compared
 
 
 class Measured(NamedTuple):
-    """The cost of one pattern: bytes of values and seconds per read."""
+    """The cost of one access pattern: bytes of values and seconds per read."""
 
     chunks: Shape
     blocks: Shape
@@ -65,7 +65,7 @@ class Measured(NamedTuple):
 
 
 class Compressed(NamedTuple):
-    """A sample, stored with one set of parameters: bytes, and seconds to write and to read."""
+    """A sample stored with one set of compression parameters: its size, and the seconds to write and to read it."""
 
     name: str
     nbytes: int
@@ -77,8 +77,8 @@ class Compressed(NamedTuple):
 def compressions(a: NDArray, bounds: CParams | None = None) -> Iterator[Compressed]:
     """Store a sample of an array in memory with other filters, and read it.
 
-    The filters of the array come first, then the choice of each chunk, then the others. If the user allows errors,
-    `bounds` has them, and the last line shows what they save.
+    The first result is for the filters of the array, the second lets each chunk choose its filters, and other filters
+    follow. If the user allows errors, `bounds` holds the error bounds, and the last result shows their effect.
     """
     if not a.size:
         return
@@ -95,7 +95,7 @@ def compressions(a: NDArray, bounds: CParams | None = None) -> Iterator[Compress
         "chunks": tuple(map(min, a.chunks, sample.shape)),
         "blocks": tuple(map(min, a.blocks, sample.shape)),
     }
-    # Blocks in the cache would cost nothing to read.
+    # Cached blocks would cost nothing to read.
     with config.using(cache_bytes=0):
         for name, cparams in tried.items():
             store = partial(creation.asarray, sample, **shapes, cparams=cparams, interop=False)
@@ -105,7 +105,7 @@ def compressions(a: NDArray, bounds: CParams | None = None) -> Iterator[Compress
 
 
 def patterns(a: NDArray) -> Iterator[Measured]:
-    """Read an array by one pattern after the other, without the cache of decoded blocks.
+    """Read an array by one access pattern after another, without the cache of decoded blocks.
 
     The patterns are one item, one chunk, one layer along each dimension, and everything (of large arrays 256 MiB).
     """
@@ -118,7 +118,7 @@ def patterns(a: NDArray) -> Iterator[Measured]:
 
 
 def alternatives(a: NDArray) -> Iterator[Measured]:
-    """Store a sample of an array in memory with other chunks and blocks, and read it by the same patterns.
+    """Store a sample of an array in memory with other chunks and blocks, and read it by the same access patterns.
 
     The array's own chunks and blocks come first. Then come b2array's own choice, smaller and larger blocks, and chunks
     that are long along the first and the last dimension.
@@ -152,7 +152,7 @@ def _candidates(a: NDArray, shape: Shape) -> list[Shapes]:
 
 
 def _long(shape: Shape, itemsize: int, axis: int) -> Shapes:
-    """Return chunks of about 2 MiB that extend over the whole of one dimension."""
+    """Return the shape of chunks of about 2 MiB that span one dimension."""
     room = max(1, 2**21 // itemsize // shape[axis])
     nothers = len(shape) - 1
     side = max(1, int(room ** (1 / nothers)))
@@ -162,7 +162,7 @@ def _long(shape: Shape, itemsize: int, axis: int) -> Shapes:
 
 
 def _head(shape: Shape, items: int) -> tuple[slice, ...]:
-    """Select about this number of items at the start, with similar extents along all dimensions."""
+    """Select roughly the first `items` items, with similar extents along all dimensions."""
     lengths = list(shape)
     while math.prod(lengths) > max(1, items):
         longest = max(range(len(lengths)), key=lengths.__getitem__)
@@ -192,7 +192,7 @@ def _keys(shape: Shape, chunks: Shape, itemsize: int) -> Iterator[tuple[str, lis
 
 
 def _chunk_around(point: Shape, chunks: Shape) -> tuple[slice, ...]:
-    """Return the key of the chunk that has an item."""
+    """Return the key that selects the chunk around an item."""
     sides = []
     for position, extent in zip(point, chunks, strict=True):
         start = position // extent * extent
@@ -201,7 +201,7 @@ def _chunk_around(point: Shape, chunks: Shape) -> tuple[slice, ...]:
 
 
 def repeat(calls: Iterable[Callable[[], T]]) -> tuple[T, float]:
-    """Call functions in turn for a while; return the last result, and the median of the seconds."""
+    """Call functions in turn for a while; return the last result and the median duration in seconds."""
     times: list[float] = []
     start = time.perf_counter()
     for call in cycle(calls):
@@ -214,14 +214,14 @@ def repeat(calls: Iterable[Callable[[], T]]) -> tuple[T, float]:
 
 
 def measure(verb: Callable[[], T]) -> tuple[T, float]:
-    """Call a function; return its result and the seconds that it took."""
+    """Call a function; return its result and the duration in seconds."""
     start = time.perf_counter()
     result = verb()
     return result, time.perf_counter() - start
 
 
 def rates(measurements: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a table of patterns, with their times and rates."""
+    """Yield the rows of a table of access patterns, with times and rates."""
     yield ("read", "bytes", "time", "rate")
     for each in measurements:
         rate = f"{each.rate / 1e6:.1f} MB/s"
@@ -229,7 +229,7 @@ def rates(measurements: Iterable[Measured]) -> Iterator[tuple[str, ...]]:
 
 
 def comparison_rows(measurements: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a table of chunks and blocks, with the time of each pattern."""
+    """Yield the rows of a table of chunks and blocks, with the time of each access pattern."""
     names = list(dict.fromkeys(each.pattern for each in measurements))
     yield ("chunks", "blocks", "ratio", *names)
     by_shapes: dict[Shapes, dict[str, Measured]] = {}
@@ -252,7 +252,7 @@ def compression_rows(measurements: Iterable[Compressed]) -> Iterator[tuple[str, 
 
 
 def duration(seconds: float) -> str:
-    """Return a time as text.
+    """Format a duration in seconds.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""`rm`, `mv`, `attrs`: change members of groups, and arrays by themselves, from the command line."""
+"""`rm`, `mv`, `attrs`: change members of groups, and arrays outside groups, from the command line."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["assignments", "attributes", "remove", "rename", "set_attributes"]
 
 
 def remove(url: str, storage_options: Mapping[str, Any], *, recursive: bool) -> str:
-    """Remove a member of a group, or a frame that is in no group, and say what went.
+    """Remove a member of a group, or a frame outside groups, and return a message.
 
-    UnsupportedError: it is a whole group; or a group in a group, and not `recursive`.
+    UnsupportedError: the URL is a top-level group, or a nested group without `recursive`.
     """
     place = group_of(url, storage_options)
     if place is None:
         store = open_store(url, storage_options=storage_options)
-        load(store)  # raises the error for a missing object, or one that is not a frame
+        load(store)  # raises an error for a missing object and for an object that is not a frame
         discard(store)
         if find_frame(store) is not None:
             raise OSError(f"{store.url} could not be removed")
@@ -43,7 +43,7 @@ def remove(url: str, storage_options: Mapping[str, Any], *, recursive: bool) -> 
 
 
 def rename(source: str, target: str, storage_options: Mapping[str, Any]) -> str:
-    """Give a member of a group another name in it, in one commit, and say so; ValueError for other places."""
+    """Rename a member within its group, in one commit, and return a message. ValueError for any other move."""
     old = _member(source, storage_options)
     new = _member(target, storage_options)
     if old is None or new is None or old.group != new.group:
@@ -57,13 +57,13 @@ def rename(source: str, target: str, storage_options: Mapping[str, Any]) -> str:
 
 
 def _member(url: str, storage_options: Mapping[str, Any]) -> Any:
-    """Return the group and the name of a member; None for a whole group, and for a place in none."""
+    """Return the group and the name of a member, or None if the URL is a top-level group or outside groups."""
     place = group_of(url, storage_options)
     return place if place is not None and place.name else None
 
 
 def assignments(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the attributes that NAME=VALUE say; a value is JSON, or else text. ValueError for anything else."""
+    """Parse attributes from NAME=VALUE texts; a value that is not JSON is text. ValueError for other texts."""
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -72,7 +72,7 @@ def assignments(texts: Sequence[str]) -> dict[str, Any]:
         try:
             values[name] = json.loads(value)
         except ValueError:
-            # Text need not be in quotation marks, which shells would take away.
+            # Text needs no quotation marks, because shells would remove them.
             values[name] = value
     return values
 

@@ -65,13 +65,13 @@ USAGE = 2
 CORRUPT = 3
 
 _FRAMES = ("b2nd", "b2d", "b2z")
-"""Formats made of Blosc2 frames."""
+"""Formats that consist of Blosc2 frames."""
 
 _MOST_ITEMS = 1000
 _MOST_NBYTES = 2**28
-"""`cat` prints more items only on request, and reads no more bytes than it prints of larger arrays."""
+"""The limits of `cat`: more items are printed only on request, and of more bytes, only the printed items are read."""
 
-# Some versions of Typer import Click, others contain a copy of it.
+# Some versions of Typer import Click, others bundle a copy.
 _UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
@@ -99,7 +99,7 @@ def _options(*, version: Annotated[bool, _VERSION] = False) -> None:
 
 @functools.cache
 def _program() -> Any:
-    """Build the program: for callers of `main` in one process that takes longer than small commands."""
+    """Build the program, once: for repeated calls of `main`, this takes longer than a small command."""
     return typer.main.get_command(app)
 
 
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; see `b2array.__main__.main`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # not every encoding has the characters of names and drawings
+        sys.stdout.reconfigure(errors="backslashreplace")  # some encodings lack characters of names and drawings
     with warnings.catch_warnings():
         setattr(warnings, "showwarning", _warn)  # noqa: B010 - a simpler signature does
         warnings.simplefilter("always", UserWarning)
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except typer.Abort:
             return ERROR
         except _UsageError as error:
-            # Without arguments, people want to know what there is, not what is wrong.
+            # Without arguments, users want the help text, not an error.
             text = _misunderstood(error) if arguments else error.ctx.get_help()
             _say(text, to=sys.stderr)
             return USAGE
@@ -130,9 +130,9 @@ def _code(result: object) -> int:
 
 
 def _misunderstood(error: Any) -> str:
-    """Return one line that says what is wrong with the arguments, and how to get help."""
+    """Return a one-line error about the arguments, with a hint how to get help."""
     command = "b2array" if error.ctx is None else error.ctx.command_path
-    # Click writes sentences, sometimes on several lines; the errors of b2array are parts of a line.
+    # Click writes full sentences, sometimes on several lines; errors of b2array are phrases on one line.
     text = " ".join(error.format_message().split()).rstrip(".")
     return f"{command}: {text[:1].lower()}{text[1:]} (see {command} --help)"
 
@@ -142,7 +142,7 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _command(verb: Callable[P, int | None]) -> Callable[P, None]:
-    """Make a command of a function. It reports an error as one line and an exit code."""
+    """Turn a function into a command that reports an error as one line and an exit code."""
 
     @app.command(verb.__name__)
     @functools.wraps(verb)
@@ -151,7 +151,7 @@ def _command(verb: Callable[P, int | None]) -> Callable[P, None]:
             code = verb(*args, **kwargs)
             sys.stdout.flush()
         except BrokenPipeError:
-            # The reader of the output closed the pipe. Without this, the interpreter would fail at its exit.
+            # The reader of the output has closed the pipe; an open stdout would make the interpreter fail at exit.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             code = OK
@@ -167,7 +167,7 @@ def _command(verb: Callable[P, int | None]) -> Callable[P, None]:
 
 
 def _say(*lines: str, to: TextIO | None = None) -> None:
-    """Print lines, by default on stdout. Everything that the program prints goes through here."""
+    """Print lines, by default on stdout. All output of the program uses this function."""
     for line in lines:
         print(printable(line, keep_lines=True), file=to)
 
@@ -284,7 +284,7 @@ def cat(
     with kind.open(address, options) as source:
         is_large = source.nbytes > _MOST_NBYTES and math.prod(source.shape) > threshold
         if wanted is ... and writes is None and is_large and source.handle is not None:
-            # NumPy prints only the first and the last items along each axis: read no others.
+            # NumPy prints only the first and last items along each axis, so read only those.
             wanted = np.ix_(*map(_ends, source.shape))
             threshold = 0
         values = source.read(wanted)
@@ -298,14 +298,14 @@ def cat(
 
 
 def _ends(n: int) -> Sequence[int]:
-    """Return the positions of the items that NumPy prints along an axis, and one more, so that it prints dots."""
+    """Return the positions of the items that NumPy prints along an axis, and one more, so that NumPy prints dots."""
     if n <= 7:
         return range(n)
     return 0, 1, 2, 3, n - 3, n - 2, n - 1
 
 
 def _writer(output: str, chosen: str | None) -> Writer:
-    """Return what writes in the format that is chosen, or that the ending of a file tells."""
+    """Return the writer for the chosen format, or else for the file extension."""
     ending = output.partition("?")[0].lower().rpartition(".")[2]
     name = chosen or (ending if ending in WRITERS else None)
     if name is None and output == "-":
@@ -491,7 +491,7 @@ def pack(
 ) -> None:
     """Write an array, or any file, to a Bloscpack file (.blp)."""
     options, others = opts.both_options(storage, src_storage, dst_storage)
-    # blpk packs any file. Only an array has a dtype and a shape to keep.
+    # blpk packs any file, but only an array has a dtype and a shape to preserve.
     src_format, dst_format = (None, BLP) if is_array(src, options) else (BYTES, BLP_BYTES)
     convert_to(
         src,
@@ -676,7 +676,7 @@ def _keeper(
     options: Mapping[str, Any],
     mode: Literal["r", "r+"] = "r",
 ) -> NDArray | SChunk | Group:
-    """Open an array, a super-chunk or a group, which have snapshots."""
+    """Open an object that can have snapshots: an array, a super-chunk or a group."""
     kind, _ = find(url, None, options, exists=True)
     require_frames(kind, url)
     opened: NDArray | SChunk | Group = addressing.open(url, mode, storage_options=options)
@@ -776,7 +776,7 @@ def diff(
 
 
 def _is_place(url: str, name: str, options: Mapping[str, Any]) -> bool:
-    """Say whether a word names a place rather than a snapshot."""
+    """Return whether a word refers to a location rather than a snapshot."""
     looks_like_place = "://" in name or os.path.lexists(name.partition("#")[0])
     if not looks_like_place and by_ending(name)[0] is None:
         return False

@@ -1,4 +1,4 @@
-"""`diff` of two places: which members, items and attributes of two arrays or groups differ, whatever their formats."""
+"""`diff` of two places: compare the members, items and attributes of arrays or groups in any formats."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Array = npt.NDArray[Any]
 Attrs = Mapping[str, Any]
 
 _PIECE_NBYTES = 16 * 2**20
-"""Bytes to compare at a time."""
+"""The maximum number of bytes to compare at a time."""
 
 
 class Difference(NamedTuple):
-    """A difference, and the member that has it; the name is empty for an array or group itself."""
+    """A difference in a member; the name is empty for the array or top-level group."""
 
     name: str
     what: str
@@ -31,14 +31,14 @@ class Difference(NamedTuple):
 
 
 def differences(first: str, second: str, options: Storage, others: Storage) -> Iterator[Difference]:
-    """Yield what differs between two arrays or groups. Values are compared bit by bit, except that NaN equals NaN."""
+    """Yield the differences between two arrays or groups. Values are compared bitwise, except that NaN equals NaN."""
     kind, address = find(first, None, options, exists=True)
     other_kind, other_address = find(second, None, others, exists=True)
     with kind.tree(address, options) as a, other_kind.tree(other_address, others) as b:
         for tree in (a, b):
             if tree.error is not None:
                 raise tree.error
-        # A file that has only one array may not name it.
+        # The only array of a file may have no name.
         have_one_array = len(a.names) == len(b.names) == 1
         if have_one_array and "" in (*a.names, *b.names):
             yield from _of_arrays("", a.only(first), b.only(second))
@@ -54,7 +54,7 @@ def differences(first: str, second: str, options: Storage, others: Storage) -> I
 
 
 def _attrs_of(tree: Any, name: str) -> dict[str, Any]:
-    """Return the attributes of a group in a tree; none if the tree does not have the group."""
+    """Return the attributes of a group in a tree, or no attributes if the group is not in the tree."""
     return dict(tree.attrs[name]()) if name in tree.attrs else {}
 
 
@@ -65,7 +65,7 @@ def _of_arrays(name: str, a: ArraySource, b: ArraySource) -> Iterator[Difference
         ("dims", a.dims, b.dims),
         ("fill value", a.fill, b.fill),
     ):
-        # As arrays of objects, because shapes, dtypes and fill values have no other type in common.
+        # Object arrays, because shapes, dtypes and fill values have no other common type.
         if not _is_equal(np.asarray(one, object), np.asarray(other, object)):
             yield Difference(name, what, f"{one} and {other}")
     yield from _of_attrs(name, a.attrs, b.attrs)
@@ -74,7 +74,7 @@ def _of_arrays(name: str, a: ArraySource, b: ArraySource) -> Iterator[Difference
 
 
 def _of_items(name: str, a: ArraySource, b: ArraySource) -> Iterator[Difference]:
-    """Compare the items, a piece at a time."""
+    """Compare the items, one piece at a time."""
     itemsize = max(1, a.dtype.itemsize, b.dtype.itemsize)
     most = max(1, _PIECE_NBYTES // itemsize)
     total = 0
@@ -89,7 +89,7 @@ def _of_items(name: str, a: ArraySource, b: ArraySource) -> Iterator[Difference]
             first = [part.start + i for part, i in zip(box, where, strict=True)]
     if first is None:
         return
-    # The number of items may exceed 64 bits in an array of fill values.
+    # An array of fill values may have more items than 64 bits can count.
     size = int(np.prod(a.shape, dtype=object))
     position = ", ".join(map(str, first)) or "()"
     yield Difference(name, "items", f"{total} of {size}, the first at [{position}]")

@@ -31,7 +31,7 @@ _PICTURE = (22, 76)
 
 
 def main(steps: int = 160, side: int = 384) -> None:
-    """Run the demonstration, in a directory that is removed at the end, and print what happens.
+    """Run the demonstration in a temporary directory, and print each step.
 
     The simulation has `steps` steps on a grid of `side` by `side` points; each number must be at least 8.
     """
@@ -59,7 +59,7 @@ def main(steps: int = 160, side: int = 384) -> None:
 def ripples(steps: int, side: int) -> Field:
     """Simulate the surface of a square pond into which three pebbles fall.
 
-    Return its height in multiples of 2**-14, as an instrument would measure it. The simulation makes two steps for each
+    Return its height in multiples of 2**-14, as an instrument would record it. The simulation makes two steps for each
     recorded one.
 
     Examples
@@ -78,7 +78,7 @@ def ripples(steps: int, side: int) -> Field:
         np.rint(now * _GRAINS, out=field[step])
         field[step] /= _GRAINS
         for _ in range(2):
-            # The wave equation, at a quarter of the largest stable step squared; the pond's edge stays at rest.
+            # The wave equation; the squared time step is a quarter of the stability limit. The pond's edge is fixed.
             after = 2 * now - before
             inner = now[1:-1, 1:-1]
             above_below = now[:-2, 1:-1] + now[2:, 1:-1]
@@ -123,7 +123,7 @@ def _read_parts(a: NDArray, file_nbytes: int, field: Field) -> None:
 
 
 def _draw(plane: Field) -> Iterator[str]:
-    """Draw a plane with one character for each cell of a coarse grid: the higher, the darker."""
+    """Draw a plane with one character for each cell of a coarse grid; higher values are darker."""
     height, width = plane.shape
     nrows, ncolumns = _PICTURE
     rows = np.linspace(0, height - 1, nrows).astype(int)
@@ -146,7 +146,7 @@ a = b2array.open(sys.argv[1], "r+")
 half = a.shape[0] // 2
 a[:half] = 1 - a[:half]
 """
-"""A program that stops before the last step of its commit: to write a new header, or to rename a new file."""
+"""A program that stops before the last step of its commit, which writes a new header or renames a new file."""
 
 
 def _kill_a_writer(path: Path, field: Field) -> None:

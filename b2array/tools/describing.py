@@ -1,4 +1,4 @@
-"""`info`, `ls` and `tree`: describe what is at a URL, as data and as lines of text."""
+"""`info`, `ls` and `tree`: describe arrays and groups as data and as lines of text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _GROUPS = ("b2d", "b2z", "b2e")
 
 
 class Overview(NamedTuple):
-    """What is at a URL: as rows to print, for programs, and the errors of members."""
+    """The description of an object: rows to print, typed values for programs, and errors by member."""
 
     rows: dict[str, Any]
     typed: dict[str, Any]
@@ -117,12 +117,12 @@ FIELDS = (
     "bloscpack",
     "attrs",
 )
-"""What a description as JSON always has, null where it says nothing; its schema is in ``docs/_static``."""
+"""The names of all fields in a JSON description; a field without a value is null. ``docs/_static`` holds the schema."""
 
 
 def to_values(url: str, about: Description, frame: Snapshot | None) -> dict[str, Any]:
-    """Return a description for programs: always the same names, with values instead of texts."""
-    # Rows have names for people, with spaces.
+    """Return a description for programs: the fields `FIELDS`, with typed values instead of text."""
+    # The names of rows are for people, with spaces.
     rows = {name.replace(" ", "_"): value for name, value in about.items()}
     fields: dict[str, Any] = dict.fromkeys(FIELDS)
     fields |= {name: rows[name] for name in FIELDS if name in rows}
@@ -153,7 +153,7 @@ def _snapshot_names(frame: Snapshot) -> list[str]:
     try:
         entries = ledger_in(frame).entries
     except (FormatError, UnsupportedError):
-        # `verify` says what is wrong with the list.
+        # `verify` reports the damaged list.
         return []
     return [entry.name for entry in entries if not entry.group]
 
@@ -169,7 +169,7 @@ def list_members(
     deep: bool,
     at: str | None = None,
 ) -> tuple[Members, dict[str, Exception]]:
-    """Describe the members of a group, directly in it or all below it, or one array; also return errors by name."""
+    """Describe one array, or the direct members of a group, with `deep` all members; return errors by name."""
     kind, address = find(url, None, storage_options, exists=True, at=at)
     with kind.tree(address, storage_options) as tree:
         if tree.names == ("",):
@@ -178,7 +178,7 @@ def list_members(
             return {name: _brief(tree.only(url))}, {}
         names = [name for name in tree.names if deep or "/" not in name]
         members, failed = _describe_members(tree, names)
-    # Groups above members that are not listed have come with them.
+    # `_describe_members` also adds the parent groups of members; drop the nested ones.
     return {name: each for name, each in members.items() if deep or "/" not in name}, failed
 
 
@@ -186,7 +186,7 @@ def _describe_members(tree: Hierarchy, names: Iterable[str]) -> tuple[Members, d
     members: Members = {}
     failed: dict[str, Exception] = {} if tree.error is None else {"/": tree.error}
     for name in (*tree.attrs, *tree.names):
-        # Some formats list arrays alone, without the groups that they are in.
+        # Some formats list only arrays, not the groups that contain them.
         *outer_names, _ = name.split("/")
         for outer in accumulate(outer_names, "{}/{}".format):
             members[outer] = {"kind": "group", "attrs": {}}
@@ -230,7 +230,7 @@ def _group(members: Mapping[str, Description]) -> dict[str, Any]:
 
 
 def row(name: str, member: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the cells of a member in a list: name, type, shape, size and ratio."""
+    """Return the cells of a member's row: name, type, shape, size and ratio."""
     if member["kind"] == "group":
         return f"{name}/", "", "", "", ""
     if "nbytes" not in member:
@@ -242,7 +242,7 @@ def row(name: str, member: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _narrow_size(nbytes: int) -> str:
-    """Return a size for a column of a table, where " bytes" would be the widest entry."""
+    """Return a size for a narrow table column, with "B" instead of "bytes"."""
     return tables.size(nbytes).replace(" bytes", " B")
 
 
@@ -254,7 +254,7 @@ def draw_tree(members: Mapping[str, Description]) -> Iterator[str]:
             _, *rest = row(name, member)
             cells[name] = ("", *rest)
     rows: list[tuple[str, ...]] = [("/", "", "", "", "")]
-    # A branch has one text: tabs join a name and its cells.
+    # Each branch is a single text, so tabs join the name and the cells.
     for line in draw_branches(nest(cells), "\t".join):
         stem, *others = line.split("\t")
         rows.append((stem.rstrip(), *others))
@@ -282,7 +282,7 @@ def _frame(revision: Snapshot) -> dict[str, Any]:
         }
     a = NDArray(handle)
     info = dict(a.info)
-    # Every handle of the program reads, and `generation` names the state.
+    # The program opens every handle for reading, and `generation` already identifies the state.
     for name in ("mode", "fingerprint"):
         info.pop(name, None)
     exact = {"nbytes": a.nbytes, "cbytes": a.cbytes, "ratio": round(a.cratio, 2)}
@@ -323,14 +323,14 @@ def _source(source: ArraySource) -> dict[str, Any]:
 
 
 def snapshot_row(snapshot: SnapshotInfo) -> tuple[str, ...]:
-    """Return the cells of a snapshot in a list: time, name, shape, the bytes that only this one holds, and message."""
+    """Return the cells of a snapshot's row: time, name, shape, number of bytes that no other snapshot uses, message."""
     shape = "" if snapshot.shape is None else str(snapshot.shape)
     when = snapshot.time.isoformat(" ", "seconds").replace("+00:00", " UTC")
     return when, snapshot.name, shape, _narrow_size(snapshot.nbytes), snapshot.message
 
 
 def difference(changes: Sequence[Box] | GroupDiff) -> Any:
-    """Return the differences of an array, or of a group, in lists; a box has start and stop along each axis."""
+    """Return the differences of an array or a group as lists; a box is a list of start and stop along each axis."""
     if isinstance(changes, GroupDiff):
         return {
             "made": changes.made,
@@ -342,7 +342,7 @@ def difference(changes: Sequence[Box] | GroupDiff) -> Any:
 
 
 def difference_lines(changes: Sequence[Box] | GroupDiff) -> Iterator[str]:
-    """Yield differences as text: for a group a line for each member, for an array the keys that select the boxes.
+    """Yield differences as text: one line for each member of a group, or one key for each box of an array.
 
     Examples
     --------
@@ -364,7 +364,7 @@ def difference_lines(changes: Sequence[Box] | GroupDiff) -> Iterator[str]:
 
 
 def lines(about: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a description as text, without its empty fields."""
+    """Yield the lines of a description, without empty fields."""
     rows = {name: value for name, value in about.items() if value is not None and name != "attrs"}
     for name in ("nbytes", "cbytes"):
         if name in rows:
@@ -374,7 +374,7 @@ def lines(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value in types that JSON has."""
+    """Convert a value to JSON-compatible types."""
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -391,9 +391,9 @@ def plain(value: Any) -> Any:
 
 
 def frame_of(url: str, storage_options: Storage, at: str | None = None) -> Snapshot:
-    """Open a frame, which may be a member of a group, as it is now or at a snapshot."""
+    """Open the current state or a snapshot of a frame, which may be a member of a group."""
     kind, address = find(url, None, storage_options, exists=True, at=at)
-    # Without a look at its layout, which may be damaged.
+    # Do not read the layout, which may be damaged.
     if kind is B2ND:
         store = open_store(address, storage_options=storage_options)
         return snapshot.load(store)
@@ -409,7 +409,7 @@ def open_frame(
     storage_options: Storage,
     at: str | None = None,
 ) -> Iterator[Snapshot | bloscpack.Reader]:
-    """Open a frame, which may be a member of a group, or a Bloscpack file; at a snapshot, if one is named."""
+    """Open a frame, which may be a member of a group, or a Bloscpack file; `at` is the name of a snapshot."""
     kind, _ = find(url, None, storage_options, exists=True, at=at)
     if kind.name == "blp":
         with bloscpack.open(url, storage_options=storage_options) as f:

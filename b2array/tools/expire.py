@@ -37,17 +37,18 @@ def expire(
 ) -> tuple[str, ...]:
     """Drop old snapshots of an array, a super-chunk or a group, in one commit. `vacuum` or `repack` free the space.
 
-    A group's snapshots go for all its members. Those that a member has for itself stay: give the member's own URL.
+    A snapshot of a group is dropped for all members. To drop a member's own snapshots, pass the member's URL.
 
     Parameters
     ----------
     url : str or os.PathLike
         An array, a super-chunk or a group.
     older_than : str, float, datetime.timedelta or datetime.datetime, optional
-        Drop snapshots of this age or more: in seconds, as text with a unit ("s", "min", "h", "d"), or those made before
-        a moment. Their times were noted by the computers that made them. A moment without a time zone is local time.
+        Drop snapshots of at least this age, in seconds or as text with a unit ("s", "min", "h", "d"), or snapshots
+        from before a date and time, which is local if it has no time zone. The clock of the computer that took a
+        snapshot counts.
     keep_last : int, optional
-        Keep this many of the newest ones, whatever their age.
+        Number of the newest snapshots to keep, regardless of age.
     dry_run : bool, default False
         Only say which snapshots would be dropped.
     storage_options : mapping, optional
@@ -63,7 +64,7 @@ def expire(
     Raises
     ------
     TypeError
-        There is neither `older_than` nor `keep_last`.
+        Neither `older_than` nor `keep_last` is given.
 
     Examples
     --------
@@ -88,7 +89,7 @@ def expire(
     names = _names_of_old(opened, limit, keep)
     if names and not dry_run:
         with opened.transaction() as changes:
-            # Another writer may have replaced a snapshot since the first look.
+            # Another writer may have replaced a snapshot in the meantime.
             names = _names_of_old(changes, limit, keep)
             for name in names:
                 changes.drop_snapshot(name)
@@ -101,20 +102,20 @@ def _names_of_old(opened: Any, limit: float, keep_last: int) -> tuple[str, ...]:
 
 
 def _entries(opened: Any) -> Sequence[Kept]:
-    """Return the snapshots of a group, or a frame's own ones, the oldest first."""
+    """Return the snapshots of a group, or a frame's own snapshots, oldest first."""
     if not isinstance(opened, Group):
         entries = ledger_in(opened._handle.snapshot).entries
         return [entry for entry in entries if not entry.group]
     home = opened._home
     if isinstance(home, AnyTransaction):
         return home.snapshots.ledger.entries
-    if not isinstance(home, AnyGroup):  # a .b2z or .b2e file keeps no snapshots
+    if not isinstance(home, AnyGroup):  # .b2z and .b2e files have no snapshots
         return ()
     return group_ledger(opened.url, home.load_manifest()).entries
 
 
 def _limit(older_than: str | float | timedelta | datetime | None) -> float:
-    """Return the time, in seconds since 1970, since which snapshots stay."""
+    """Return the time, in seconds since 1970, after which snapshots are kept."""
     if older_than is None:
         return inf
     if isinstance(older_than, datetime):

@@ -1,4 +1,4 @@
-"""Finds out what is at a URL, a frame or a group, and calls a function for each member of the group."""
+"""Finds a frame or a group at a URL, and calls a function for each member of the group."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ R = TypeVar("R", bound=Result)
 
 
 class Listing(NamedTuple):
-    """Members of a group: where they are, and their paths by name.
+    """Members of a group: the home of the group, and the paths of members by name.
 
-    `error` says why some may be missing, and `part` which group inside of the home was asked for.
+    `error` explains why members may be missing; `part` is the name of the requested group within the home.
     """
 
     home: AnyGroup | Archive
@@ -42,9 +42,9 @@ def change_each(
     dry_run: bool,
     outside: Callable[[AnyGroup], Result | None] | None = None,
 ) -> R | Results:
-    """Change a frame, or every member of a group that has its own files. Errors do not stop the other members.
+    """Change a frame, or every member of a group that has its own files. An error in one member does not stop the rest.
 
-    `outside` is a function for what belongs to no member of a whole group. Its result, if there is one, is named ".".
+    `outside` processes the files of a top-level group that belong to no member. Its result, if any, is named ".".
     """
 
     def refuse(kind: Format, _: str = "") -> R:
@@ -61,7 +61,7 @@ def change_each(
         if not home.store.can.write and not dry_run:
             raise ReadOnlyError(f"{home.url} can only be read")
         if any(map(is_embedded, paths.values())):
-            # An embedded member has no file of its own: their frame is changed as a whole.
+            # Embedded members have no files: the frame that contains them is changed as a whole.
             paths = {name: path for name, path in paths.items() if not is_embedded(path)}
             paths[EMBEDDED] = EMBEDDED
         if list(paths) == [""]:
@@ -88,10 +88,10 @@ def each_frame(
     group: Callable[[Listing], R | Results],
     other: Callable[[Format, str], R | Results],
 ) -> R | Results:
-    """Call the function for what is at a URL: a frame, a group, or a file of another format."""
+    """Call the function that handles the object at a URL: a frame, a group, or a file of another format."""
     text = os.fsdecode(url)
     if text.endswith(B2ND.suffixes) and os.path.lexists(text):
-        return frame(text)  # also a member, without a look at the others
+        return frame(text)  # no other members are read if the frame is a member
     try:
         kind, address = find(text, None, storage_options, exists=True)
     except FileNotFoundError:
@@ -105,9 +105,9 @@ def each_frame(
         listed = Listing(*members_of(address, storage_options), part)
     except FileNotFoundError as missing:
         try:
-            return frame(text)  # a directory whose index is missing does not show that it is a frame
+            return frame(text)  # a directory without its index is not recognized as a frame
         except FileNotFoundError as absent:
-            # If the group is there, its error says more: which member it does not have.
+            # If the group exists, its error is more specific: it names the missing member.
             group_exists = "://" in outer or os.path.lexists(outer)
             raise (missing if group_exists else absent) from None
     return group(listed)
@@ -120,7 +120,7 @@ def collect(
     result: Callable[[str], Result | None],
     error: Exception | None = None,
 ) -> Results:
-    """Return the results for members, by their paths. One that fails does not stop the others."""
+    """Return the results for members by name. A member that fails does not stop the others."""
     results: dict[str, Result] = {}
     if error is not None:
         results["."] = Failure(home, str(error), isinstance(error, FormatError))

@@ -74,12 +74,12 @@ R = TypeVar("R")
 
 
 def one_of_words(*words: str) -> Callable[[str], list[str]]:
-    """Return a function that completes one of these words."""
+    """Return a function that completes a word from a list."""
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
 def complete_url(incomplete: str) -> list[str]:
-    """Complete a local path, and behind a group the names of its members."""
+    """Complete a local path, or the name of a member after the path of a group."""
     match = _GROUP.fullmatch(incomplete)
     if match is None or not os.path.lexists(match["group"]):
         paths = sorted(glob.glob(f"{glob.escape(incomplete)}*"))  # noqa: PTH207 - keeps what the user typed
@@ -94,7 +94,7 @@ def complete_url(incomplete: str) -> list[str]:
 
 
 def complete_snapshot(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the name of a snapshot of what the arguments before it name."""
+    """Complete the name of a snapshot of the array or group in the preceding arguments."""
     url = ctx.params.get("url") or ctx.params.get("src")
     try:
         with addressing.open(str(url)) as opened:
@@ -159,7 +159,7 @@ _COMPRESSION: dict[str, Any] = {
     "keepbits": Keepbits,
     "tolerance": Tolerance,
 }
-"""The options that say how to compress, which `cparams_of` takes."""
+"""The compression options, which are the parameters of `cparams_of`."""
 
 _LONGEST = 1000
 _EXPECTED = "expected integers, slices, ..., None, lists of integers or names of fields, as in [0:3, ::-1]"
@@ -175,7 +175,7 @@ def extents(text: str) -> tuple[int, ...]:
 
 
 def one_of(*names: str) -> Callable[[str], str]:
-    """Return a function that parses one of several words."""
+    """Return a function that parses a word from a list."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -186,7 +186,7 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 
 def age_of(text: str) -> float:
-    """Return an age in seconds."""
+    """Parse an age; return it in seconds."""
     try:
         is_number = text.replace(".", "", 1).isdigit()
         return in_seconds(float(text) if is_number else text)
@@ -254,7 +254,7 @@ def storage_options(storage: Sequence[str] | None) -> dict[str, Any]:
         try:
             options[name] = json.loads(value)
         except ValueError:
-            # Text need not be in quotation marks, which shells would take away.
+            # Text needs no quotation marks, because shells would remove them.
             options[name] = value
     return options
 
@@ -264,7 +264,7 @@ def both_options(
     src: Sequence[str] | None,
     dst: Sequence[str] | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the storage options of source and destination: the options of both, and of each alone."""
+    """Return the storage options of source and destination, each with the shared options."""
     common = storage_options(storage)
     return common | storage_options(src), common | storage_options(dst)
 
@@ -304,8 +304,8 @@ def cparams_of(
 
 
 def take_cparams(verb: Callable[..., R]) -> Callable[..., R]:
-    """Give a command the options that say how to compress; the function gets them as `cparams`."""
-    # Typer reads the signature, so the options stand there, where the function has `cparams`.
+    """Add the compression options to a command; the function receives them as `cparams`."""
+    # Typer reads the signature, so the options replace `cparams` there.
     signature = inspect.signature(verb, eval_str=True)
     own = signature.parameters
     at = list(own).index("cparams")
@@ -325,12 +325,12 @@ def take_cparams(verb: Callable[..., R]) -> Callable[..., R]:
 
 
 def shows(progress: bool | None) -> bool:
-    """Say whether to show progress: by default on a terminal."""
+    """Return whether to show progress; the default is to show it on a terminal."""
     return sys.stderr.isatty() if progress is None else progress
 
 
 _TELLING = (B2ArrayError, OSError, ValueError, TypeError, LookupError, ArithmeticError)
-"""The program shows these errors without the name of their type."""
+"""The program prints these errors without the names of their types."""
 _ASSIGNED = re.compile(
     r"\b(overwrite|replace|trust_order|dry_run|follow_external|grace|layout|zarr_format)=(\w+|'\w+')",
 )
@@ -338,7 +338,7 @@ _NAMED = re.compile(r"\b(src_format|dst_format|storage_options)\b")
 
 
 def error_text(error: Exception) -> str:
-    """Return the message of an error in one line."""
+    """Return the message of an error on one line."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     # The text of a KeyError has quotation marks around it.
@@ -350,7 +350,7 @@ def error_text(error: Exception) -> str:
 
 
 def with_options(text: str) -> str:
-    """Return a text with options of the command line instead of Python's keywords.
+    """Replace Python keywords in a text with command-line options.
 
     Examples
     --------
@@ -368,7 +368,7 @@ def with_options(text: str) -> str:
 
 
 def key_of(text: str) -> Any:
-    """Parse a key of NumPy, with or without brackets, without executing anything.
+    """Parse a NumPy index, with or without brackets, without executing code.
 
     Examples
     --------
@@ -383,7 +383,7 @@ def key_of(text: str) -> Any:
     bracketed = f"_[{inner}]"
     try:
         body = _parse(f"_{inner}" if inner.startswith("[") else bracketed)
-        # Without its brackets, a list and what follows it look like two subscripts.
+        # Without brackets, a list and the text after it look like two subscripts.
         if not _is_one_subscript(body):
             body = _parse(bracketed)
     except (SyntaxError, RecursionError, MemoryError, ValueError):

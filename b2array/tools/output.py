@@ -19,7 +19,7 @@ Writer = Callable[[BinaryIO, Array], None]
 
 @dataclass(frozen=True, slots=True)
 class _Pipe:
-    """A file that has nothing but `write`: NumPy asks others for their position, which pipes do not have."""
+    """A file with only a `write` method: NumPy asks other files for their position, which pipes do not have."""
 
     file: BinaryIO
 
@@ -28,12 +28,12 @@ class _Pipe:
 
 
 def write_npy(file: BinaryIO, values: Array) -> None:
-    """Write an array in NumPy's own format."""
+    """Write an array in the .npy format."""
     np.lib.format.write_array(_Pipe(file), values, allow_pickle=False)
 
 
 def write_csv(file: BinaryIO, values: Array) -> None:
-    """Write an array of up to two dimensions as comma-separated values; records get a line with their names."""
+    """Write an array of up to two dimensions as comma-separated values, with a header line if it has named fields."""
     has_planes = values.ndim > 2 or (values.ndim == 2 and values.dtype.names)
     if has_planes:
         raise ValueError(f"CSV has rows and columns, found an array of shape {values.shape}: select a part of it")
@@ -51,11 +51,11 @@ def write_csv(file: BinaryIO, values: Array) -> None:
 
 
 def _texts(values: Array) -> Array:
-    """Return items as text, each with as many digits as tell it from its neighbours."""
+    """Return items as text, with just enough digits to restore each value exactly."""
     if values.ndim > 2 or values.dtype.names:
         raise ValueError(f"CSV has no place for items of type {values.dtype}")
     if values.dtype.kind == "S":
-        return np.char.decode(values, "utf-8")  # `astype` takes ASCII alone
+        return np.char.decode(values, "utf-8")  # `astype` accepts only ASCII
     if values.dtype.kind == "U":
         return values
     return values.astype(str)

@@ -1,6 +1,6 @@
 """`repair`: make a damaged frame readable again.
 
-`salvage` gets header, index and trailer back. All chunks are checked, and damaged ones are marked as lost.
+`salvage` recovers header, index and trailer. All chunks are checked, and damaged chunks are marked as lost.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["Repair", "repair"]
 
 BACKUP_SUFFIX = ".b2bak"
-"""End of the name of a backup."""
+"""The suffix of the name of a backup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +58,20 @@ class Repair(Result):
     ----------
     url : str
     dry_run : bool
-        Whether nothing was changed.
+        Whether the frame was left unchanged.
     changed : bool
         Whether there was anything to repair.
     nchunks : int
         Number of chunks of the repaired frame.
     lost : tuple of int
-        Chunks that cannot be read any more.
+        Chunks that can no longer be read.
     certain : bool
-        Whether an index gives the order of the chunks. If not, their order is that in the file, which is right if they
-        were written one after the other.
+        Whether an index gives the order of the chunks. If not, they keep their order in the file, which is right if
+        they were written one after the other.
     actions : tuple of str
-        The steps, in words.
+        Descriptions of the steps.
     backup : str or None
-        Where the old frame is kept.
+        The location of the old frame.
     """
 
     url: str
@@ -84,7 +84,7 @@ class Repair(Result):
     backup: str | None = None
 
     def summarize(self) -> ResultSummary:
-        """Return the number of chunks, the lost ones, the place of the backup, and the steps."""
+        """Summarize the number of chunks, the lost chunks, the location of the backup, and the steps."""
         if not self.changed:
             return ResultSummary("nothing to repair", lines=self.actions)
         lost = first_of(map(str, self.lost)) or "none"
@@ -108,21 +108,20 @@ def repair(
 
     The trailer that b2array writes holds a copy of the header and a fingerprint of header, index and trailer. So a
     damaged header is restored, and so is a fingerprint with one or two wrong bytes. If the fingerprint does not prove
-    the result, or if it is missing because other software was killed while it changed the frame, the frame is put
-    together from its readable parts and the chunks that are found. Missing and damaged chunks become *lost*: reading
-    one raises `ChunkLostError` here and an error in other software, and never gives zeros, until it is written again.
-    The repaired frame replaces the old one in one step, and the old one is kept next to it. There must be no other
-    writer meanwhile.
+    the result, or if it is missing because other software was killed while it changed the frame, the frame is rebuilt
+    from its readable parts and chunks. Missing and damaged chunks become *lost*: until a lost chunk is written again,
+    reading it raises `ChunkLostError` here and an error in other software, and never returns zeros. The repaired frame
+    replaces the old one atomically, and the old frame is kept next to it. There must be no other writer meanwhile.
 
     Parameters
     ----------
     url : str or os.PathLike
-        An array, any other frame, or a group, whose members are gone through: the result is then a `Results`.
+        An array, any other frame, or a group: all of its members are repaired, and the result is a `Results`.
     dry_run : bool, default False
-        Only say what would be done.
+        Only report the necessary steps.
     backup : bool, default True
-        Whether to keep the old frame, under its name with ``.b2bak`` at the end. In a directory this is the file
-        ``chunks.b2frame``, because chunk files do not change.
+        Whether to keep the old frame, with ``.b2bak`` appended to its name. In a directory, only the file
+        ``chunks.b2frame`` is kept, because chunk files do not change.
     trust_order : bool, default False
         Accept data whose correctness cannot be proven: when index or trailer are damaged, or when the index is lost
         and some chunks are missing. Without an index, chunks are numbered in the order in which they are stored, which
@@ -139,7 +138,7 @@ def repair(
     FormatError
         The header cannot be read, or `trust_order` is needed.
     UnsupportedError
-        The frame is of an unknown kind, or the file is of another format.
+        The frame is of an unknown kind, or the file has another format.
     ReadOnlyError
         The store cannot be written to.
 
@@ -173,7 +172,7 @@ def _repair(
     is_directory = store.is_prefix or not isinstance(inside, Exception)
     head = inside if is_directory else file
     if isinstance(head, Exception) or bytes(head.data[2:9]) != b"b2frame":
-        _read(store, None)  # raises an error if there is no frame, before the lock leaves a file
+        _read(store, None)  # raises an error if there is no frame, before the lock creates a file
     name = FRAME_NAME if is_directory else ""
     groups = nullcontext() if dry_run else manifests_lock(store)
     with groups, store.lock(name, shared=True) if dry_run else writers_lock(store, name):
@@ -185,7 +184,7 @@ def _repair(
         for problem in problems:
             if problem.kind == "unsupported":
                 raise UnsupportedError(problem.text)
-        # b2array never leaves a change half done. So something has damaged a frame with checksums.
+        # b2array never leaves a partial change, so a frame with checksums must have been damaged afterwards.
         has_unproven_bytes = findings.checked and not saved.proven
         has_unproven_order = saved.missing and not saved.certain
         if (has_unproven_bytes or has_unproven_order) and not trust_order:
@@ -221,7 +220,7 @@ def _repair(
 
 
 def _read(store: Store, listed: tuple[Member, Row] | None) -> tuple[Snapshot, Salvaged]:
-    """Return the frame, and what is known about it. For a member, it may be the state that the group has `listed`."""
+    """Return the frame with notes on its recovery. If it is damaged, use the state `listed` in its group, if any."""
     try:
         revision = load(store)
     except (FormatError, UnsupportedError) as error:
@@ -244,7 +243,7 @@ def _read(store: Store, listed: tuple[Member, Row] | None) -> tuple[Snapshot, Sa
 
 
 def _find_row(store: Store, url: str, storage_options: Storage) -> tuple[Member, Row] | None:
-    """Return the member that a group in an object store lists in a place, with its row."""
+    """Return a group member in an object store, with its row, if the group lists the member at this URL."""
     place = None if store.can.local else group_of(url, storage_options)
     if place is None:
         return None
@@ -252,7 +251,7 @@ def _find_row(store: Store, url: str, storage_options: Storage) -> tuple[Member,
     row = group.rows.get(place.name)
     if row is None or not row.revision:
         return None
-    # The group may list a member of this name in another place.
+    # The group may list a member of this name at another location.
     listed_url = group.store_of(row.path).url
     if listed_url.rstrip("/") != store.url.rstrip("/"):
         return None
@@ -270,8 +269,8 @@ def _back_up(revision: Snapshot, url: str, storage_options: Storage) -> str:
         return f"{store.url.rstrip('/')}/{name}"
     if isinstance(store, LocalStore):
         path = os.path.realpath(store.url)
-        # A link is enough, because the repaired frame is a new file with the old name. If the file system has no links,
-        # the file is copied below.
+        # A hard link is enough, because the repaired frame is a new file with the old name. If the file system does not
+        # support links, the file is copied below.
         with suppress(OSError):
             return _free_name(lambda name: os.link(path, name), path)
 
@@ -294,8 +293,8 @@ def _free_name(make: Callable[[str], Any], name: str) -> str:
 
 
 def _readable(revision: Snapshot, entry: Kept) -> Iterator[Snapshot]:
-    """Yield a kept state if all of it can be read."""
-    # A damaged snapshot is dropped: nothing of it can be saved.
+    """Yield a kept state if it is intact."""
+    # A damaged snapshot is dropped, because it cannot be recovered.
     with suppress(FormatError, SnapshotLostError, UnsupportedError):
         (state,) = load_kept_states(revision, [entry])
         if _is_intact(state):
@@ -314,7 +313,7 @@ def _write(
     files: Iterable[str],
 ) -> None:
     version = revision.version
-    # What snapshots of a group need may be intact even if the frame does not say any more which one it is.
+    # States that snapshots of a group need may be intact even if the frame has lost its identity.
     pinned = pinned_states(revision, pins_of(store), is_same=True)
     if not revision.sparse:
         entries = ledger_of(revision.state).entries
@@ -335,10 +334,10 @@ def _write(
     kept = revision.state.annotations.kept
     if not revision.frame.is_ours:
         kept = ledger_of(revision.state).suspect_all().pack()
-    # The tables of sizes and checksums are made again from what was looked at, and `next` from the files.
+    # The tables of sizes and checksums are rebuilt from the findings, and `next` from the files.
     annotations = replace(revision.state.annotations, next=None, sizes=None, records=None, kept=kept)
     if pinned:
-        # The identity makes the snapshots belong to the frame; after one more takeover, readers check their chunks.
+        # The identity links the snapshots to the frame; the additional takeover makes readers check their chunks.
         noted = [state.state.annotations for _, state in pinned]
         takeovers = 1 + max(each.takeovers for each in (annotations, *noted))
         annotations = replace(annotations, identity=noted[0].identity, takeovers=takeovers)
@@ -348,7 +347,7 @@ def _write(
         state.sizes[n] = sizes_row(findings.heads[n], nblocks)
         state.records[n] = findings.records[n]
     draft = Draft(store, None, state, overwrite=True, locked=True, replaces=version, is_same=bool(pinned))
-    # No new chunk may take the name of a file that is there, even if no index names it.
+    # No new chunk may reuse the name of an existing file, even if no index refers to the file.
     numbers = [number for name in files if (number := chunk_number(name)) is not None]
     highest = max([-1, *numbers, *revision.frame.offsets.tolist()])
     edits.reserve_up_to(draft, highest)
@@ -358,7 +357,7 @@ def _write(
 
 
 def _through_group(draft: Draft, revision: Snapshot) -> Draft:
-    """Route the commit through the member's group, even if the draft could not read what it replaces."""
+    """Route the commit through the member's group, even if the draft could not read the old state."""
     if revision.member is not None:
         draft.destination = draft.destination._replace(old=revision)
     return draft

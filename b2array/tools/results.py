@@ -1,4 +1,4 @@
-"""Results of `verify`, `repair`, `vacuum` and `repack`: a headline, a table, and lines below it."""
+"""Results of `verify`, `repair`, `vacuum` and `repack`: a headline, a table, and further lines."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Failure", "Result", "ResultSummary", "Results", "first_of", "table"]
 
 
 class ResultSummary(NamedTuple):
-    """A result as it is printed: the outcome in a few words, a table, and lines below it.
+    """The printed form of a result: the outcome in a few words, a table, and further lines.
 
-    `rows` has a value for each name. If there are `heads`, of the names and of more columns, it has a tuple of texts.
+    `rows` maps names to values. With `heads`, the column headings, each value is a tuple of texts.
     """
 
     headline: str
@@ -26,7 +26,7 @@ class ResultSummary(NamedTuple):
 
 
 class Result:
-    """The result for one frame. A dataclass whose fields are of types that JSON has, or tuples of them."""
+    """The result for one frame: a dataclass whose fields have JSON-compatible types or are tuples of such types."""
 
     __slots__ = ()
     url: str
@@ -37,11 +37,11 @@ class Result:
         return True
 
     def summarize(self) -> ResultSummary:
-        """Return what is printed."""
+        """Return the printed form."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields in types that JSON has."""
+        """Return all fields as JSON-compatible types."""
         values = {}
         for each in fields(self):  # type: ignore[arg-type]
             value = getattr(self, each.name)
@@ -76,7 +76,7 @@ class Failure(Result):
 
     @property
     def ok(self) -> bool:
-        """False: nothing is known to be in order."""
+        """Always False, because the frame could not be processed."""
         return False
 
     def summarize(self) -> ResultSummary:
@@ -93,8 +93,8 @@ class Results(Result):
     url : str
         The group, without secrets.
     members : mapping of str to Report
-        The result for each member by its name. The name of a group, which has attributes, ends with a slash. "." is
-        the directory itself: its list of members, and what belongs to no member.
+        The result for each member by name. The name of a group with attributes ends with a slash. "." is the directory
+        itself: its list of members, and files that belong to no member.
     """
 
     url: str
@@ -124,7 +124,7 @@ class Results(Result):
 
     @property
     def damaged(self) -> bool:
-        """Whether the bytes of a member are not what they should be."""
+        """Whether the bytes of a member are damaged."""
         for each in self.members.values():
             is_damaged = each.damaged if isinstance(each, Failure) else not each.ok
             if is_damaged:
@@ -132,14 +132,14 @@ class Results(Result):
         return False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all results in types that JSON has."""
+        """Return all results as JSON-compatible types."""
         members = {name: each.to_dict() for name, each in self.members.items()}
         return {"url": self.url, "ok": self.ok, "members": members}
 
     def summarize(self) -> ResultSummary:
-        """Return how many members there are, and how many are not in order, with a row and the lines of each."""
+        """Summarize the numbers of all members and of damaged members, with a row and further lines for each member."""
         members = {name: each.summarize() for name, each in self.members.items()}
-        # Members may have different rows: the table has a column for each.
+        # Members may have different rows; the table has a column for every name.
         columns = list(dict.fromkeys(column for each in members.values() for column in each.rows))
         rows = {}
         lines = []
@@ -155,19 +155,19 @@ class Results(Result):
 
 
 def first_of(names: Iterable[str], most: int = 8) -> str:
-    """Return the first names as text."""
+    """Join the first few names."""
     every = list(names)
     listed = ", ".join(every[:most])
     return f"{listed}, ..." if len(every) > most else listed
 
 
 def table(rows: Sequence[Sequence[str]], align: str) -> Iterator[str]:
-    """Yield rows as text; `align` has ``<`` or ``>`` for each column."""
+    """Yield rows as aligned text; `align` has ``<`` or ``>`` for each column."""
     texts = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
         cells = []
         for text, side, width in zip(row, align, widths, strict=True):
             cells.append(f"{text:{side}{width}}")
-        # Without spaces at the end, which would wrap in narrow terminals.
+        # Trailing spaces would wrap in narrow terminals.
         yield "  ".join(cells).rstrip()

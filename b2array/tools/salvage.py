@@ -1,7 +1,7 @@
-"""Get header, index and trailer of a damaged frame back.
+"""Recover header, index and trailer of a damaged frame.
 
-They are restored where a fingerprint proves what they were. Otherwise the frame is put together from its readable
-parts: the header, an index that fits the chunks, and the trailer. Other software changes frames in place. If it is
+They are restored if a fingerprint proves their contents. Otherwise the frame is rebuilt from its readable parts:
+ the header, an index that fits the chunks, and the trailer. Other software changes frames in place. If it is
 killed meanwhile, the header may be older than the chunks, chunks may have overwritten the index, and the trailer may be
 missing. Each chunk stores its own length, so chunks can be found without an index.
 """
@@ -36,25 +36,25 @@ __all__ = ["Salvaged", "salvage"]
 Int64Array = npt.NDArray[np.int64]
 
 _NO_LIMIT = 2**62
-# Source: "Blosc2 Contiguous Frame Format", section Trailer: the marker of the trailer's length and the length, then the
-# marker, size and type of the fingerprint, and the fingerprint.
+# Source: "Blosc2 Contiguous Frame Format", section Trailer: marker and value of the trailer's length, then marker,
+# size, type and value of the fingerprint.
 _TRAILER_END = struct.Struct(">BI2B16s")
 _TRAILER_NBYTES = 25
 _WINDOW = 4 * 2**20
 _SMALLEST_HEADER = 97
 _TYPE_AT = -1 - fingerprint.FINGERPRINT_NBYTES
 _WRONG_BYTES = 2
-"""If at most this many bytes differ, the stored fingerprint itself is damaged: the others cannot match by accident."""
+"""With at most this many wrong bytes, the stored fingerprint itself is damaged: the rest cannot match by accident."""
 
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """A frame put together from the readable parts of a damaged one.
+    """A frame rebuilt from the readable parts of a damaged frame.
 
-    It is `certain` if the header is right and an index gives the order of the chunks. Otherwise they have the order in
-    which they are stored. It is `proven` if it is as it was committed, or as other software left it, which writes no
-    checksums. `notes` are the steps, and the parts that were not saved. The index has zeros for the `missing` chunks,
-    which were not found.
+    The frame is `certain` if the header is right and an index gives the order of the chunks. Otherwise the chunks keep
+    the order in which they are stored. The frame is `proven` if it is exactly the committed frame, or a frame of other
+    software, which writes no checksums. `notes` describe the steps and the parts that could not be recovered. The index
+    has zeros for the `missing` chunks.
     """
 
     frame: Frame
@@ -65,7 +65,7 @@ class Salvaged:
 
 
 def salvage(store: Store, reason: FormatError | UnsupportedError) -> Salvaged:
-    """Return the frame as it was committed, or put it together, unless it is of an unsupported kind."""
+    """Restore the committed frame, or rebuild the frame from its parts. Raise for an unsupported kind."""
     file = _DamagedFile(store)
     restored = _restore(file)
     if restored is not None:
@@ -105,7 +105,7 @@ class _DamagedFile:
         return bytes(view)
 
     def chunk(self, at: int) -> ChunkHeader | None:
-        """Return the header of the chunk that begins here and ends within the file."""
+        """Return the header of the chunk at `at`, or None if there is no chunk that ends within the file."""
         try:
             header = ChunkHeader.unpack(self.read(at, at + HEADER_LEN))
         except (FormatError, UnsupportedError):
@@ -113,13 +113,13 @@ class _DamagedFile:
         return header if BLOSC1_HEADER_LEN <= header.cbytes <= self.size - at else None
 
     def trailer(self, start: int, end: int) -> _Trailer | None:
-        """Return the trailer that is between `start` and `end`."""
+        """Return the trailer between `start` and `end`, or None."""
         if not start + _TRAILER_NBYTES <= end <= self.size:
             return None
         raw = self.read(end - _TRAILER_END.size, end)
         marker, nbytes, ext, fingerprint_type, _ = _TRAILER_END.unpack(raw)
         longest = min(end - start, config.limits.metadata_nbytes)
-        # The markers of an unsigned integer of 4 bytes and of an extension of 16 bytes, in MessagePack.
+        # The MessagePack markers of a 4-byte unsigned integer and of a 16-byte extension.
         has_markers = (marker, ext) == (0xCE, 0xD8)
         if not has_markers or not _TRAILER_NBYTES <= nbytes <= longest:
             return None
@@ -131,13 +131,13 @@ class _DamagedFile:
 
 
 def _restore(file: _DamagedFile) -> Salvaged | None:
-    """Return the frame as it was committed; None if it had no fingerprint, or if index or trailer are damaged.
+    """Restore the committed frame; return None if it has no fingerprint, or if index or trailer are damaged.
 
-    It is not certain if other software had written a header since, because the shape may then be an older one.
+    The result is not certain if other software has since written a header, because the shape may then be outdated.
     """
     mark = file.read(fingerprint.MARK_AT.start, fingerprint.MARK_AT.stop)
     for header, tail, text in _candidates(file):
-        # Its type belongs to the fingerprint, and may be damaged as well.
+        # The type is part of the fingerprint, and may be damaged as well.
         unsigned = tail[:_TYPE_AT] + bytes((frame.FINGERPRINT_128,))
         empty = bytes(fingerprint.FINGERPRINT_NBYTES)
         signed = unsigned + fingerprint.fingerprint(header, unsigned + empty)
@@ -151,10 +151,10 @@ def _restore(file: _DamagedFile) -> Salvaged | None:
 
 
 def _candidates(file: _DamagedFile) -> Iterator[tuple[bytes, bytes, str]]:
-    """Yield possible headers, each with its index and trailer, and how they were found.
+    """Yield possible headers, each with its index and trailer, and a note on their origin.
 
-    A frame ends where its header says, or where the file ends. There are two headers, the first one and the copy in the
-    trailer.
+    A frame ends where its header says, or where the file ends. There are two headers: one at the start and a copy
+    in the trailer.
     """
     first = file.read(0, _SMALLEST_HEADER)
     if len(first) < _SMALLEST_HEADER:
@@ -163,7 +163,7 @@ def _candidates(file: _DamagedFile) -> Iterator[tuple[bytes, bytes, str]]:
     for end in dict.fromkeys((frame_len, file.size)):
         trailer = file.trailer(0, end)
         if trailer is None:
-            continue  # without a trailer there is no fingerprint, and the rest of the file may be large
+            continue  # without a trailer there is no fingerprint; do not read the rest of the file, which may be large
         headers = []
         (header_len,) = struct.unpack_from(">i", first, 0x0B)
         if _SMALLEST_HEADER <= header_len <= min(end, config.limits.metadata_nbytes):
@@ -184,14 +184,14 @@ def _candidates(file: _DamagedFile) -> Iterator[tuple[bytes, bytes, str]]:
             if nbytes and len(header) <= start:
                 offsets = file.chunk(start)
                 index_nbytes = 0 if offsets is None else offsets.cbytes
-            # The sizes in a damaged header may lead to a place from which the rest of the file is large.
+            # The sizes in a damaged header may point far before the end of a large file.
             if start + index_nbytes == end - trailer.nbytes:
                 text = origin if end == frame_len else f"the frame ends after {end} bytes; {origin}"
                 yield fingerprint.with_frame_len(header, end), file.read(start, end), text
 
 
 class _Wreck:
-    """A damaged frame, and what is known about it so far."""
+    """A damaged frame, and the facts recovered so far."""
 
     def __init__(self, file: _DamagedFile) -> None:
         self.file = file
@@ -199,7 +199,7 @@ class _Wreck:
         data = file.read(0, length)
         if len(data) < length:
             raise FormatError(f"expected a frame header of {length} bytes, found {len(data)}")
-        # The frame's length in the header may be wrong, and is not needed here.
+        # The frame's length in the header may be wrong, and is not needed here, so ignore it.
         self.frame_len = fingerprint.frame_len(data)
         header = unpack_header(fingerprint.with_frame_len(data, _NO_LIMIT))
         self.header = header
@@ -222,14 +222,14 @@ class _Wreck:
             raise FormatError(f"expected a header that counts at most {most} chunks, found {self.expected}")
         self.index_sizes: tuple[int, ...] = ()
         if self.expected:
-            # An index is written before the header, so it may have one chunk more.
+            # An index is written before the header, so it may list one more chunk.
             self.index_sizes = (8 * self.expected, 8 * self.expected + 8)
         self.context = context_of(header)
         self.notes: list[str] = []
         self.gaps: list[int] = []
 
     def salvage(self) -> Salvaged:
-        """Put the frame together."""
+        """Rebuild the frame."""
         header = self.header
         places: list[int] = []
         if self.sparse:
@@ -252,14 +252,14 @@ class _Wreck:
         offsets = np.where(missing, index.special_offset(Special.ZEROS), offsets)
         whole = frame.with_tail(header, offsets=offsets, vlmetalayers=layers)
         absent = frozenset(np.flatnonzero(missing).tolist())
-        # Only b2array writes fingerprints. A frame of other software has none that could contradict.
+        # Only b2array writes fingerprints, so no fingerprint can contradict a frame of other software.
         proven = certain and fingerprint_type == 0
         return Salvaged(whole, certain, proven, tuple(self.notes), absent)
 
     # Chunks.
 
     def _walk(self) -> tuple[set[int], list[int]]:
-        """Find chunks in a file; return their offsets from the end of the header, and where an index may be."""
+        """Find chunks in a file; return their offsets from the end of the header, and possible index positions."""
         base = self.header.header_len
         at = base
         chunks: set[int] = set()
@@ -281,7 +281,7 @@ class _Wreck:
         return chunks, indices
 
     def _data_nbytes(self, at: int, header: ChunkHeader) -> int:
-        """Return the size of a chunk of data with its checksum record; 0 if it is not a chunk, or cannot be decoded."""
+        """Return the size of a data chunk with its checksum record; 0 if it is no chunk, or cannot be decoded."""
         chunksize = self.header.chunksize
         blocksize = self.header.blocksize
         if chunksize > 0:
@@ -310,7 +310,7 @@ class _Wreck:
             chunksize = struct.pack("<i", self.header.chunksize)
             blocksize = struct.pack("<i", self.header.blocksize) if self.header.blocksize else b""
             patterns.append(chunksize + blocksize)
-        # Source: "Blosc Chunk Format", section Header: the size of the data has the offset 4, the block size follows.
+        # Source: "Blosc Chunk Format", section Header: the size of the data is at offset 4, followed by the block size.
         while patterns and at < self.file.size:
             window = self.file.read(at, at + _WINDOW)
             hits = [window.find(pattern, 4) for pattern in patterns]
@@ -319,14 +319,14 @@ class _Wreck:
                 return at + min(places) - 4
             if at + len(window) >= self.file.size:
                 break
-            # The longest pattern may lie across the end of the window.
+            # The longest pattern may cross the end of the window.
             at += len(window) - 12
         return self.file.size
 
     # The index.
 
     def _index(self, valid: set[int], places: list[int]) -> tuple[Int64Array | None, int]:
-        """Find the index where the header says, or else the last one whose chunks are all found, and where it ends."""
+        """Find the index named by the header, or else the last index whose chunks all exist; also return its end."""
         expected = self.header.tail_start
         if not self.header.nbytes:
             return np.empty(0, np.int64), expected
@@ -360,7 +360,7 @@ class _Wreck:
         if len(np.unique(stored)) < len(stored):
             return None  # no writer stores one chunk under two numbers
         if 0 < self.expected < len(offsets):
-            # The header does not count a chunk yet. It must be the last one.
+            # The header does not yet count the new chunk, which must be the last.
             is_last = offsets[-1] < 0 or offsets[-1] == offsets.max()
             return (offsets[:-1], stop) if is_last else None
         return offsets, stop
@@ -371,7 +371,7 @@ class _Wreck:
         before = positions[:expected]
         after = positions[:0]
         if self.gaps:
-            # Chunks were being moved: at least one is lost, and some may also be found at their old place.
+            # Chunks were being moved: at least one is lost, and others may also exist at their old positions.
             most = expected - 1
             before = positions[: self.gaps[0]][:most]
             room = most - len(before)
@@ -388,9 +388,9 @@ class _Wreck:
     # The trailer.
 
     def _trailer(self, start: int) -> tuple[Layers, int | None]:
-        """Find the trailer, which ends where the frame ends by its header, or at the end of the file.
+        """Find the trailer, which ends at the end of the frame according to the header, or at the end of the file.
 
-        Return what it holds, and the type of its fingerprint.
+        Return its metalayers, and the type of its fingerprint.
         """
         for end in (self.frame_len, self.file.size):
             trailer = self.file.trailer(start, end)

@@ -1,7 +1,7 @@
-"""Finds what nothing needs any more in a group in an object store: neither a row of its manifest nor a snapshot.
+"""Finds objects of a group in an object store that neither a row of the manifest nor a snapshot needs any more.
 
-The index of a revision that is not listed any more was replaced when the next one of its member was made. Until the
-grace is over, a reader may still show that revision, so its chunks stay as well. The server's clock counts.
+An index was replaced at the time when the next index of its member was created. Until the grace period is over, a
+reader may still use the old revision, so its chunks are kept as well. Ages are measured by the server's clock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Files = dict[str, Listed]
 
 
 def of_member(group: ListedGroup, name: str, seconds: float, now: float) -> Files:
-    """Find what nothing needs in the prefix of a sparse member, by the names of the objects."""
+    """Find unneeded objects in the prefix of a sparse member, by name."""
     row = group.rows.get(name)
     if row is None or not row.sparse:
         return {}
@@ -45,7 +45,7 @@ def of_member(group: ListedGroup, name: str, seconds: float, now: float) -> File
 
 
 def chunks_needed(group: ListedGroup, name: str) -> Int64Array:
-    """Return the numbers of the chunks that the listed state of a sparse member and the group's snapshots need.
+    """Return the numbers of the chunks that the listed state of a sparse member or the group's snapshots need.
 
     Raises
     ------
@@ -69,9 +69,9 @@ def unpublished(group: ListedGroup) -> list[Row]:
 
 
 def outside(group: ListedGroup, seconds: float, now: float) -> Files:
-    """Find what nothing needs outside of the members: objects of deleted members, of writers that failed, of snapshots.
+    """Find unneeded objects outside of the members: left by deleted members, failed writers and dropped snapshots.
 
-    Before the objects go, `never_again` must see to it that no commit under way needs them.
+    Before the objects are removed, `never_again` must ensure that no commit in progress needs them.
     """
     files = _with_times(group)
     live = _live(group)
@@ -96,10 +96,10 @@ def outside(group: ListedGroup, seconds: float, now: float) -> Files:
 
 
 def never_again(group: ListedGroup, paths: Iterable[str]) -> None:
-    """Commit that these objects go: no later member gives their numbers to its chunks.
+    """Record the removal of these objects in a commit, so that no later member reuses the numbers of their chunks.
 
-    ConflictError: another writer has committed since the group was read, and may need one of them. A writer that
-    commits later must make sure of its objects again, because this is a commit.
+    ConflictError: another writer has committed since the group was read, and may need one of the objects. Because this
+    is a commit, a writer that commits later must first check again that its objects exist.
     """
     highest: dict[str, int] = {}
     for path in paths:
@@ -118,7 +118,7 @@ def never_again(group: ListedGroup, paths: Iterable[str]) -> None:
 
 
 def _live(group: ListedGroup) -> dict[str, set[str]]:
-    """Return the revisions that rows and snapshots name, by the paths of sparse members.
+    """Return the revisions that rows and snapshots refer to, by the paths of sparse members.
 
     The revisions of all contiguous members are under "".
     """
@@ -147,7 +147,7 @@ def _in_prefix(
     except FileNotFoundError:
         files = {}
     has_journal = any(name.endswith(JOURNAL) for name in files)
-    if has_journal and not wanted:  # a transaction is about to make the member
+    if has_journal and not wanted:  # a transaction is about to create the member
         files = pending.with_newest_time(files)
     indexes = {name: each for name, each in files.items() if is_index_name(name)}
     live_indexes = {index_name(revision) for revision in wanted}
@@ -156,7 +156,7 @@ def _in_prefix(
     states = _states(group, path, revisions - old, wanted)
     listed = group.rows.get(name_of(path))
     if listed is not None and listed.path == path and not listed.revision:
-        # The group has listed the member, but has not committed to it yet.
+        # The group lists the member, but no commit to the member has followed yet.
         states.append(load_published(store))
     needed, objects = _find_needed(states)
     unneeded_objects = {}
@@ -171,7 +171,7 @@ def _in_prefix(
 
 
 def _revision_in(name: str) -> str:
-    """Return the revision in the name of an index."""
+    """Extract the revision from the name of an index."""
     return name.rpartition(".")[2]
 
 
@@ -181,9 +181,9 @@ def _find_replaced(
     seconds: float,
     now: float,
 ) -> set[str]:
-    """Return the revisions that are not live, and were replaced longer ago than the grace.
+    """Return the revisions that are not live, and that were replaced before the grace period.
 
-    The next index of the same member tells when that was.
+    A revision was replaced when the next index of the same member was written.
     """
     ordered = sorted(indexes, key=lambda name: indexes[name].modified or 0.0)
     old = set()
@@ -193,7 +193,7 @@ def _find_replaced(
         later = ordered[position + 1] if position + 1 < len(ordered) else name
         when = indexes[later].modified
         is_past_grace = when is not None and now - when >= seconds
-        # Without a grace, clocks do not matter.
+        # Without a grace period, clocks do not matter.
         if is_past_grace or seconds == 0:
             old.add(_revision_in(name))
     return old
@@ -205,14 +205,14 @@ def _states(
     revisions: Collection[str],
     wanted: Collection[str],
 ) -> list[Snapshot]:
-    """Read revisions. If a `wanted` one is damaged or missing, nobody knows which chunks it needs: that raises.
+    """Read revisions. Raise if a `wanted` revision is damaged or missing, because its chunks are then unknown.
 
     Raises
     ------
     FormatError, UnsupportedError
-        One that is wanted cannot be read.
+        A wanted revision cannot be read.
     ConflictError
-        It was wanted until another writer's commit, and has been removed since.
+        A wanted revision has been removed since another writer's commit replaced it.
     """
     states = []
     for revision in sorted({*revisions, *wanted} - {""}):
@@ -233,7 +233,7 @@ def _states(
 
 
 def _find_needed(states: Iterable[Snapshot]) -> tuple[Int64Array, set[str]]:
-    """Return the numbers of the chunks that some states need, and the objects with states that they keep."""
+    """Return the numbers of the chunks that states need, and the names of the objects with their kept states."""
     numbers = [np.zeros(0, np.int64)]
     objects: set[str] = set()
     for state in states:
@@ -251,7 +251,7 @@ def _contiguous(
     seconds: float,
     now: float,
 ) -> Files:
-    """Find the revisions of contiguous members that nothing needs."""
+    """Find unneeded revisions of contiguous members."""
     members: dict[str, Files] = {}
     for path, each in files.items():
         if not path.startswith(f"{DATA}/"):
@@ -273,17 +273,17 @@ def _contiguous(
 
 
 def _with_times(group: ListedGroup) -> Files:
-    """List all objects of the group; sizes and times come with the prefixes that have some."""
+    """List all objects of the group, with sizes and times, prefix by prefix."""
     files: Files = {}
     paths = own_files(group.store.walk())
     for prefix in {path.rpartition("/")[0] for path in paths}:
         store: Store = group.store_of(prefix) if prefix else group.store
-        # The directory may have been removed meanwhile.
+        # The directory may have been removed in the meantime.
         with suppress(FileNotFoundError):
             for name, each in store.listing().items():
                 path = f"{prefix}/{name}" if prefix else name
                 files[path] = each
-    # An object that came in between the two listings is as young as can be.
+    # An object that was created between the two listings counts as new.
     return {path: files.get(path, Listed(0, inf)) for path in paths}
 
 

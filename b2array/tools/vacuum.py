@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Cleanup", "in_seconds", "repack", "vacuum"]
 
 _SAFE = 3600
-"""Seconds. Only while there is no other writer may files go that are younger."""
+"""The safe age in seconds: younger files may only be removed while there is no other writer."""
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _LEFT = re.compile(rf"(?P<left>(?P<frame>.+?){UNFINISHED})(?:/.+)?", re.DOTALL)
 _DURATION = re.compile(r"\s*([0-9]+(?:[.][0-9]+)?)\s*(s|min|h|d)\s*")
@@ -70,7 +70,7 @@ class Cleanup(Result):
     nbytes: int = 0
 
     def summarize(self) -> ResultSummary:
-        """Return how many bytes were freed, and the files."""
+        """Summarize the freed bytes and the removed files."""
         headline = f"{'would free' if self.dry_run else 'freed'} {count_text(self.nbytes, 'byte')}"
         if self.nbytes >= 1024:
             headline += f" ({size(self.nbytes)})"
@@ -81,7 +81,7 @@ class Cleanup(Result):
 
     @classmethod
     def of(cls, url: str, files: Files, *, dry_run: bool) -> Cleanup:
-        """Return the result if these files go."""
+        """Return the result of removing these files."""
         nbytes = sum(each.size for each in files.values())
         return cls(url, dry_run, tuple(sorted(files)), nbytes)
 
@@ -94,25 +94,24 @@ def vacuum(
     storage_options: Storage = None,
     fs: AbstractFileSystem | None = None,
 ) -> Cleanup | Results:
-    """Remove old files that no commit refers to: of writers that were killed, or of earlier states.
+    """Remove old files that no commit refers to: files of killed writers, and files of earlier states.
 
-    It removes all files of a parallel write together, when the youngest of them is old enough, even if the array was
-    never created. The process of a transaction with forks keeps them young.
+    All files of a parallel write are removed together, once the newest file is old enough, even if the array was never
+    created. The process of a transaction with forks keeps its files young.
 
     Parameters
     ----------
     url : str or os.PathLike
-        An array, any other frame, a ``.b2z`` file, next to which writers that did not finish leave their directory, or
-        a group, whose members are gone through: the result is then a `Results`. In it, "." stands for what killed
-        writers left outside of the members, with members that were never committed.
+        An array, any other frame, a ``.b2z`` file, next to which unfinished writers leave a directory, or a group: all
+        of its members are cleaned, and the result is a `Results`. In it, "." stands for files that killed writers left
+        outside of the members, and for members that were never committed.
     grace : str or float, default "24h"
-        How old a file must be, in seconds or as text with a unit ("s", "min", "h", "d"), by the clock of the server or
-        file system that dates the files. One hour or more is safe while
-        others write, because a commit that takes longer checks that its files still exist. Use less only while there is
-        no other writer. A handle that still shows an earlier state raises `ConflictError` for removed data; then
-        refresh it.
+        The minimum age of a file, in seconds or as text with a unit ("s", "min", "h", "d"), by the clock of the server
+        or file system. One hour or more is safe while others write, because a commit that takes longer checks that its
+        files still exist. Use a shorter time only while there is no other writer. A handle that still shows an earlier
+        state raises `ConflictError` for removed data; then refresh it.
     dry_run : bool, default False
-        Only say which files would be removed.
+        Only report which files would be removed.
     storage_options : mapping, optional
         For fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -121,7 +120,7 @@ def vacuum(
     Raises
     ------
     UnsupportedError
-        The store cannot be listed, or does not know how old its files are.
+        The store cannot be listed, or does not report the age of its files.
     ReadOnlyError
         The store cannot be written to.
     FormatError
@@ -159,8 +158,8 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
         try:
             name: str | None = load_published(store).name
         except FileNotFoundError:
-            name = None  # writers of a new array take no lock
-        # A snapshot of a group that is being made may need what nothing refers to.
+            name = None  # writers of a new array do not lock
+        # A group snapshot in progress may need files that nothing refers to yet.
         groups = nullcontext() if dry_run else manifests_lock(store)
         with groups, nullcontext() if name is None else store.lock(name, shared=dry_run):
             if not dry_run:
@@ -173,7 +172,7 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
             if not dry_run:
                 try:
                     _commit_before(there, old)
-                except ConflictError:  # another writer has committed since the look
+                except ConflictError:  # another writer has committed in the meantime
                     continue
                 pending.remove(store, old)
         return Cleanup.of(store.url, old, dry_run=dry_run)
@@ -181,7 +180,7 @@ def _vacuum_store(url: str, seconds: float, dry_run: bool, storage_options: Stor
 
 
 def _drop_unpinned(store: Store) -> None:
-    """Drop the states that a sparse frame keeps for snapshots of its group which were dropped.
+    """Drop the states that a sparse frame keeps for dropped snapshots of its group.
 
     The caller holds the locks of the frame and of the groups around it.
     """
@@ -203,11 +202,11 @@ def _drop_unpinned(store: Store) -> None:
 
 
 def _commit_before(there: _There, old: Collection[str]) -> None:
-    """Before removing objects, commit in the object store, so that no later commit needs them.
+    """Commit in the object store before objects are removed, so that no later commit needs them.
 
-    ConflictError: another writer has committed since the look, and may need one of them. A writer that made sure of its
-    objects before must do so again, because this commit comes first. No later chunk gets the name of one that goes: a
-    request to delete may be carried out late, or twice.
+    ConflictError: another writer has committed in the meantime, and may need one of the objects. Because of this
+    commit, a writer that has already checked its objects must check them again. No later chunk reuses the name of a
+    removed object, because the store may carry out a request to delete late, or twice.
     """
     revision = there.revision
     group = there.group
@@ -224,7 +223,7 @@ def _commit_before(there: _There, old: Collection[str]) -> None:
 
 
 def _clean_archive(url: str, seconds: float, dry_run: bool, storage_options: Storage) -> Cleanup:
-    """Remove what writers of an archive have left next to it, unless one is at work."""
+    """Remove files that writers of an archive have left next to it, unless a writer is active."""
     store = open_store(url, storage_options=storage_options)
     with unpacked.lock_abandoned(url, storage_options or {}) as left:
         leftovers = dict(pending.find_leftovers(store, {}))
@@ -243,7 +242,7 @@ def _clean_archive(url: str, seconds: float, dry_run: bool, storage_options: Sto
 
 
 def _directory_size(directory: Path) -> Listed:
-    """Return the size of all files in a directory, and when the youngest of them was written."""
+    """Return the total size of a directory, and the time of its newest file."""
     files = [each.lstat() for each in (directory, *directory.rglob("*"))]
     nbytes = sum(each.st_size for each in files)
     youngest = max(each.st_mtime for each in files)
@@ -251,19 +250,19 @@ def _directory_size(directory: Path) -> Listed:
 
 
 def _older(store: Store, files: Mapping[str, Listed], seconds: float) -> Files:
-    """Return the files that are older than the grace."""
+    """Return the files that are older than the grace period."""
     if seconds == 0:
-        return dict(files)  # also files of a server whose clock is fast
+        return dict(files)  # including files from a server whose clock is ahead
     if any(each.modified is None for each in files.values()):
         raise UnsupportedError(f"{store.url} does not know how old its files are: only grace=0 is possible")
-    # Stores that have nothing to remove are not asked for the time, which may take a request.
+    # Asking a store for its time may take a request, so skip it if there is nothing to remove.
     now = store.now() if files else 0.0
     return {name: each for name, each in files.items() if now - (each.modified or 0) >= seconds}
 
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """A frame, if there is one, what it does not need, and the group in an object store that it is a member of."""
+    """A frame or None, the files that it does not need, and its group in an object store, if any."""
 
     revision: Snapshot | None
     removable: Mapping[str, Listed]
@@ -271,7 +270,7 @@ class _There:
 
 
 def _removable(store: Store, seconds: float) -> _There:
-    """Look at a frame, and find what it does not need."""
+    """Find the files that a frame does not need."""
     listed = _load_listed_member(store)
     if listed is not None and listed.member is not None:
         group = ListedGroup.of(listed.member.catalog)
@@ -284,7 +283,7 @@ def _removable(store: Store, seconds: float) -> _There:
     except FileNotFoundError:
         exists = False
     try:
-        # Load the frame after the listing: files that were committed in between must stay.
+        # Load the frame after the listing, so that files committed in between are kept.
         revision = load_published(store)
     except FileNotFoundError:
         unneeded = {**pending.find_orphans(store, files, None), **pending.find_leftovers(store, files)}
@@ -294,7 +293,7 @@ def _removable(store: Store, seconds: float) -> _There:
         return _There(None, unneeded)
     numbers = [np.zeros(0, np.int64)]
     needed: set[str] = set()
-    if revision.name:  # otherwise the objects below a file's name belong to a directory that it has replaced
+    if revision.name:  # the objects below the name of a file would belong to the directory that the file replaced
         entries = ledger_in(revision).entries
         needed = {object_name(entry.place) for entry in entries}
         kept_snapshots = load_kept_states(revision, entries)
@@ -311,7 +310,7 @@ def _files_in_log(
     storage_options: Storage,
     names: Iterable[str],
 ) -> set[str]:
-    """Return which of these files the log of a group needs, because its writer was killed after the commit."""
+    """Return the files that the log of a group needs because its writer was killed after the commit."""
     if not store.can.local:
         return set()
     urls = {url}
@@ -325,7 +324,7 @@ def _files_in_log(
         for path, entry in manifest.log.items():
             if path.rpartition(".")[0] != place.name:
                 continue
-            # A member that is gone needs no files.
+            # A deleted member needs no files.
             with suppress(FileNotFoundError):
                 offsets = read_member(group.store_of, manifest, path).frame.offsets
                 numbers = set(offsets.tolist())
@@ -337,7 +336,7 @@ def _files_in_log(
 
 
 def _clean_outside_locked(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
-    """Do what `_clean_outside` does, while no writer is between a look at its files and the commit that needs them."""
+    """Call `_clean_outside` under a lock, so that no writer is between a check of its files and its commit."""
     if dry_run or not isinstance(group, LocalGroup):
         return _clean_outside(group, seconds, dry_run)
     with group.store.lock(MANIFEST):
@@ -357,7 +356,7 @@ def _load_listed_member(store: Store) -> Snapshot | None:
 
 
 def _clean_outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | None:
-    """Remove what nothing needs outside of the members of a group; return None if there is nothing."""
+    """Remove unneeded files outside of the members of a group; return None if there are no such files."""
     if isinstance(group, LocalGroup):
         return _clean_outside_local(group, seconds, dry_run)
     for row in () if dry_run else unpublished(group):
@@ -377,11 +376,11 @@ def _clean_outside(group: AnyGroup, seconds: float, dry_run: bool) -> Cleanup | 
 
 
 def _clean_outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cleanup | None:
-    """Remove what killed writers left in a group outside of its members; return None if there is nothing.
+    """Remove the leftovers of killed writers outside of the members; return None if there are no leftovers.
 
-    Those are files, directories and objects where new data waited for a commit, chunks of deleted members, and what no
-    snapshot of the group needs. On object stores an array that the list of members does not name may belong to someone
-    else, and stays.
+    Leftovers are files, directories and objects with uncommitted data, chunks of deleted members, and states that no
+    snapshot of the group needs. On object stores, an array that is missing from the list of members is kept, because it
+    may belong to another program.
     """
     manifest = group.manifest
     members = {*group.members().values()}
@@ -390,7 +389,7 @@ def _clean_outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cl
     unneeded_files = {path: _whole(group, path) for path in (*left, *find_unneeded(group, manifest))}
     with_journal = {left[path] for path in left if path.endswith(JOURNAL)}
     for frame in with_journal:
-        # The writer that keeps the journal young may still need the other files, which it wrote long ago.
+        # A live writer updates only its journal, but may still need its older files.
         of_frame = {path: unneeded_files[path] for path in left if left[path] == frame}
         unneeded_files |= pending.with_newest_time(of_frame)
     old = _older(group.store, unneeded_files, seconds)
@@ -401,7 +400,7 @@ def _clean_outside_local(group: LocalGroup, seconds: float, dry_run: bool) -> Cl
     removed = list(old)
     nbytes = sum(each.size for each in old.values())
     for path in arrays:
-        # Another process may delete the member meanwhile, with all its files.
+        # Another process may delete the member, with all its files, at the same time.
         with suppress(FileNotFoundError):
             one = _vacuum_store(group.address(path), seconds, dry_run, group.storage_options)
             removed += [f"{path}/{name}" for name in one.removed]
@@ -416,7 +415,7 @@ def _waiting(
     needed: set[str],
     members: set[str],
 ) -> tuple[dict[str, str], set[str]]:
-    """Find what waits for commits, and the frame for which each waits; and arrays next to which journals lie."""
+    """Find files that wait for a commit, each with its frame, and arrays with journals next to them."""
     left: dict[str, str] = {}
     arrays: set[str] = set()
     empty = {*_empty_directories(group)}
@@ -427,7 +426,7 @@ def _waiting(
         match = _LEFT.fullmatch(path)
         if match is not None and (match["left"] == path or belongs(path.rpartition("/")[2])):
             is_next_to_member = group.is_local and match["frame"] in members and path not in empty
-            if not is_next_to_member:  # next to a local member its own vacuum finds it
+            if not is_next_to_member:  # the vacuum of a local member finds files next to the member
                 left[match["left"]] = match["frame"]
         elif path.endswith(JOURNAL):
             arrays.add(path.rpartition("/")[0])
@@ -435,7 +434,7 @@ def _waiting(
 
 
 def _empty_directories(group: LocalGroup) -> Iterator[str]:
-    """Yield directories with nothing in them: a writer that was killed had just made or emptied some."""
+    """Yield empty directories: a killed writer may have just created or emptied them."""
     root = group.store.url
     for place, directories, files in os.walk(root):
         if not (directories or files):
@@ -443,9 +442,9 @@ def _empty_directories(group: LocalGroup) -> Iterator[str]:
 
 
 def _whole(group: LocalGroup, path: str) -> Listed:
-    """Return the size of a file or of all files in a directory, and when the youngest of them was written."""
+    """Return the size of a file or the total size of a directory, and the time of its newest file."""
     files: Mapping[str, Listed] = {}
-    # Another process may have removed it: it then has no files.
+    # If another process has removed the path, there are no files.
     with suppress(*MISSING):
         files = group.store_of(path).listing()
     if not files:
@@ -459,7 +458,7 @@ def _whole(group: LocalGroup, path: str) -> Listed:
 
 
 def in_seconds(age: str | float) -> float:
-    """Return a duration in seconds, given as a number of seconds or as text with a unit."""
+    """Convert a duration, a number of seconds or text with a unit, to seconds."""
     if isinstance(age, str):
         match = _DURATION.fullmatch(age)
         if match is None:
@@ -483,9 +482,9 @@ def repack(
     Parameters
     ----------
     url : str or os.PathLike
-        An array, any other frame, or a group, whose members are gone through: the result is then a `Results`.
+        An array, any other frame, or a group: all of its members are rewritten, and the result is a `Results`.
     dry_run : bool, default False
-        Only say how many bytes would be freed.
+        Only report how many bytes would be freed.
     storage_options : mapping, optional
         For fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -513,7 +512,7 @@ def repack(
         before = store.stamp("").size
         opened.repack(progress=progress)
         after = store.stamp("").size
-        # Another writer may append meanwhile.
+        # Another writer may append at the same time.
         return Cleanup(opened.url, dry_run, (), max(0, before - after))
 
     return change_each(url, storage_options, one, dry_run=dry_run)

@@ -1,4 +1,4 @@
-"""`verify`: is a frame in order? It reads the metadata and looks at every chunk, and changes nothing."""
+"""`verify`: check whether a frame is intact. It reads the metadata and every chunk, and changes nothing."""
 
 from __future__ import annotations
 
@@ -77,14 +77,15 @@ _KINDS: dict[type[B2ArrayError], str] = {
     ChecksumError: "checksum",
     UnsupportedError: "unsupported",
 }
-"""The kind of a problem, by the first of these classes that its error is an instance of."""
+"""The kind of a problem, by the class of its error; the first matching class counts."""
 
 
 class Problem(NamedTuple):
-    """Something that is wrong.
+    """A problem in a frame.
 
     `kind` is one of "frame", "metadata", "missing", "checksum", "chunk", "unsupported", "overlap", "truncated", "lost"
-    and "snapshot"; `chunk` the number of the chunk, if it is about one; `file` the file's name in a directory, else "".
+    and "snapshot". `chunk` is the number of the affected chunk, if any. `file` is the name of the file in a directory,
+    otherwise "".
     """
 
     kind: str
@@ -98,18 +99,18 @@ class Verdict(IntEnum):
 
     UNCHECKED = 1
     CHECKED = 2
-    """It matches its checksum record."""
+    """The chunk matches its checksum record."""
     STALE = 3
-    """The record of an earlier chunk follows it."""
+    """The chunk is followed by the record of an earlier chunk."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """The result of looking at every chunk.
+    """The result of inspecting every chunk.
 
-    For each chunk in order, `verdicts` has a `Verdict`; 0 stands for all others. `records` has the CRC of
-    each checksum record that matches its chunk. `live` counts their bytes and their checksum records. `heads`
-    has their heads, if these are asked for: they take more memory than all the rest.
+    `verdicts` has the `Verdict` of every chunk in order, or 0 if the chunk is not stored or not intact. `records` has
+    the CRC of each checksum record that matches its chunk. `live` is the size of the intact chunks and their checksum
+    records, in bytes. `heads` has the heads of the chunks only on request, because they take the most memory.
     """
 
     verdicts: npt.NDArray[np.uint8]
@@ -119,7 +120,7 @@ class Findings:
     heads: dict[int, ChunkHead] = field(default_factory=dict)
 
     def count(self, verdict: Verdict) -> int:
-        """Return the number of chunks with a verdict."""
+        """Return the number of chunks with this verdict."""
         return int(np.count_nonzero(self.verdicts == verdict))
 
     @property
@@ -141,20 +142,20 @@ class Report(Result):
     snapshot : str
         The snapshot that was checked; "" for the latest state.
     nchunks, special : int
-        Number of chunks, and how many of them are not stored, because one value fills them.
+        Number of all chunks, and of chunks that are not stored because one value fills them.
     checked, unchecked, stale : int
-        Number of stored chunks that match their checksums, that have none, and whose checksums are out of date because
-        other software replaced the chunk and left the old checksums behind it.
+        Number of stored chunks that match their checksums, that have no checksums, and whose checksums are out of date
+        because other software replaced the chunk but not the checksums after it.
     lost : tuple of int
-        Chunks that an earlier repair could not save.
+        Chunks that an earlier repair could not recover.
     snapshots : int
         Number of snapshots; their chunks are checked as well.
     orphans, leftovers : tuple of str
-        Chunk files that neither index nor snapshot names, and temporary files of writers that were killed.
+        Chunk files that no index or snapshot refers to, and temporary files of killed writers.
     dead_nbytes : int
         Bytes that `repack` or `vacuum` would free, as far as known.
     problems : tuple of Problem
-        Everything that is wrong; each with `kind`, `chunk`, `file` and `text`.
+        All problems, each with `kind`, `chunk`, `file` and `text`.
     """
 
     url: str
@@ -176,16 +177,16 @@ class Report(Result):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong. Orphans and dead space are not wrong."""
+        """Whether there are no problems. Orphans and dead space are not problems."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields in types that JSON has, and whether all is in order."""
+        """Return all fields and `ok` as JSON-compatible types."""
         problems = [problem._asdict() for problem in self.problems]
         return Result.to_dict(self) | {"problems": problems, "ok": self.ok}
 
     def summarize(self) -> ResultSummary:
-        """Return layout, chunks, checksums and dead space, the problems, and the files that nothing needs."""
+        """Summarize layout, chunks, checksums, dead space, problems and unneeded files."""
         rows: dict[str, Any] = {}
         if self.snapshot:
             rows["snapshot"] = self.snapshot
@@ -219,20 +220,21 @@ def verify(
     fs: AbstractFileSystem | None = None,
     progress: bool = False,
 ) -> Report | Results:
-    """Check whether an array is in order, or all arrays of a group, without changing anything.
+    """Check whether an array, or every array of a group, is intact, without changing anything.
 
     Header, index and trailer are compared with their fingerprint. Each chunk's head and its checksum record are
-    checked. If the store can be listed, missing and orphaned files are found as well. It checks what is stored now,
-    even if a handle shows an earlier state, and all snapshots; for a handle that shows a snapshot, only that snapshot.
+    checked. If the store can be listed, missing and orphaned files are found as well. The check covers the latest
+    stored state, even if a handle shows an earlier one, and all snapshots; for a handle at a snapshot, it covers only
+    that snapshot.
 
     Parameters
     ----------
     source : str, os.PathLike, NDArray, SChunk or Group
-        An array, any other frame, or a group: where it is, or a handle. Files of other formats are read as a whole.
+        The URL or a handle of an array, any other frame, or a group. Files of other formats are read as a whole.
     deep : bool, default False
         Whether to read all of each chunk, compare it with its checksums, and decode it.
     at : str, optional
-        The name of a snapshot, to check nothing else. It goes with a URL.
+        The name of the only snapshot to check, if `source` is a URL.
     storage_options : mapping, optional
         For fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -243,15 +245,15 @@ def verify(
     Returns
     -------
     Report or Results
-        For a group, the results for its members, and "." for what only its snapshots hold. A damaged member does not
-        stop the others.
+        For a group, the results for its members, and "." for data that only its snapshots use. A damaged member does
+        not stop the check of the other members.
 
     Raises
     ------
     KeyError
         There is no such snapshot.
     FileNotFoundError
-        There is nothing: no frame, no chunk and no group.
+        There is no frame, no chunk and no group.
     ConflictError
         Other writers kept changing the frame meanwhile.
 
@@ -283,7 +285,7 @@ def verify(
         try:
             return verify_frame(store.url, partial(load, store), deep=deep, progress=progress)
         except FileNotFoundError as error:
-            # Chunks without an index are damage, and nothing at all is a wrong URL.
+            # Chunks without an index mean damage; an empty store means a wrong URL.
             names = list_objects(store) or ()
             if not any(chunk_number(name) is not None for name in names):
                 raise
@@ -344,7 +346,7 @@ def _of_group(
 
 
 def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
-    """Check what the snapshots of a group need besides its members: the lists of members, and retired frames."""
+    """Check the lists of members and the retired frames that the snapshots of a group need."""
     manifest = home.load_manifest()
     entries = group_ledger(home.url, manifest).entries
     if not entries:
@@ -366,9 +368,9 @@ def _of_moments(home: AnyGroup, *, deep: bool, progress: bool) -> Report | None:
         problems += _of_revisions(home, revisions, deep=deep, progress=progress)
         return Report(home.url, deep, snapshots=len(entries), problems=tuple(problems))
     for path, states in needed.items():
-        # The member's own result tells of its damage.
+        # The member's own result reports its damage.
         with suppress(B2ArrayError):
-            # A missing member keeps no states: each is reported below.
+            # A missing member keeps no states, so each state is reported below.
             revision = None
             with suppress(*MISSING):
                 revision = read_member(home.store_of, manifest, path)
@@ -388,9 +390,9 @@ def _missing_state(
     state: MemberState,
     name: str,
 ) -> Iterator[Problem]:
-    """Check that a state that a snapshot names is there, given the frame of the member, whose result has the rest."""
+    """Check that the member still keeps the state that a snapshot refers to."""
     kept = None
-    # The member's own result tells of a damaged list.
+    # The member's own result reports a damaged list.
     with suppress(FormatError, UnsupportedError):
         if member is not None:
             kept = find_state(member, state, manifest.identity.encode(), repr(name))
@@ -406,11 +408,11 @@ def _of_revisions(
     deep: bool,
     progress: bool,
 ) -> Iterator[Problem]:
-    """Check revisions that snapshots of a group in an object store name, given one of the snapshots for each."""
+    """Check revisions that snapshots of a group in an object store refer to; `revisions` has one snapshot for each."""
     for state, name in revisions.items():
         row = home.rows.get(name_of(state.path))
         is_current = row is not None and (row.path, row.revision) == (state.path, state.generation.hex())
-        # The member's own result tells of these.
+        # The member's own result covers these states.
         if is_current or is_embedded(state.path):
             continue
         revision = home.state_at(home.manifest, name, state)
@@ -443,7 +445,7 @@ def _of_handle(source: NDArray | SChunk | Group, *, deep: bool, progress: bool) 
 
 
 def _load_stored(seen: Snapshot) -> Snapshot:
-    """Return the current state in the place of another one, or the snapshot that the state is."""
+    """Load the current state of the frame, or the same snapshot again if `seen` is a snapshot."""
     revision = load(seen.store, start=seen.start)
     return revision if seen.at is None else load_kept_state(revision, seen.at.name, seen.at.generation)
 
@@ -455,7 +457,7 @@ def verify_frame(
     deep: bool,
     progress: bool,
 ) -> Report:
-    """Check the frame that a function opens; see `b2array.verify`."""
+    """Check the frame that `open_frame` returns; see `b2array.verify`."""
     return in_one_state(lambda: _verify_frame(Report(url, deep), open_frame, progress=progress))
 
 
@@ -493,18 +495,18 @@ def _verify_frame(report: Report, open_frame: Callable[[], Snapshot], *, progres
         _about(report, revision, findings, problems),
         orphans=tuple(sorted(orphans)),
         leftovers=tuple(sorted([*leftovers, *unfinished])),
-        # Less than nothing if the header counts bytes that the file does not have.
+        # The difference is negative if the header counts bytes that the file does not have.
         dead_nbytes=max(0, dead),
         snapshots=kept.count,
     )
 
 
 def _needed_by_group(revision: Snapshot) -> npt.NDArray[np.int64]:
-    """Return the numbers of chunks that snapshots of the group in an object store need."""
+    """Return the numbers of the chunks that snapshots of a group in an object store need."""
     if revision.member is None:
         return NO_OFFSETS
     group, name = ListedGroup.of(revision.member.catalog), revision.member.name
-    # The result of the group tells of damaged lists.
+    # The result of the group reports damaged lists.
     with suppress(FormatError, UnsupportedError):
         return chunks_needed(group, name) if group.manifest.kept and name in group.rows else NO_OFFSETS
     return NO_OFFSETS
@@ -516,7 +518,7 @@ def _about(
     findings: Findings,
     problems: Iterable[Problem],
 ) -> Report:
-    """Add the findings on a state and its chunks to a report."""
+    """Add the findings for a state and its chunks to a report."""
     described = revision.frame
     return replace(
         report,
@@ -534,7 +536,7 @@ def _about(
 
 @dataclass(slots=True)
 class _KeptFindings:
-    """The result of looking at the chunks that only kept states have: their places, and how many bytes they take."""
+    """The result of inspecting kept states: the positions of their chunks, and the bytes that only kept states use."""
 
     count: int = 0
     places: set[int] = field(default_factory=set)
@@ -550,7 +552,7 @@ def _inspect_kept(
     files: Mapping[str, Listed] | None,
     progress: bool,
 ) -> _KeptFindings:
-    """Look at the kept states, and at each chunk that the frame's own index does not name."""
+    """Inspect the kept states, and each chunk that is not in the frame's own index."""
     findings = _KeptFindings()
     try:
         entries = ledger_of(revision.state).entries
@@ -559,7 +561,7 @@ def _inspect_kept(
         findings.problems.append(problem)
         return findings
     states: list[tuple[Kept, Snapshot | None]] = [(entry, None) for entry in entries]
-    # The result of the group tells of damaged lists.
+    # The result of the group reports damaged lists.
     with suppress(B2ArrayError):
         states += pinned_states(revision, pins_of(revision.store))
     findings.count = len(states)
@@ -586,7 +588,7 @@ def _inspect_kept(
         findings.live += looked.live
         problems = looked.problems
         if state.at is not None and state.at.suspect:
-            # What is intact for the latest state may be another chunk in the same place.
+            # The intact chunk of the latest state may be a different chunk at the same position.
             shared = [n for n in stored if int(offsets[n]) in seen]
             of_shared = inspect(state, deep=deep, files=files, progress=progress, numbers=shared)
             problems += of_shared.problems
@@ -599,7 +601,7 @@ def _inspect_kept(
 
 
 def _unreadable(revision: Snapshot) -> Iterator[Problem]:
-    """Find damage that only reading reveals in frames without a fingerprint: in the layout or attributes."""
+    """Find damage in the layout or attributes that only reading reveals, in frames without a fingerprint."""
     state = revision.state
     checks: dict[str, Callable[[], object]] = {
         f"attribute {name!r} of {revision.url}": partial(state.attr, name) for name in state.attr_names
@@ -622,10 +624,10 @@ def inspect(
     keep_heads: bool = False,
     numbers: Sequence[int] | None = None,
 ) -> Findings:
-    """Look at every chunk: at its head, its checksum record and one block, or with `deep` at everything.
+    """Inspect every chunk: its head, its checksum record and one block, or with `deep` all of its bytes.
 
-    The snapshot must not have been read from before. `files` are the store's objects, if it can list them. `numbers`
-    are the chunks to check; by default all.
+    Nothing must have been read from the snapshot before. `files` are the store's objects, if it can list them.
+    `numbers` are the chunks to check; the default is all chunks.
     """
     inspector = _Inspector(revision, deep, files, keep_heads)
     if numbers is None:
@@ -639,7 +641,7 @@ def inspect(
         for first in range(0, len(numbers), step):
             batch = tuple(numbers[first : first + step])
             inspector.look(batch)
-            # No chunk is looked at twice, and the heads of all chunks of a large array would fill the memory.
+            # No chunk is inspected twice, and the heads of all chunks of a large array would fill the memory.
             revision.heads.clear()
             bar.advance(len(batch))
     return inspector.findings
@@ -686,7 +688,7 @@ class _Inspector:
             self._check_extent(n, head.header.cbytes)
 
     def _fetch(self, numbers: tuple[int, ...]) -> Iterator[tuple[int, Stored]]:
-        """Fetch chunks together; if that fails, one by one, to find the unreadable ones."""
+        """Fetch chunks together, or one by one if that fails, to find the unreadable chunks."""
         blocks = None if self.deep else (0,)
         requests = [ChunkRequest(n, blocks) for n in numbers]
         try:
@@ -706,7 +708,7 @@ class _Inspector:
                 yield from self._fetch((n,))
 
     def _reading_kind(self, error: B2ArrayError, n: int) -> str:
-        """Classify the error of a chunk that cannot be read: an unsupported chunk must at least have the right size."""
+        """Classify the error of an unreadable chunk: an unsupported chunk must at least have the right size."""
         if not isinstance(error, UnsupportedError):
             return _kind(error)
         # b2array wrote the chunk, so it was supported.
@@ -715,7 +717,7 @@ class _Inspector:
         expected = self.revision.frame.chunk_nbytes(n)
         if expected is None:
             return "unsupported"
-        # Source: "Blosc Chunk Format", section Header: the size of the data is at the bytes 4 to 7.
+        # Source: "Blosc Chunk Format", section Header: bytes 4 to 7 are the size of the data.
         start = self.place(n).start + 4
         span = Span(self.place(n).name, start, start + 4)
         (size,) = self.revision.read([span], clip=True)
@@ -731,7 +733,7 @@ class _Inspector:
         return None
 
     def _verdict(self, n: int, stored: Stored) -> Verdict:
-        """Find out whether a chunk has a checksum record, and whether the record matches it."""
+        """Determine whether a chunk has a checksum record, and whether the record matches the chunk."""
         if self.revision.state.has_checksums(n):
             self.findings.records[n] = self.revision.state.records[n]
             return Verdict.CHECKED
@@ -762,7 +764,7 @@ class _Inspector:
         return unknown if listed is None else listed.size
 
     def _check_extent(self, n: int, cbytes: int) -> None:
-        """Check that a chunk ends before the next one starts, or inside its file."""
+        """Check that a chunk ends before the next chunk starts, or within its file."""
         place = self.place(n)
         if place.stop >= 0 and place.start + cbytes > place.stop:
             room = place.stop - place.start
@@ -788,7 +790,7 @@ def _read(
     *,
     progress: bool,
 ) -> Report | Results:
-    """Read all arrays of a file of another format, so that its library finds damage."""
+    """Read all arrays of a file in another format, so that the library of that format detects damage."""
     url = redact_url(address)
     with kind.tree(address, storage_options) as tree:
 
