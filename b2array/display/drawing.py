@@ -1,7 +1,8 @@
-"""Drawings of arrays that are cut along a grid, as SVG.
+"""SVG drawings of arrays that are cut along a grid.
 
-One dimension is a strip, two are a rectangle, three a box seen from the front, above and the right. More are drawn as
-several of these, side by side. Lines and text have the colour of the text around, and show on light and dark.
+An array of one dimension is a strip, of two a rectangle, of three a box seen from the front, above and the right. More
+dimensions are several drawings side by side. Lines and text have the colour of the surrounding text, so that they are
+visible on light and dark backgrounds.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ Point = tuple[float, float]
 
 _SIZE = 150.0
 _THIN = 0.1
-"""The shortest side is at least this fraction of the longest."""
+"""The minimum length of a side, as a fraction of the longest side."""
 _STRIP = 24.0
 _DEEP = (0.42, 0.32)
-"""How far the axis away from the viewer goes to the right and up."""
+"""The horizontal and vertical extent of the axis away from the viewer."""
 _LINES = 40
 _SOLIDS = 400
 _FACES = ("#f28e2b", "#f7b46f", "#c96d12")  # front, above, right
@@ -32,7 +33,7 @@ _SHADE = "#4e79a7"
 
 
 class _Viewport(NamedTuple):
-    """Where the items of up to three dimensions are in the drawing, which is `width` by `height`."""
+    """The positions of items of up to three dimensions in a drawing of size `width` by `height`."""
 
     shape: tuple[int, int, int]
     sides: tuple[float, float, float]
@@ -40,7 +41,7 @@ class _Viewport(NamedTuple):
 
     @property
     def depth(self) -> float:
-        """Length of the side away from the viewer, as far as the drawing shows it."""
+        """The length of the side away from the viewer, as drawn."""
         return self.sides[0] if self.deep else 0.0
 
     @property
@@ -60,13 +61,13 @@ class _Viewport(NamedTuple):
         depth, y, x = scaled
         if not self.deep:
             return x, y
-        # The first dimension goes to the right and up.
+        # The first dimension extends to the right and up.
         behind = self.sides[0] - depth
         right, up = _DEEP
         return x + right * depth, y + up * behind
 
     def faces(self, box: Box) -> list[list[Point]]:
-        """Return the corners of the sides of a box that can be seen: in front, above, to the right."""
+        """Return the corners of the visible sides of a box: front, top, right."""
         (near, far), (top, low), (left, right) = box
         above_left = (near, top, left)
         above_right = (near, top, right)
@@ -97,7 +98,7 @@ def draw(
     shape, cut : sequence of int
         Extents of the array, and of the parts into which it is cut.
     solid, shaded : iterable of Box
-        Parts to draw in colour, and parts to tint.
+        Parts to fill with colour, and parts to tint.
     names : sequence of str or None, optional
         Names of the dimensions.
 
@@ -112,7 +113,7 @@ def draw(
     labels = []
     for name, n in zip(names or [None] * ndim, shape, strict=True):
         labels.append(f"{name or ''} {n}".strip())
-    # Up to three dimensions are one drawing; the last group has three, the first one the rest.
+    # Each drawing shows up to three dimensions; the last drawing shows three, the first the remaining dimensions.
     groups: list[slice] = []
     for stop in range(ndim, 0, -3):
         start = max(0, stop - 3)
@@ -137,7 +138,7 @@ def _project(boxes: Iterable[Box], axes: slice) -> list[Box]:
 
 
 def merge(boxes: Iterable[Box]) -> list[Box]:
-    """Join boxes that touch each other along one dimension and are alike in the others.
+    """Join boxes that touch along one dimension and have the same extents along the others.
 
     Examples
     --------
@@ -149,14 +150,14 @@ def merge(boxes: Iterable[Box]) -> list[Box]:
     for axis in reversed(range(ndim)):
         pieces = _merge_along(axis, pieces)
     if len(pieces) > _SOLIDS:
-        # Nobody can tell so many apart, and browsers draw them slowly.
+        # Viewers cannot distinguish this many boxes, and browsers draw them slowly.
         sides = zip(*pieces, strict=True)
         pieces = [tuple(map(_hull, sides))]
     return pieces
 
 
 def _merge_along(axis: int, boxes: list[Box]) -> list[Box]:
-    """Join boxes that touch each other along an axis and are alike in the others."""
+    """Join boxes that touch along an axis and have the same extents along the others."""
     rows: dict[tuple[Box, Box], list[Side]] = {}
     for box in boxes:
         row = box[:axis], box[axis + 1 :]
@@ -169,7 +170,7 @@ def _merge_along(axis: int, boxes: list[Box]) -> list[Box]:
 
 
 def _join(sides: list[Side]) -> list[Side]:
-    """Join ranges that touch each other or overlap."""
+    """Join ranges that touch or overlap."""
     joined: list[Side] = []
     for start, stop in sorted(sides):
         if joined and joined[-1][1] >= start:
@@ -192,11 +193,11 @@ def _group(
     shaded: list[Box],
     labels: Sequence[str],
 ) -> tuple[str, float, float]:
-    """Draw up to three dimensions; return the drawing, its width and its height."""
+    """Draw up to three dimensions; return the drawing with its width and height."""
     missing = 3 - len(shape)
     longest = max([*shape, 1])
     sides = [_SIZE * max(n / longest, _THIN) for n in shape]
-    # Dimensions that are missing have one item. The drawing does not show them.
+    # Missing dimensions have one item. The drawing does not show them.
     extents = (*[1] * missing, *shape)
     lengths = (*[_STRIP] * missing, *sides)
     full = _Viewport(extents, lengths, deep=missing == 0)  # type: ignore[arg-type]
@@ -215,7 +216,7 @@ def _group(
     parts = [_polygon(face, _SHADE, 0.12) for face in outside]
     for box in pad(shaded):
         parts += [_polygon(face, _SHADE, 0.45) for face in full.faces(box)]
-    # Draw nearer parts later.
+    # Draw nearer parts later, on top of the others.
     for box in sorted(pad(solid), key=distance):
         faces = zip(full.faces(box), _FACES, strict=False)
         parts += [_polygon(face, colour, 1) for face, colour in faces]
@@ -236,7 +237,7 @@ def _group(
 
 
 def _lines(full: _Viewport, cuts: Sequence[int]) -> Iterable[tuple[Point, Point]]:
-    """Yield the lines along which the faces are cut; if there are many, only every n-th."""
+    """Yield the cut lines of the faces; if there are many, only every n-th line."""
     layers, rows, columns = map(_borders, full.shape, cuts)
     far, low, right = full.shape
     ends = [((0, i, 0), (0, i, right)) for i in rows]
@@ -268,7 +269,7 @@ def _labels(full: _Viewport, labels: Sequence[str]) -> Iterator[str]:
         (beside, 5, 4, "start"),
         (behind, 5, 10, "start"),
     )
-    # The last label is for the last dimension, which every drawing has.
+    # The last label belongs to the last dimension, which every drawing has.
     for label, place in zip(reversed(labels), places, strict=False):
         items, dx, dy, anchor = place
         x, y = full.point(items)

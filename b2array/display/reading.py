@@ -1,4 +1,4 @@
-"""What a selection will read: the reader's own plan, counted and not carried out."""
+"""The cost of reading a selection: the plan of the reader is counted, but not executed."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ from b2array.store.spans import Span, coalesce
 __all__ = ["Reading", "explain"]
 
 _LIMIT = 16 * 2**20
-"""Stores ask for at most this many bytes at once, unless one block is larger."""
+"""The maximum size of a request to a store, in bytes, unless a single block is larger."""
 _MOST_BLOCKS = 4096
-"""If there are more blocks, draw only their chunks; if there are more of these, join them."""
+"""The maximum number of drawn blocks. Of more blocks, only the chunks are drawn; more chunks are joined."""
 
 _Running = tuple[Generator[Ask, Any, Stored], memoryview | None]
-"""A read of a chunk, and the bytes that it asked for last."""
+"""An unfinished read of a chunk, and the answer to its last request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a selection reads. It prints as a table, and in notebooks with a drawing.
+    """The cost of reading a selection. It prints as a table, in notebooks with a drawing.
 
     Attributes
     ----------
     chunks, blocks : int
-        Number of chunks, and of blocks, that the selection touches.
+        Number of chunks and number of blocks that the selection touches.
     cached : int
-        Number of blocks that are in the cache, and need no read.
+        Number of these blocks that are in the cache, and need not be read.
     requests : int
-        Reads from the file, or requests to the store.
+        Number of reads from the file or requests to the store.
     nbytes : int
-        Bytes that these read.
+        Number of bytes that the requests read.
     result_nbytes : int
-        Bytes of the selected items.
+        Size of the selected items in bytes.
     share : float
         `nbytes` over the compressed size of the array; 1.0 at most, though heads of chunks may be read twice.
     advice : str
-        Which kind of access the array should have been made for, if the blocks of another one would make this read much
-        cheaper; see `b2array.create`. For a read of the whole array: which usual keys its blocks serve badly. Otherwise
-        empty.
+        The kind of access for which the array should have been created, if its blocks would make this read much
+        cheaper; see `b2array.create`. For a read of the whole array: the common keys that its blocks serve badly.
+        Otherwise empty.
     """
 
     chunks: int
@@ -115,8 +115,8 @@ def explain(
     selection: Selection,
     names: Sequence[str | None] | None,
 ) -> Reading:
-    """Return what would be done now to read a selection. This reads only heads of chunks, if it needs them."""
-    # The box has one item in memory: nothing is written into it.
+    """Return the cost of reading a selection now. At most the heads of chunks are read to determine it."""
+    # The box has only one item in memory, because nothing is written into it.
     item = np.empty((), layout.dtype)
     box = np.broadcast_to(item, selection.box)
     positions = selection.positions
@@ -151,7 +151,7 @@ def explain(
         # The count includes heads that are read twice, and gaps between ranges.
         share = min(1.0, nbytes / source.frame.cbytes)
     slices = [factor for factor in positions if isinstance(factor, slice)]
-    # Advice is about slices that read something: it cannot count the blocks that index arrays touch.
+    # Advice is only for slices that read blocks, because it cannot count the blocks that index arrays touch.
     hint = ""
     if axes is None and len(slices) == layout.ndim and requests + cached:
         hint = advice(layout, slices)
@@ -185,7 +185,7 @@ def _boxes_of(layout: Layout, corner: Sequence[int], numbers: Sequence[int]) -> 
 
 
 def _nblocks_along(n: int, chunk: int, block: int) -> int:
-    """Return how many blocks cover `n` items along an axis; blocks that are padding alone do not count."""
+    """Return the number of blocks that cover `n` items along an axis; blocks of padding alone do not count."""
     if not chunk:  # an axis without items
         return 1
     nchunks, rest = divmod(n, chunk)
@@ -204,7 +204,7 @@ def _box(start: Sequence[int], extents: Sequence[int], layout: Layout) -> Box:
 
 
 def _windows(reader: ChunkReader, positions: Any, axes: Any) -> Iterator[list[ChunkRead]]:
-    """Yield the chunks that are fetched together."""
+    """Yield lists of chunks that are fetched together."""
     parts = parts_of_chunks(reader.layout, positions, axes)
     jobs = starmap(reader.plan, parts)
     if reader.source.is_local:
@@ -213,7 +213,7 @@ def _windows(reader: ChunkReader, positions: Any, axes: Any) -> Iterator[list[Ch
 
 
 def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[int, int]]:
-    """Yield for each wave how many requests it makes, and their bytes."""
+    """Yield the number of requests and of bytes for each wave."""
     if isinstance(source, Snapshot):
         # Count on a copy: caching heads here would make the real read cheaper.
         apart = replace(source)
@@ -224,7 +224,7 @@ def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[i
         wave = []
         try:
             for steps, view in running:
-                # A read that needs nothing more ends here, and has no part in the next wave.
+                # A finished read raises StopIteration, and is not part of the next wave.
                 with suppress(StopIteration):
                     ask = steps.send(view)
                     wave.append((steps, ask))
@@ -232,10 +232,10 @@ def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[i
             spans = [ask.spans[0] for _, ask in leading]
             views = source.read(spans, clip=True) if leading else []
         except (B2ArrayError, OSError):
-            fetch(source, requests)  # raises what a read does
+            fetch(source, requests)  # raises the error that a read would raise
             raise
         answers = list(zip(leading, views, strict=True))
-        # A head is asked for with a guess, which may reach beyond the end of the file.
+        # The requested size of a head is a guess, which may exceed the end of the file.
         missing = sum(ask.nbytes - len(view) for (_, ask), view in answers)
         asks = [ask for _, ask in wave]
         count, nbytes = _count(source, asks)
@@ -244,7 +244,7 @@ def _waves(source: Source, requests: Sequence[ChunkRequest]) -> Iterator[tuple[i
 
 
 def _count(source: Source, asks: Sequence[Ask]) -> tuple[int, int]:
-    """Return the number of requests for all that is asked in a wave, and their bytes."""
+    """Return the number of requests and of bytes for a wave."""
     if source.is_local:
         # Local files are read chunk by chunk, in threads.
         count = 0

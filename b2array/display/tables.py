@@ -1,4 +1,4 @@
-"""Tables that show things to people: as text in terminals, as HTML in light and dark notebooks."""
+"""Tables for display: as text in terminals, as HTML in light and dark notebooks."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ __all__ = [
 _CELL = "text-align: left; padding: 1px 12px 1px 0"
 _LONGEST = 100
 _LARGEST = 2**10
-"""Print items of at most this many bytes."""
+"""The maximum size of a printed item, in bytes."""
 _EDGE = 3
-"""Number of items to show at each end of an axis, as NumPy does."""
+"""The number of items shown at each end of an axis, as in NumPy."""
 _PRINTED_NBYTES = 2**15
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def table(rows: Mapping[str, Any], heads: Sequence[str] = ()) -> str:
-    """Return a table with a row for each name; a value that is a tuple of str has a cell for each further head."""
+    """Return a table with a row for each name. A tuple of str as a value fills the columns of the further heads."""
     lines = []
     if heads:
         titles = [_cell("th", head) for head in heads]
@@ -71,37 +71,37 @@ def _cell(kind: str, value: Any, span: str = "") -> str:
 
 
 def beside(*parts: str) -> str:
-    """Put parts next to each other, as far as there is room."""
+    """Place parts next to each other if there is room."""
     style = "display: flex; flex-wrap: wrap; gap: 12px 36px; align-items: flex-start"
     columns = [f"<div>{part}</div>" for part in parts]
     return f'<div style="{style}">{"".join(columns)}</div>'
 
 
 def _row(*parts: str) -> str:
-    """Put parts next to each other in any case."""
+    """Place parts next to each other, even if they do not fit."""
     return f'<div style="display: flex; gap: 12px 36px; align-items: flex-start">{"".join(parts)}</div>'
 
 
 def fold(summary: str, content: str) -> str:
-    """Return a part that a click unfolds."""
+    """Return a part that expands on a click."""
     return f"<details><summary>{html_text(summary)}</summary>{content}</details>"
 
 
 def put_title(kind: str, where: str, parts: Iterable[str]) -> str:
-    """Put parts below a line with the kind of a thing and its place."""
+    """Place parts below a title line with the kind and location of an object."""
     return f"<div><b>{html_text(kind)}</b> <code>{html_text(near(where))}</code>{''.join(parts)}</div>"
 
 
 def near(where: str) -> str:
-    """Return a place as seen from the current directory, if it is in there."""
+    """Return a path relative to the current directory, if the path is inside the directory."""
     try:
         return where.removeprefix(os.path.join(os.getcwd(), ""))  # noqa: PTH109, PTH118 - most places are URLs
-    except FileNotFoundError:  # the current directory was removed
+    except FileNotFoundError:  # the current directory has been removed
         return where
 
 
 def size(nbytes: int) -> str:
-    """Return a number of bytes in a unit that is easy to read.
+    """Format a number of bytes in a readable unit.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def size(nbytes: int) -> str:
 
 
 def short(value: Any) -> str:
-    """Return a value in one short line.
+    """Format a value as one short line.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def short(value: Any) -> str:
 
 
 def item(value: Any) -> Any:
-    """Return an item for a table: as it is, or as a short text if it is large, or if NumPy cannot print it.
+    """Return an item for a table: unchanged, or as a short text if it is large or if NumPy cannot print it.
 
     Examples
     --------
@@ -148,7 +148,7 @@ T = TypeVar("T")
 
 
 class Block(AbstractContextManager[T]):
-    """What a ``with`` statement takes; it says what its block is."""
+    """A context manager whose repr describes it."""
 
     def __init__(self, what: str, inner: AbstractContextManager[T]) -> None:
         self._what = what
@@ -170,7 +170,7 @@ class Block(AbstractContextManager[T]):
 
 
 class Info(Mapping[str, Any]):
-    """Names and values that print as a table in a terminal; in a notebook, `page` can show more."""
+    """Names and values that print as a table in a terminal; in a notebook, `page` can return more."""
 
     def __init__(self, rows: Mapping[str, Any], page: Callable[[], str] | None = None) -> None:
         self._rows = dict(rows)
@@ -190,7 +190,7 @@ class Info(Mapping[str, Any]):
         for name, value in self._rows.items():
             rows.append((printable(name), printable(value, keep_lines=True)))
         width = max((len(name) for name, _ in rows), default=0)
-        below = "\n" + " " * (width + 3)  # further lines of a value do not look like rows
+        below = "\n" + " " * (width + 3)  # indent further lines of a value, so that they do not look like rows
         lines = []
         for name, value in rows:
             text = value.replace("\n", below)
@@ -202,9 +202,9 @@ class Info(Mapping[str, Any]):
 
 
 def corners(shape: Sequence[int], itemsize: int, read: Callable[[Any], Any]) -> str:
-    """Return the text in which NumPy shows a large array; `read` takes positions along each axis.
+    """Return the text that NumPy prints for a large array. `read` takes positions along each axis.
 
-    It is empty if it would be long, or if NumPy cannot print the items.
+    The text is empty if it would be long, or if NumPy cannot print the items.
 
     Examples
     --------
@@ -218,7 +218,7 @@ def corners(shape: Sequence[int], itemsize: int, read: Callable[[Any], Any]) -> 
      [3800 3801 3802 ... 3897 3898 3899]
      [3900 3901 3902 ... 3997 3998 3999]]
     """
-    # One more than NumPy shows at both ends, so that it leaves out the one in the middle.
+    # Read one item more than NumPy shows at both ends, so that NumPy omits the middle item.
     ends = [_ends(n) for n in shape]
     nitems = math.prod(map(len, ends))
     if nitems * itemsize > _PRINTED_NBYTES:
@@ -251,7 +251,7 @@ _ON_THE_PAGE = {
     "url",
     "attrs",
 }
-"""Rows that the upper part of an array's page shows."""
+"""The rows in the upper part of an array's page."""
 
 
 def array_page(
@@ -300,19 +300,19 @@ def array_page(
 
 
 def codec(cparams: CParams) -> str:
-    """Return codec, level and split mode in one line."""
+    """Format codec, level and split mode as one line."""
     return f"{codecs.codec_name(cparams.codec_id)}, level {cparams.clevel}, split {cparams.splitmode}"
 
 
 def filters(cparams: CParams) -> str:
-    """Return the filters in their order; "auto" if each chunk has its own."""
+    """Format the filters in order; "auto" if each chunk has its own filters."""
     if cparams.filters == AUTO:
         return AUTO
     return filter_list(zip(cparams.filter_slots, cparams.meta_slots, strict=True))
 
 
 def filter_list(slots: Iterable[tuple[int, int]]) -> str:
-    """Return the filters in the slots of a header, given with their parameters.
+    """Format the filters in the slots of a header, given with their parameters.
 
     Examples
     --------
@@ -329,7 +329,7 @@ def filter_list(slots: Iterable[tuple[int, int]]) -> str:
 
 
 def errors(cparams: CParams) -> str:
-    """Return the errors that values may have.
+    """Format the errors that stored values may have.
 
     Examples
     --------
@@ -345,7 +345,7 @@ def errors(cparams: CParams) -> str:
 
 
 def nbytes(count: int) -> str:
-    """Return a number of bytes, exactly and, from 1 KiB on, in a unit that is easy to read.
+    """Format an exact number of bytes, and from 1 KiB on also the size in a readable unit.
 
     Examples
     --------
@@ -356,7 +356,7 @@ def nbytes(count: int) -> str:
 
 
 def count_text(n: int, noun: str) -> str:
-    """Return a number with its noun.
+    """Format a number with a noun in the singular or plural.
 
     Examples
     --------
