@@ -3,7 +3,7 @@
 import importlib as _importlib
 import typing as _typing
 
-# Before any module that needs it: numcodecs takes each part of the version of zfpy for a number, and fails obscurely.
+# Import numcodecs first: it expects only numbers in the version of zfpy, and otherwise fails with an obscure error.
 try:
     import numcodecs as _numcodecs  # noqa: F401
 except ValueError as error:
@@ -137,10 +137,10 @@ __all__ = [
 ]
 
 _NAMED_LIKE_BUILTINS = ("map", "open")
-"""Public, but not in `__all__`: ``from b2array import *`` must not hide the functions of Python."""
+"""Public, but not in `__all__`: ``from b2array import *`` must not hide Python's built-in functions."""
 
-# Names that only some programs use are imported at their first use: importing b2array takes little longer than
-# importing the packages that it needs.
+# Names that only some programs use are imported at their first use, so that importing b2array takes little longer
+# than importing its dependencies.
 _LAZY = {
     "Appender": "array.appender",
     "Group": "group.group",

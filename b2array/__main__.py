@@ -18,9 +18,9 @@ _HINT = "all commands but demo need packages that are not installed: pip install
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command with arguments, by default the process's, and return the exit code.
+    """Run a command, by default with the arguments of the process, and return the exit code.
 
-    0: all is well; 1: an error, or something is missing; 2: wrong usage; 3: the file is damaged.
+    0: success; 1: an error, or a missing file or object; 2: wrong usage; 3: a damaged file.
     """
     try:
         from b2array.tools import cli

@@ -1,8 +1,8 @@
-"""The roads from arrays, groups and datasets to `b2array.xarray_io`, which is imported when somebody takes one.
+"""Connects arrays, groups and datasets with `b2array.xarray_io`, which is imported at the first use.
 
-Arrays and groups are below that package, and xarray is optional and slow to import: so both are named here by text.
-xarray finds backends by entry points, but an accessor is there only once somebody has registered it. Programs import
-b2array and xarray in either order. `when_xarray_is_imported` serves both, and imports nothing.
+That package imports arrays and groups, and xarray is optional and slow to import, so this module imports both by name.
+xarray finds backends by entry points, but accessors must be registered. Programs import b2array and xarray in either
+order. `when_xarray_is_imported` handles both orders, and imports nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _REGISTRIES = {
 def dataset_of(opened: object, options: Mapping[str, Any]) -> xr.Dataset:
     """Open an array or a group as a dataset.
 
-    The class stands for the engine: its name needs the entry point of an installed package, and xarray imports all
-    engines to look it up.
+    The engine is passed as a class: to look up its name, xarray would need the entry point of an installed package,
+    and would import all engines.
     """
     package = import_module("b2array.xarray_io")
     dataset: xr.Dataset = import_module("xarray").open_dataset(opened, engine=package.Backend, **options)
@@ -48,7 +48,7 @@ def accessor(labelled: object) -> object:
 def register(package: ModuleType) -> None:
     """Register the accessor with xarray, once."""
     for kind, registry in _REGISTRIES.items():
-        # An old xarray has no trees, and one that is still being imported has nothing yet.
+        # Old versions of xarray have no trees, and a partly imported xarray has no names yet.
         if not hasattr(package, kind) or not hasattr(package, registry):
             continue
         labelled = getattr(package, kind)
@@ -58,7 +58,7 @@ def register(package: ModuleType) -> None:
 
 
 def when_xarray_is_imported() -> None:
-    """Register the accessor now if xarray is imported, else as soon as the program imports it."""
+    """Register the accessor now if xarray is already imported, otherwise as soon as the program imports it."""
     if "xarray" in sys.modules:
         register(sys.modules["xarray"])
     else:
@@ -73,8 +73,8 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != "xarray":
             return None
-        # After a reload of b2array there are several of these. Each asks only the later ones: else they would ask each
-        # other for ever.
+        # After b2array is reloaded, there are several of these finders. Each finder asks only the finders after it;
+        # otherwise they would ask each other forever.
         here = dropwhile(lambda finder: finder is not self, sys.meta_path)
         for finder in islice(here, 1, None):
             spec = finder.find_spec(fullname, path, target)
@@ -92,14 +92,14 @@ class _Loader(Loader):
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
-        # Some programs ask a loader for the source without importing the module.
+        # Some programs request the source from the loader without importing the module.
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module must not show that it was watched: its files are found through its loader.
+        # Restore the original loader, which programs use to find the files of the module.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

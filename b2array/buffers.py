@@ -1,4 +1,4 @@
-"""Scratch memory that each thread uses again: fresh memory often costs more than the work in it."""
+"""Scratch memory that each thread reuses: allocating memory often costs more than the work done in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 __all__ = ["Buffer", "memory_nbytes", "scratch"]
 
 Buffer = bytes | bytearray | memoryview
-"""Bytes that a caller hands in or gets back."""
+"""Bytes that a caller passes or receives."""
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -27,21 +27,21 @@ _unused = _ThreadBuffers()
 
 
 def scratch(use: str, nbytes: int, most: int, check: Callable[[], object] | None = None) -> Bytes:
-    """Return memory with undefined contents. It is yours for as long as you hold it or a view of it.
+    """Return memory with undefined contents, which the caller owns as long as the memory or a view of it is referenced.
 
-    When nothing refers to the memory any more, this thread uses it again for the next call with the same `use`. A call
-    that interrupts its own thread, say from a signal handler, gets other memory.
+    When nothing refers to the memory any more, this thread reuses it for the next call with the same `use`. A call that
+    interrupts another call in the same thread, for example from a signal handler, receives different memory.
 
     Parameters
     ----------
     use : str
-        What the memory is for.
+        The purpose of the memory.
     nbytes : int
         Size in bytes.
     most : int
-        The thread does not keep larger memory.
+        The maximum size in bytes of memory that the thread keeps for reuse.
     check : callable, optional
-        Called before new memory is allocated; raises to prevent it.
+        Called before new memory is allocated; may raise to prevent the allocation.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def scratch(use: str, nbytes: int, most: int, check: Callable[[], object] | None
     >>> scratch("example", 2, 9).base is first.base
     False
     """
-    # Taken out, so that a call that interrupts this one does not find it.
+    # Remove the memory, so that a call that interrupts this call does not find it.
     buf = _unused.buffers.pop(use, None)
     if buf is None or len(buf) < nbytes or sys.getrefcount(buf) > _UNUSED:
         if check is not None:
@@ -67,11 +67,11 @@ def _references_to_a_variable() -> int:
 
 
 _UNUSED = _references_to_a_variable()
-"""The reference count of a buffer in a single local variable. It depends on the version of Python."""
+"""The reference count of a buffer in a single local variable, which depends on the version of Python."""
 
 
 def memory_nbytes() -> int | None:
-    """Return how many bytes of memory the machine has, where the system tells it."""
+    """Return the size of the machine's memory in bytes, or None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

@@ -1,8 +1,8 @@
 """Settings of the whole process. They take effect at once.
 
-Assign to the names of this module (``b2array.config.threads = 4``), or change them for a while with `using`. A value
-that a setting cannot have raises an error. A smaller `cache_bytes` frees memory when it is assigned; with `using` the
-cache keeps its blocks for later.
+Assign to the names of this module (``b2array.config.threads = 4``), or change them temporarily with `using`. An invalid
+value raises an error. Assigning a smaller `cache_bytes` frees memory; with `using`, the cache keeps its blocks for
+later.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ HEADER_LEN = 32
 """Size in bytes of a chunk's header."""
 
 MAX_CHUNK_NBYTES = 2**31 - 1 - HEADER_LEN
-"""The most bytes of data that the format allows in a chunk."""
+"""The maximum size of the data in a chunk, in bytes, according to the format."""
 
 MAX_BLOCKSIZE = 536_866_816
-"""The most bytes of data that the format allows in a block."""
+"""The maximum size of the data in a block, in bytes, according to the format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes in bytes that a file cannot make us exceed, whatever it claims."""
+    """Maximum sizes, in bytes, that b2array accepts from a file."""
 
     chunk_nbytes: int = 2**31
     index_nbytes: int = 2**31
@@ -51,38 +51,39 @@ class Limits:
 
 
 threads: int = os.cpu_count() or 1
-"""Threads that decode and encode blocks for a call from the main thread. A call from another thread, or in a process
-that multiprocessing has started, uses one, because there may be several of those."""
+"""The number of threads that decode and encode blocks for a call from the main thread. A call from another thread, or
+in a process that multiprocessing has started, uses one thread, because several such calls may run at once."""
 
 cache_bytes: int = 128 * 2**20
-"""Memory that the process-wide cache of decoded blocks may take; 0 turns it off, and frees it if it is assigned."""
+"""The maximum size of the process-wide cache of decoded blocks, in bytes. 0 turns the cache off."""
 
 write_buffer_bytes: int = 256 * 2**20
-"""Memory for the chunks that a transaction changes in part. They are encoded when it is full, and at the commit."""
+"""The size of the buffer for partly changed chunks of a transaction, in bytes. The chunks are encoded when the buffer
+is full, and at the commit."""
 
 coalesce_gap: int = 4 * 2**10
-"""Ranges of a file that lie closer together than this many bytes are read in one request."""
+"""The maximum gap, in bytes, between ranges of a file that are read in one request."""
 
 verify: str = "always"
-"""Whether checksums are compared when blocks are read: "always" or "never". It takes a few percent of the time of a
-read, even of bytes that come from memory."""
+"""Whether checksums are compared when blocks are read: "always" or "never". The comparison takes a few percent of the
+time of a read, even from memory."""
 
 durable: bool | str = "ordered"
-"""What a power failure may take from local files.
+"""How much data in local files a power failure may destroy.
 
-"ordered": the last commits, but never an array, because a commit forces its data to the disk before it refers to them.
-"full": nothing, because a commit returns when the disk has all of it. "off": whole arrays, if they were written in the
-last minute, because nothing waits for the disk. True means "full" and False "off"."""
+"ordered": the last commits, but never an array, because a commit flushes its data to disk before it refers to them.
+"full": nothing, because a commit returns only when all of its data are on disk. "off": whole arrays, if they were
+written in the last minute, because nothing waits for the disk. True means "full" and False "off"."""
 
 obstore: bool = True
-"""Whether ranges of objects in clouds and on HTTP servers are read through obstore, where it is installed and can send
-the same requests as the client of fsspec. False leaves all of them to that client."""
+"""Whether ranges of objects in clouds and on HTTP servers are read through obstore, if it is installed and can send the
+same requests as the fsspec client. With False, the fsspec client sends all requests."""
 
 retries: int = 5
-"""How often to try a commit again when another writer came first, and a request to an HTTP server that failed."""
+"""The maximum number of retries of a commit that conflicts with another writer, and of a failed HTTP request."""
 
 limits: Limits = Limits()
-"""Bounds on sizes that are read from files."""
+"""Limits for sizes that are read from files."""
 
 _Check = Callable[[Any], bool]
 _NUMBER = (int, np.integer)
@@ -108,7 +109,7 @@ _SETTINGS: Final[dict[str, tuple[str, _Check]]] = {
     "verify": ("'always' or 'never'", lambda value: isinstance(value, str) and value in ("always", "never")),
     "write_buffer_bytes": ("a number of bytes, 0 or more", _at_least(0)),
 }
-"""The possible values of each setting, in words and as a test."""
+"""The possible values of each setting, as text and as a check."""
 
 
 def _check(name: str, value: Any) -> None:
@@ -123,7 +124,7 @@ _told: Final[dict[str, list[Callable[[], None]]]] = {}
 
 
 def when_assigned(name: str, tell: Callable[[], None]) -> None:
-    """Call a function each time that a setting is assigned, after it has its new value."""
+    """Call a function after each assignment to a setting."""
     _told.setdefault(name, []).append(tell)
 
 
@@ -131,7 +132,7 @@ class _Config(ModuleType):
     """A module that checks values before they become settings, and tells the functions that depend on them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The import system sets names such as __spec__.
+        # The import system assigns names such as __spec__.
         if not name.startswith("__"):
             _check(name, value)
         super().__setattr__(name, value)
@@ -154,7 +155,7 @@ def using(**settings: Any) -> Iterator[None]:
     TypeError
         There is no such setting.
     ValueError
-        It cannot have this value.
+        The setting cannot have this value.
 
     Examples
     --------
@@ -169,7 +170,7 @@ def using(**settings: Any) -> Iterator[None]:
     for name, value in settings.items():
         _check(name, value)
     before = {name: globals()[name] for name in settings}
-    # Past `_Config`, so that the cache keeps its blocks for later.
+    # Bypass `_Config`, so that the cache keeps its blocks for later.
     globals().update(settings)
     try:
         yield

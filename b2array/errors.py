@@ -1,7 +1,7 @@
-"""What can go wrong with bytes and storage.
+"""Errors about bytes and storage.
 
-These classes speak about files and stores only. Mistakes in a call (an index out of range, shapes that do not
-broadcast) raise what NumPy raises. Errors of the storage backend pass through unchanged.
+These classes concern only files and stores. Mistakes in a call (an index out of range, shapes that do not broadcast)
+raise the same errors as NumPy. Errors of the storage backend pass through unchanged.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ __all__ = [
 T = TypeVar("T")
 
 _INNER = ("b2array", "contextlib", "numpy")
-"""Packages between the program and the place that warns."""
+"""Packages to skip between the user's program and the code that warns."""
 
 
 class B2ArrayError(Exception):
-    """Base class of every error that b2array defines. Its message can be printed, whatever a file says."""
+    """Base class of every error that b2array defines. Its message is safe to print, whatever text a file contains."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), keep_lines=True)
 
 
 class FormatError(B2ArrayError, ValueError):
-    """The bytes are not what the format document says they must be."""
+    """The bytes violate the format."""
 
 
 class ChecksumError(FormatError):
-    """The bytes differ from the ones that were written."""
+    """The bytes differ from the written bytes."""
 
 
 class ChunkMissingError(FormatError):
-    """The index names a chunk that the store does not have."""
+    """The index refers to a chunk that is not in the store."""
 
 
 class ChunkLostError(ChunkMissingError):
-    """A repair of the frame could not save the chunk."""
+    """A repair of the frame could not recover the chunk."""
 
 
 class UnsupportedError(B2ArrayError, NotImplementedError):
-    """The bytes are valid, but need something that is not available here."""
+    """The bytes are valid, but need a feature or package that is not available."""
 
 
 class ReadOnlyError(B2ArrayError, PermissionError):
-    """Writing through a handle that was opened for reading."""
+    """An attempt to write through a handle that was opened for reading."""
 
 
 class ConflictError(B2ArrayError):
@@ -73,17 +73,17 @@ class SnapshotLostError(ConflictError):
 
 
 class LimitError(B2ArrayError, ValueError):
-    """A size exceeds what the format or `b2array.config.limits` allows."""
+    """A size exceeds a limit of the format or of `b2array.config.limits`."""
 
 
 class PerformanceWarning(UserWarning):
-    """The call does what it should, but another way is much faster."""
+    """The result of the call is correct, but another way is much faster."""
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn, and point at the line that called this package."""
+    """Issue a warning that points to the line that called this package."""
     frame = sys._getframe(1)
-    # The first level that `warnings` counts is this function.
+    # `warnings` counts this function as the first level.
     level = 2
     while frame.f_back is not None:
         package, _, _ = frame.f_globals.get("__name__", "").partition(".")
@@ -103,7 +103,7 @@ def prefix_errors(where: str, verb: Callable[[], T]) -> T:
 
 
 def prefix_error(where: str, error: B2ArrayError) -> B2ArrayError:
-    """Return a new error like this one, its message prefixed with `where`.
+    """Return a copy of an error, with its message prefixed with `where`.
 
     Examples
     --------

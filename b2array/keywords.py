@@ -1,6 +1,6 @@
-"""Keywords of public functions: their signatures name each one, and a wrong one is answered with the right one.
+"""Keywords of public functions: signatures list every keyword, and errors about a wrong keyword suggest the right one.
 
-Many functions pass the options of new arrays on. A type checker reads their names and types from a `TypedDict`, and
+Many functions pass on the options of new arrays. A type checker reads their names and types from a `TypedDict`, and
 `spell_out` puts them into the signature that `help`, notebooks and the reference show.
 """
 
@@ -64,18 +64,18 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
     "order": ("chunks", "items are stored in C order"),
     "shards": ("chunks", "chunks= says how much is stored at once, blocks= how much of it is read alone"),
 }
-"""What other libraries call an argument: which keyword the function must have, and what to write instead."""
+"""Names of arguments in other libraries: the keyword that the function must have, and the suggestion."""
 
 
 def spell_out(kind: type | None = None, defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
-    """Name the keywords of a function in its signature, and refuse others with a hint.
+    """List the keywords of a function in its signature, and reject other keywords with a hint.
 
     Parameters
     ----------
     kind : type, optional
         The `TypedDict` of the function's ``**options``.
     defaults : mapping, optional
-        Their defaults, in the order of the signature.
+        The defaults of the keywords, in the order of the signature.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def spell_out(kind: type | None = None, defaults: Mapping[str, Any] | None = Non
 
 def _options(kind: type, defaults: Mapping[str, Any]) -> Iterator[inspect.Parameter]:
     types = kind.__annotations__
-    # The order of the defaults is the order of the documentation. Type checkers know options without defaults as well.
+    # The keywords have the order of the documentation. Options without defaults are only for type checkers.
     documented = [name for name in defaults if name in types]
     others = [name for name in types if name not in defaults]
     for name in documented + others:
@@ -132,7 +132,7 @@ def _complain(
     args: tuple[Any, ...],
     keywords: Mapping[str, Any],
 ) -> str:
-    """Say which argument is wrong, as Python does, and what to write."""
+    """Return an error message that names the wrong argument, as Python does, with a suggestion."""
     parameters = signature.parameters
     wrong = next((name for name in keywords if name not in parameters), None)
     if wrong is not None:
@@ -141,7 +141,7 @@ def _complain(
     others = [each.name for each in parameters.values() if each.kind == each.KEYWORD_ONLY]
     values = args
     if positional[:1] == ["self"]:
-        # The caller of a method does not count it.
+        # The caller of a method does not count `self`.
         positional = positional[1:]
         values = args[1:]
     extra = values[len(positional)]
@@ -171,11 +171,11 @@ def _hint(name: str, names: Collection[str]) -> str:
     return f". Did you mean {close[0]!r}?" if close else ""
 
 
-# Packages that have the name of another library's function.
+# Packages that share the name of a function in another library.
 
 
 class _Package(ModuleType):
-    # A call of a module would raise only that modules cannot be called.
+    # By default, calling a module raises only that modules are not callable.
     def __call__(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(f"{self.__name__} is a package: {_PACKAGES[self.__name__]}")
 
@@ -184,6 +184,6 @@ _PACKAGES: dict[str, str] = {}
 
 
 def refuse_calls(package: str, hint: str) -> None:
-    """Make calls of an imported package raise an error that says what to call instead."""
+    """Make calls of an imported package raise an error that names the right function."""
     _PACKAGES[package] = hint
     sys.modules[package].__class__ = _Package

@@ -1,4 +1,4 @@
-"""Texts from files, made safe to print: no character of theirs steers a terminal or turns the text around it."""
+"""Makes text from files safe to print, so that it cannot control a terminal or reverse the text around it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["html_text", "json_text", "printable"]
 
 
 def printable(text: object, *, keep_lines: bool = False) -> str:
-    r"""Return a text with escapes in place of the characters that Python's `repr` escapes.
+    r"""Escape the characters of a text that Python's `repr` escapes.
 
     These are control characters, marks that change the direction of text, surrogates, and code points without a
-    character. A line break is kept only if `keep_lines` says so.
+    character. Line breaks are kept only with `keep_lines`.
 
     Examples
     --------
@@ -24,12 +24,12 @@ def printable(text: object, *, keep_lines: bool = False) -> str:
 
 
 def html_text(text: object) -> str:
-    """Return a text for a page: escaped, and without characters that cannot be printed, except line breaks."""
+    """Escape a text for HTML, and all unprintable characters except line breaks."""
     return escape(printable(text, keep_lines=True))
 
 
 def json_text(data: object) -> str:
-    r"""Return data as indented JSON that can be printed. It means the same as without the escapes.
+    r"""Return data as indented JSON that is safe to print. The escapes do not change its meaning.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def _escape_one(character: str) -> str:
 
 
 def _escape(text: str, allowed: str, escape_one: Callable[[str], str]) -> str:
-    # Nearly always, and much faster than a look at every character.
+    # Nearly always true, and much faster than checking every character.
     if text.isprintable():
         return text
     parts = []

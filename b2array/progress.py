@@ -1,4 +1,4 @@
-"""Shows the progress of a long transfer by tqdm, in terminals, notebooks and logs."""
+"""Shows the progress of a long transfer with tqdm, in terminals, notebooks and logs."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def track(
     *,
     unit: Literal["bytes", "chunks", "items"] = "bytes",
 ) -> Iterator[Progress]:
-    """Show the progress of something on stderr.
+    """Show the progress of an operation on stderr.
 
     Parameters
     ----------
     total : int or None
-        The final count; None if that is unknown.
+        The final count, or None if it is unknown.
     label : str
-        What it is about.
+        A description of the operation.
     enabled : bool, default True
         Whether to show anything.
     unit : {"bytes", "chunks", "items"}
-        What is counted.
+        The unit of the count.
 
     Raises
     ------

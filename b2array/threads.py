@@ -35,18 +35,18 @@ _turn = threading.RLock()
 
 class _ThreadState(threading.local):
     taking = False
-    """Whether this thread may hold the lock that others wait for in `each`."""
+    """Whether this thread may hold the lock that other threads wait for in `each`."""
 
 
 _here = _ThreadState()
 
 
 def width() -> int:
-    """Return how many threads work for a call from this one."""
+    """Return the number of threads for a call from this thread."""
     main = threading.main_thread()
     if threading.current_thread() is not main or parent_process() is not None:
         return 1
-    # A call that interrupts `each` there would wait for ever. When the interpreter ends, no thread can start.
+    # A call that interrupts `each` there would wait forever. While the interpreter exits, no thread can start.
     if _here.taking or not main.is_alive():
         return 1
     return max(1, config.threads)
@@ -56,12 +56,12 @@ def alone(call: Callable[..., R], /, *args: object) -> R:
     """Call a function of `numcodecs.blosc` so that C-Blosc works in this thread, with the given arguments.
 
     On the main thread, and everywhere if the program has set `use_threads` to True, numcodecs lets C-Blosc spread the
-    blocks over a second pool of threads. If one of these threads cannot start, later calls count them wrong: C-Blosc
-    returns wrong bytes or waits for ever. There, environment variables also override the arguments.
+    blocks over a second pool of threads. If one of these threads cannot start, later calls miscount the threads, and
+    C-Blosc returns wrong bytes or waits forever. In that mode, environment variables also override the arguments.
     """
     wish = blosc.use_threads
     if wish is None and threading.current_thread() is threading.main_thread():
-        # Other threads may see this False, which means the same to them as None.
+        # Other threads may see this False, which has the same effect for them as None.
         try:
             blosc.use_threads = False
             return call(*args)
@@ -69,8 +69,8 @@ def alone(call: Callable[..., R], /, *args: object) -> R:
             blosc.use_threads = None
     if wish is None or wish is False:
         return call(*args)
-    # True, or the 0 below. One call at a time, as in the pool of C-Blosc. Numcodecs takes 0 for False, but it tells the
-    # other threads that True will come back.
+    # The value is True, or the 0 below. Run one call at a time, as in the pool of C-Blosc. Numcodecs treats 0 as False,
+    # but 0 tells the other threads that True will be restored.
     with _turn:
         wish = blosc.use_threads
         try:
@@ -81,13 +81,13 @@ def alone(call: Callable[..., R], /, *args: object) -> R:
 
 
 def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Generator[R]:
-    """Yield ``task(item)`` for each item, in order. Each worker computes at most `ahead` items ahead.
+    """Yield ``task(item)`` for each item, in order. Each worker computes at most `ahead` items in advance.
 
     Items are consumed as the work proceeds, always in the calling thread.
     """
     nworkers = width()
     source = iter(items)
-    # A single item is not worth handing to another thread.
+    # A single item is not worth passing to another thread.
     first = list(islice(source, 2)) if nworkers > 1 else []
     if len(first) < 2:
         yield from map(task, chain(first, source))
@@ -98,7 +98,7 @@ def spread(task: Callable[[T], R], items: Iterable[T], *, ahead: int = 2) -> Gen
 def each(task: Callable[[T], object], items: Iterable[T]) -> None:
     """Call ``task(item)`` for each item, in any order and without results: cheaper than `spread` for small items.
 
-    Items are consumed as the work proceeds, one at a time, possibly in another thread. After an error no call begins.
+    Items are consumed as the work proceeds, one at a time, possibly in another thread. No call begins after an error.
     """
     nworkers = width()
     source = iter(items)
@@ -107,7 +107,7 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
             task(item)
         return
     lock = threading.Lock()
-    # Not a flag of `others`: that refers to `work`, and the two would keep the items until garbage is collected.
+    # Not an attribute of `others`, which refers to `work`: the cycle would keep the items until garbage collection.
     stopped = False
 
     def take() -> T:
@@ -127,7 +127,7 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
             stopped = True
             raise
 
-    # This thread works too: one thread less to wake, and to find a processor for.
+    # This thread works too, so one thread fewer needs to be woken and scheduled.
     others = _Calls(_pool_of_size(nworkers), work)
     answers = []
     try:
@@ -137,7 +137,7 @@ def each(task: Callable[[T], object], items: Iterable[T]) -> None:
         stopped = True
         others.end()
     for answer in answers:
-        # One that has not begun, because all threads are busy, had nothing left to do.
+        # A worker that has not begun because all threads are busy has nothing left to do.
         if not answer.empty():
             result(answer)
 
@@ -147,7 +147,7 @@ def ahead(task: Callable[[T], R], items: Iterable[T], count: int, *, apart: bool
 
     For calls that wait rather than compute, such as requests. The threads end with the last result, or when the
     iterator is closed. Items are consumed as the work proceeds, always in the calling thread. With `apart`, even a
-    single call has a separate thread: Ctrl-C does not interrupt it, and the iterator ends after it.
+    single call runs in a separate thread: Ctrl-C does not interrupt the call, and the iterator ends after the call.
     """
     source = iter(items)
     first = list(islice(source, 2))
@@ -173,14 +173,14 @@ def _in_order(pool: _Pool, task: Callable[[T], R], source: Iterator[T], count: i
             value = result(answers.popleft())
             answers.extend(map(calls.begin, islice(source, 1)))
             yield value
-            # It may be large, and would live on while the next one is computed.
+            # The result may be large, and would stay in memory while the next result is computed.
             del value
     finally:
         calls.end()
 
 
 Answer = SimpleQueue[tuple[R, BaseException | None]]
-"""Gets one pair: a result, or an error."""
+"""A queue that receives one pair: a result, and an error or None."""
 
 
 def result(answer: Answer[R]) -> R:
@@ -197,17 +197,17 @@ def result(answer: Answer[R]) -> R:
     try:
         raise error
     finally:
-        # It refers to this frame, and the two would keep each other until garbage is collected.
+        # The error refers to this stack frame, and the cycle would last until garbage collection.
         del error
 
 
 class _Calls(Generic[T, R]):
-    """Calls of one task in threads of a pool. After `end`, all of them are over."""
+    """Calls of one task in threads of a pool. After `end`, no call is running."""
 
     def __init__(self, pool: _Pool, task: Callable[[T], R]) -> None:
         self._pool = pool
         self._task = task
-        # Lists as counters: `append` is atomic, and needs no lock that Ctrl-C could leave taken.
+        # Lists serve as counters: `append` is atomic, and needs no lock that Ctrl-C could leave locked.
         self._begun: list[None] = []
         self._over: list[None] = []
         self._ended = False
@@ -234,14 +234,14 @@ class _Calls(Generic[T, R]):
                 self._news.put(None)
 
     def end(self) -> None:
-        """Begin no more calls, and wait for the running ones. The first interrupt is raised afterwards."""
+        """Begin no more calls, and wait for the running calls. The first interrupt is raised afterwards."""
         self._ended = True
         interrupted = None
         while len(self._over) < len(self._begun):
             try:
                 self._news.get()
             except BaseException as error:
-                # Somebody who presses Ctrl-C twice does not want to wait.
+                # A user who presses Ctrl-C twice does not want to wait.
                 if interrupted:
                     raise
                 interrupted = error
@@ -250,10 +250,10 @@ class _Calls(Generic[T, R]):
 
 
 class _Pool:
-    """Threads that make calls, in the order in which these come into the queue.
+    """Threads that make calls in the order of a queue.
 
-    This is not a pool of `concurrent.futures`: there, Ctrl-C inside `submit` can leave a lock taken for ever, or hide
-    a call that goes on. Queues are C code, which it does not interrupt.
+    This is not a pool of `concurrent.futures`: there, Ctrl-C inside `submit` can leave a lock locked forever, or hide
+    a running call. Queues are C code, which Ctrl-C does not interrupt.
     """
 
     def __init__(self, size: int, name: str) -> None:
@@ -261,14 +261,14 @@ class _Pool:
         self.calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.threads = []
         for n in range(size):
-            # The threads know the queue only: they would keep the pool, and `__del__` would never end them.
+            # The threads refer only to the queue: a reference to the pool would prevent `__del__` from ending them.
             thread = threading.Thread(target=_serve, args=(self.calls,), name=f"{name}_{n}", daemon=True)
             self.threads.append(thread)
         for thread in self.threads:
             thread.start()
 
     def end(self) -> None:
-        """End the threads once they have made the calls in the queue."""
+        """End the threads after the calls in the queue."""
         for _ in range(self.size):
             self.calls.put(None)
 
@@ -278,25 +278,25 @@ class _Pool:
 def _serve(calls: SimpleQueue[Callable[[], object] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
-        # It refers to its item, which may be large.
+        # The call refers to its item, which may be large.
         del call
 
 
 _pool: _Pool | None = None
-"""Shared by the calls from the main thread."""
+"""The pool for calls from the main thread."""
 
 
 def _pool_of_size(size: int) -> _Pool:
     global _pool
     pool = _pool
     if pool is None or pool.size != size:
-        # A generator of `spread` may still use the earlier pool, whose threads end with it.
+        # A generator of `spread` may still use the earlier pool, whose threads end with the generator.
         pool = _pool = _Pool(size, "b2array")
     return pool
 
 
 def _after_fork() -> None:
-    # The child has none of the threads, and the lock may be taken for ever by one of them.
+    # The child process has no threads, and one of the parent's threads may have held the lock.
     global _pool, _turn
     _pool = None
     _turn = threading.RLock()
