@@ -307,12 +307,14 @@ def convert_to(
         snapshots,
         access=check_access(access),
     )
+    # Fail before anything is read or written.
     if wanted.cparams is not None and wanted.cparams.allows_errors:
         _check_rounding(to_format, verify=verify)
     failed: dict[str, Exception] = {}
     with from_format.tree(src_url, src_options) as tree:
         names = tree.names
         if snapshots and tree.snapshots:
+            # Only a whole group in a directory or prefix has a manifest, which can list snapshots.
             if to_format.name == "b2d" and not split_member(dst_url)[1]:
                 wanted = wanted._replace(moments=tuple(opened() for opened in tree.snapshots.values()))
             else:

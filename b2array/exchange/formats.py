@@ -502,6 +502,7 @@ def _write_npy(
     require_free(store, {"": _NPY_MAGIC}, "a .npy file", overwrite=settings.overwrite)
     with AtomicFile(store, overwrite=settings.overwrite) as path:
         out = np.lib.format.open_memmap(path, "w+", source.dtype, source.shape)
+        # Without allocated room, a write through the memory map would end the process on a full disk.
         disk.allocate(path, out.offset)
         for box, values in pieces:
             out[box] = values
@@ -524,6 +525,7 @@ NPY = Format(
 
 
 def _map_bytes(path: str, _: str) -> npt.NDArray[Any]:
+    # A memory map cannot be empty.
     return np.memmap(path, np.uint8, "r") if Path(path).stat().st_size else np.empty(0, np.uint8)
 
 

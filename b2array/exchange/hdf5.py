@@ -65,6 +65,7 @@ def _tree(
         paths = {_name_of(at[top:]): at for at, is_group in nodes.items() if not is_group}
         ragged: dict[str, tuple[str, str]] = {}
         for inner, at in [*paths.items()]:
+            # A dataset of variable-length rows appears as two arrays, in place of the dataset.
             if _is_ragged(h5py, node_at, at):
                 del paths[inner]
                 ragged |= {f"{inner}/{part}".strip("/"): (at, part) for part in hdf5_ragged.PARTS}
@@ -532,11 +533,13 @@ def _put(
 ) -> None:
     dtype = _type_to_store(source.dtype)
     options: dict[str, Any] = {}
+    # HDF5 has no chunks for scalars and empty arrays, and compresses only chunks.
     if source.shape and 0 not in source.shape:
         options["chunks"] = tuple(min(c, n) for c, n in zip(settings.chunks, source.shape, strict=True))
         options |= {"shuffle": True, "compression": "gzip", "compression_opts": 5}
         if settings.cparams is not None:
             options["compression_opts"] = settings.cparams.clevel
+    # In HDF5 only datasets with chunks can grow.
     if "chunks" in options and source.unlimited:
         options["maxshape"] = tuple(None if axis in source.unlimited else n for axis, n in enumerate(source.shape))
     is_text = source.dtype.kind == "U"
@@ -550,6 +553,7 @@ def _put(
             options["chunks"],
             settings.cparams,
         )
+        # Blosc shuffles the items itself.
         options |= {"shuffle": False, **how}
     if is_text:
         options["fillvalue"] = str(source.fill)

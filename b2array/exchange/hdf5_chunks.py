@@ -169,6 +169,7 @@ def unpack(content: Buffer, mask: int, stages: tuple[Stage, ...], nbytes: int) -
 
 
 def _inflate(content: Buffer, _: tuple[int, ...], nbytes: int) -> bytes:
+    # Limit the output: a small damaged chunk could inflate to any size.
     most = nbytes + nbytes // 16 + _ADDED
     decompressor = zlib.decompressobj()
     try:
@@ -204,6 +205,7 @@ def _decode_blosc(content: Buffer, _: tuple[int, ...], nbytes: int) -> memoryvie
 
 
 def _decode_chunk(content: Buffer, nbytes: int) -> memoryview:
+    # Before memory is allocated: a damaged header may claim any size.
     _check_nbytes(ChunkHeader.unpack(content).nbytes, nbytes)
     return decode(content).data
 

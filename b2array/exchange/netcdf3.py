@@ -78,6 +78,7 @@ def _source(file: Any, name: str, place: str) -> ArraySource:
         return np.array(file.variables[name].data[box], dtype)
 
     missing = np.asarray(attrs.get("_FillValue", 0))
+    # A number, because a function that refers to the variable would keep the file from closing.
     nbytes = variable.data.nbytes
     return ArraySource(
         shape,
