@@ -449,10 +449,11 @@ def _whole(group: LocalGroup, path: str) -> Listed:
         files = group.store_of(path).listing()
     if not files:
         try:
-            made = Path(group.store.url, path).lstat().st_mtime
+            modified = Path(group.store.url, path).lstat().st_mtime
         except OSError:
-            made = inf
-        return Listed(0, made)
+            # Somebody else has removed it: too young to be removed here.
+            modified = inf
+        return Listed(0, modified)
     nbytes = sum(each.size for each in files.values())
     return Listed(nbytes, pending.newest_time(files.values()))
 
