@@ -1,22 +1,22 @@
-"""What a frame says: bytes in, values out, no I/O.
+"""Converts the bytes of frames to values and back, without I/O.
 
-A frame is read upward: `frame.unpack` takes header and trailer apart (`metalayers`, `index`, `fingerprint`), and
-`state.parse` reads the rest of what they say. A commit goes the other way: `State` -> `frame.pack` -> bytes.
+To read a frame, `frame.unpack` parses the header and the trailer (with `metalayers`, `index` and `fingerprint`), and
+`state.parse` reads the metalayers. A commit does the reverse: `State` -> `frame.pack` -> bytes.
 
-state        `State`: a frame with everything it says, parsed once; another shape for it
-frame        header, index and trailer together; the bytes of the trailer
-header       the header, as a table of fields
-index        where each chunk is
-metalayers   named metadata in header and trailer
+state        `State`: a frame and its parsed metadata; changes of its shape
+frame        header, index and trailer together; packing the trailer
+header       the header, described by a table of fields
+index        the position of each chunk
+metalayers   named metadata in the header and the trailer
 b2nd         the array's metalayer <-> its layout
-dtypes       types of items <-> the text that names them
-annotations  what b2array adds, and the place for more: fill value, dimensions, sizes of blocks, lost chunks
-kept         states that keep their names: the ledger, and a state packed small
+dtypes       types of items <-> their text in a file
+annotations  the metadata that b2array adds: fill value, dimensions, sizes of blocks, lost chunks
+kept         named states that stay readable: the ledger, and packed states
 recent       the list of the last commits, for annotations and manifests
 attributes   values of attributes <-> msgpack
-summary      what an array says of itself without its index, for the manifests of groups
+summary      the description of an array without its index, for the manifests of groups
 checksums    the record behind each chunk
 fingerprint  the hash in the trailer
-foreign      files without a frame: what they are instead
-foreign_indexes  indexes of python-blosc2, which changes make stale
+foreign      files without a frame: their real formats
+foreign_indexes  indexes of python-blosc2, which become stale when the array changes
 """

@@ -1,8 +1,8 @@
-"""What b2array adds to a frame, in a variable-length metalayer that other readers ignore.
+"""The metadata that b2array adds to a frame, in a variable-length metalayer that other readers ignore.
 
-Fill value, names of the dimensions, sizes of chunks and blocks, chunks that are lost, attributes without a separate
-metalayer, and the commit that wrote the frame. Every entry may be absent. An entry that this version cannot read counts
-as absent.
+The metalayer stores the fill value, the names of the dimensions, the sizes of chunks and blocks, the numbers of lost
+chunks, attributes without a separate metalayer, and the commit that wrote the frame. Every entry is optional. An entry
+that this version cannot read counts as missing.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ __all__ = [
 ]
 
 Sizes = npt.NDArray[np.uint32]
-"""One row a chunk: its compressed size, then the size of each block. 0 where a size is not known."""
+"""One row per chunk: its compressed size, then the size of each block. A size of 0 is unknown."""
 Records = npt.NDArray[np.uint32]
-"""The checksum of each chunk's record of checksums. 0 where it is missing or unknown."""
+"""The checksum of each chunk's record of checksums; 0 if the record is missing or its checksum is unknown."""
 
 LAYER = "b2array"
-"""Name of the variable-length metalayer."""
+"""The name of the variable-length metalayer."""
 MAX_SIZES_NBYTES = 2**20
-"""Larger packed block sizes are not stored in the metalayer."""
+"""The maximum size of the packed block sizes in the metalayer, in bytes."""
 
 _VERSION = 1
 _IDENTITY_NBYTES = 16
@@ -78,10 +78,9 @@ _FIELDS = {
 }
 """The fields by their keys in the metalayer."""
 _MAPS = ("attrs", "cparams")
-"""Fields that are maps in the metalayer."""
+"""The fields that are maps in the metalayer."""
 _MERGED = ("fill", "dims", "dtype", "group_commit", "forks_of", "deleted", "floor", "unknown")
-"""Fields that writers change. `plan` sets the fields of the commit anew, and some others are merged in their own
-way."""
+"""The fields that writers change. `plan` sets the fields of the commit; some other fields have special rules."""
 _SIZES_CPARAMS = METADATA
 # Only the zeros among checksums can be compressed.
 _RECORDS_CPARAMS = CParams("lz4", clevel=1, filters=())
@@ -89,7 +88,7 @@ _MAX_CHUNK_SIZES_NBYTES = 16 * MAX_SIZES_NBYTES
 
 
 class GroupCommit(NamedTuple):
-    """A commit of a group, as a member of it notes it: the group's identity, a number, and the member's path."""
+    """A commit of a group, as recorded in a member: the group's identity, the number, and the member's path."""
 
     identity: str
     number: int
@@ -103,29 +102,29 @@ class Annotations:
     Parameters
     ----------
     fill : bytes, optional
-        The fill value: one item in the bytes of the array's type.
+        The fill value, as the bytes of one item of the array's type.
     dims : tuple of (str or None), optional
-        Names of the dimensions.
+        The names of the dimensions.
     dtype : str, optional
-        Name of the type, where NumPy has none and the frame only knows the size of the items.
+        The name of the type, if NumPy has no such type and the frame stores only the size of the items.
     next : int, optional
-        First number of a chunk's file that was never used (sparse frames).
+        The first number that no file of a chunk has ever had (sparse frames).
     attrs : tuple of (str, bytes)
-        Attributes without a separate metalayer; the values as `b2array.format.attributes` encodes them.
+        Attributes without a separate metalayer, with values that `b2array.format.attributes` has encoded.
     lost : tuple of int
-        Chunks whose data could not be saved.
+        The numbers of chunks whose data could not be saved.
     sizes : bytes, optional
-        What `pack_sizes` returned.
+        The sizes of chunks and blocks, packed by `pack_sizes`.
     cparams : tuple of (name, value)
-        Parameters of `CParams` that a frame's header has no field for.
+        Parameters of `CParams` for which the header of a frame has no field.
     records : bytes, optional
-        What `pack_records` returned.
+        The checksums of records, packed by `pack_records`.
     commit : bytes, optional
         The digest of the commit that wrote the frame.
     header : bytes, optional
         A copy of the frame's header, to find changes by other software.
     recent : bytes
-        The last commits, as `b2array.format.recent` lists them; in stores without locks.
+        The list of the last commits (see `b2array.format.recent`), in stores without locks.
     group_commit : (str, int, str), optional
         The last commit of a group that changed the frame: the identity of the group, the number of the commit, and the
         path of the frame in the group. The number is 0 if readers need not know it.
@@ -134,18 +133,18 @@ class Annotations:
     deleted : bool
         Whether this frame only marks the place of a member that was deleted from a group.
     unknown : tuple of (key, value)
-        Entries of later versions. They are kept.
+        Entries of later versions, which are preserved.
     identity : bytes, optional
-        Names the frame, from its making on: one that is deleted and made again has another. Every commit keeps it.
+        The identity of the frame, which no commit changes. A frame that is deleted and created again gets a new
+        identity.
     kept : bytes, optional
-        The ledger of kept states, as `b2array.format.kept` packs it.
+        The ledger of kept states, packed by `b2array.format.kept`.
     floor : int, optional
         Files of chunks with lower numbers may have been deleted since their numbers were used (in object stores).
     takeovers : int
-        How many commits have gone on from a state by other software, which may have written over chunks of earlier
-        states.
+        The number of commits on top of a state by other software, which may have overwritten chunks of earlier states.
     foreign : bool
-        The metalayer has a later major version: nothing was read from it, and the frame must not be written.
+        Whether the metalayer has a later major version: then its content is ignored, and the frame must not be changed.
 
     Examples
     --------
@@ -177,16 +176,16 @@ class Annotations:
     takeovers: int = 0
 
     def is_member(self, group: str, path: str) -> bool:
-        """Return whether the frame notes that it is at a path in the group of an identity."""
+        """Return whether the annotations name this path, in the group with this identity, as the place of the frame."""
         noted = self.group_commit
         return noted is not None and (noted.identity, noted.path) == (group, path)
 
     @classmethod
     def unpack(cls, buf: Buffer, *, itemsize: int, ndim: int, nchunks: int) -> Self:
-        """Read the content of the metalayer; never fails.
+        """Read the content of the metalayer, without ever raising an error.
 
-        It ignores entries that do not fit the item size (in bytes), the number of dimensions or the number of chunks,
-        and the whole content if it is not b2array's.
+        Entries that do not fit the item size (in bytes), the number of dimensions or the number of chunks are ignored.
+        If another program wrote the metalayer, all of its content is ignored.
         """
         try:
             layer = msgpack.unpackb(buf, strict_map_key=False)
@@ -194,7 +193,7 @@ class Annotations:
             return cls()
         if not isinstance(layer, dict) or not _is_number(layer.get("v"), 1):
             return cls()
-        # Reading goes on without it; a commit would lose what the later version has noted.
+        # The frame is still readable; but a commit would lose the entries of the later version.
         if layer["v"] > _VERSION:
             return cls(foreign=True)
         get = layer.get
@@ -239,15 +238,15 @@ class Annotations:
         return packed
 
     def with_new_identity(self) -> Self:
-        """Return the annotations of a frame that is made now."""
+        """Return the annotations of a new frame, with a new identity."""
         return replace(self, identity=os.urandom(_IDENTITY_NBYTES))
 
     def with_commit_listed(self) -> Self:
-        """Return annotations that list their own commit before the ones that they list already."""
+        """Return annotations with their commit at the front of the list of the last commits."""
         return replace(self, recent=recent.with_commit(self.recent, self.commit or b""))
 
     def lists(self, other: Self) -> bool:
-        """Return whether a commit is listed: these annotations belong to it, or to a commit on top of it."""
+        """Return whether a commit is listed, so that these annotations belong to it or to a later commit on top."""
         return recent.has_commit(self.recent, other.commit or b"")
 
 
@@ -255,7 +254,7 @@ _DEFAULTS = {each.name: each.default for each in fields(Annotations)}
 
 
 def _is_number(value: object, low: int) -> bool:
-    # By type, since True is an integer as well.
+    # Compare types, because True is also an instance of int.
     return type(value) is int and value >= low
 
 
@@ -295,12 +294,12 @@ def _attrs(attrs: object) -> tuple[tuple[str, bytes], ...]:
 
 
 def _cparams(cparams: object) -> tuple[tuple[str, Any], ...]:
-    """Return the parameters that have a name and a plain value."""
+    """Return the parameters with a text as name and a plain value."""
     if not isinstance(cparams, dict):
         return ()
     plain = []
     for name, value in cparams.items():
-        # msgpack makes lists of tuples, and parameters are compared and hashed.
+        # msgpack turns tuples into lists, but parameters must be hashable.
         hashable = tuple(value) if isinstance(value, list) else value
         if isinstance(name, str) and isinstance(hashable, str | int | float | tuple):
             plain.append((name, hashable))
@@ -308,13 +307,13 @@ def _cparams(cparams: object) -> tuple[tuple[str, Any], ...]:
 
 
 def merge(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotations:
-    """Merge the annotations of two writers, without attributes. Where both have changed an entry, ours wins."""
+    """Merge the annotations of two writers, except the attributes. If both have changed an entry, our value wins."""
     changed = {}
     for name in _MERGED:
         value = getattr(ours, name)
         if value != getattr(base, name):
             changed[name] = value
-    # A chunk that one of the writers has written again is not lost any more.
+    # A chunk that one of the writers has rewritten is no longer lost.
     written = set(base.lost) - set(ours.lost)
     newly_lost = set(ours.lost) - set(base.lost)
     lost = set(theirs.lost) - written | newly_lost
@@ -322,7 +321,7 @@ def merge(base: Annotations, ours: Annotations, theirs: Annotations) -> Annotati
 
 
 def contradictions(base: Annotations, ours: Annotations, theirs: Annotations) -> list[str]:
-    """Name the entries that two writers have changed to different values.
+    """Return the names of the entries that two writers have changed to different values.
 
     Examples
     --------
@@ -348,7 +347,7 @@ def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:
     """
     row = np.zeros(1 + nblocks, np.uint32)
     row[0] = head.header.cbytes
-    # C-Blosc2 with several threads stores blocks in the order in which they are done.
+    # With several threads, C-Blosc2 stores the blocks in the order in which the threads finish.
     in_order = len(head.starts) == nblocks and (np.diff(head.starts) > 0).all()
     if head.header.has_streams and in_order:
         row[1:] = head.stops - head.starts
@@ -356,9 +355,10 @@ def sizes_row(head: chunk.ChunkHead, nblocks: int) -> Sizes:
 
 
 def block_bounds(row: Sizes) -> npt.NDArray[np.int64] | None:
-    """Compute from a row of sizes where the blocks of a chunk are; None if the sizes do not tell.
+    """Compute the positions of a chunk's blocks from a row of sizes; return None if the sizes are unknown.
 
-    Block n is at bytes ``[n]`` to ``[n + 1]`` from the start of the chunk; before the first lies the chunk's head.
+    Block n extends from item n to item n + 1 of the result, in bytes from the start of the chunk. The head of the chunk
+    precedes the first block.
 
     Examples
     --------
@@ -367,7 +367,7 @@ def block_bounds(row: Sizes) -> npt.NDArray[np.int64] | None:
     """
     sizes = row[1:].astype(np.int64)
     first = int(row[0]) - int(sizes.sum())
-    # Before the first block stand the header and 4 bytes a block that say where it starts.
+    # The header precedes the first block, and so do the starts of the blocks, of 4 bytes each.
     least = HEADER_LEN + 4 * len(sizes)
     if not len(sizes) or not sizes.all() or first < least:
         return None
@@ -376,12 +376,12 @@ def block_bounds(row: Sizes) -> npt.NDArray[np.int64] | None:
 
 
 def pack_sizes(rows: Sizes) -> bytes | None:
-    """Return rows of `sizes_row` as one Blosc2 chunk, or None if that is larger than `MAX_SIZES_NBYTES`.
+    """Return rows of `sizes_row` as one Blosc2 chunk; None if the chunk would be larger than `MAX_SIZES_NBYTES`.
 
-    Chunks that are not stored have zeros. Without sizes of blocks the result may be 16 times as large: like the index,
-    it has one number a chunk.
+    The rows of chunks that are not stored are zeros. Without sizes of blocks, the result may be 16 times as large: like
+    the index, it has one number per chunk.
     """
-    # Compressing takes time, and so many numbers never become that much smaller.
+    # This many numbers are never compressed to the permitted size, so do not spend time on them.
     if rows.nbytes > 64 * MAX_SIZES_NBYTES:
         return None
     packed = encode.encode(np.ascontiguousarray(rows, "<u4"), typesize=4, cparams=_SIZES_CPARAMS)
@@ -391,21 +391,21 @@ def pack_sizes(rows: Sizes) -> bytes | None:
 
 
 def pack_fitting_sizes(sizes: Sizes) -> bytes | None:
-    """Pack sizes of chunks and blocks; only of chunks if all take too much room; None if even these do."""
+    """Pack the sizes of chunks and blocks, or of chunks alone if all are too large; None if even these are."""
     if not sizes.any():
         return None
     return pack_sizes(sizes) or pack_sizes(sizes[:, :1])
 
 
 def unpack_sizes(buf: Buffer, nchunks: int, nblocks: int) -> Sizes | None:
-    """Return the rows that `pack_sizes` packed, or None if they do not fit the array; never fails."""
+    """Return the rows that `pack_sizes` packed, or None if they do not fit the array; never raise."""
     numbers = _unpack_numbers(buf, nchunks * (1 + nblocks))
     return None if numbers is None else numbers.reshape(nchunks, 1 + nblocks)
 
 
 def unpack_fitting_sizes(buf: Buffer, nchunks: int, width: int) -> Sizes | None:
-    """Return what `pack_fitting_sizes` packed: rows of `width` numbers or of one; None if neither fits; never fails."""
-    # Bytes 4 to 7 of a chunk say how long its data are.
+    """Return the rows, of `width` numbers or of one, that `pack_fitting_sizes` packed; None if unreadable."""
+    # Bytes 4 to 7 of a chunk are the uncompressed size of its data.
     is_short = int.from_bytes(buf[4:8], "little") == 4 * nchunks
     return unpack_sizes(buf, nchunks, 0 if is_short else width - 1)
 
@@ -418,7 +418,7 @@ def pack_records(records: Records) -> bytes | None:
 
 
 def unpack_records(buf: Buffer, nchunks: int) -> Records | None:
-    """Return what `pack_records` packed, or None if it does not fit the array; never fails."""
+    """Return the checksums that `pack_records` packed, or None if they do not fit the array; never raise."""
     return _unpack_numbers(buf, nchunks)
 
 
@@ -428,7 +428,7 @@ def _unpack_numbers(buf: Buffer, count: int) -> npt.NDArray[np.uint32] | None:
         header = ChunkHeader.unpack(buf)
         if header.nbytes != nbytes or header.cbytes != len(buf) or nbytes > config.limits.metadata_nbytes:
             return None
-        # Checksums are rarely shorter when they are compressed.
+        # Compression rarely makes checksums smaller.
         content = memoryview(buf)[header.header_len :] if header.memcpyed else decode.decode(buf)
         numbers = np.frombuffer(content, "<u4")
     except (FormatError, UnsupportedError):

@@ -32,30 +32,30 @@ _TUPLE = "__tuple__"
 _MAX_DEPTH = 32
 _FIRST = -62_135_596_800
 _LAST = 253_402_300_800
-"""The years 1 to 9999, in seconds since 1970."""
+"""The limits of the years 1 to 9999, in seconds since 1970."""
 _TIMES = ((dt.datetime, "M8[us]"), (dt.date, "M8[D]"), (dt.timedelta, "m8[us]"))
-"""NumPy's types for the classes of the module `datetime`, a class before its base classes."""
+"""NumPy's types for the classes of the module `datetime`; each class precedes its base classes."""
 UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError, msgpack.UnpackException)
-"""What msgpack and the conversion of its values raise for damaged bytes."""
+"""The errors that msgpack and the conversion of its values raise for damaged bytes."""
 
 
 def encode_attr(value: object, name: str | None = None) -> bytes:
-    """Return the bytes of an attribute's value: what a variable-length metalayer holds, before it becomes a chunk.
+    """Return the value of an attribute as bytes, which become the chunk of a variable-length metalayer.
 
     Parameters
     ----------
     value : object
         None, bool, int, float, complex, str, bytes, list, tuple, set, dict with keys of str or bytes, NumPy scalar or
         array (of objects too, if they are such values), date, time span, `msgpack.ExtType`, and nestings of these. A
-        list that starts with ``"__tuple__"`` comes back as a tuple, a `datetime.datetime` with a time zone in UTC, and
-        other dates and spans of the module `datetime` as NumPy's.
+        list that starts with ``"__tuple__"`` is read back as a tuple, a `datetime.datetime` with a time zone as the
+        same moment in UTC, and any other date or time span of the module `datetime` as a NumPy value.
     name : str, optional
-        The attribute's name, for errors.
+        The attribute's name, for error messages.
 
     Raises
     ------
     TypeError
-        It holds something else, or something that could not be read back.
+        The value has an unsupported type, or could not be read back.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def encode_attr(value: object, name: str | None = None) -> bytes:
     """
     try:
         packed = _encode(value)
-        # What cannot be read back must not be stored: a reader would find the attribute damaged.
+        # Do not store a value that cannot be read back: readers would report a damaged attribute.
         _decode(packed, 0, strict=True)
     except (ValueError, TypeError, OverflowError, RecursionError, UnsupportedError) as error:
         subject = "an attribute" if name is None else f"the attribute {name!r}"
@@ -82,7 +82,7 @@ def decode_attr(buf: Buffer) -> Any:
 
 
 def decode_attrs(buf: Buffer) -> list[Any]:
-    r"""Return values that follow each other without anything between them.
+    r"""Decode values that are stored one directly after another.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def _encode(value: object) -> bytes:
 
 
 def _encode_other(value: object) -> object:
-    """Return a value that msgpack can take in place of one that it cannot."""
+    """Convert a value of an unsupported type to a type that msgpack supports."""
     for kinds, convert in _FORMS:
         if isinstance(value, kinds):
             return convert(value)
@@ -127,7 +127,7 @@ def _encode_ndarray(array: NDArray[Any], **more: bool) -> bytes:
     shape = list(array.shape)
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("masked arrays would lose their mask")
-    # Their bytes are addresses.
+    # The bytes of Python objects are addresses.
     if dtype.kind == "O":
         return _encode({"values": array.ravel().tolist(), "shape": shape})
     spec = {"str": dtype.str} if dtype.fields is None else {"descr": dtype.descr}
@@ -138,10 +138,10 @@ def _encode_ndarray(array: NDArray[Any], **more: bool) -> bytes:
 
 def _encode_time(value: Any) -> object:
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
-        # The Timestamp of pandas is a datetime with nanoseconds, which msgpack does not know.
+        # A pandas Timestamp is a datetime with nanoseconds, which msgpack would lose.
         nanoseconds = msgpack.Timestamp.from_datetime(value).to_unix_nano()
         return msgpack.Timestamp.from_unix_nano(nanoseconds + getattr(value, "nanosecond", 0))
-    # pandas stores times in NumPy's types, in various units.
+    # The times of pandas are NumPy types in various units.
     plain = value.to_numpy() if hasattr(value, "to_numpy") else value
     forms = [form for kind, form in _TIMES if isinstance(plain, kind)]
     form = forms[0] if forms else None
@@ -181,7 +181,7 @@ _FORMS: tuple[tuple[_Kinds, Callable[[Any], object]], ...] = (
 
 
 def _decode(buf: Buffer, depth: int, *, strict: bool) -> Any:
-    # msgpack limits how deep lists are, but each extension type begins anew.
+    # msgpack limits the depth of nested lists, but counts from zero again inside each extension type.
     if depth > _MAX_DEPTH:
         raise FormatError(f"expected at most {_MAX_DEPTH} extension types inside each other, found more")
     hook = partial(_decode_ext, depth=depth + 1, strict=strict)
@@ -201,7 +201,7 @@ def _decode(buf: Buffer, depth: int, *, strict: bool) -> Any:
 
 
 def _decode_time(value: Any) -> Any:
-    """Turn a time into a `datetime.datetime`, if that loses nothing."""
+    """Convert a time to `datetime.datetime`, if no digits are lost."""
     if not isinstance(value, msgpack.Timestamp):
         return value
     nanoseconds = value.to_unix_nano()
@@ -215,7 +215,7 @@ def _decode_dict(items: dict[Any, Any]) -> dict[Any, Any]:
 
 def _decode_list(items: list[Any]) -> list[Any] | tuple[Any, ...]:
     items = list(map(_decode_time, items))
-    # Arrays among the items would compare item by item.
+    # Test the type first: the comparison of an array returns an array.
     is_tuple = bool(items) and isinstance(items[0], str) and items[0] == _TUPLE
     return tuple(items[1:]) if is_tuple else items
 
@@ -243,7 +243,7 @@ def _decode_ndarray(payload: object) -> Any:
     if values is not None:
         if not (isinstance(values, list | tuple) and len(values) == count):
             raise FormatError(f"expected {count} items of an array, found {values!r:.80}")
-        # One by one: NumPy would take lists among the items for dimensions.
+        # Assign items one by one: NumPy would interpret lists among the items as dimensions.
         objects = np.empty(count, object)
         for n, value in enumerate(values):
             objects[n] = value
@@ -275,7 +275,7 @@ def _unpack_field(field: Any) -> tuple[Any, ...]:
     name, form, *shape = field
     if isinstance(form, list):
         form = [_unpack_field(inner) for inner in form]
-    # A name with a title is a pair.
+    # A name together with a title is a pair.
     field_name = tuple(name) if isinstance(name, list) else name
     extents = map(tuple, shape)
     return (field_name, form, *extents)

@@ -1,7 +1,7 @@
 """The `b2nd` metalayer: shape, chunks, blocks and type of the items of an array.
 
-Source: "B2ND Metalayer Format" of the Blosc2 documentation, and the files that the C library writes. All integers
-are big-endian, as in every part of a frame that is msgpack.
+Source: "B2ND Metalayer Format" of the Blosc2 documentation, and the files that the C library writes. All integers are
+big-endian, as in all msgpack data.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NOT_DATA = {
     "LazyArray": "an expression to be computed when it is read",
     CACHE: "copies of chunks of another array",
 }
-"""Metalayers with which python-blosc2 says that the chunks do not hold the array's values."""
+"""Metalayers by which python-blosc2 marks frames whose chunks are not the array's values."""
 
 GEOMETRIES = ("b2nd", "caterva")
 """Metalayers that describe an array."""
@@ -50,7 +50,7 @@ GEOMETRIES = ("b2nd", "caterva")
 VERSION = 0
 """The version of the metalayer that b2array writes."""
 _SHORT = 512
-"""What metalayers of at most this many bytes say is remembered."""
+"""The maximum size of a metalayer whose layout is cached, in bytes."""
 _NPARTS = 7
 _DTYPE_NUMPY = 0
 # Source: MessagePack specification, section Formats.
@@ -61,10 +61,10 @@ _STR32 = 0xDB
 
 
 def layout_of(layers: Layers, *, chunksize: int, typesize: int) -> Layout:
-    """Read the layout of the array that metalayers describe. An item that is an array stays one item.
+    """Read the layout of an array from the metalayers of its frame. An item that is an array remains one item.
 
-    `chunksize` and `typesize` come from the frame's header. UnsupportedError says that the chunks do not hold the
-    array's values.
+    `chunksize` and `typesize` come from the frame's header. UnsupportedError says that the chunks are not the array's
+    values.
     """
     by_name = dict(layers)
     for name, what in NOT_DATA.items():
@@ -83,12 +83,12 @@ def layout_of(layers: Layers, *, chunksize: int, typesize: int) -> Layout:
 
 
 def unpack(buf: Buffer, *, chunksize: int = 0) -> Layout:
-    """Read the content of a `b2nd` metalayer. What follows it is not looked at.
+    """Read the content of a `b2nd` metalayer. Any bytes after it are ignored.
 
     The fields are found by their position: with 16 dimensions the markers of the arrays are not valid msgpack.
-    `chunksize` is the size of a chunk in bytes as the frame's header has it, 0 or less if not known. Together with the
-    chunk's extents it gives the size of an item. If the text of the type says otherwise, the items are taken as raw
-    bytes of that size.
+    `chunksize` is the size of a chunk in bytes according to the frame's header, or at most 0 if it is unknown. The size
+    of an item follows from it and the chunk's extents. If the text of the type contradicts this size, the items are raw
+    bytes of this size.
     """
     content = bytes(buf)
     return (_unpack_short if len(content) <= _SHORT else _unpack)(content, chunksize, config.limits)
@@ -114,7 +114,7 @@ def _unpack(buf: bytes, chunksize: int, limits: config.Limits) -> Layout:
         raise FormatError(f"expected UTF-8 as type text, found {raw[:80]!r}") from None
     dtype = parse_dtype(text)
     layout = _layout(shape, chunks, blocks, dtype, text, version)
-    # The C library writes a default text of one byte an item where its caller names no type.
+    # If its caller names no type, the C library writes the text of a type of one byte.
     items = prod(layout.extended_chunks)
     if chunksize <= 0 or not items or chunksize == items * dtype.itemsize:
         return layout
@@ -124,8 +124,8 @@ def _unpack(buf: bytes, chunksize: int, limits: config.Limits) -> Layout:
     return _layout(shape, chunks, blocks, raw_items, text, version)
 
 
-# The same array is opened again and again, and the members of a group have few layouts. What is valid depends on the
-# limits.
+# Programs often open the same array repeatedly, and the members of a group have few different layouts. The limits are
+# part of the key, because they decide which layouts are valid.
 _unpack_short = lru_cache(maxsize=256)(_unpack)
 
 
@@ -160,7 +160,7 @@ def _unpack_extents(
     code: str,
     marker: int,
 ) -> tuple[tuple[int, ...], int]:
-    # After the marker of the array, which readers ignore: it is wrong with 16 dimensions.
+    # Skip the marker of the array, which is wrong with 16 dimensions, and which all readers ignore.
     start += 1
     width = 1 + struct.calcsize(f">{code}")
     stop = start + ndim * width
@@ -179,7 +179,7 @@ def _layout(*fields: Any) -> Layout:
 
 
 def pack(layout: Layout) -> bytes:
-    """Return the content of the `b2nd` metalayer; ValueError if the layout has no text for its type, as from `caterva`.
+    """Return the content of the `b2nd` metalayer; ValueError if the layout names no type, because it is from `caterva`.
 
     The markers of the three arrays are 0x90 plus the number of dimensions, even with 16 dimensions, as the C library
     writes them.
@@ -200,12 +200,12 @@ def pack(layout: Layout) -> bytes:
 
 
 def version_of(buf: Buffer) -> int:
-    """Return the version of a metalayer, also of one named `caterva`; 0 if it is too short to have one."""
+    """Return the version of a `b2nd` or `caterva` metalayer; 0 if the metalayer is too short."""
     return bytes(buf)[1] if len(buf) > 1 else VERSION
 
 
 def shape_of(buf: Buffer) -> tuple[int, ...]:
-    """Return the shape in a metalayer, also in one named `caterva`; raises FormatError."""
+    """Return the shape in a `b2nd` or `caterva` metalayer; raise FormatError for a damaged one."""
     return _unpack_geometry(bytes(buf))[1]
 
 
@@ -215,7 +215,7 @@ def with_extents(
     chunks: tuple[int, ...] | None = None,
     blocks: tuple[int, ...] | None = None,
 ) -> bytes:
-    """Return a metalayer (or its predecessor `caterva`) with other extents; the ones that are None stay.
+    """Return a `b2nd` or `caterva` metalayer with other extents; an argument of None leaves the extents unchanged.
 
     Examples
     --------
@@ -224,7 +224,8 @@ def with_extents(
     (7,)
     """
     changed = bytearray(buf)
-    # Only to check it. The length must stay, because the C library never moves what follows the header.
+    # Unpack the result only to check it. Its length must not change, because the C library never moves the bytes after
+    # the header.
     _unpack_geometry(bytes(buf))
     at = 3
     for extents, code in ((shape, "q"), (chunks, "i"), (blocks, "i")):

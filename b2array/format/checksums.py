@@ -1,6 +1,6 @@
-"""Records of checksums. One follows each chunk, so that a reader of a few blocks can verify just these.
+"""Records of checksums. A record follows each chunk, so that a reader of a few blocks can verify only these blocks.
 
-A record holds the CRC-32 of a chunk's head and of each of its blocks. Other software ignores it.
+A record contains the CRC-32 of the chunk's head and of each block. Other software ignores records.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from b2array.codec import chunk
 from b2array.errors import ChecksumError
 
 try:
-    # Ten times as fast as zlib, so that verifying costs next to nothing. ISA-L is as fast, but leaves the upper halves
-    # of vector registers in use: on some processors NumPy's sums then take many times as long in the caller's code.
+    # This library is ten times as fast as zlib, so verification costs almost nothing. ISA-L is as fast, but leaves the
+    # upper halves of vector registers in use: on some processors this slows down NumPy's sums in the caller's code many
+    # times.
     from zlib_ng.zlib_ng import crc32
-except ImportError:  # it has no builds for some platforms
+except ImportError:  # the library has no builds for some platforms
     from zlib import crc32
 
 __all__ = [
@@ -41,7 +42,7 @@ _CRC = struct.Struct("<I")
 
 
 class Record(NamedTuple):
-    """The checksums of a chunk: one for its head, then one for each block in order."""
+    """The checksums of a chunk: the checksum of its head, then the checksum of each block in order."""
 
     head_crc: int
     block_crcs: NDArray[np.uint32]
@@ -56,7 +57,7 @@ def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int
     """Return the record of a chunk: checksums of its head (header, block starts, dictionary) and of its blocks.
 
     A block ends at the next larger start. A chunk without streams counts as blocks of `blocksize` bytes after its
-    header. A chunk that only says what fills it has no blocks.
+    header. A special chunk, which only describes its content, has no blocks.
 
     In a sparse frame, `number` is the number of the chunk's file. The record's own checksum continues from this number
     plus 1 (from 0 without a number). So a reader notices files whose names were exchanged.
@@ -71,7 +72,7 @@ def pack_record(buf: Buffer, head: chunk.ChunkHead | None = None, *, number: int
 
 
 def record_crc(record: Buffer) -> int:
-    """Return the checksum of a record itself, with which it ends. It stands for every byte of the chunk."""
+    """Return the checksum at the end of a record, which depends on every byte of the chunk."""
     (crc,) = _CRC.unpack_from(record, memoryview(record).nbytes - _CRC.size)
     return int(crc)
 
@@ -104,10 +105,11 @@ def verify_sums(
     number: int = -1,
     crc: int = 0,
 ) -> NDArray[np.uint32]:
-    """Return the checksums of a chunk's blocks from the record `behind` it, after comparing the head with its own.
+    """Compare the head of a chunk with the record `behind` the chunk, and return the checksums of the blocks.
 
-    `head_bytes` are the bytes that `head` was read from, or more. `crc` is the `record_crc` that the record must have;
-    0 if that is not known. ChecksumError says that the head differs, or that no record belongs to this chunk.
+    `head_bytes` are the bytes from which `head` was read, possibly with more bytes after them. `crc` is the expected
+    `record_crc` of the record; 0 if it is unknown. ChecksumError says that the head differs, or that no record belongs
+    to this chunk.
     """
     record = unpack_record(behind, number=number)
     if record is None:
@@ -129,7 +131,7 @@ def check_blocks(
     starts: list[int],
     stops: list[int],
 ) -> None:
-    """Compare the blocks `numbers`, which lie in `region`, with the checksums of all blocks of their chunk.
+    """Compare the blocks `numbers`, whose bytes are in `region`, with `sums`, the checksums of all blocks of the chunk.
 
     ChecksumError names the first block that differs.
     """

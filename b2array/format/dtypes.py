@@ -1,4 +1,4 @@
-"""Types of items, and the text that stands for them in a file.
+"""Types of items, and the text that names a type in a file.
 
 Source: "B2ND Metalayer Format" of the Blosc2 documentation, and the text that python-blosc2 writes.
 """
@@ -33,9 +33,9 @@ _NOT_A_DTYPE = (TypeError, ValueError, SyntaxError, LookupError, ArithmeticError
 
 
 def parse_dtype(text: str) -> np.dtype[Any]:
-    """Return the type that `text` stands for: what `numpy.dtype` understands, or a Python literal of that.
+    """Return the type that `text` names: an argument of `numpy.dtype`, or the Python literal of such an argument.
 
-    python-blosc2 also writes names of the package ml_dtypes (``"bfloat16"``), understood where it is installed.
+    python-blosc2 also writes the names of types in ml_dtypes (``"bfloat16"``), which require this package.
     UnsupportedError says that the type contains Python objects, whose bytes are addresses.
 
     Examples
@@ -49,7 +49,7 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(text)
     except _NOT_A_DTYPE:
-        # Records are stored as the literal that NumPy prints.
+        # NumPy prints record types as Python literals.
         extension = extension_dtype(text)
         require_extension(text)
         return _parse_literal(text) if extension is None else extension
@@ -78,13 +78,13 @@ def extension_dtype(name: str) -> np.dtype[Any] | None:
     except ImportError:
         return None
     scalar_type = getattr(ml_dtypes, name, None) if name.isidentifier() else None
-    # The package also has functions and classes that are not types of items.
+    # The package also contains functions and classes that are not types of items.
     is_item_type = isinstance(scalar_type, type) and issubclass(scalar_type, np.generic)
     return np.dtype(scalar_type) if is_item_type else None
 
 
 def require_extension(name: str) -> None:
-    """Raise UnsupportedError if the type needs the package ml_dtypes, and that is not installed."""
+    """Raise UnsupportedError if the type requires the package ml_dtypes, and the package is not installed."""
     if _EXTENSION.fullmatch(name) and find_spec("ml_dtypes") is None:
         raise UnsupportedError(f"the type {name} needs the package ml_dtypes: pip install 'b2array[ml-dtypes]'")
 
@@ -103,7 +103,7 @@ def extension_name(dtype: np.dtype[Any]) -> str | None:
 
 
 def make_dtype(literal: object) -> np.dtype[Any]:
-    """Return the type described by a value from a file (str, list, tuple or dict); errors as for `parse_dtype`."""
+    """Return the type that a str, list, tuple or dict from a file describes. Raises the errors of `parse_dtype`."""
     if not isinstance(literal, str | list | tuple | dict):
         raise FormatError(f"expected a NumPy type, found {repr(literal)[:80]}")
     try:
@@ -130,7 +130,7 @@ def _check_dtype(dtype: np.dtype[Any], whole: np.dtype[Any]) -> None:
 
 
 def has_size(dtype: npt.DTypeLike | None) -> bool:
-    """Say whether text, bytes and raw data of a type have a size, in its fields too.
+    """Return whether a type has a size, and so do the text, bytes and raw data in its fields.
 
     Examples
     --------
@@ -146,7 +146,7 @@ def has_size(dtype: npt.DTypeLike | None) -> bool:
 
 
 def require_size(dtype: npt.DTypeLike | None) -> None:
-    """Raise TypeError for a type without a size: NumPy would make it as short as possible, and cut all items."""
+    """Raise TypeError for a type without a size, because NumPy would use the shortest size and truncate all items."""
     if not has_size(dtype):
         raise TypeError(
             f"{dtype!r} does not say how long an item is: write it with a size, such as 'U20' for text of 20 characters"
@@ -155,10 +155,10 @@ def require_size(dtype: npt.DTypeLike | None) -> None:
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
-    """Return the text that stands for `dtype` in a `b2nd` metalayer: the one python-blosc2 writes.
+    """Return the text that names `dtype` in a `b2nd` metalayer, in the form that python-blosc2 writes.
 
-    Raises TypeError for Python objects, types without a size and types that are not NumPy's, and LimitError for a text
-    of more than `b2array.config.limits.dtype_text` bytes.
+    Raises TypeError for Python objects, types without a size and types of other packages, and LimitError for a text of
+    more than `b2array.config.limits.dtype_text` bytes.
 
     Examples
     --------
@@ -205,7 +205,7 @@ def _literal(dtype: np.dtype[Any]) -> object:
 
 
 def _is_foreign(dtype: np.dtype[Any]) -> bool:
-    """Whether another package added the type, or one inside it, to NumPy: then its name is not portable."""
+    """Return whether the type, or the type of a field, comes from another package, so that its name is not portable."""
     if dtype.subdtype is not None:
         return _is_foreign(dtype.subdtype[0])
     if dtype.names is not None:

@@ -1,4 +1,4 @@
-"""The fingerprint that b2array puts into a frame's trailer, and what other software may change without breaking it.
+"""The fingerprint that b2array writes into a frame's trailer, and the changes by other software that it permits.
 
 Source: "Blosc2 Contiguous Frame Format", sections Header and Trailer. The C library resets the type of a fingerprint
 whenever it writes a trailer. But if it changes a metalayer, or resizes an array and the number of chunks stays, it only
@@ -32,9 +32,9 @@ __all__ = [
 
 FINGERPRINT_NBYTES = 16
 MARK = 0
-"""Number of threads for decompression in a header that b2array wrote."""
+"""The number of threads for decompression in a header that b2array wrote."""
 MARK_AT = slice(0x42, 0x44)
-"""Where that number is."""
+"""The position of this number in a header."""
 
 _UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, struct.error, FormatError, msgpack.UnpackException)
 _FRAME_LEN = slice(0x10, 0x18)
@@ -64,7 +64,7 @@ def fingerprint(header: Buffer, tail: Buffer) -> bytes:
 
 
 def frame_len(header: Buffer) -> int:
-    """Return the `frame_len` of a header: the size in bytes of the frame, or of its file without the chunks."""
+    """Return the `frame_len` of a header: the size of the frame, or of its file without the chunks, in bytes."""
     return int.from_bytes(header[_FRAME_LEN], "big")
 
 
@@ -74,7 +74,7 @@ def with_frame_len(header: bytes, nbytes: int) -> bytes:
 
 
 def header_copy(layer: Buffer) -> bytes | None:
-    """Return the copy of the header in b2array's metalayer, or None."""
+    """Return the copy of the header in b2array's metalayer, or None if there is no valid copy."""
     try:
         header = msgpack.unpackb(layer, strict_map_key=False)["header"]
     except _UNREADABLE:
@@ -83,7 +83,7 @@ def header_copy(layer: Buffer) -> bytes | None:
 
 
 def is_changed_by_others(header: Buffer, noted: bytes) -> bool:
-    """Say whether the C library could have made a header from the copy; if not, the header is damaged."""
+    """Return whether the C library could have changed the copy to this header; otherwise the header is damaged."""
     now, before = bytes(header), bytearray(noted)
     (nthreads,) = struct.unpack(">h", now[MARK_AT])
     if len(now) != len(before) or nthreads < 1 or any(before[MARK_AT]):
@@ -99,7 +99,7 @@ def is_changed_by_others(header: Buffer, noted: bytes) -> bool:
 
 
 def _change_by_stock(old: tuple[str, bytes], new: tuple[str, bytes]) -> tuple[str, bytes] | None:
-    """Return what the C library could have made of a metalayer: another shape, or other content of the same length."""
+    """Return a metalayer as the C library could have changed it: to another shape, or to content of the same length."""
     (name, before), (_, now) = old, new
     if name == "b2nd":
         return name, b2nd.with_extents(before, b2nd.shape_of(now))

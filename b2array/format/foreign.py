@@ -1,4 +1,4 @@
-"""Files without a frame: what they are by their first bytes or their endings, and what opens them (no I/O)."""
+"""Files without a frame: recognises formats by first bytes or endings, and says how to open them. No I/O."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MAGICS = (
     (b"MM\0*", "a TIFF image"),
 )
 ZARR = ("zarr.json", ".zarray", ".zgroup")
-"""Every directory of Zarr has one of these files."""
+"""The names of metadata files: every Zarr directory contains one of them."""
 
 
 def describe(buf: Buffer) -> str:
-    """Say what a file is, by its first bytes, and what opens it.
+    """Return the format of a file as text, judging by its first bytes, and name a function that opens it.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def describe(buf: Buffer) -> str:
 
 
 def zarr_text(url: str) -> str:
-    """Say that a directory belongs to Zarr."""
+    """Return the text for error messages which says that a directory belongs to Zarr."""
     return f"{url} is a directory of Zarr, which zarr.open opens; {_CONVERT}"
 
 
@@ -66,7 +66,7 @@ _NOT_CONVERTED = (".he5", ".nc4", ".npz")
 
 
 def check_ending(path: str, url: str, *, group: bool = False) -> None:
-    """Raise ValueError if the path of a new array or group has the ending of something else.
+    """Raise ValueError if the path of a new array or group has the ending of another format.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Indexes that python-blosc2 keeps for its queries: two attributes of an array.
 
-Its queries trust an index until the index is marked as stale. Python-blosc2 marks all of them when it changes the
-array, and removes the answers that it remembers; so must every other writer.
+Its queries trust an index until the index is marked as stale. When python-blosc2 changes the array, it marks all
+indexes and removes its cached results. Every other writer must do the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INDEXES, _ANSWERS = "blosc2_indexes", "_blosc2_query_cache"
 
 
 def with_stale_indexes(state: State) -> State:
-    """Return the state of an array whose values or shape changed: python-blosc2 trusts its indexes no longer."""
+    """Mark the indexes of an array whose values or shape have changed, so that python-blosc2 does not use them."""
     names = state.attr_names
     if _ANSWERS in names:
         state = state.with_attr(_ANSWERS, None)
@@ -30,7 +30,7 @@ def _mark(state: State) -> State:
     try:
         catalog = decode_attr(state.attr(_INDEXES) or b"")
     except (FormatError, UnsupportedError):
-        return state  # python-blosc2 cannot read it either, so nothing is trusted
+        return state  # python-blosc2 cannot read the catalog either, so it uses no index
     entries = catalog.get("indexes") if isinstance(catalog, Mapping) else None
     if not isinstance(entries, Mapping) or all(map(_is_stale, entries.values())):
         return state
@@ -38,7 +38,7 @@ def _mark(state: State) -> State:
     try:
         packed = encode_attr({**catalog, "indexes": stale})
     except TypeError:
-        packed = None  # without its catalog, an index is not used
+        packed = None  # python-blosc2 uses no index without a catalog
     return state.with_attr(_INDEXES, packed)
 
 

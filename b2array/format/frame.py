@@ -1,8 +1,8 @@
 """Frames: header, index and trailer around the chunks, in one file or with one file for each chunk.
 
 Sources: "Blosc2 Contiguous Frame Format" (sections Header, Chunks, Trailer) and "Blosc2 Sparse Frame Format" of the
-Blosc2 documentation, and the files that the C library writes. Integers are big-endian (msgpack), those inside chunks
-little-endian. The trailer follows the index; both together are the tail.
+Blosc2 documentation, and the files that the C library writes. Integers are big-endian (msgpack), but little-endian
+inside chunks. The trailer follows the index; both together are the tail.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ _UINT32 = 0xCE
 _FIXEXT16 = 0xD8
 _MIN_TRAILER_LEN = 25
 _BIN32 = 0xC6
-# The C library neither computes nor checks fingerprints: the document reserves types for them.
+# The C library neither computes nor checks fingerprints; the document only reserves types for them.
 _NO_FINGERPRINT = 0
 FINGERPRINT_128 = 3
 FINGERPRINT_NBYTES = 16
 _VLMETA_CPARAMS = METADATA
 _RAW = CParams("zstd", clevel=0, filters=())
 _SHORT = 1024
-"""Metalayers of at most this many bytes are stored as they are: a disk reads no fewer bytes at once."""
+"""The maximum size of a metalayer that is stored uncompressed, in bytes: a disk always reads at least this many."""
 _SAMPLE = 2**16
 _SAMPLED = 2**20
-"""From this size on, a sample decides whether a metalayer is worth compressing."""
+"""The minimum size of a metalayer that is compressed only if a sample of it becomes smaller, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,16 +72,18 @@ class Frame(Header):
     Parameters
     ----------
     offsets : numpy.ndarray of int64, shape (nchunks,)
-        The index; read-only. Where each chunk starts in bytes from the end of the header (contiguous), or the number
-        of its file (sparse); one of `index.SPECIAL_OFFSETS` if it is not stored. May be a broadcast array.
+        The index, read-only: for each chunk its offset in bytes from the end of the header (contiguous), or the number
+        of its file (sparse); for a chunk that is not stored, a value of `index.SPECIAL_OFFSETS`. The array may be
+        broadcast.
     vlmetalayers : tuple of (str, bytes)
-        Names and contents, each a Blosc2 chunk (see `unpack_vlmeta`).
+        The names and the contents, which are Blosc2 chunks (see `unpack_vlmeta`).
     trailer_version, fingerprint_type : int
-        The fingerprint's type is 0 if it is missing, and 3 if it is ours; 1 and 2 are kept but not checked.
+        The type is 0 without a fingerprint, and 3 for b2array's fingerprint. Types 1 and 2 are preserved but not
+        checked.
     fingerprint : bytes
         16 bytes.
     packed_index : (numpy.ndarray, bytes), optional
-        An index, and the chunk that holds it. If it is this one, the next commit takes the chunk as it is.
+        An index, and the chunk with its packed form. A commit with the same index reuses the chunk.
     """
 
     offsets: NDArray[np.int64]
@@ -92,16 +94,16 @@ class Frame(Header):
     packed_index: tuple[NDArray[np.int64], bytes] | None = field(default=None, repr=False)
 
     is_ours: bool = field(init=False, repr=False)
-    """Whether b2array wrote this state. Only then are the annotations true about the chunks."""
+    """Whether b2array wrote this state. Otherwise the annotations may not match the chunks."""
     nchunks: int = field(init=False, repr=False)
-    """Number of chunks, stored or not."""
+    """The number of chunks, stored or not."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_ours", self.fingerprint_type == FINGERPRINT_128)
         object.__setattr__(self, "nchunks", len(self.offsets))
 
     def chunk_nbytes(self, n: int) -> int | None:
-        """Return the uncompressed size of chunk `n` in bytes, or None if only the chunk itself knows."""
+        """Return the uncompressed size of chunk `n` in bytes, or None if only the header of the chunk contains it."""
         if not 0 <= n < len(self.offsets):
             raise self._out_of_bounds(n)
         if self.chunksize == 0:
@@ -111,8 +113,8 @@ class Frame(Header):
     def entry(self, n: int) -> int | Special:
         """Return the index's entry for chunk `n`.
 
-        It is a position in bytes from the end of the header (contiguous), or the number of a file (sparse). If the
-        chunk is not stored, it is ``Special.ZEROS``, ``NAN`` or ``UNINIT``; test for this type first.
+        The entry is a position in bytes from the end of the header (contiguous), or the number of a file (sparse). For
+        a chunk that is not stored, the entry is ``Special.ZEROS``, ``NAN`` or ``UNINIT``; test for this type first.
         """
         if not 0 <= n < len(self.offsets):
             raise self._out_of_bounds(n)
@@ -120,7 +122,7 @@ class Frame(Header):
         return offset if offset >= 0 else index.SPECIALS[offset]
 
     def vlmetalayer(self, name: str) -> bytes | None:
-        """Return the chunk that holds a variable-length metalayer, or None."""
+        """Return the chunk with the content of a variable-length metalayer, or None if there is no such metalayer."""
         return metalayers.find(self.vlmetalayers, name)
 
     def _out_of_bounds(self, n: int) -> IndexError:
@@ -132,7 +134,7 @@ _values = attrgetter(*_NAMES)
 
 
 class Packed(NamedTuple):
-    """The bytes of a frame, and the `Frame` that they give when they are read."""
+    """The bytes of a frame, and the `Frame` that `unpack` returns for them."""
 
     header: bytes
     tail: bytes
@@ -149,7 +151,7 @@ def create(
     metalayers: Iterable[tuple[str, bytes]] = (),
     vl_blocks: bool = False,
 ) -> Frame:
-    """Return a frame without chunks whose new chunks are to be made as `cparams` says."""
+    """Return a frame without chunks. New chunks of the frame will be compressed with `cparams`."""
     check_filters(cparams, typesize)
     return Frame(
         frame_type=frame_type,
@@ -178,14 +180,14 @@ def unpack(
     *,
     bare: bool = False,
 ) -> Frame:
-    """Read a frame from its header and its tail, and verify our fingerprint if it has one.
+    """Read a frame from its header and its tail, and verify b2array's fingerprint if the frame has one.
 
-    `tail` has the frame's bytes from `Header.tail_start` on. `parsed` is what `unpack_header` returned for this header.
-    A `bare` frame comes without its index.
+    `tail` contains the frame's bytes from `Header.tail_start` on. `parsed` is the result of `unpack_header` for this
+    header. With `bare`, the result has no index.
     """
     head = unpack_header(header) if parsed is None else parsed
     length = head.frame_len - head.tail_start
-    # More is accepted, as by the C library: a frame may be inside a larger file.
+    # Accept more bytes, as the C library does: a frame may be inside a larger file.
     if len(tail) < length:
         raise FormatError(f"expected {length} bytes of index and trailer, found {len(tail)}")
     tail = memoryview(tail)[:length]
@@ -197,7 +199,7 @@ def unpack(
     longest = min(length, config.limits.metadata_nbytes)
     if not _MIN_TRAILER_LEN <= trailer_len <= longest:
         raise FormatError(f"expected a trailer of 25 to {longest} bytes, found {trailer_len}")
-    # The trailer is found from its end: bytes between it and the index are allowed.
+    # Find the trailer from its end, because there may be bytes between the index and the trailer.
     trailer = bytes(tail[length - trailer_len :])
     layers = _unpack_trailer_layers(trailer)
     head, fingerprint_type = _verify(head, header, tail, layers, fingerprint_type, stored)
@@ -220,7 +222,7 @@ def _unpack_index(buf: Buffer, head: Header) -> NDArray[np.int64]:
 
 
 def with_tail(header: Header, **tail: Any) -> Frame:
-    """Return a frame with the fields of a header and other ones, by name, which count if both have one."""
+    """Return a frame with the fields of a header and the fields in `tail`, which take precedence."""
     return Frame(**{**dict(zip(_NAMES, _values(header), strict=True)), **tail})
 
 
@@ -238,7 +240,7 @@ def _verify(
         computed = fingerprint.fingerprint(now, tail)
         if computed == stored:
             return head, FINGERPRINT_128
-        # A later C library may use this type for its own fingerprints. Two damages at once are less likely.
+        # A later C library may use this type for its fingerprints. That is more likely than damage in two places.
         if metalayers.find(layers, "b2array") is None and head.nthreads_decompress != fingerprint.MARK:
             return head, _NO_FINGERPRINT
         before = get_header_copy(layers)
@@ -250,17 +252,17 @@ def _verify(
             raise FormatError(
                 f"expected the fingerprint {stored.hex()} of header, index and trailer, found {computed.hex()}"
             )
-        # Some fields that the C library writes come from its user's parameters, and not from the chunks.
+        # The C library fills some fields with its user's parameters, which may not match the chunks.
         old = unpack_header(fingerprint.with_frame_len(before, fingerprint.frame_len(now)))
         return replace(head, typesize=old.typesize, blocksize=old.blocksize), _NO_FINGERPRINT
-    # Other software removes our fingerprint or keeps it, but does not write its own.
+    # Other software removes b2array's fingerprint or preserves it, but does not write another type.
     if (fingerprint_type or any(stored)) and get_header_copy(layers) is not None:
         raise FormatError(f"expected a fingerprint of type 3, or none, found one of type {fingerprint_type}")
     return head, fingerprint_type
 
 
 def get_header_copy(layers: Layers) -> bytes | None:
-    """Return the copy of the header that b2array's layer in the trailer has, or None."""
+    """Return the copy of the header in b2array's metalayer in the trailer, or None if there is no copy."""
     raw = metalayers.find(layers, "b2array")
     try:
         return None if raw is None else fingerprint.header_copy(unpack_vlmeta(raw))
@@ -269,7 +271,7 @@ def get_header_copy(layers: Layers) -> bytes | None:
 
 
 def _unpack_trailer_layers(trailer: bytes) -> Layers:
-    # Files from before the first release have one chunk without a name here.
+    # Files that predate the first release have one chunk without a name here.
     if trailer[1] == 0 and trailer[2] == _BIN32:
         return ()
     return metalayers.unpack(trailer, 2)
@@ -278,17 +280,17 @@ def _unpack_trailer_layers(trailer: bytes) -> Layers:
 def pack(frame: Frame, header: bytes | None = None) -> Packed:
     """Return the bytes of a frame's header, index and trailer, with a fingerprint.
 
-    A contiguous file is the header, `frame.cbytes` bytes with the chunks (dead space included), the index and the
-    trailer; a sparse frame's file is header, index and trailer. A frame without chunks has no data either: its trailer
-    follows the header, where the C library looks for it.
+    A contiguous file consists of the header, `frame.cbytes` bytes with the chunks and dead space, the index and the
+    trailer; a sparse frame's file of header, index and trailer. In a frame without chunks, the trailer directly follows
+    the header, because the C library expects it there.
 
     `header_len`, `frame_len`, `format_version`, `trailer_version` and the fingerprint are computed, not taken from
-    `frame`. The `b2nd` metalayer comes first, so that what changes with the shape stays near the start of the file.
+    `frame`. The `b2nd` metalayer is written first, so that the shape stays near the start of the file.
 
     Raises
     ------
     LimitError
-        More metalayers, longer names or a larger index than the format allows.
+        There are more metalayers, longer names or a larger index than the format allows.
     ValueError
         The index does not fit `nbytes`, `chunksize` or `cbytes`.
     """
@@ -296,7 +298,7 @@ def pack(frame: Frame, header: bytes | None = None) -> Packed:
     header = pack_header(frame) if header is None else header
     fields = _compute_fields(frame, len(header))
     cbytes = fields["cbytes"]
-    # Packing the index of a large frame takes longer than the rest of a small commit.
+    # To pack the index of a large frame takes longer than the rest of a small commit.
     packed_offsets, packed_index = frame.packed_index or (None, b"")
     if packed_offsets is not frame.offsets:
         packed_index = index.pack(frame.offsets)
@@ -315,9 +317,9 @@ def pack(frame: Frame, header: bytes | None = None) -> Packed:
 
 
 def pack_header(frame: Frame) -> bytes:
-    """Return the bytes of a frame's header, with its `frame_len` as it is: 0 if it was not packed yet.
+    """Return the bytes of a frame's header, with an unchanged `frame_len`, which is 0 before `pack`.
 
-    It only says whether there are variable-length metalayers.
+    About variable-length metalayers, the header states only whether there are any.
     """
     packed = metalayers.pack(_b2nd_first(frame.metalayers), FIXED_LEN, uncounted=0)
     frame = replace(frame, **_compute_fields(frame, FIXED_LEN + len(packed)))
@@ -328,7 +330,7 @@ def _compute_fields(frame: Frame, header_len: int) -> dict[str, Any]:
     """Return the computed fields, except `frame_len` and the fingerprint."""
     return {
         "cbytes": frame.cbytes if frame.nbytes else 0,
-        # Older readers do not know chunks and blocks of any size, and refuse a version that they do not know.
+        # Older readers do not support chunks and blocks of different sizes; they refuse an unknown version.
         "format_version": 3 if frame.variable_chunks or frame.vl_blocks else 2,
         "metalayers": _b2nd_first(frame.metalayers),
         "header_len": header_len,
@@ -349,13 +351,13 @@ def _check_writable(frame: Frame) -> None:
         expected = -(-frame.nbytes // frame.chunksize)
     if expected != frame.nchunks or bool(frame.nbytes) != bool(frame.nchunks):
         raise ValueError(f"{frame.nchunks} chunks of {frame.chunksize} bytes do not hold {frame.nbytes} bytes")
-    # The index is one chunk of 8 bytes an entry.
+    # The index is one chunk with 8 bytes per entry.
     if 8 * frame.nchunks > MAX_CHUNK_NBYTES:
         raise LimitError(f"{frame.nchunks} chunks: the index holds at most {MAX_CHUNK_NBYTES // 8}")
     if frame.variable_chunks and (frame.offsets < 0).any():
         raise FormatError("expected no special offsets, which have no size where chunks have sizes of their own")
     top = int(frame.offsets.max(initial=-1))
-    # Also in sparse frames, whose entries are numbers of files: the C library compares them with this field as well.
+    # Check sparse frames as well: the C library compares the numbers of their files with this field.
     if top >= 0 and top > frame.cbytes - HEADER_LEN:
         raise ValueError(f"an index entry of {top} needs more than {frame.cbytes} compressed bytes")
     index.check(frame.offsets, None if frame.frame_type == FrameType.SPARSE else frame.cbytes)
@@ -372,7 +374,7 @@ def _pack_trailer(vlmetalayers: Layers) -> bytes:
 
 
 def pack_vlmeta(value: Buffer) -> bytes:
-    """Return the chunk that holds the content of a variable-length metalayer."""
+    """Pack the content of a variable-length metalayer as a chunk."""
     content = memoryview(value).cast("B")
     if content.nbytes <= _SHORT:
         return encode.encode(content, cparams=_RAW)
@@ -385,9 +387,9 @@ def pack_vlmeta(value: Buffer) -> bytes:
 
 
 def _compress(content: memoryview) -> bytes | None:
-    """Return the content as a chunk that is a quarter smaller at least; else None.
+    """Compress the content to a chunk; return None if the chunk is not smaller by at least a quarter.
 
-    Each opening would decode it, which takes longer than reading a few more bytes.
+    Otherwise the decoding, each time a frame is opened, would take longer than reading the additional bytes.
     """
     packed = encode.encode(content, typesize=1, cparams=_VLMETA_CPARAMS)
     return packed if 4 * len(packed) <= 3 * content.nbytes else None

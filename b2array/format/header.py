@@ -1,4 +1,4 @@
-"""The header of a frame: the table of its fields, and how it is read and written.
+"""The header of a frame: a table of the fields, and functions that read and write a header.
 
 Source: "Blosc2 Contiguous Frame Format", section Header, of the Blosc2 documentation, and the files that the C library
 writes. Integers are big-endian (msgpack).
@@ -60,9 +60,9 @@ HEADER_FIELDS = (
     ("filter_meta", 79, "6s", "parameters of the filters"),
     ("other_flags2", 85, "B", "bit 0: dictionaries"),
 )
-"""The fields of a header, each after a marker of msgpack: name, position, struct format, meaning."""
+"""The fields of a header, each preceded by a msgpack marker: name, position, struct format, meaning."""
 
-# Source: MessagePack specification, section Formats. The document draws 0xd2 at 0x45, where the C library writes a
+# Source: MessagePack specification, section Formats. The document shows 0xd2 at 0x45, but the C library writes a
 # fixext16 whose type is the number of filters.
 _MARKERS = {
     0x00: 0x9E, 0x01: 0xA8, 0x0A: 0xD2, 0x0F: 0xCF, 0x18: 0xA4, 0x1D: 0xD3, 0x26: 0xD3, 0x2F: 0xD2,
@@ -80,7 +80,7 @@ def _header_struct() -> struct.Struct:
 
 
 _FIXED = _header_struct()
-# The C library opens nothing shorter.
+# The C library opens no shorter frame.
 _MIN_LAYERS_LEN = 10
 _MIN_TRAILER_LEN = 25
 _FALSE = 0xC2
@@ -90,11 +90,11 @@ _FLAG_OFFSETS_64 = 0x10
 _FLAG_VARIABLE = 0x40
 _FLAG_VL_BLOCKS = 0x80
 SPLITMODES: tuple[SplitMode, ...] = ("always", "never", "auto", "blosc2")
-"""What the two lowest bits of `Header.other_flags` stand for."""
+"""The split modes, by the two lowest bits of `Header.other_flags`."""
 
 
 class FrameType(IntEnum):
-    """Where the chunks are: in the frame's own file, or in files next to it."""
+    """The place of the chunks: in the same file as the header, or in separate files next to it."""
 
     CONTIGUOUS = 0
     SPARSE = 1
@@ -102,35 +102,35 @@ class FrameType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Header:
-    """What the header of a frame says. Sizes are in bytes.
+    """The header of a frame. Sizes are in bytes.
 
     Parameters
     ----------
     frame_type : FrameType
     typesize : int
-        Size of an item.
+        The size of an item.
     chunksize : int
-        Uncompressed size of every chunk but a shorter last one; 0 if every chunk has its own size, and in arrays
-        without items; -1 before it is known.
+        The uncompressed size of a chunk; the last chunk may be shorter. The size is 0 if chunks have different sizes,
+        or if an array has no items, and -1 as long as it is unknown.
     blocksize : int
-        Size of a block, 0 if the chunks choose.
+        The size of a block; 0 if each chunk has a separate block size.
     nbytes : int
-        Uncompressed size of all chunks.
+        The uncompressed size of all chunks.
     cbytes : int
-        The header's `compressed_size`. Contiguous: distance from the end of the header to the index. Sparse: see
+        The field `compressed_size`. Contiguous: the distance from the end of the header to the index. Sparse: see
         `b2array.format.index.sparse_cbytes`.
     codec, clevel, codec_meta, filters, filters_meta, use_dict, other_flags
-        How new chunks are to be made: compcode, level, parameter of the codec, six filter ids and their parameters
-        (unsigned bytes), and the byte whose two lowest bits are the split mode.
+        The compression of new chunks: compcode, level, parameter of the codec, six filter ids and their parameters
+        (unsigned bytes), and the byte with the split mode in its two lowest bits.
     nthreads_compress, nthreads_decompress : int
-        Kept for readers that obey them.
+        The numbers of threads, for other readers that use them.
     vl_blocks : bool
-        Chunks consist of blocks of variable length.
+        Whether chunks consist of blocks of variable length.
     format_version : int
     metalayers : tuple of (str, bytes)
-        Names and raw contents in the order of the file.
+        The names and the raw contents, in the order of the file.
     header_len, frame_len : int
-        Sizes of the header and of the file that holds it; 0 in a frame that was not packed yet.
+        The sizes of the header and of the file with the header; 0 before the frame is packed.
     """
 
     frame_type: FrameType
@@ -161,20 +161,20 @@ class Header:
 
     @property
     def tail_start(self) -> int:
-        """Where the tail (index and trailer) starts, in bytes from the start of the frame. It ends at `frame_len`."""
-        # When the C library deletes the last chunk, it leaves the compressed size as it was.
+        """The start of the tail (index and trailer), in bytes from the start of the frame."""
+        # When the C library deletes the last chunk, it does not change the compressed size.
         if self.frame_type == FrameType.SPARSE or self.nbytes == 0:
             return self.header_len
         return self.header_len + self.cbytes
 
     @property
     def splitmode(self) -> SplitMode:
-        """The split mode, by the name that `CParams` has for it."""
+        """The split mode, by its name in `CParams`."""
         return SPLITMODES[self.other_flags & 3]
 
     @property
     def cparams(self) -> CParams:
-        """How new chunks are to be made; UnsupportedError if a codec, a filter or a parameter does not fit."""
+        """The parameters for new chunks; raises UnsupportedError if a codec, a filter or a parameter does not fit."""
         try:
             return _cparams(
                 self.codec,
@@ -191,7 +191,7 @@ class Header:
             raise UnsupportedError(f"compression parameters of the frame: {error}") from None
 
     def metalayer(self, name: str) -> bytes | None:
-        """Return the raw content of a metalayer, or None."""
+        """Return the raw content of a metalayer, or None if there is no such metalayer."""
         return metalayers.find(self.metalayers, name)
 
 
@@ -207,7 +207,7 @@ def _cparams(
     nthreads: int,
     typesize: int,
 ) -> CParams:
-    # Empty slots may be anywhere: stock puts its default filter into the last one.
+    # Empty slots may be anywhere: the C library puts its default filter into the last slot.
     active = [n for n, fid in enumerate(filters) if fid]
     cparams = CParams(
         codec,
@@ -244,9 +244,9 @@ def header_nbytes(buf: Buffer) -> int:
 
 
 def unpack_header(buf: Buffer) -> Header:
-    """Read the header of a frame. What follows it is not looked at.
+    """Read the header of a frame. Any bytes after it are ignored.
 
-    If the header ends early, the FormatError says how many bytes it has; so does `header_nbytes`.
+    If `buf` ends before the header does, the FormatError shows the length of the header, which `header_nbytes` returns.
     """
     header_len = header_nbytes(buf)
     if len(buf) < header_len:
@@ -254,7 +254,7 @@ def unpack_header(buf: Buffer) -> Header:
     buf = bytes(buf[:header_len])
     fields = dict(zip(_FIELD_NAMES, _FIXED.unpack_from(buf), strict=True))
     flags = fields["general_flags"]
-    # The low bits are the compcode, and not the numbers of formats that chunks have, as the document says.
+    # The low bits are the compcode, and not, as the document says, the codec format number of chunks.
     codec = fields["codec_flags"]
     nfilters = fields["nfilters"]
     if nfilters > NFILTERS:
@@ -322,7 +322,7 @@ def _check_sizes(header: Header) -> None:
 
 
 def pack_fields(frame: Header, layers: bytes, *, has_vlmetalayers: bool) -> bytes:
-    """Return the bytes of a header, with its sizes as they are. `layers` is the packed map of metalayers."""
+    """Return the bytes of a header with unchanged sizes. `layers` is the packed map of metalayers."""
     flags = frame.format_version | _FLAG_OFFSETS_64
     flags |= _FLAG_VARIABLE * frame.variable_chunks | _FLAG_VL_BLOCKS * frame.vl_blocks
     codec = frame.codec if frame.codec < 16 else _UDCODEC
@@ -344,7 +344,7 @@ def pack_fields(frame: Header, layers: bytes, *, has_vlmetalayers: bool) -> byte
         "has_vlmetalayers": _FALSE + has_vlmetalayers,
         "nfilters": NFILTERS,
         "filter_codes": bytes(frame.filters),
-        # Also for built-in codecs, as the C library does.
+        # Set this field for built-in codecs as well, as the C library does.
         "udcodec": frame.codec,
         "codec_meta": frame.codec_meta,
         "filter_meta": bytes(frame.filters_meta),

@@ -1,4 +1,4 @@
-"""The index of a frame: where each chunk is, or which special value stands for it.
+"""The index of a frame: the position of each stored chunk, or the special value of a chunk that is not stored.
 
 Sources: "Blosc2 Contiguous Frame Format" (section Chunks) and "Blosc2 Sparse Frame Format" of the Blosc2 documentation.
 """
@@ -42,20 +42,20 @@ SPECIAL_OFFSETS = {
 SPECIALS = {offset: special for special, offset in SPECIAL_OFFSETS.items()}
 """The reverse of `SPECIAL_OFFSETS`."""
 
-# From bytes, so that nobody can write into it.
+# Made from bytes, so that nobody can write to the array.
 NO_OFFSETS = np.frombuffer(b"", np.int64)
-# As the C library writes the index. Its readers take single entries out of it, so an item must have 8 bytes.
+# The block size of indexes by the C library. Its readers read single entries, so an item must have 8 bytes.
 _BLOCKSIZE = 16384
 _CHECKED_AT_ONCE = 2**18
-"""Entries that are compared in one step: copies of a part of a large index stay small."""
+"""The number of entries to compare in one step, so that temporary copies remain small."""
 _CPARAMS = CParams("blosclz", filters=("shuffle",), splitmode="never")
 
 
 def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDArray[np.int64]:
-    """Read the index of a frame from the chunk that holds it, or more.
+    """Read the index of a frame from its chunk. `buf` may have more bytes after the chunk.
 
-    `nbytes` and `chunksize` are the uncompressed sizes of all chunks together and of each, as the header has them.
-    `context` is what the header says about decoding.
+    `nbytes` and `chunksize` are fields of the header: the uncompressed sizes of all chunks together and of one chunk.
+    `context` has the decoding parameters from the header.
     """
     if not nbytes:
         return NO_OFFSETS
@@ -75,7 +75,7 @@ def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDA
     value_len = head.cbytes - head.header_len
     repeats_offset = head.special == Special.VALUE and value_len == 8
     if repeats_offset or head.special == Special.ZEROS:
-        # In a new array of zeros all entries are equal: broadcast, they take no memory.
+        # In a new array of zeros all entries are equal: a broadcast array of them takes almost no memory.
         value = 0
         if repeats_offset:
             (value,) = struct.unpack_from("<q", buf, head.header_len)
@@ -84,7 +84,7 @@ def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDA
         if head.special not in (Special.NONE, Special.VALUE):
             raise FormatError(f"expected offsets in the index, found special value {head.special.name}")
         data: Buffer | NDArray[np.uint8]
-        # As in most small arrays, which are opened faster without a decoder.
+        # Most small arrays have an uncompressed index, and are opened faster without a decoder.
         if head.memcpyed and not head.lazy:
             data = memoryview(buf)[head.header_len : head.cbytes]
         else:
@@ -97,11 +97,11 @@ def unpack(buf: Buffer, *, nbytes: int, chunksize: int, context: Context) -> NDA
 
 
 def check(offsets: NDArray[np.int64], cbytes: int | None) -> None:
-    """Raise FormatError if an entry points outside.
+    """Raise FormatError if an entry points to a place outside the chunks.
 
     `cbytes` is the distance from the end of the header to the index; None in a sparse frame.
     """
-    # The index of a new array is one entry, broadcast.
+    # The index of a new array is one broadcast entry.
     distinct = offsets[:1] if offsets.strides == (0,) else offsets
     for start in range(0, len(distinct), _CHECKED_AT_ONCE):
         part = distinct[start : start + _CHECKED_AT_ONCE]
@@ -119,7 +119,7 @@ def check(offsets: NDArray[np.int64], cbytes: int | None) -> None:
 
 
 def least_after(offsets: NDArray[np.int64], entry: int) -> int | None:
-    """Return the least entry that is larger than `entry`, or None. Takes no memory for the whole index."""
+    """Return the smallest entry that is larger than `entry`, or None. This makes no copy of the whole index."""
     least: int | None = None
     for start in range(0, len(offsets), _CHECKED_AT_ONCE):
         part = offsets[start : start + _CHECKED_AT_ONCE]
@@ -131,13 +131,13 @@ def least_after(offsets: NDArray[np.int64], entry: int) -> int | None:
 
 
 def pack(offsets: NDArray[np.int64]) -> bytes:
-    """Return the chunk that holds an index; no bytes if there are no chunks."""
+    """Pack an index as a chunk; return no bytes if there are no chunks."""
     if not offsets.size:
         return b""
     data = np.ascontiguousarray(offsets, "<i8")
     nbytes = 8 * offsets.size
     blocksize = min(nbytes, _BLOCKSIZE)
-    # A new array of zeros has an index of 40 bytes, however many chunks there are.
+    # A new array of zeros has an index of 40 bytes for any number of chunks.
     if data[0] < 0 and (data == data[0]).all():
         return encode.special_chunk(data[:1].tobytes(), nbytes, typesize=8, blocksize=blocksize)
     return encode.encode(data, typesize=8, blocksize=blocksize, cparams=_CPARAMS)
@@ -151,10 +151,10 @@ def special_offset(special: Special) -> int:
 
 
 def sparse_cbytes(cbytes: int, offsets: NDArray[np.int64]) -> int:
-    """Return the `cbytes` of a sparse frame: the sum `cbytes` of its chunks, plus headroom for the highest file number.
+    """Return the `cbytes` of a sparse frame: the size `cbytes` of its chunks, plus headroom for the highest number.
 
-    The C library refuses to open a frame with a file number above the field's value less 32, and subtracts from it what
-    the chunks lose when it rewrites them smaller.
+    The C library refuses to open a frame with a file number larger than this field minus 32. When it rewrites a chunk,
+    it subtracts the bytes that are saved from the field.
     """
     highest = int(offsets.max(initial=-1))
     if highest < 0:
@@ -163,7 +163,7 @@ def sparse_cbytes(cbytes: int, offsets: NDArray[np.int64]) -> int:
 
 
 def chunk_name(number: int) -> str:
-    """Return the name of the file that holds chunk `number` of a sparse frame.
+    """Return the name of file `number` of a sparse frame, which contains one chunk.
 
     Examples
     --------

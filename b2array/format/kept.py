@@ -1,10 +1,10 @@
-"""Kept states: states of a frame that stay readable under a name, and the ledger that lists them.
+"""Kept states: named states of a frame that remain readable, and the ledger that lists them.
 
-A commit overwrites no data, so an earlier state needs only its own index. That is packed with the header and the
-metalayers of the state: `pack_state`. In a contiguous frame these bytes lie in front of the frame's index, where other
-software sees dead space. In a sparse frame a few bytes lie in the ledger, more of them in an object next to
-``chunks.b2frame``. The ledger is an entry of b2array's metalayer; other software keeps it as it is. This module does no
-I/O.
+A commit overwrites no data, so to keep an earlier state, it is enough to store its index. `pack_state` packs the index
+with the header and the metalayers of the state. In a contiguous frame, the packed state precedes the frame's index, and
+is dead space for other software. In a sparse frame, a small packed state is stored in the ledger, and a large one in an
+object next to ``chunks.b2frame``. The ledger is an entry of b2array's metalayer, which other software does not change.
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ __all__ = [
 ]
 
 KEPT = ".b2kept"
-"""Ending of the objects that hold kept states of a sparse frame."""
+"""The ending of the names of objects with kept states of a sparse frame."""
 DIGEST_NBYTES = 16
-"""A packed state ends with a digest of this many bytes."""
+"""The size of the digest at the end of a packed state, in bytes."""
 
 _VERSION = 1
 _ROOM = 2**12
-"""All packed states in a ledger together have no more bytes."""
+"""The maximum size of all packed states in a ledger together, in bytes."""
 _ENTRY_NBYTES = 12
-"""What the index has for a chunk: its place (8 bytes) and its size (4)."""
+"""The size of a chunk's entry in the packed index, in bytes: 8 for its place, and 4 for its size."""
 _EARLIEST = datetime(1, 1, 1, tzinfo=UTC).timestamp()
 _LATEST = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
-"""The bounds of dates; comparing rules out NaN."""
+"""The limits of dates. A comparison with them also excludes NaN."""
 _NO_FRAME_LEN = 2**62
-"""The noted header says nothing about the length of the frame. Checks of a header want one."""
+"""A length of the frame that passes the checks of a header: packed states do not store the length."""
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -77,29 +77,29 @@ class Kept:
     name : str
         The name that the user has given.
     time : float
-        When it was made, in seconds since 1970 (UTC).
+        The time of its creation, in seconds since 1970 (UTC).
     message : str
         The user's remark.
     attrs : bytes
-        The user's attributes, as `b2array.format.attributes` encodes them.
+        The user's attributes, encoded by `b2array.format.attributes`.
     generation : bytes
-        Names the state: the digest of the commit that made it.
+        The digest of the commit that made the state; it identifies the state.
     shape : tuple of int, optional
-        The shape of the array; None for a frame without one.
+        The shape of the array; None for a frame without an array.
     place : int
-        Where the packed state begins, in bytes from the end of the header (contiguous), or the number that names its
-        object (sparse).
+        The start of the packed state, in bytes from the end of the header (contiguous), or the number in the name of
+        its object (sparse).
     nbytes : int
-        How many bytes the packed state takes.
+        The size of the packed state, in bytes.
     digest : bytes
-        The last bytes of the packed state, which are a digest of the others.
+        The digest at the end of the packed state.
     suspect : bool
-        Whether other software has changed the frame since: it may have written over chunks of this state.
+        Whether other software has changed the frame since, and may have overwritten chunks of this state.
     group : bytes
-        The identity of the group whose snapshot it is part of; empty if it belongs to the frame alone.
+        The identity of the group whose snapshot includes this state; empty if no group needs the state.
     packed : bytes
-        The packed state itself, if the ledger has it: see `has_room`. In a contiguous frame, if it has no chunks: in a
-        file without chunks, other software finds no room for it.
+        The packed state itself, if it is stored in the ledger (see `has_room`). In a contiguous frame, only if the
+        frame has no chunks: then the trailer must directly follow the header.
     """
 
     name: str
@@ -117,13 +117,13 @@ class Kept:
 
     @property
     def title(self) -> str:
-        """How messages name it: by its name, or by the names of the group's snapshots that need it."""
+        """The name of the state in messages: its own name, or the names of the group's snapshots that need it."""
         if self.group and self.message:
             return self.message
         return repr(self.name)
 
     def pack(self) -> list[Any]:
-        """Return the entry as msgpack takes it."""
+        """Return the entry as a value that msgpack supports."""
         return [
             self.name,
             self.time,
@@ -144,7 +144,7 @@ class Kept:
         """Read an entry; FormatError if the value is not an entry."""
         if not isinstance(content, list) or len(content) < len(_KINDS):
             raise FormatError("expected an entry of the ledger of kept states, found something else")
-        # Later versions may append to an entry.
+        # Later versions may append values to an entry.
         values = content[: len(_KINDS)]
         pairs = zip(values, _KINDS, strict=True)
         if any(kind is not None and type(value) is not kind for value, kind in pairs):
@@ -168,8 +168,8 @@ _KINDS = (str, float, str, bytes, bytes, None, int, int, bytes, bool, bytes, byt
 class Ledger:
     """The kept states of a frame, the oldest first.
 
-    `floor` and `dead` tell how much of a contiguous file is dead space, without a look at the kept states: up to the
-    place `floor`, in bytes from the end of the header, all but `dead` bytes are needed.
+    From `floor` and `dead` follows the dead space in a contiguous file, without reading the kept states: before the
+    place `floor`, in bytes from the end of the header, all except `dead` bytes are needed.
 
     Examples
     --------
@@ -188,22 +188,22 @@ class Ledger:
         return [entry.name for entry in self.entries]
 
     def find(self, name: str) -> Kept | None:
-        """Return the entry of this name, or None."""
+        """Return the entry with this name, or None."""
         named = [entry for entry in self.entries if entry.name == name]
         return named[0] if named else None
 
     def without(self, names: tuple[str, ...]) -> Self:
-        """Return a ledger without the entries of these names."""
+        """Return a ledger without the entries with these names."""
         entries = [entry for entry in self.entries if entry.name not in names]
         return replace(self, entries=tuple(entries))
 
     def suspect_all(self) -> Self:
-        """Return a ledger that notes of each state that other software has changed the frame since."""
+        """Return a ledger that marks all states as suspect, because other software has changed the frame."""
         entries = [replace(entry, suspect=True) for entry in self.entries]
         return replace(self, entries=tuple(entries))
 
     def pack(self) -> bytes | None:
-        """Return the ledger as bytes; None if it has no entries."""
+        """Return the ledger as bytes, or None for a ledger without entries."""
         if not self.entries:
             return None
         entries = [entry.pack() for entry in self.entries]
@@ -213,9 +213,9 @@ class Ledger:
 
     @classmethod
     def unpack(cls, buf: Buffer | None) -> Self:
-        """Read a ledger. None, or nothing, is an empty one.
+        """Read a ledger. None and empty bytes stand for an empty ledger.
 
-        FormatError: the bytes are not a ledger. UnsupportedError: a later version wrote it.
+        FormatError says that the bytes are not a ledger, and UnsupportedError that a later version wrote it.
         """
         if not buf:
             return cls()
@@ -248,21 +248,22 @@ def _ledger(packed: bytes | None) -> Ledger:
 
 
 def name_for_group(generation: bytes) -> str:
-    """Return the name, which no user can choose, under which a frame keeps a state for snapshots of its group."""
+    """Return the name of a state that a frame keeps for snapshots of its group. No user can choose this name."""
     return f"\x1f{generation.hex()}"
 
 
 def has_room(entries: Sequence[Kept], packed: bytes) -> bool:
-    """Whether a ledger can have a packed state itself, which saves readers a request; otherwise it needs an object.
+    """Return whether a ledger has room for a packed state, which saves readers a request; else it needs an object.
 
-    Each commit of a sparse frame or a group writes the ledger again, and each opening reads it.
+    The room is limited, because every commit of a sparse frame or a group rewrites the ledger, and every reader reads
+    it.
     """
     noted = sum(len(entry.packed) for entry in entries)
     return noted + len(packed) <= _ROOM
 
 
 def object_name(number: int) -> str:
-    """Return the name of the object that holds a kept state of a sparse frame.
+    """Return the name of the object with a kept state of a sparse frame.
 
     Examples
     --------
@@ -276,9 +277,9 @@ def object_name(number: int) -> str:
 
 
 def pack_state(state: State, header: bytes) -> bytes:
-    """Return a state as bytes: its header, its metalayers and its index. `state` has no codes in its index.
+    """Pack a state as bytes: its header, its metalayers and its index. `state` has no codes in its index.
 
-    The sizes of blocks are not stored: they would take most of the room and save only a request.
+    The sizes of blocks are not stored: they would need most of the space, and save only a request.
     """
     annotations = replace(
         state.annotations,
@@ -305,9 +306,10 @@ def pack_state(state: State, header: bytes) -> bytes:
 
 
 def unpack_state(buf: Buffer, entry: Kept) -> State:
-    """Read what `pack_state` packed.
+    """Read a state that `pack_state` packed.
 
-    FormatError: the bytes are damaged, or belong to another state. UnsupportedError: a later version wrote them.
+    FormatError says that the bytes are damaged or belong to another state, and UnsupportedError that a later version
+    wrote them.
     """
     packed = unseal(buf, entry.digest, f"the state {entry.name!r}")
     content = _unpack_content(packed)
@@ -327,12 +329,12 @@ def unpack_state(buf: Buffer, entry: Kept) -> State:
 
 
 def seal(packed: bytes) -> bytes:
-    """Return bytes with their digest after them."""
+    """Append the digest of bytes to them."""
     return packed + _digest(packed)
 
 
 def unseal(buf: Buffer, digest: bytes, what: str) -> bytes:
-    """Return what `seal` was called with. FormatError if the digest does not match; `what` names the bytes in it."""
+    """Return sealed bytes without their digest; FormatError, with `what` as their name, if the digest differs."""
     packed = bytes(buf[:-DIGEST_NBYTES])
     stored_digest = bytes(buf[-DIGEST_NBYTES:])
     if stored_digest != digest or _digest(packed) != digest:
@@ -345,9 +347,9 @@ def _digest(packed: bytes) -> bytes:
 
 
 def _unpack_content(packed: bytes) -> dict[str, Any]:
-    """Return the parts of a packed state, each of its type. The digest tells damage, but not who wrote the bytes."""
+    """Return the parts of a packed state, after a check of their types: the digest shows damage, but not malice."""
     content: Any = None
-    # Other bytes leave None, which is refused below.
+    # For unreadable bytes, `content` remains None, and is refused below.
     with suppress(*UNREADABLE):
         content = msgpack.unpackb(packed, unicode_errors="surrogateescape")
     if not isinstance(content, dict):
@@ -367,9 +369,9 @@ def _is_layer(layer: object) -> bool:
     return isinstance(layer, list) and list(map(type, layer)) == [str, bytes]
 
 
-# The index, with the size of each chunk. Mostly a chunk follows the one before it. So the places are noted as distances
-# from where that is, which are zeros. Equal bytes of the numbers lie together, in one stream of zstd: such a stream is
-# decoded in a small part of the time that a chunk takes.
+# The index, with the size of each chunk. Most chunks directly follow the previous chunk. So a place is stored as the
+# distance from the expected place, which is usually zero. The bytes of the numbers are shuffled and compressed as one
+# stream of zstd, which is decoded in a fraction of the time for a chunk.
 
 
 def _pack_index(state: State) -> bytes:
@@ -409,7 +411,7 @@ def _unpack_index(
 
 
 def _bytes_of(numbers: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.uint8]:
-    """Return the first bytes of all numbers in the first row, the second ones in the second, and so on."""
+    """Return one row with the first byte of each number, one row with the second byte of each, and so on."""
     items = np.ascontiguousarray(numbers, dtype)
     return items.view(np.uint8).reshape(items.size, items.itemsize).T
 
@@ -420,7 +422,7 @@ def _numbers_of(rows: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[Any]:
 
 
 def _steps(header: Header, sizes: npt.NDArray[np.uint32]) -> Int64Array:
-    """Return for each chunk how far after it the next one is expected."""
+    """Return for each chunk the distance from its start to the expected start of the next chunk."""
     if header.frame_type == FrameType.SPARSE:
         return np.ones(sizes.size, np.int64)
     nblocks = 0
@@ -441,7 +443,7 @@ def _relative(offsets: Int64Array, steps: Int64Array) -> Int64Array:
 
 
 def _absolute(relative: Int64Array, steps: Int64Array) -> Int64Array:
-    # The values that stand for chunks which are not stored are far below all distances.
+    # The entries of chunks that are not stored are far below all distances.
     stored = relative > max(index.SPECIALS)
     offsets = np.array(relative, np.int64)
     distances = relative[stored]

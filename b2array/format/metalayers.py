@@ -1,4 +1,4 @@
-"""The map of metalayers, names and contents, which the header and the trailer of a frame have.
+"""The map of metalayers (names and contents) in the header and in the trailer of a frame.
 
 Source: "Blosc2 Contiguous Frame Format" (sections Header and Trailer) of the Blosc2 documentation, and the files that
 the C library writes. Integers are big-endian (msgpack).
@@ -14,12 +14,12 @@ from b2array.errors import FormatError, LimitError
 __all__ = ["MAX_LAYERS", "MAX_NAME_NBYTES", "MAX_OWN_LAYERS", "Layers", "check", "find", "pack", "unpack"]
 
 Layers = tuple[tuple[str, bytes], ...]
-"""Names and contents in the order of the file."""
+"""The names and the contents, in the order of the file."""
 
 MAX_LAYERS = 16
-"""The most entries of a map. If a frame has more, the next write of the C library destroys it."""
+"""The maximum number of entries in a map. With more, the next write by the C library destroys the frame."""
 MAX_OWN_LAYERS = 13
-"""The most variable-length metalayers that b2array makes: the C library may add a few to the same frame."""
+"""The maximum number of variable-length metalayers that b2array makes: the C library may add a few more to a frame."""
 MAX_NAME_NBYTES = 31
 
 _MAP = struct.Struct(">4xBH")
@@ -36,7 +36,7 @@ _BIN32 = 0xC6
 
 
 def unpack(region: bytes, start: int) -> Layers:
-    """Read the map of metalayers that begins at `start` of a header or trailer, which the map's offsets count from.
+    """Read the map of metalayers at `start` of a header or trailer, whose beginning is offset 0 of the map.
 
     FormatError says that a name or a content lies outside of `region`, contents overlap, or a name occurs twice.
     """
@@ -67,7 +67,7 @@ def _unpack(region: bytes, start: int) -> Layers:
         marker, nbytes = _CONTENT.unpack_from(region, offset)
         if marker != _BIN32:
             raise FormatError(f"expected the marker {_BIN32:#04x} of a metalayer's content, found {marker:#04x}")
-        # Contents are found by their offsets, in any order: the array that surrounds them is not looked at.
+        # Find the contents by their offsets, in any order, and ignore the array around them.
         begin = offset + _CONTENT.size
         content = region[begin : begin + nbytes]
         if len(content) != nbytes:
@@ -84,7 +84,7 @@ def _unpack(region: bytes, start: int) -> Layers:
 
 
 def pack(layers: Layers, start: int, *, uncounted: int) -> bytes:
-    """Return the map of metalayers for position `start` of a header or trailer; offsets count from their beginning.
+    """Pack a map of metalayers for position `start` of a header or trailer, whose beginning is offset 0.
 
     The size that the map states excludes its first `uncounted` bytes: 0 in headers, 1 in trailers.
     """
@@ -119,7 +119,7 @@ def check(layers: Layers) -> None:
     for raw in names:
         if len(raw) > MAX_NAME_NBYTES:
             raise LimitError(f"metalayer name {raw!r} has {len(raw)} bytes, at most {MAX_NAME_NBYTES} fit")
-    # What surrounds the contents in a header or trailer takes less than 1024 bytes.
+    # A header or trailer has fewer than 1024 bytes besides the contents.
     limit = config.limits.metadata_nbytes - 1024
     if size > limit:
         raise LimitError(f"{size} bytes of metalayers: at most {limit} are allowed")

@@ -1,7 +1,7 @@
-"""The list of the last commits, in annotations and in a group's manifest.
+"""The list of the last commits, in the annotations of a frame and in a group's manifest.
 
-It has the first eight bytes of each commit's name, the latest first. A writer whose request ended with an error finds
-here whether its commit happened, even if others have committed on top of it.
+The list contains the first eight bytes of each commit's name, the latest first. After a request that ended with an
+error, a writer looks here for its commit, which may have happened, and may have later commits on top.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MOST = 32
 
 
 def with_commit(listed: bytes, commit: bytes) -> bytes:
-    """Return the list with one more commit in front; the oldest of 32 falls out.
+    """Return the list with one more commit at the front. The list keeps only the last 32 commits.
 
     Examples
     --------
@@ -26,7 +26,7 @@ def with_commit(listed: bytes, commit: bytes) -> bytes:
 
 
 def has_commit(listed: bytes, commit: bytes) -> bool:
-    """Return whether the list has a commit."""
+    """Return whether the list contains a commit."""
     starts = range(0, len(listed), _NBYTES)
     names = [listed[at : at + _NBYTES] for at in starts]
     return commit[:_NBYTES] in names

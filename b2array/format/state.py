@@ -1,7 +1,7 @@
-"""`State`: a frame with everything that it says, parsed once.
+"""`State`: a frame and its metadata, parsed once.
 
-Frame and layout are parsed when a frame is opened; annotations, sizes of blocks and each attribute when they are first
-asked for. After that each commit hands on the next state, without parsing its own bytes.
+Frame and layout are parsed when the frame is opened; annotations, sizes of blocks and attributes when they are first
+used. A commit makes the next state from this one, without parsing the bytes that it writes.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ __all__ = [
 ]
 
 _LARGE = 2**22
-"""From this size in bytes on, copies of tables skip runs of zeros."""
+"""The minimum size of a table whose copies skip runs of zeros, in bytes."""
 _STRETCH = 2**15
-"""Rows of such a stretch."""
+"""The number of rows to copy or skip at once."""
 _N = TypeVar("_N", bound=np.generic)
 _PLACES = {"offsets", "cbytes", "frame_type"}
-"""The fields of a frame that say where its chunks are."""
+"""The fields of a frame on which the places of its chunks depend."""
 _SIZES_LIMIT = 2**22
-"""With more entries, a record of all block sizes would exceed its limit anyway."""
+"""The maximum number of entries in a table of block sizes, which would otherwise exceed its size limit when packed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """A frame with everything that it says.
+    """A frame and its parsed metadata.
 
-    `layout` describes the array in the frame; items that are arrays add their dimensions, as in NumPy. It is None if
-    the frame has no array, or an unreadable one; then `require_layout` raises the error.
+    `layout` describes the array in the frame; if the items are arrays, their dimensions are added to the shape, as in
+    NumPy. The layout is None if the frame has no array, or an unreadable one; then `require_layout` raises the error.
     """
 
     frame: Frame
@@ -76,28 +76,28 @@ class State:
     _attrs: dict[str, bytes] = field(default_factory=dict)
 
     def require_layout(self) -> Layout:
-        """Return the layout of the array; FormatError or UnsupportedError say why it is missing."""
+        """Return the layout of the array; FormatError or UnsupportedError tell why there is no layout."""
         return self.layout or _layout_of(self.frame, self.annotations)
 
     @property
     def annotations(self) -> Annotations:
-        """The annotations of b2array; empty if there are none, or none that this version understands."""
+        """The annotations of b2array; empty if the frame has no annotations that this version can read."""
         annotations = self._annotations
         if annotations is None:
             annotations = _annotations_of(self.frame)
-            # Other threads may do the same, with the same result.
+            # Another thread may compute the same value at the same time, which does no harm.
             object.__setattr__(self, "_annotations", annotations)
         return annotations
 
     @property
     def cparams(self) -> CParams:
-        """How new chunks are made; UnsupportedError if a codec, a filter or a parameter does not fit."""
+        """The parameters for new chunks; raises UnsupportedError if a codec, a filter or a parameter does not fit."""
         named, noted = self.frame.cparams, self.annotations.cparams
         return _complete(named, noted) if noted else named
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes of chunks and their blocks, one row a chunk; zeros where they are not known."""
+        """The sizes of chunks and their blocks, one row per chunk; unknown sizes are zeros."""
         sizes = self._sizes
         if sizes is None:
             sizes = _unpack_sizes(self.frame, self.annotations)
@@ -106,7 +106,7 @@ class State:
 
     @property
     def records(self) -> Records:
-        """The checksum of each chunk's record of checksums; zeros where it is not known."""
+        """The checksum of each chunk's record of checksums; unknown checksums are zeros."""
         records = self._records
         if records is None:
             records = _unpack_records(self.frame, self.annotations)
@@ -114,10 +114,10 @@ class State:
         return records
 
     def has_checksums(self, n: int) -> bool:
-        """Say whether a record of its checksums must follow chunk `n`."""
+        """Return whether a record of checksums must follow chunk `n`."""
         if self.records[n]:
             return True
-        # If the frame lists no records, each chunk whose size it notes must have one.
+        # If the frame lists no records, every chunk with a known size must have one.
         return self.annotations.records is None and bool(self.sizes[n, 0])
 
     def attr(self, name: str) -> bytes | None:
@@ -135,7 +135,7 @@ class State:
 
     @property
     def attr_names(self) -> list[str]:
-        """The names of the attributes: first the ones with separate metalayers, then the others."""
+        """The names of the attributes: first of attributes in separate metalayers, then of the others."""
         own = dict(self.frame.vlmetalayers)
         own.pop(LAYER, None)
         return list({**own, **dict(self.annotations.attrs)})
@@ -145,7 +145,7 @@ class State:
         return {name: self.attr(name) or b"" for name in self.attr_names}
 
     def with_attr(self, name: str, content: bytes | None) -> State:
-        """Set an attribute, or remove it: in a separate metalayer if there is room, else in the annotations."""
+        """Set or remove an attribute; store it in a separate metalayer if there is room, else in the annotations."""
         layers = self.frame.vlmetalayers
         others = tuple(layer for layer in layers if layer[0] != name or name == LAYER)
         attrs = tuple(entry for entry in self.annotations.attrs if entry[0] != name)
@@ -168,25 +168,25 @@ class State:
         )
 
     def with_annotations(self, annotations: Annotations) -> State:
-        """Return a state with other annotations, which have the same attributes and the same type."""
+        """Return a state with other annotations, whose attributes and type must be the same as before."""
         return replace(self, _annotations=annotations)
 
     def with_frame(self, **fields: Any) -> State:
-        """Return a state whose frame has other values of these fields."""
+        """Return a state whose frame has other values in these fields."""
         changed = replace(self.frame, **fields)
-        # Where the chunks are says nothing about their items.
+        # The places of chunks do not affect the metadata, so the parsed values remain valid.
         is_moved = fields.keys() <= _PLACES and changed.nchunks == self.frame.nchunks
         layout = self.layout if is_moved else _readable_layout(changed, self._annotations)
         return replace(self, frame=changed, layout=layout)
 
     def with_tables(self, sizes: Sizes | None, records: Records | None) -> State:
-        """Return a state with other sizes and checksums of records; None takes them from the annotations."""
+        """Return a state with other sizes and checksums of records; for None, they are read from the annotations."""
         return replace(self, _sizes=sizes, _records=records)
 
     def without_index(self, limit: int) -> tuple[Frame, bytes]:
-        """Return the frame without its index and without sizes of more than `limit` bytes; and the index as a chunk.
+        """Return the frame without its index and without packed sizes of more than `limit` bytes, and the index.
 
-        `with_index` puts them together again.
+        The index is returned as a chunk. The function `with_index` does the reverse.
         """
         layers = self.frame.vlmetalayers
         other = self._with_short_sizes(limit)
@@ -199,8 +199,8 @@ class State:
         return thin, index
 
     def _with_short_sizes(self, limit: int) -> Annotations | None:
-        """Return annotations whose sizes take at most `limit` bytes; None if the sizes in the frame will do."""
-        # Bytes 4 to 7 of a chunk say how long its data is. Usually it is short, and there is nothing to do.
+        """Return annotations with sizes of at most `limit` bytes; None if the frame's annotations need no change."""
+        # Bytes 4 to 7 of a chunk are the uncompressed size of its data. The data is usually short enough.
         layer = self.frame.vlmetalayer(LAYER) or b""
         layer_nbytes = int.from_bytes(layer[4:8], "little")
         if self._sizes is None and layer_nbytes <= limit:
@@ -208,7 +208,7 @@ class State:
         noted = self.annotations.sizes
         if noted is not None:
             return replace(self.annotations, sizes=None) if len(noted) > limit else None
-        # A kept state has them in its index.
+        # A kept state stores the sizes in its index.
         packed = pack_sizes(self.sizes[:, :1]) if self.sizes.any() else None
         if packed is None or len(packed) > limit:
             return None
@@ -216,13 +216,13 @@ class State:
 
 
 def _fits(name: str) -> bool:
-    """Return whether an attribute's name can be the name of a metalayer."""
+    """Return whether the name of an attribute can be the name of a metalayer."""
     nbytes = len(name.encode(errors="surrogateescape"))
     return name != LAYER and "\0" not in name and nbytes <= MAX_NAME_NBYTES
 
 
 def parse(described: Frame, annotations: Annotations | None = None) -> State:
-    """Parse everything that a frame says; `annotations` replaces the annotations in the frame."""
+    """Parse the metadata of a frame; `annotations` replaces the annotations in the frame."""
     return State(described, _readable_layout(described, annotations), annotations)
 
 
@@ -233,7 +233,7 @@ def with_index(thin: Frame, index: bytes, annotations: Annotations | None = None
 
 
 def future_part(described: Frame) -> str | None:
-    """Return which part of a frame has a later version than b2array knows, so that it must not write; else None."""
+    """Return the name of a part with a later version than b2array supports, so that it must not write; else None."""
     if described.trailer_version > frame.TRAILER_VERSION:
         return f"a trailer of version {described.trailer_version} (known is {frame.TRAILER_VERSION})"
     layers = dict(described.metalayers)
@@ -245,7 +245,7 @@ def future_part(described: Frame) -> str | None:
 
 
 def cparams_to_note(cparams: CParams) -> tuple[tuple[str, Any], ...]:
-    """Return the names and values that the header has no fields for."""
+    """Return the names and values of parameters for which the header has no fields."""
     names = [name for name in BOUNDS if getattr(cparams, name) is not None]
     if cparams.filters == AUTO:
         names.append("filters")
@@ -256,7 +256,7 @@ def cparams_to_note(cparams: CParams) -> tuple[tuple[str, Any], ...]:
 
 @lru_cache(maxsize=64)
 def _complete(cparams: CParams, noted: tuple[tuple[str, Any], ...]) -> CParams:
-    """Return the parameters of a header with those that annotations add; as they are if these make no sense."""
+    """Return the parameters of a header, completed from annotations; unchanged if the annotations are invalid."""
     more = {name: value for name, value in noted if name in (*BOUNDS, "filters", "filters_meta")}
     if more.get("filters") == AUTO:
         more.setdefault("filters_meta", ())
@@ -277,7 +277,7 @@ def _annotations_of(described: Frame) -> Annotations:
     except (FormatError, UnsupportedError):
         return Annotations()
     annotations = Annotations.unpack(content, itemsize=described.typesize, ndim=ndim, nchunks=described.nchunks)
-    # Other software may have written chunks again, or moved others to their numbers.
+    # Other software may have rewritten chunks, or moved other chunks to their numbers.
     return annotations if described.is_ours else replace(annotations, lost=())
 
 
@@ -298,7 +298,8 @@ def _declare_layout(described: Frame) -> Layout:
 
 def _require_complete(described: Frame) -> None:
     """Raise UnsupportedError if a frame that caches another array lacks some of its chunks or blocks."""
-    # Source: the metalayers of a `blosc2.Proxy`: a bit for each block (older versions: for each chunk) that is there.
+    # Source: the metalayers of a `blosc2.Proxy`: one bit for each block (in older versions for each chunk), which is
+    # set if the block is present.
     mask = _note_in(described, "proxy-fetched-blocks")
     per_chunk = _note_in(described, "proxy-fetched-bpc")
     what = "blocks"
@@ -348,7 +349,7 @@ def _layout_of(described: Frame, annotations: Annotations | None) -> Layout:
 
 
 def _with_named_dtype(layout: Layout, name: str | None) -> Layout:
-    """Give raw items the type that the annotations name."""
+    """Replace the type of raw items by the type that the annotations name."""
     dtype = None if name is None else dtypes.extension_dtype(name)
     if dtype is None or dtype.itemsize != layout.itemsize:
         return layout
@@ -356,7 +357,7 @@ def _with_named_dtype(layout: Layout, name: str | None) -> Layout:
 
 
 def count_sized_blocks(described: Frame) -> int:
-    """Return how many blocks of each chunk have their sizes noted."""
+    """Return the number of blocks in each chunk whose sizes are stored."""
     if described.chunksize <= 0 or described.blocksize <= 0 or described.vl_blocks:
         return 0
     nblocks = -(-described.chunksize // described.blocksize)
@@ -367,7 +368,7 @@ def _unpack_sizes(described: Frame, annotations: Annotations) -> Sizes:
     sizes = np.zeros((described.nchunks, 1 + count_sized_blocks(described)), np.uint32)
     # If other software wrote last, the sizes may belong to other chunks.
     if annotations.sizes is not None and described.is_ours:
-        # Large tables have no sizes of blocks.
+        # Large tables contain no sizes of blocks.
         noted = unpack_fitting_sizes(annotations.sizes, *sizes.shape)
         if noted is not None:
             copy_into(sizes[:, : noted.shape[1]], noted)
@@ -384,7 +385,7 @@ def _unpack_records(described: Frame, annotations: Annotations) -> Records:
 
 
 def copy_table(table: npt.NDArray[_N]) -> npt.NDArray[_N]:
-    """Return a copy of a table with one row a chunk. Long stretches of zeros take no memory in it."""
+    """Copy a table with one row per chunk. Long runs of zeros use no memory in the copy."""
     if table.nbytes < _LARGE:
         return table.copy()
     copy = np.zeros(table.shape, table.dtype)
@@ -393,7 +394,7 @@ def copy_table(table: npt.NDArray[_N]) -> npt.NDArray[_N]:
 
 
 def copy_into(copy: npt.NDArray[_N], table: npt.NDArray[_N]) -> None:
-    """Copy the rows of a table into one of zeros. Long stretches of zeros are skipped: nobody touches their memory."""
+    """Copy the rows of a table into a table of zeros. Long runs of zeros are skipped, so they use no memory."""
     for start in range(0, len(table), _STRETCH):
         rows = table[start : start + _STRETCH]
         if rows.any():
@@ -415,9 +416,9 @@ def layers_with(layers: Layers, annotations: Annotations, url: str) -> Layers:
 
 
 def find_changed_chunks(was: State, now: State, *, moved: bool) -> set[int] | None:
-    """Return which chunks differ between two states with the same number of chunks; None if that is unknown.
+    """Return the numbers of chunks that differ between two states with equally many chunks; None if unknown.
 
-    `moved` says that equal places in the two states do not mean equal chunks, nor other places other chunks.
+    With `moved`, chunks may have moved between the states, so their places are not compared.
     """
     before = was.frame.offsets
     after = now.frame.offsets
@@ -432,7 +433,7 @@ def find_changed_chunks(was: State, now: State, *, moved: bool) -> set[int] | No
 
 
 def _has_unproven(places: npt.NDArray[np.int64], records: Records) -> bool:
-    """Return whether a stored chunk has no checksums by which it could be compared."""
+    """Return whether any stored chunk has no checksum to compare."""
     return bool(((places == 0) & (records == 0)).any())
 
 
@@ -449,9 +450,9 @@ def check_count(layout: Layout) -> None:
 def reshape(state: State, shape: tuple[int, ...]) -> State:
     """Return a state whose metalayer and layout have another shape.
 
-    The index and the size of the data still describe the old shape. Chunks and blocks stay, except where chunks
-    have no extent along some axis, as python-blosc2 writes them for arrays without items: then they are chosen again.
-    The number of dimensions and the extents of the items cannot change.
+    The index and the size of the data still describe the old shape. Chunks and blocks do not change, with one
+    exception: python-blosc2 gives arrays without items chunks with an extent of 0; when such an array grows, new chunks
+    and blocks are chosen. The number of dimensions and the extents of items that are arrays cannot change.
     """
     described = state.frame
     layout = state.require_layout()
@@ -467,7 +468,7 @@ def reshape(state: State, shape: tuple[int, ...]) -> State:
     if any(n and not (chunk and block) for n, chunk, block in zip(shape, chunks, blocks, strict=True)):
         inner = shape[outer:]
         itemsize = layout.itemsize * math.prod(inner)
-        # It grows, or it would have chunks already.
+        # The array grows; otherwise it would already have chunks.
         outer_chunks, outer_blocks = chunking.automatic(shape[:outer], itemsize, access="planes")
         chunks = outer_chunks + inner
         blocks = outer_blocks + inner

@@ -1,8 +1,8 @@
-"""Summaries: what an array says of itself without its index, and for which commit that is true.
+"""Summaries: the description of an array without its index, and the commit that it belongs to.
 
-A group keeps the summaries of its members in one place, so that they can be shown without being read. A summary has the
-header of the member's frame, byte by byte, and the fingerprint at the frame's end. Every commit changes the one or the
-other. So both together identify the state that the summary describes.
+A group stores the summaries of its members in one place, so that it can describe the members without reading them. A
+summary includes an exact copy of the header of the member's frame, and the fingerprint at the frame's end. Every commit
+changes the header or the fingerprint. So together they identify the state that the summary describes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Record = tuple[bytes, bytes, bytes]
 """A summary as it is stored: header, fingerprint, and fill value, dimensions, type and attributes as annotations."""
 
 _MAX_NBYTES = 2**14
-"""Members with more bytes of attributes get no summary: each opening of the group would read it."""
+"""The maximum size of a summary, in bytes: every reader that opens the group reads all summaries."""
 _MAX_ALL_NBYTES = 2**22
-"""If all summaries together take more, they would make every commit of the group slow."""
+"""The maximum size of all summaries together, in bytes: larger ones would slow down every commit of the group."""
 _NOWHERE = np.array([-1]).tobytes()
-"""The entry that a made-up index repeats."""
+"""The entry that an artificial index repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a record says: layout, annotations and attributes. The index is made up: nothing can be read with it."""
+    """A parsed record: layout, annotations and attributes. The index is artificial, so no items can be read."""
 
     state: State
     header: bytes
@@ -48,7 +48,8 @@ class Summary:
 def pack(state: State, header: bytes) -> Record | None:
     """Return the summary of a state.
 
-    None if it is too long, other software wrote the frame, or the name of an attribute is not text.
+    Return None if the summary would be too long, if other software wrote the frame, or if the name of an attribute is
+    not text.
     """
     annotations = state.annotations
     if not header or not state.frame.is_ours or annotations.foreign:
@@ -92,7 +93,7 @@ def unpack(record: Any) -> Summary:
 
 
 def pack_all(records: Mapping[str, Record | None]) -> bytes:
-    """Return summaries by names as one chunk with its CRC-32 in front; nothing if it would be too long."""
+    """Pack summaries and their names as a CRC-32 and one chunk; return no bytes if the result would be too long."""
     content = msgpack.packb(dict(sorted(records.items())))
     if len(content) > _MAX_ALL_NBYTES:
         return b""
@@ -101,8 +102,8 @@ def pack_all(records: Mapping[str, Record | None]) -> bytes:
 
 
 def unpack_all(buf: bytes) -> dict[str, Any]:
-    """Return what `pack_all` packed; nothing if it is damaged."""
-    # Summaries only save requests: without them, members are read.
+    """Return the summaries that `pack_all` packed, by name; none if the bytes are damaged."""
+    # Summaries only save requests: without them, readers open the members.
     with suppress(ValueError, TypeError, AttributeError, FormatError, UnsupportedError, msgpack.UnpackException):
         crc, packed = buf[:4], buf[4:]
         if zlib.crc32(packed).to_bytes(4, "big") == crc:

@@ -1,4 +1,4 @@
-"""Text and bytes of any length: the type of fixed size that holds them."""
+"""Text and bytes of any length: finds a type of fixed size for them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy.typing as npt
 __all__ = ["find_dtype", "is_unsized"]
 
 _MISSING = ("None", "nan", "NaT", "<NA>")
-"""How items that stand for missing ones are printed, also in pandas."""
+"""The printed forms of items that mark missing values, including the marks of pandas."""
 
 
 def is_unsized(dtype: np.dtype[Any]) -> bool:
-    """Say whether the items may be text of any length: NumPy's StringDType, or objects.
+    """Return whether the items may be text of any length: items of NumPy's StringDType, or objects.
 
     Examples
     --------
@@ -25,19 +25,19 @@ def is_unsized(dtype: np.dtype[Any]) -> bool:
 
 
 def find_dtype(values: npt.NDArray[Any], least: int = 1) -> np.dtype[Any]:
-    """Return the type of fixed size that holds all items of an array of text or bytes of any length.
+    """Return a type of fixed size for all items of an array of text or bytes of any length.
 
     Parameters
     ----------
     values : numpy.ndarray
         Of StringDType, or of objects that are all `str` or all `bytes`.
     least : int
-        The size has at least that many characters.
+        The minimum size, in characters.
 
     Raises
     ------
     TypeError
-        An item is something else.
+        An item is neither text nor bytes.
     ValueError
         An item ends with NUL, which would be lost.
 
