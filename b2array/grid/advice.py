@@ -1,7 +1,7 @@
-"""Which keys the chunks and blocks of an array serve badly, and what would serve them: pure geometry.
+"""Finds keys that the chunks and blocks of an array serve badly, and better shapes, by geometry alone.
 
-A read decodes whole blocks, and that is most of what it costs. So a key is served badly if other automatic shapes would
-decode much less for it.
+A read decodes whole blocks, which is most of its cost. So a key is served badly if other automatic shapes would decode
+much less for it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from b2array.grid.layout import Layout
 __all__ = ["advice", "count_decoded_nbytes"]
 
 _MUCH = 8
-"""A key is served badly if another kind of access would decode this many times less for it."""
+"""The factor by which another kind of access must decode less, for a key to be served badly."""
 _UNBALANCED = 4
-"""The same for the usual keys of an array, compared with balanced shapes."""
+"""The same factor for the usual keys of an array, compared with balanced shapes."""
 _LEAST_NBYTES = 2 * 2**20
-"""A read that decodes less takes a few milliseconds and needs no advice."""
+"""The minimum number of decoded bytes for advice: smaller reads take only a few milliseconds."""
 
 
 def count_decoded_nbytes(layout: Layout, positions: Sequence[slice]) -> int:
-    """Return the bytes of the blocks that slices with positive steps touch."""
+    """Return the total size in bytes of the blocks that slices with positive steps touch."""
     nblocks = 1
     axes = zip(layout.shape, layout.chunks, layout.blocks, positions, strict=True)
     for extent, chunk, block, position in axes:
@@ -48,7 +48,7 @@ def _count_touched(extent: int, chunk: int, block: int, position: slice) -> int:
 
 
 def advice(layout: Layout, positions: Sequence[slice]) -> str:
-    """Say what would serve a key better; for the whole array, which keys it serves badly. Return "" if all is well.
+    """Return advice on the access to choose for a key, or for the usual keys if the key is the whole array, or "".
 
     Examples
     --------
@@ -113,7 +113,7 @@ def _usual_keys(shape: Sequence[int]) -> Iterator[tuple[str, list[slice]]]:
         name = [":"] * ndim
         name[axis] = "i"
         yield _text(name), plane
-    if ndim <= 2:  # a series of a matrix is a plane of it
+    if ndim <= 2:  # in a matrix, series and planes are the same
         return
     for axis in range(ndim):
         series = list(middle)

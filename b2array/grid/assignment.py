@@ -1,6 +1,6 @@
 """The value of an assignment, before any chunk is touched: checked and broadcast as NumPy does it.
 
-Other objects are converted to arrays here; arrays are converted block by block when they are written.
+This module converts other objects to arrays; arrays are converted block by block when they are written.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ def arrange(
     dtype: np.dtype[Any],
     names: str | list[str] | None = None,
 ) -> tuple[Array, str | list[str] | None]:
-    """Lay out a value for the items that it is assigned to; raises what NumPy's assignment raises.
+    """Broadcast a value to the assigned items, with the errors of NumPy's assignment.
 
-    Also refuses arrays with masked items, which have no value. `names` are the field or fields that are assigned to,
-    None for whole items.
+    Arrays with masked items, which have no value, are also refused. `names` are the assigned field or fields, None for
+    whole items.
 
     Returns
     -------
     box : ndarray
-        Read-only, of shape ``selection.box``. It may still have another type, but one that can be converted.
+        Read-only, of shape ``selection.box``. Its type may differ from `dtype`, but can be converted.
     names : str, list of str or None
-        The fields that it goes to.
+        The assigned fields, or None for whole items.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def arrange(
     if isinstance(names, list) or dtype[names].subdtype is None:
         converted = _convert(value, selection, dtype[names])
         return broadcast(converted, selection), names
-    # A field of arrays has more dimensions than the selection; they belong to its items.
+    # A field of arrays has more dimensions than the selection; the additional dimensions belong to its items.
     field = (names, dtype[names])
     whole = np.empty(selection.shape, [field])
     whole[names] = value
@@ -68,13 +68,13 @@ def arrange(
 
 
 def check_plain(value: Any) -> None:
-    """Refuse masked items, which have no value: what lies below the mask would be stored. Refuse sparse arrays."""
+    """Refuse masked items, because the values below the mask would be stored. Refuse sparse arrays."""
     if isinstance(value, np.ma.MaskedArray):
         mask = np.ascontiguousarray(np.ma.getmask(value))
-        # In bytes, because `np.ma.is_masked` fails for records, whose masks have the same fields.
+        # Check bytes, because `np.ma.is_masked` fails for records, whose masks have fields.
         if mask.view(np.uint8).any():
             raise TypeError("masked items have no value that could be stored: choose one with filled()")
-    # NumPy takes a sparse array of SciPy for a single object.
+    # NumPy treats a sparse array of SciPy as a single object.
     if hasattr(value, "todense") and hasattr(value, "nnz"):
         raise TypeError(
             f"{type(value).__name__} is a sparse array, which cannot be stored: store it dense, with todense();"
@@ -83,7 +83,7 @@ def check_plain(value: Any) -> None:
 
 
 def _convert(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
-    # NumPy checks the range of what becomes a single item, and wraps what it casts as an array.
+    # NumPy checks the range of a value that becomes a single item, and wraps values that it casts as an array.
     is_item = isinstance(value, np.generic) and selection.kind == "basic"
     if is_item or selection.kind == "scalar":
         item = np.zeros((), dtype)
@@ -99,7 +99,7 @@ def _convert(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
     try:
         array = np.asarray(value, dtype=dtype)
     except (ValueError, TypeError, OverflowError):
-        if nested:  # NumPy looks how deep the lists are before it looks at what is in them
+        if nested:  # NumPy checks the depth of nested lists before their contents
             one = (1,) * len(selection.shape)
             np.empty(one, dtype)[...] = value
         raise
@@ -114,7 +114,7 @@ def _convert(value: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
 def broadcast(value: Array, selection: Selection) -> Array:
     """Broadcast a value as NumPy's assignment does, with NumPy's exceptions.
 
-    The result is read-only, of shape ``selection.box``. It repeats the value without copying it.
+    The result is read-only, of shape ``selection.box``, and repeats the value without copying it.
 
     Examples
     --------
@@ -131,12 +131,12 @@ def broadcast(value: Array, selection: Selection) -> Array:
     try:
         full = np.broadcast_to(value, shape)
     except ValueError:
-        # For index arrays NumPy's message has the shape before leading axes of length 1 were dropped.
+        # For index arrays, NumPy's message shows the shape with its leading axes of length 1.
         reported = value_shape if selection.kind == "advanced" else value.shape
         raise ValueError(_mismatch(reported, selection)) from None
     if selection.runs is None:
         return selection.arrange(full.reshape(selection.merged))
-    # Merging broadcast dimensions would copy: first undo the broadcast where the value does not vary.
+    # Merging broadcast dimensions would copy the value, so first undo the broadcast where the value does not vary.
     missing = len(shape) - value.ndim
     sizes = (1,) * missing + value.shape
     key = [slice(None)] * full.ndim
@@ -178,7 +178,7 @@ def _mismatch(value_shape: tuple[int, ...], selection: Selection) -> str:
 
 
 def of_same_kind(values: Any, dtype: np.dtype[Any]) -> Array:
-    """Return values as an array if their type casts to another one as "same_kind"; TypeError if not.
+    """Return values as an array if their type casts to `dtype` as "same_kind"; otherwise raise TypeError.
 
     Only lists and Python's own values are converted.
 
@@ -192,7 +192,7 @@ def of_same_kind(values: Any, dtype: np.dtype[Any]) -> Array:
         array = np.asarray(values, dtype)  # NumPy checks the range of Python's integers
         kind = dtype
         if dtype.kind in "biu" and array.size:
-            # ... but cuts off the fractions of its floats.
+            # ... but truncates Python's floats.
             kind = np.asarray(values).dtype
         both_integers = kind.kind in "iu" and dtype.kind in "iu"
         castable = kind == dtype or kind.kind == "b" or both_integers

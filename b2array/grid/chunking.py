@@ -1,4 +1,4 @@
-"""Shapes of chunks and blocks: how they are chosen, and the forms in which a user may give them."""
+"""Shapes of chunks and blocks: the automatic choice, and the forms in which a user may specify them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from b2array.grid.layout import MAX_NDIM, grid_shape
 __all__ = ["Access", "automatic", "check_access"]
 
 Access = Literal["balanced", "planes", "series", "boxes"]
-"""How an array is mostly read. "balanced" serves every direction."""
+"""The most common way of reading an array. "balanced" serves every direction."""
 
 BLOCK_NBYTES = 64 * 2**10
 CHUNK_NBYTES = 8 * 2**20
 LEAST_CHUNK_NBYTES = 2 * 2**20
 FEW_CHUNKS = 32
-"""An array that grows along its first axis is cut into so many chunks, others into half as many."""
+"""The number of chunks of an array that grows along its first axis; other arrays have half as many."""
 FEW_PARTS = 16
-"""Up to this many parts divide an axis with little padding. With more parts, a round length matters more."""
+"""Up to this many parts are chosen for little padding; with more parts, a round length matters more."""
 FEW_BLOCKS = 4
-"""Blocks may be thicker than one plane as long as a plane takes at most this many of them."""
+"""Blocks may be thicker than one plane if a plane needs at most this many blocks."""
 STRETCH = 4
 KEPT_WHOLE = 16
 GROWING = 1024
-"""The extent that an axis is expected to reach if it has none today."""
+"""The extent that an empty axis is expected to reach."""
 SHORT = 4
-"""Automatic blocks take trailing axes of at most this many items whole: colours, vectors."""
+"""Automatic blocks span trailing axes of at most this many items, such as colours or vectors."""
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
 _Shape = tuple[int, ...]
@@ -53,27 +53,27 @@ def automatic(
 ) -> tuple[_Shape, _Shape]:
     """Choose the shapes of chunks and blocks, the same on every machine.
 
-    Chunks have about a 16th of the array, or a 32nd for planes, 2 to 8 MiB: a small change writes a whole chunk. They
-    consist of whole blocks except where they span the axis. An axis of extent 0 is one that will grow.
+    A chunk is about a 16th of the array, or a 32nd for planes, but 2 to 8 MiB, because a small change writes a whole
+    chunk. Chunks consist of whole blocks except where they span the axis. An axis of extent 0 is expected to grow.
 
     Parameters
     ----------
     shape : sequence of int
         Shape of the array.
     itemsize : int
-        Bytes of an item.
+        Size of an item in bytes.
     chunks, blocks : optional
-        What the user has chosen. One entry an axis, or one for all axes, or a mapping of axes to entries; axes that it
-        does not name stay whole. An entry is an extent in items, -1 or None for the whole axis, "auto", or the size of
-        a part, such as "8MB"; or the lengths of all parts, as dask has them.
+        The user's choice: one entry per axis, one entry for all axes, or a mapping from axes to entries, which leaves
+        other axes whole. An entry is an extent in items, -1 or None for the whole axis, "auto", the size of a part,
+        such as "8MB", or the lengths of all parts, as in dask.
     inner : sequence of int, optional
-        Axes of the items themselves, which chunks and blocks take whole.
+        Extents of the axes within an item, which chunks and blocks always span.
     access : {"balanced", "planes", "series", "boxes"}, optional
-        What extents that are not given serve. "balanced": every direction, with blocks of 128 to 256 KiB; an axis is
-        cut into the more blocks the longer it is. "planes": one index, or a few, of the first axis, with blocks of
-        64 KiB that are thin there. "series": the first axis at one place, with blocks that are long there. "boxes":
-        boxes anywhere, with blocks of 64 KiB that are equally long along all axes. By default "balanced", but "planes"
-        if an axis has the extent 0: a growing array is written step by step.
+        The reads for which unspecified extents are chosen. "balanced": reads in every direction, with blocks of 128 to
+        256 KiB; longer axes are cut into more blocks. "planes": one index, or a few, of the first axis, with blocks of
+        64 KiB that are thin along this axis. "series": the whole first axis at one position, with blocks that are long
+        along this axis. "boxes": boxes anywhere, with blocks of 64 KiB that are equally long along all axes. By default
+        "balanced", but "planes" if an axis has the extent 0, because a growing array is written step by step.
 
     Returns
     -------
@@ -84,8 +84,8 @@ def automatic(
     ------
     ValueError
         The given shapes do not fit the array or each other, or exceed the limits of the format: 16 dimensions,
-        2147483615 bytes a chunk (with its padding to whole blocks), 536866816 bytes a block. Or `access` is not one of
-        these words.
+        2147483615 bytes per chunk (with its padding to whole blocks), 536866816 bytes per block. Or `access` is an
+        unknown word.
 
     Examples
     --------
@@ -104,7 +104,7 @@ def automatic(
         raise ValueError(f"at most {MAX_NDIM} dimensions are possible, found {len(extents)}")
     if any(n < 0 for n in extents):
         raise ValueError("negative dimensions are not allowed")
-    size = max(itemsize, 1)  # items of text without characters have no bytes
+    size = max(itemsize, 1)  # empty text items have a size of 0 bytes
     grows = 0 in outer
     word = check_access(access) or ("planes" if grows else "balanced")
 
@@ -114,7 +114,7 @@ def automatic(
     usual = min(max(share, LEAST_CHUNK_NBYTES), CHUNK_NBYTES)
     chunk, chunk_nbytes = _resolve("chunks", chunks, outer, usual)
     chunk += tuple(inner)
-    # Blocks are cut out of chunks, or of the whole axis where the chunk is still open.
+    # Blocks are cut from chunks, or from the whole axis if the extent of the chunk is not yet chosen.
     within = _fill(chunk, extents)
     block, block_nbytes = _resolve("blocks", blocks, within[: len(outer)], 0)
     block += tuple(inner)
@@ -129,7 +129,7 @@ def automatic(
         room = chunk_nbytes / size / _known_product(chunk)
         chosen = _block(within, wanted, block, exact, word, max(1.0, room))
 
-    # Chunks consist of whole blocks, so they are chosen on the grid of blocks.
+    # Chunks consist of whole blocks, so choose them on the grid of blocks.
     grid = grid_shape(within, chosen)
     spanned = tuple(grid[axis] if is_exact else None for axis, is_exact in enumerate(exact))
     block_size = math.prod(chosen) * size
@@ -144,19 +144,19 @@ def automatic(
 
 
 def _fill(fixed: _Partial, extents: _Shape) -> _Shape:
-    """Return the extents that the user chose, and those of the array elsewhere."""
+    """Return the extents that the user chose, and elsewhere the extents of the array."""
     pairs = zip(fixed, extents, strict=True)
     return tuple(extent if length is None else length for length, extent in pairs)
 
 
 def _whole_chunk(block: _Shape, counts: _Shape, extents: _Shape, fixed: _Partial) -> _Shape:
-    """Return the shape of a chunk of so many blocks along each axis, except where the user chose it."""
+    """Return the shape of a chunk with these numbers of blocks, except for extents that the user chose."""
     chunk = []
     for length, count, extent, chosen in zip(block, counts, extents, fixed, strict=True):
         if chosen is not None:
             chunk.append(chosen)
             continue
-        # The last chunk need not be longer than the axis, unless the axis is shorter than one block.
+        # A chunk need not be longer than the axis, unless the axis is shorter than one block.
         multiple = length * count
         end = min(multiple, extent or multiple)
         chunk.append(max(length, end))
@@ -164,7 +164,7 @@ def _whole_chunk(block: _Shape, counts: _Shape, extents: _Shape, fixed: _Partial
 
 
 def check_access(word: Any) -> Access | None:
-    """Return the word, or None; ValueError if it is another one."""
+    """Return a valid access word or None; otherwise raise ValueError."""
     words = get_args(Access)
     if word is not None and word not in words:
         raise ValueError(f"access must be one of {', '.join(map(repr, words))}, not {word!r}")
@@ -202,13 +202,13 @@ def _resolve(name: str, wanted: Any, extents: _Shape, nbytes: int) -> tuple[_Par
 
 
 def _entry(name: str, entry: Any, extent: int) -> int | None:
-    if isinstance(entry, str) or entry is True:  # as h5py says that it may choose
+    if isinstance(entry, str) or entry is True:  # the way to request automatic chunks in h5py
         return None
     if entry is False:
         raise ValueError(f"{name} cannot be False: every array has {name}; -1 takes a whole axis")
     is_list = isinstance(entry, Sequence)
     if entry is None or (not is_list and as_int(entry) == -1):
-        return extent or None  # an axis that will grow is not cut at its present end
+        return extent or None  # a growing axis is not cut at its current end
     if is_list:
         entry = _common_length(name, entry, extent)
     length = as_int(entry)
@@ -218,7 +218,7 @@ def _entry(name: str, entry: Any, extent: int) -> int | None:
 
 
 def _common_length(name: str, entry: Sequence[Any], extent: int) -> int:
-    """Return the length of parts that dask lists one by one; ValueError if they do not form a regular grid."""
+    """Return the common length of parts that are listed as in dask; ValueError if they do not form a regular grid."""
     lengths = [as_int(n) for n in entry]
     if not _is_regular(lengths, extent):
         raise ValueError(
@@ -228,7 +228,7 @@ def _common_length(name: str, entry: Sequence[Any], extent: int) -> int:
 
 
 def _is_regular(lengths: list[int], extent: int) -> bool:
-    """Return whether an axis is cut into parts of one length, of which only the last may be shorter."""
+    """Return whether all parts of an axis have the same length, except for a shorter last part."""
     if not lengths or sum(lengths) != extent:
         return False
     first = lengths[0]
@@ -263,7 +263,7 @@ def _check(chunks: _Shape, blocks: _Shape, itemsize: int) -> None:
 
 
 class _Size(NamedTuple):
-    """How large a part should be, and may be; in bytes or in items."""
+    """The target and limits for the size of a part, in bytes or in items."""
 
     least: float
     target: float
@@ -274,12 +274,12 @@ class _Size(NamedTuple):
         return cls(target * 3 / 4, target, target * 4 / 3)
 
     def at_most(self, most: float) -> _Size:
-        """Return the size, but not more than this."""
+        """Return the size, limited to a maximum."""
         limited = [min(each, most) for each in self]
         return _Size(*limited)
 
     def without(self, nitems: int) -> _Size:
-        """Return the size that remains for the other axes if some take `nitems` items."""
+        """Return the size that remains for the other axes if some axes account for `nitems` items."""
         rest = [max(1.0, each / nitems) for each in self]
         return _Size(*rest)
 
@@ -294,21 +294,22 @@ class _Size(NamedTuple):
 _BALANCED = _Size(2**17 + 1, 138 * 2**10, 192 * 2**10)
 _BALANCED_WIDE = _Size(192 * 2**10, 230 * 2**10, 2**18)
 _LONGER = 1.1
-"""An array of three and more axes is a stack of pictures, and a few of them are read more often than columns of all.
-So of two equal axes blocks are longer along the later one by this, where runs of memory are longer anyway."""
+"""The ratio of block lengths along two consecutive axes of equal extent, if the array has three or more axes. Such an
+array is a stack of pictures, and reads of a few pictures are more common than reads of columns through all pictures.
+Blocks are longer along the later axis, where contiguous runs of memory are longer anyway."""
 _FIRST = 2
-"""A chunk has a share of the first axis that is smaller by this. Along it most arrays are written step by step, and
-appended to; and each chunk that a step touches is written again."""
+"""The factor by which a chunk's share of the first axis is smaller. Most arrays are written and extended step by step
+along this axis, and each step rewrites every chunk that it touches."""
 _SERIES = 16
-"""A block for series has at least this many places."""
+"""The minimum number of positions across the first axis in a block for series."""
 _REACH = 3
 _OCTET = 8
-"""C-Blosc shuffles bits of eight items together. It leaves the bits of blocks of other numbers of items alone, so that
-NumPy has to shuffle them, which takes three times as long; to undo bytedelta takes twice as long."""
+"""The number of items whose bits C-Blosc shuffles together. If the number of items in a block is not a multiple, NumPy
+must shuffle the bits, which takes three times as long, and undoing bytedelta takes twice as long."""
 _NO_OCTETS = 1.5
-"""A shape that makes such blocks has to be closer to the ideal one by this."""
+"""The factor by which the shape of a block without whole octets must be closer to the ideal."""
 _MOST_TRIED = 14**2
-"""With few axes, all combinations of lengths are tried; with more, one axis after the other."""
+"""The maximum number of combinations of lengths to try; with more combinations, one axis is fitted after the other."""
 
 
 def _usual_size(word: Access, itemsize: int) -> _Size:
@@ -318,7 +319,7 @@ def _usual_size(word: Access, itemsize: int) -> _Size:
 
 
 def _known_product(fixed: _Partial) -> int:
-    """Return the product of the extents that are known."""
+    """Return the product of the known extents."""
     return math.prod(n for n in fixed if n is not None)
 
 
@@ -330,11 +331,12 @@ def _block(
     word: Access,
     room: float,
 ) -> _Shape:
-    """Choose a shape of blocks that is bad for no key.
+    """Choose a shape of blocks that serves no key badly.
 
     A plane decodes as many layers as the block is thick, a series as many blocks as the axis is cut into. Along each
-    axis, one gains what the other loses. So a block takes n ** (5 / 8) of an axis of n, in between of the same number
-    of items and of the same share. `room` is how many items a chunk may have along the axes that the user left open.
+    axis, one gains what the other loses. So a block takes n ** (5 / 8) items of an axis with n items, a compromise
+    between the same number of items and the same share of every axis. `room` is the maximum number of items in a chunk
+    along the axes that the user left open.
     """
     lengths = list(fixed)
     nitems = _known_product(fixed)
@@ -351,7 +353,7 @@ def _block(
     weights = _weights(rest, word)
     tops = [math.inf] * len(free)
     if any(exact):
-        # The extents that the user chose limit how many items a chunk has along the other axes.
+        # The extents that the user chose limit the number of items in a chunk along the other axes.
         cut = [place for place, axis in enumerate(free) if not exact[axis]]
         extents_cut = [rest[place] for place in cut]
         weights_cut = [weights[place] for place in cut]
@@ -376,7 +378,7 @@ def _block(
 
 
 def _weights(extents: Sequence[float], word: Access) -> list[float]:
-    """Return to what the lengths of a block are proportional, as far as the extents allow."""
+    """Return the weights to which the lengths of a block are proportional, as far as the extents allow."""
     if word == "boxes":
         return [1.0] * len(extents)
     weights = [_between(extent) for extent in extents]
@@ -386,7 +388,7 @@ def _weights(extents: Sequence[float], word: Access) -> list[float]:
 
 
 def _counts(grid: _Shape, target: float, fixed: _Partial, word: Access) -> _Shape:
-    """Choose how many blocks a chunk has along each axis: equally many chunks along all, but more along the first."""
+    """Choose the number of blocks in a chunk along each axis. The first axis is cut into more chunks than others."""
     free = [axis for axis, n in enumerate(fixed) if n is None]
     cells = [float(grid[axis] or GROWING) for axis in free]
     left = max(1.0, target / _known_product(fixed))
@@ -405,18 +407,18 @@ def _counts(grid: _Shape, target: float, fixed: _Partial, word: Access) -> _Shap
 
 
 def _between(extent: float) -> float:
-    """Return the extent to the power of 5 / 8. Square roots are the same on all machines, powers are not."""
+    """Return the extent to the power of 5 / 8, by square roots, which, unlike powers, are the same on all machines."""
     return math.sqrt(extent * math.sqrt(math.sqrt(extent)))
 
 
 def _spread(extents: Sequence[float], nitems: float, weights: Sequence[float]) -> list[float]:
-    """Return lengths whose product is `nitems`: proportional to the weights, but at least 1, and within the extents."""
+    """Return lengths with the product `nitems`, proportional to the weights, but at least 1 and within the extents."""
     lengths = [1.0] * len(extents)
     free = list(range(len(extents)))
     left = nitems
     while free:
         total = math.prod(weights[axis] for axis in free)
-        # Rounded, so that the last digit of a machine's `pow` cannot matter.
+        # Round, so that differences between machines in the last digit of `pow` do not matter.
         factor = _round_off((left / total) ** (1 / len(free)))
         proportional = {axis: factor * weights[axis] for axis in free}
         long = [axis for axis in free if proportional[axis] >= extents[axis]]
@@ -425,7 +427,7 @@ def _spread(extents: Sequence[float], nitems: float, weights: Sequence[float]) -
             for axis in free:
                 lengths[axis] = proportional[axis]
             break
-        # Fix the axes that cannot follow their weights, and share the rest among the others.
+        # Fix the axes that cannot follow their weights, and distribute the rest over the other axes.
         for axis in long:
             lengths[axis] = float(extents[axis])
         bound = long or short
@@ -454,7 +456,7 @@ def _along_first(
     weights_across = [weights[axis] for axis in others]
     across = max(1.0, min(room, math.prod(extents_across)))
     most_along = nitems / across
-    # A slice, because an array without dimensions has no first axis.
+    # Use a slice, because an array without dimensions has no first axis.
     along = [max(1.0, min(extent, most_along)) for extent in extents[first : first + 1]]
     rest = nitems / math.prod(along)
     lengths = _spread(extents_across, rest, weights_across)
@@ -462,9 +464,9 @@ def _along_first(
 
 
 class _Axis(NamedTuple):
-    """An axis, its ideal length, and the most that is possible. `exact`: no part of it may have much padding.
+    """An axis with the ideal and maximum lengths of its parts. `exact`: no part may have much padding.
 
-    `of_block`: the lengths are in items, not in blocks.
+    `of_block`: the parts are blocks, with lengths in items; otherwise chunks, with lengths in blocks.
     """
 
     extent: int
@@ -474,7 +476,7 @@ class _Axis(NamedTuple):
     of_block: bool = False
 
     def lengths(self) -> list[int]:
-        """Return lengths near the ideal one, the nearest first."""
+        """Return lengths near the ideal length, nearest first."""
         steps = sorted(range(-_REACH, _REACH + 1), key=abs)
         extent = self.extent
         count = max(1, int(extent / self.ideal + 0.5))
@@ -483,7 +485,7 @@ class _Axis(NamedTuple):
             counts = (max(1, min(extent, count + step)) for step in steps)
             near = (-(-extent // n) for n in counts)
         else:
-            # Of many parts only the last is padded: a round length matters more there.
+            # Of many parts only the last is padded, so a round length matters more.
             unit = self._unit()
             multiple = round(self.ideal / unit)
             near = (max(1, multiple + step) * unit for step in steps)
@@ -496,13 +498,13 @@ class _Axis(NamedTuple):
         return [length for length in distinct if length <= self.most] or [1]
 
     def _unit(self) -> int:
-        """Return what round lengths are multiples of: about a tenth of the ideal one, in octets."""
+        """Return the unit of round lengths: about a tenth of the ideal length, in octets."""
         if self.ideal < 24:
             return 1
         return max(8, int(self.ideal / 80) * 8)
 
     def badness(self, length: int) -> float:
-        """Return 1 for the ideal length without padding, and more for others."""
+        """Return 1 for the ideal length without padding, and larger numbers for other lengths."""
         padding = 1.0
         if self.extent:
             count = -(-self.extent // length)
@@ -516,7 +518,7 @@ _Badness = tuple[float, float]
 
 @lru_cache(maxsize=1024)
 def _fit(axes: tuple[_Axis, ...], limits: _Size, across: int = 1) -> _Shape:
-    """Choose whole lengths near the ideal ones, with little padding, whose product is within limits if possible.
+    """Choose integer lengths near the ideal lengths, with little padding, and with a product within limits if possible.
 
     For a block, `across` is the product of the lengths along the other axes.
     """
@@ -528,7 +530,7 @@ def _fit(axes: tuple[_Axis, ...], limits: _Size, across: int = 1) -> _Shape:
     if math.prod(map(len, options)) <= _MOST_TRIED:
         return min(product(*options), key=badness)
     chosen = [lengths[0] for lengths in options]
-    # Twice, because the best length along one axis depends on what the later ones take.
+    # Go through the axes twice, because the best length along one axis depends on the lengths along later axes.
     for place in [*range(len(axes))] * 2:
         before = chosen[:place]
         after = chosen[place + 1 :]
@@ -544,7 +546,7 @@ def _badness(axes: Sequence[_Axis], lengths: Sequence[int], limits: _Size, acros
     is_block = any(axis.of_block for axis in axes)
     if is_block and nitems * across % _OCTET:
         bad *= _NO_OCTETS
-    # Rounded, so that equally bad lengths are equal on every machine.
+    # Round, so that equally bad lengths compare equal on every machine.
     return _round_off(outside), _round_off(bad)
 
 
@@ -554,11 +556,11 @@ def _thin_block(
     fixed: _Partial,
     exact: Sequence[bool],
 ) -> _Shape:
-    """Choose a shape of about `target` items, thin along the first axis and long along the last one.
+    """Choose a shape of about `target` items, thin along the first axis and long along the last axis.
 
-    One index of the first axis takes one layer of blocks, or a few blocks if that is more. Each further axis has up to
-    `STRETCH` times the share of the one before: what is long along the last axis lies together in memory, and is copied
-    faster.
+    One index of the first axis takes one layer of blocks, or a few blocks if that is more. The share of each further
+    axis is up to `STRETCH` times the share of the preceding axis: a block that is long along the last axis is
+    contiguous in memory, and is copied faster.
     """
     free = [axis for axis, n in enumerate(fixed) if n is None]
     expected = tuple(n or GROWING for n in extents)
@@ -571,7 +573,7 @@ def _thin_block(
     cut = []
     kept = _known_product(fixed)
     others = [axis for axis in reversed(free) if axis != first]
-    # The shortest first, so that as many axes as possible stay whole.
+    # Begin with the shortest axes, so that as many axes as possible stay whole.
     others.sort(key=block.__getitem__)
     for axis in others:
         with_axis = kept * block[axis]
@@ -591,12 +593,12 @@ def _thin_block(
         room = left / thin
         part = min(1.0, room / math.prod(block[axis] for axis in cut))
         axis = cut.pop(0)
-        # An equal share, but smaller by `STRETCH` for each step from the middle of the axes that are left.
+        # An equal share, but smaller by a factor of `STRETCH` for each step from the middle of the remaining axes.
         equal = part ** (1 / (len(cut) + 1))
         stretched = equal / STRETCH ** (len(cut) / 2)
         share = max(part, stretched)
         length = min(block[axis] * share, room)
-        # Rounded, so that the last digit of a machine's `pow` cannot matter.
+        # Round, so that differences between machines in the last digit of `pow` do not matter.
         ideal = max(1.0, round(length, 6))
         block[axis] = _near(extents[axis], ideal, exact=exact[axis])
         left = max(1.0, left / block[axis])
@@ -605,11 +607,11 @@ def _thin_block(
 
 
 def _divide(extents: _Shape, target: float, fixed: _Partial) -> _Shape:
-    """Choose a shape of about `target` items, as equal along all free axes as the short ones allow."""
+    """Choose a shape of about `target` items, as equal along all free axes as the short axes allow."""
     divided = [1 if n is None else n for n in fixed]
     target = max(1.0, target / math.prod(divided))
     free = [axis for axis, n in enumerate(fixed) if n is None]
-    # Short axes first: the longer ones share what they cannot take. Axes that will grow come last.
+    # Short axes come first, so that longer axes share the remaining items. Growing axes come last.
     sized = [axis for axis in free if extents[axis]]
     sized.sort(key=lambda axis: (extents[axis], -axis))
     growing = [axis for axis in reversed(free) if not extents[axis]]
@@ -628,14 +630,14 @@ def _near(extent: int, ideal: float, *, exact: bool) -> int:
     """Choose a length near `ideal` that cuts `extent` with little padding."""
     count = max(1, int(extent / ideal + 0.5))
     if not extent or (not exact and count > FEW_PARTS):
-        # Of many parts only the last is padded: a round length matters more there.
+        # Of many parts only the last is padded, so a round length matters more.
         if ideal >= 12:
             return round(ideal / 8) * 8
         return max(1, round(ideal))
     fewer = min(count // 5, FEW_PARTS)
     more = min(count // 4, FEW_PARTS)
     counts = range(count - fewer, count + more + 1)
-    # The fewest parts of a length stay, because they come last.
+    # Several counts may have the same length; the smallest count comes last, and stays in the dict.
     distances = {}
     for n in reversed(counts):
         length = -(-extent // n)

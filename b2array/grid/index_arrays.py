@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 class Slot(NamedTuple):
-    """A factor of a selection, and its dimensions in the result; `positions` is None for new axes."""
+    """A factor of a selection, with its dimensions in the result; `positions` is None for new axes."""
 
     axes: tuple[int, ...]
     positions: Positions | None
@@ -28,30 +28,30 @@ class Slot(NamedTuple):
 
 
 class IndexArray(NamedTuple):
-    """An index array. One made of a boolean scalar has no axis, and nothing uses its values."""
+    """An index array. If it stands for a boolean scalar, it has no axis, and its values are unused."""
 
     axis: int | None
     values: Indices
 
 
 def as_arrays(entry: NDArray[Any], axis: int) -> list[IndexArray]:
-    """Return the index arrays that an array in a key stands for: a mask is one for each of its axes."""
+    """Return the index arrays that an array in a key stands for; a mask stands for one index array per axis."""
     if entry.dtype != bool:
         return [IndexArray(axis, entry)]
     if entry.ndim == 0:
-        # True selects the one item without an axis, False none.
+        # True selects the single item without an axis, False selects nothing.
         count = int(entry)
         return [IndexArray(None, np.zeros(count, np.int64))]
     arrays = []
     for n, values in enumerate(entry.nonzero(), axis):
-        # On machines of 32 bits, NumPy's own positions have 32.
+        # On 32-bit machines, NumPy's own positions have 32 bits.
         indices = values.astype(np.int64, copy=False)
         arrays.append(IndexArray(n, indices))
     return arrays
 
 
 def broadcast(arrays: list[IndexArray], shape: Sequence[int]) -> list[Slot]:
-    """Make factors: index arrays that vary along the same dimensions become points, others stay independent."""
+    """Make factors: index arrays that vary along the same dimensions become points, other arrays stay independent."""
     shapes = [array.values.shape for array in arrays]
     try:
         whole = np.broadcast_shapes(*shapes)
@@ -112,7 +112,7 @@ def _points(members: list[IndexArray], dims: Shape) -> Slot:
     axes = tuple(axis for axis, _ in with_axis)
     rows = [values for _, values in with_axis]
     if len(rows) == 1:
-        points = rows[0][None]  # a view; the general way copies
+        points = rows[0][None]  # a view; the general code copies
     else:
         npoints = math.prod(dims)
         points = np.array(rows, np.int64).reshape(len(rows), npoints)
@@ -120,7 +120,7 @@ def _points(members: list[IndexArray], dims: Shape) -> Slot:
 
 
 def wrap(values: Indices, axis: int, extent: int) -> Indices:
-    """Count negative positions from the end; IndexError if one is out of bounds."""
+    """Count negative positions from the end; IndexError if a position is out of bounds."""
     if not values.size:
         return values
     low = int(values.min())
@@ -135,7 +135,7 @@ def wrap(values: Indices, axis: int, extent: int) -> Indices:
 
 
 def shape_text(shape: Shape) -> str:
-    """Write a shape as NumPy's messages do."""
+    """Format a shape as NumPy's messages do."""
     if len(shape) == 1:
         return f"({shape[0]},)"
     return f"({','.join(map(str, shape))})"

@@ -29,8 +29,8 @@ MAX_NDIM = 16
 class Layout:
     """How an array is cut: into chunks on a grid, and each chunk into blocks on a grid.
 
-    Every chunk is stored in full: where the array ends inside a chunk, or the chunk inside a block, there is padding.
-    Chunks stand in C order of their grid, blocks in C order within the chunk, items in C order within the block.
+    Every chunk is stored in full, with padding where the array ends inside a chunk, or the chunk inside a block. The
+    order of chunks on their grid, blocks within a chunk, and items within a block is C order.
 
     Parameters
     ----------
@@ -38,11 +38,11 @@ class Layout:
         Extents in items of the array, of a chunk, and of a block; at most 16 dimensions. An extent of `chunks` or
         `blocks` may be 0 only where the extent of `shape` is 0.
     dtype : numpy.dtype
-        Type of the items. A void type if the file says no more than their size.
+        Type of the items; a void type if the file states only their size.
     dtype_text : str
-        How the file spells the type (see the function `dtype_text`), or "" if it does not.
+        The type as spelled in the file (see the function `dtype_text`), or "" if the file does not state it.
     version : int, default 0
-        Version of the metalayer, kept as it is.
+        Version of the metalayer, which is preserved.
 
     Raises
     ------
@@ -70,7 +70,7 @@ class Layout:
     grid_shape: Shape = field(init=False, repr=False, compare=False)
     """Number of chunks along every dimension."""
     nchunks: int = field(init=False, repr=False, compare=False)
-    """Number of chunks: 1 without dimensions, 0 if an extent of the shape is 0."""
+    """Number of chunks: 1 for an array without dimensions, 0 if an extent of the shape is 0."""
     block_grid: Shape = field(init=False, repr=False, compare=False)
     """Number of blocks along every dimension of a chunk."""
     nblocks: int = field(init=False, repr=False, compare=False)
@@ -78,9 +78,9 @@ class Layout:
     extended_chunks: Shape = field(init=False, repr=False, compare=False)
     """Extents in items of a chunk with its padding: a whole number of blocks in every dimension."""
     grid_strides: Shape = field(init=False, repr=False, compare=False)
-    """How far apart in C order two neighbouring chunks are, along every dimension."""
+    """Distance in C order between neighbouring chunks along every dimension."""
     block_strides: Shape = field(init=False, repr=False, compare=False)
-    """How far apart in C order two neighbouring blocks of a chunk are, along every dimension."""
+    """Distance in C order between neighbouring blocks of a chunk along every dimension."""
     block_nbytes: int = field(init=False, repr=False, compare=False)
     """Size of a block in bytes."""
     chunk_nbytes: int = field(init=False, repr=False, compare=False)
@@ -113,7 +113,7 @@ class Layout:
             raise ValueError(
                 f"expected {self.ndim} extents in chunks and blocks, found {len(self.chunks)} and {len(self.blocks)}"
             )
-        # Source: "Blosc2 NDim Array Format", section Metalayer: the shape has 8 bytes an axis, the others 4, signed.
+        # Source: "Blosc2 NDim Array Format", section Metalayer: extents of the shape have 8 bytes, others 4, signed.
         bits = {"shape": 63, "chunks": 31, "blocks": 31}
         for name, nbits in bits.items():
             extents = getattr(self, name)
@@ -140,7 +140,7 @@ class Layout:
 
 
 def _strides(grid: Sequence[int]) -> Shape:
-    """Return how far the numbers of neighbours along each axis of a grid are apart, in C order."""
+    """Return the difference between the numbers of neighbours along each axis of a grid, in C order."""
     strides = []
     stride = 1
     for count in reversed(grid):
@@ -166,5 +166,5 @@ def grid_shape(shape: Sequence[int], part: Sequence[int]) -> Shape:
     (3, 4)
     """
     pairs = zip(shape, part, strict=True)
-    # A list, because a tuple of a generator takes longer, and each handle and view counts its grid.
+    # A list, because a tuple from a generator takes longer, and each handle and view calls this function.
     return tuple([-(-extent // length) if length else 0 for extent, length in pairs])

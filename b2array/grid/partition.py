@@ -43,12 +43,12 @@ class Part(NamedTuple):
     Attributes
     ----------
     coords : tuple of int
-        Which part, one coordinate an axis.
+        The coordinates of the part, one per axis.
     inside : tuple of Positions
-        The selected positions, one entry a factor, counted from the first item of the part.
+        The selected positions, one entry per factor, counted from the first item of the part.
     outside : tuple of Positions
-        Where these items stand in the selection's box, one entry a factor: a slice of step 1, or an array of
-        shape (1, points) where the points of the part are scattered.
+        The positions of these items in the selection's box, one entry per factor: a slice of step 1, or an array of
+        shape (1, points) if the points of the part are scattered.
     """
 
     coords: tuple[int, ...]
@@ -62,18 +62,18 @@ def parts(
     axes: Axes | None = None,
     outside: _Bases | None = None,
 ) -> Iterator[Part]:
-    """Cut a selection at the borders of a grid, visiting each part that it touches once.
+    """Cut a selection at the borders of a grid; visit each part that it touches once.
 
     Parameters
     ----------
     positions : tuple of Positions
-        The selection, one entry a factor; the `inside` of a part cuts that part further.
+        The selection, one entry per factor; pass the `inside` of a part to cut that part further.
     part_shape : sequence of int
         Extent of a part along each axis, in items.
     axes : tuple of tuple of int, optional
-        The axes of each factor; by default one axis a factor, in order.
+        The axes of each factor; by default one axis per factor, in order.
     outside : tuple of Positions, optional
-        Where the selection stands in a larger box, as in `Part`; by default it is the whole box.
+        The position of the selection in a larger box, as in `Part`; by default the selection is the whole box.
 
     Yields
     ------
@@ -122,7 +122,7 @@ def _in_windows(
     n: int,
     wide: int,
 ) -> Iterator[Part]:
-    """Cut a selection whose factor `n` is a slice of very many parts; list the parts of `wide` items at a time."""
+    """Cut a selection whose factor `n` is a slice over very many parts; list the parts of `wide` items at a time."""
     factor = cast(slice, positions[n])
     for coord, inside, where in _cut_slice(factor, wide, bases[n]):
         of_window = cast(slice, inside)
@@ -145,7 +145,7 @@ def _parts_of_factors(
     axes: Axes,
     bases: _Bases,
 ) -> Iterator[Part]:
-    # Where one factor is empty, the points of another one need not be within any bounds.
+    # If one factor is empty, the points of another factor may be out of bounds.
     if any(map(_is_empty, positions)):
         return
     pieces: list[list[_Piece]] = []
@@ -186,7 +186,7 @@ def _cut_slice(positions: slice, extent: int, base: Positions | None) -> list[_P
         end = min(origin + extent, stop)
         count = (end - start + step - 1) // step
         inside = slice(start - origin, end - origin, step)
-        if count == 1:  # a step would make the whole of a thin chunk look like a part
+        if count == 1:  # with a step, the whole of a thin chunk would look like a part
             inside = slice(inside.start, inside.start + 1, 1)
         outside = slice(position, position + count, 1)
         pieces.append((coord, inside, outside))
@@ -212,7 +212,7 @@ def _cut_points(
         number = np.ravel_multi_index(tuple(coords), grid)
     order = None
     if (number[1:] < number[:-1]).any():
-        # In the smallest type that holds the numbers: for 16 bits NumPy's stable sort is a radix sort.
+        # Use the smallest type for the numbers: NumPy's stable sort is a radix sort for 16 bits.
         smallest = np.min_scalar_type(number.max())
         order = np.argsort(number.astype(smallest), kind="stable")
         number = number[order]
@@ -236,7 +236,7 @@ def _positions(
     stop: int,
     base: Positions | None,
 ) -> Positions:
-    """Return where the points from `start` to `stop`, taken in an order, stand in the selection's box."""
+    """Return the positions in the selection's box of the points from `start` to `stop` in an order."""
     if isinstance(base, np.ndarray):
         chosen = slice(start, stop) if order is None else order[start:stop]
         return base[:, chosen]
@@ -247,9 +247,9 @@ def _positions(
 
 
 class Run(NamedTuple):
-    """Neighbouring parts along one axis that a slice takes whole, or a single part that it takes a piece of.
+    """Neighbouring parts along one axis that a slice selects whole, or a single part that it selects in part.
 
-    `inside` is what is taken of each part, `outside` where all of it stands in the selection's box.
+    `inside` is the selected slice of each part, `outside` the slice of the selection's box for all parts together.
     """
 
     coords: range
@@ -262,7 +262,7 @@ def runs(
     part_shape: Sequence[int],
     outside: tuple[slice, ...] | None = None,
 ) -> list[list[Run]]:
-    """Cut each slice of a selection at the borders of parts, but keep neighbours together that are taken whole.
+    """Cut each slice of a selection at the borders of parts, but keep whole neighbouring parts together.
 
     Examples
     --------
@@ -284,7 +284,7 @@ def _one(coord: int) -> range:
 def _runs(positions: slice, extent: int, base: slice | None) -> list[Run]:
     start = positions.start
     stop = positions.stop
-    # The parts that the slice takes whole.
+    # The parts that the slice selects whole.
     first = -(-start // extent)
     last = stop // extent
     if positions.step != 1 or last - first < 2:
@@ -318,8 +318,8 @@ def take(
 ) -> NDArray[Any]:
     """Read the items of a product: one dimension for each factor, a view of `values` if all factors are slices.
 
-    `values` is a block, with a part's `inside` as positions, or a box, with its `outside`. `axes` lists the axes of
-    each factor; by default each factor has one axis, in order.
+    `values` is a block if the positions are the `inside` of a part, or a box if they are its `outside`. `axes` lists
+    the axes of each factor; by default each factor has one axis, in order.
 
     Examples
     --------
@@ -341,7 +341,7 @@ def put(
     values: NDArray[Any],
     axes: Axes | None = None,
 ) -> None:
-    """Write the items of a product; the counterpart of `take`. Where points repeat, the last value stays."""
+    """Write the items of a product; the counterpart of `take`. If a point repeats, the last value wins."""
     if np.ndarray not in map(type, positions):
         target[positions] = values
         return
@@ -350,9 +350,9 @@ def put(
 
 
 def _fancy(positions: Factors, axes: Axes | None) -> tuple[Factors, Order, Order]:
-    """Make a NumPy key with all index arrays in front; also the axes in that order, and the factors.
+    """Make a NumPy key with all index arrays first; also return the axes in that order, and the factors.
 
-    NumPy would put the dimensions of index arrays between slices first, or not, depending on what lies between them.
+    NumPy puts the dimensions of index arrays first or not, depending on the entries between the arrays.
     """
     arrays: list[int] = []
     slices: list[int] = []
@@ -379,9 +379,9 @@ def boxes(
     most: int,
     unit: Sequence[int] | None = None,
 ) -> Iterator[tuple[slice, ...]]:
-    """Cut an array into boxes of at most `most` items, or of one unit, that follow each other in C order.
+    """Cut an array into consecutive boxes in C order, of at most `most` items or one unit.
 
-    They consist of whole units, which are single items by default.
+    The boxes consist of whole units, which are single items by default.
 
     Examples
     --------
@@ -390,7 +390,7 @@ def boxes(
     """
     smallest = unit or (1,) * len(shape)
     steps = [max(1, extent) for extent in smallest]
-    # Fill the trailing axes first: a box then lies together in C order.
+    # Fill the trailing axes first, so that a box is contiguous in C order.
     for axis in reversed(range(len(shape))):
         room = max(1, most // math.prod(steps))
         nunits = -(-shape[axis] // steps[axis])

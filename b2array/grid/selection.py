@@ -1,6 +1,6 @@
-"""NumPy's indexing: from a key to a selection that storage can follow.
+"""NumPy's indexing: converts a key to a selection that storage can follow.
 
-`select` understands everything that NumPy takes between brackets, and refuses the rest with NumPy's exceptions. It
+`select` understands every key that NumPy accepts, and refuses other keys with NumPy's exceptions. It
 returns a `Selection`: a product of factors, which `b2array.grid.partition` cuts, and the way from the box (one
 dimension for each factor, steps positive) to the shape of NumPy's result.
 
@@ -42,14 +42,14 @@ Names = str | list[str] | None
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a key selects from an array of a certain shape.
+    """The items that a key selects from an array of a certain shape.
 
     Attributes
     ----------
     positions : tuple of Positions
-        What each factor of the selection takes; see `b2array.grid.partition.parts`.
+        The positions of each factor; see `b2array.grid.partition.parts`.
     axes : tuple of tuple of int or None
-        The axes that each factor covers, or None: one axis a factor, in order.
+        The axes that each factor covers, or None if each factor covers one axis, in order.
     box : tuple of int
         Length of each factor.
     shape : tuple of int
@@ -57,7 +57,7 @@ class Selection:
     kind : {"scalar", "basic", "advanced", "mask"}
         "scalar": NumPy returns a scalar; "mask": one boolean array of the array's own shape.
     order : tuple of int or None
-        The place of each factor in the result, or None: they are in order.
+        The position of each factor in the result, or None if the factors are in order.
     """
 
     positions: tuple[Positions, ...]
@@ -73,7 +73,7 @@ class Selection:
     runs: tuple[tuple[int, int], ...] | None = None
 
     def view(self, result: NDArray[Any]) -> NDArray[Any]:
-        """View a C-contiguous result in the shape of the box: what is written into the view is in the result.
+        """View a C-contiguous result in the shape of the box; writing to the view changes the result.
 
         Examples
         --------
@@ -96,7 +96,7 @@ class Selection:
 
 
 def item(key: object, shape: Shape) -> list[int] | None:
-    """Return the position of the one item that a key of plain integers names, None for all other keys.
+    """Return the position of the item that a key of plain integers selects, or None for all other keys.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def item(key: object, shape: Shape) -> list[int] | None:
 
 
 def select(key: Any, shape: Sequence[int]) -> Selection:
-    """Resolve a key as NumPy does, with NumPy's exceptions: all that may stand between the brackets.
+    """Resolve any key as NumPy does, with NumPy's exceptions.
 
     Examples
     --------
@@ -134,7 +134,7 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
 
 
 def check_entries(key: Any, shape: Sequence[int]) -> None:
-    """Make the checks of a key that NumPy makes before it converts the value of an assignment.
+    """Check the parts of a key that NumPy checks before it converts the value of an assignment.
 
     NumPy compares index arrays with each other and with the shape only after that.
     """
@@ -196,10 +196,10 @@ def orthogonal(key: Any, shape: Sequence[int]) -> Selection:
 
 
 def fields(key: Any, dtype: np.dtype[Any]) -> tuple[Any, Names]:
-    """Separate the field names from a key: a key has only names, or names anywhere among the indices.
+    """Separate field names from a key, which has only names, or names anywhere among the indices.
 
-    Returns the key that remains for `select`, and one field, or several, or None if the key names none. Raises what
-    NumPy raises if the dtype has no such field, or a name stands twice.
+    Returns the remaining key for `select`, and the name of one field, a list of names, or None. Raises NumPy's errors
+    for a field that the dtype does not have, and for a repeated name.
 
     Examples
     --------
@@ -255,7 +255,7 @@ def _are_names(entry: Any) -> bool:
 
 
 class _Key(NamedTuple):
-    """A key as integers, slices, arrays and new axes; an Ellipsis only if it stands for no axis."""
+    """A key as integers, slices, arrays and new axes; it has an Ellipsis only if that stands for no axis."""
 
     entries: list[_Entry]
     has_arrays: bool
@@ -264,7 +264,7 @@ class _Key(NamedTuple):
 
 
 def _parse(key: Any, shape: Sequence[int]) -> _Key:
-    """Convert the entries of a key as NumPy does, and replace the Ellipsis by slices."""
+    """Convert the entries of a key as NumPy does, and replace the Ellipsis with slices."""
     ndim = len(shape)
     items = key if isinstance(key, tuple) else (key,)
     # Most keys are plain. `type` and not `isinstance`, because True is an int, but as a key it is a mask.
@@ -283,7 +283,7 @@ def _parse(key: Any, shape: Sequence[int]) -> _Key:
     first = entries[0] if len(entries) == 1 else None
     is_mask = _is_mask(first) and first.shape == tuple(shape)
     if used < ndim:
-        # Without an Ellipsis, axes that the key does not name follow at the end.
+        # Without an Ellipsis, the remaining axes follow at the end.
         place = kinds.index(EllipsisType) if ellipses else len(entries)
         missing = [slice(None)] * (ndim - used)
         entries[place : place + 1] = missing
@@ -329,7 +329,7 @@ def _check_masks(entries: list[_Entry], shape: Sequence[int]) -> None:
     for entry in entries:
         if _is_mask(entry):
             for n, size in enumerate(entry.shape, axis):
-                if size in (0, shape[n]):  # NumPy lets an empty mask pass anywhere
+                if size in (0, shape[n]):  # NumPy accepts an empty mask anywhere
                     continue
                 raise IndexError(
                     f"boolean index did not match indexed array along axis {n}; size of axis is {shape[n]} "
@@ -339,7 +339,7 @@ def _check_masks(entries: list[_Entry], shape: Sequence[int]) -> None:
 
 
 def _basic(key: _Key, shape: Sequence[int]) -> Selection:
-    """Resolve integers and slices, the most frequent keys, quickly."""
+    """Resolve keys of integers and slices, the most frequent keys, quickly."""
     factors: list[Positions] = []
     box: list[int] = []
     result: list[int] = []
@@ -387,7 +387,7 @@ def _single(entry: int | slice, axis: int, extent: int) -> Slot:
 def _select_advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Selection:
     slots: list[Slot] = []
     arrays: list[IndexArray] = []
-    places: list[int] = []  # the places of arrays and integers among the entries
+    places: list[int] = []  # the positions of arrays and integers among the entries
     place = 0
     axis = 0
     for number, entry in enumerate(key.entries):
@@ -396,7 +396,7 @@ def _select_advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Sele
                 place = len(slots)
             places.append(number)
             values = entry
-            # Together with an index array, NumPy takes an integer for an index array without dimensions.
+            # Next to an index array, NumPy treats an integer as an index array without dimensions.
             if isinstance(entry, int):
                 values = np.array(_wrap_one(entry, axis, shape[axis]))
             arrays.extend(as_arrays(cast(NDArray[Any], values), axis))
@@ -405,7 +405,7 @@ def _select_advanced(key: _Key, shape: Sequence[int], *, in_place: bool) -> Sele
         elif entry is None:
             slots.extend(_NEW_AXIS)
         axis += _naxes(entry)
-    # NumPy puts the dimensions of index arrays first, unless the arrays stand next to each other.
+    # NumPy puts the dimensions of index arrays first, unless the arrays are adjacent.
     adjacent = places[-1] - places[0] == len(places) - 1
     if not (in_place and adjacent):
         place = 0
@@ -458,14 +458,14 @@ def _assemble(slots: list[Slot], kind: Kind) -> Selection:
 
 
 def _forward(entry: slice, extent: int) -> tuple[slice, int, bool]:
-    """Return a slice with the same positions and a positive step, its length, and whether it was turned round."""
+    """Return a slice with the same positions and a positive step, its length, and whether it was reversed."""
     start, stop, step = entry.indices(extent)
     count = len(range(start, stop, step))
     if not count:
         return slice(0, 0, 1), 0, False
     if step > 0:
         return slice(start, stop, step), count, False
-    # A negative step ends where the first position of the turned slice is.
+    # The last position of a negative step is the first position of the reversed slice.
     last = start + (count - 1) * step
     return slice(last, start + 1, -step), count, True
 

@@ -1,6 +1,6 @@
-"""How to read and write a selection: which chunks, which blocks of each, and which items to copy where.
+"""The plan to read or write a selection: the chunks, the blocks of each chunk, and the items to copy.
 
-Pure geometry. Slices take the same part of most chunks, so the tilings of slices are cached.
+This is pure geometry. Slices select the same part of most chunks, so the tilings of slices are cached.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Numbered = tuple[int, Part]
 
 
 class Copy(NamedTuple):
-    """Items that are copied in one go: from decoded blocks, in a grid, to the part of the box that their chunk fills.
+    """Items that are copied together from a grid of decoded blocks to the part of the box that the chunk fills.
 
-    `split` is the shape of the target with the blocks apart: number of blocks and items of each, axis by axis.
+    `split` is the shape of the target with separate blocks: for each axis, the number of blocks and of items in each.
     """
 
     source: Slices
@@ -52,10 +52,10 @@ class Copy(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Blocks that are decoded in one call, and what is copied of them.
+    """Blocks that are decoded in one call, and the items to copy from them.
 
-    For a selection by slices, the blocks are a grid of shape `counts`, and `copies` says what goes to the part of the
-    box that their chunk fills. Otherwise `parts` says, for one block after the other, what goes to the whole box.
+    For a selection by slices, the blocks form a grid of shape `counts`, and `copies` lists the copies to the part of
+    the box that the chunk fills. Otherwise `parts` lists, block by block, the items to copy to the whole box.
     """
 
     numbers: list[int]
@@ -67,8 +67,8 @@ class Step(NamedTuple):
 class Tiling(NamedTuple):
     """All blocks of a chunk that a selection touches, in order, and the steps to read them.
 
-    Where a selection by slices takes only a small part of each block, always the same one, `within` says which part,
-    and `shape` and the copies describe the parts instead of the blocks.
+    If slices select only a small part of each block, and the same part of all blocks, `within` is that part, and
+    `shape` and the copies describe the parts instead of the blocks.
     """
 
     numbers: list[int]
@@ -82,7 +82,7 @@ def parts_of_chunks(
     positions: tuple[Positions, ...],
     axes: Axes | None,
 ) -> Iterator[Numbered]:
-    """Cut a selection at the borders of chunks; yield the number of each chunk, and what to take of it."""
+    """Cut a selection at the borders of chunks; yield the number of each chunk, and its part of the selection."""
     for part in parts(positions, layout.chunks, axes):
         # A sum over a map, because this runs for every chunk of every read.
         number = sum(map(int.__mul__, part.coords, layout.grid_strides))
@@ -90,13 +90,13 @@ def parts_of_chunks(
 
 
 def parts_of_blocks(layout: Layout, of_chunk: Part, axes: Axes | None) -> list[Numbered]:
-    """Cut a part of a chunk at the borders of blocks; return the blocks by number, and what to take of each."""
+    """Cut a part of a chunk at the borders of blocks; return the numbers of the blocks, each with its part."""
     pairs = []
     blocks = parts(of_chunk.inside, layout.blocks, axes, of_chunk.outside)
     for block in blocks:
         number = sum(map(int.__mul__, block.coords, layout.block_strides))
         pairs.append((number, block))
-    # A chunk is decoded front to back, and neighbours in one call.
+    # Chunks are decoded from front to back, and neighbouring blocks in one call.
     pairs.sort(key=lambda pair: pair[0])
     return pairs
 
@@ -107,15 +107,15 @@ class Patch(NamedTuple):
     Attributes
     ----------
     numbers : list of int
-        The blocks, in C order: those that are written, or all of them if the whole chunk is.
+        The written blocks, in C order; all blocks if the whole chunk is written.
     filled : list of bool
-        Which of them are written as far as the array reaches, so that nothing of their old content stays.
+        Whether each block is written up to the end of the array, so that none of its old content remains.
     counts : tuple of int
-        The blocks are a grid of this shape.
+        The shape of the grid of written blocks.
     runs : list of list of Run
-        Along each axis, what is written of the blocks; `coords` count in that grid.
+        Along each axis, the written parts of the blocks; `coords` are positions in the grid of written blocks.
     whole : bool
-        Whether nothing of the old chunk stays.
+        Whether the old chunk is replaced completely.
     """
 
     numbers: list[int]
@@ -126,7 +126,7 @@ class Patch(NamedTuple):
 
 
 def patch_of(layout: Layout, of_chunk: Part) -> Patch:
-    """Return what a selection by slices writes of a chunk."""
+    """Return the part of a chunk that a selection by slices writes."""
     inside = cast(Slices, of_chunk.inside)
     outside = cast(Slices, of_chunk.outside)
     extents = []
@@ -174,7 +174,7 @@ def _covers(inside: slice, extent: int) -> bool:
 
 
 def tiling_of_points(layout: Layout, of_chunk: Part, axes: Axes | None, length: int) -> Tiling:
-    """Return how to read what index arrays select of a chunk, in steps of at most `length` blocks."""
+    """Plan the read of the items that index arrays select from a chunk, in steps of at most `length` blocks."""
     pairs = parts_of_blocks(layout, of_chunk, axes)
     every = [number for number, _ in pairs]
     steps = []
@@ -186,8 +186,8 @@ def tiling_of_points(layout: Layout, of_chunk: Part, axes: Axes | None, length: 
 
 
 def tiling_of(layout: Layout, inside: Slices, length: int) -> Tiling:
-    """Return how to read what slices select of a chunk, in steps of at most `length` blocks."""
-    # Most chunks hit the cache. It gets tuples because slices have no hash in Python 3.11.
+    """Plan the read of the items that slices select from a chunk, in steps of at most `length` blocks."""
+    # Most chunks hit the cache. Its keys are tuples, because slices are not hashable in Python 3.11.
     make = _tiling if layout.nblocks <= _MOST_KEPT else _tiling.__wrapped__
     ends = tuple(map(_ENDS, inside))
     return make(layout.blocks, layout.block_strides, ends, length)
@@ -195,7 +195,7 @@ def tiling_of(layout: Layout, inside: Slices, length: int) -> Tiling:
 
 _ENDS = attrgetter("start", "stop", "step")
 _MOST_KEPT = 1024
-"""Plans of chunks with more blocks are not kept: hundreds of them would take a gigabyte."""
+"""The maximum number of blocks in a chunk whose plan is cached: hundreds of larger plans would take a gigabyte."""
 
 
 @lru_cache(maxsize=512)
@@ -205,10 +205,10 @@ def _tiling(
     inside: tuple[tuple[int, int, int], ...],
     length: int,
 ) -> Tiling:
-    """Make a tiling whose steps have at most `length` blocks (but at least one)."""
+    """Make a tiling whose steps have at most `length` blocks, but at least one block."""
     along = []
     for extent, (start, stop, step) in zip(blocks, inside, strict=True):
-        # An axis of very many blocks is not worth the memory of the cache.
+        # The plan of an axis with very many blocks would take too much memory in the cache.
         cut = _along if stop - start <= _MOST_KEPT * extent else _along.__wrapped__
         along.append(cut(extent, start, stop, step))
     numbers = [0]
@@ -235,11 +235,11 @@ def _tiling(
 
 
 _NARROW = 8
-"""If at most one in this many items of each block is needed, only those are put together."""
+"""If at most one in this many items of each block is needed, only the needed items are joined."""
 
 
 class _CutPiece(NamedTuple):
-    """Neighbouring blocks along one axis: their numbers among the blocks to read, the part of each, and its target."""
+    """Neighbouring blocks along one axis: their positions among the blocks to read, the selected part, the target."""
 
     start: int
     stop: int
@@ -252,8 +252,8 @@ class _CutPiece(NamedTuple):
 class _AxisGrid(NamedTuple):
     """The blocks along one axis that a slice touches.
 
-    `common` is the part of each block that the slice takes: the same `nitems` items, or the whole block. `narrowed` has
-    the pieces with that part in place of the blocks.
+    `common` is the part that the slice selects from every block: the same `nitems` items, or the whole block.
+    `narrowed` has the pieces relative to that part instead of the block.
     """
 
     coords: list[int]
@@ -288,14 +288,14 @@ def _along(extent: int, start: int, stop: int, step: int) -> _AxisGrid:
 
 
 def _windows(counts: Shape, length: int) -> Iterator[tuple[Ends, ...]]:
-    """Cut a grid into pieces that lie together in C order."""
+    """Cut a grid into pieces that are contiguous in C order."""
     axis = len(counts)
     while axis > 0 and math.prod(counts[axis - 1 :]) <= length:
         axis -= 1
     if axis == 0:
         yield tuple([(0, count) for count in counts])
         return
-    # Axes from `axis` on are whole, the one before is cut, and each window has one place of the first ones.
+    # Axes from `axis` on are whole, the preceding axis is cut, and a window has one position along each earlier axis.
     cut = counts[axis - 1]
     step = max(1, length // math.prod(counts[axis:]))
     rest = [(0, count) for count in counts[axis:]]
@@ -307,7 +307,7 @@ def _windows(counts: Shape, length: int) -> Iterator[tuple[Ends, ...]]:
 
 
 def _within(pieces: list[_CutPiece], window: Ends) -> list[_CutPiece]:
-    """Cut pieces to the blocks of a window, and count these from its start."""
+    """Cut pieces to the blocks of a window, and number the blocks from its start."""
     low, high = window
     if low == 0 and high == pieces[-1].stop:
         return pieces
