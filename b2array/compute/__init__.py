@@ -1,8 +1,8 @@
-"""Computing with arrays: reductions, operators and views, which load no more than they must.
+"""Computations on arrays: reductions, operators and views, which load only the items that they need.
 
-mapping     what a view shows: positions along its axes -> positions along those of the array
-reductions  `sum`, `mean`, `argmin`, ..., `nansum`, ...: a state of each piece, in workers -> combined -> finished;
-            `Readable` has them as methods, and `b2array` those that ignore NaN as functions
-operators   `+`, `==`, `-a`, ...: as if on `a[...]`, if that fits into memory
-readable    `Readable`: all that reads arrays and views; `Indexer`: what `oindex`, `vindex` and `chunk_view` are
+mapping     positions along the axes of a view -> positions along the axes of the array
+reductions  `sum`, `mean`, `argmin`, ..., `nansum`, ...: workers compute a state of each piece; the states are combined;
+            methods of `Readable`, and functions of `b2array` that ignore NaN
+operators   `+`, `==`, `-a`, ...: the same results as on `a[...]`, if that fits into memory
+readable    `Readable`: the methods that read arrays and views; `Indexer`: the type of `oindex` and `vindex`
 """

@@ -1,8 +1,8 @@
-"""`Mapping`: what a view shows of an array, as arithmetic of positions.
+"""`Mapping`: maps the positions of a view to positions in its array, by arithmetic.
 
-A position along an axis of the array is where the view begins plus, for each digit that belongs to the axis, the digit
-times its step. An axis of the view counts through its digits, the last one fastest. Slicing changes steps, splitting an
-axis splits a digit, joining axes puts their digits together.
+A position along an axis of the array is the start of the view plus, for each digit of the axis, the value of the digit
+times its step. An axis of the view counts through its digits, the last digit fastest. Slicing changes steps, splitting
+an axis splits a digit, and joining axes concatenates their digits.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Digit(NamedTuple):
     step: int
 
     def covering(self, extents: Sequence[int]) -> int:
-        """Return how far to count to cover about one part of the array with these extents."""
+        """Return the count that covers about one part of the array with these extents."""
         if not self.step:
             return 1
         counts = extents[self.axis] // abs(self.step)
         return max(1, min(self.length, counts))
 
     def turn(self, step: int) -> Digit:
-        """Return the digit with a step that many times as long, backwards if `step` is negative."""
+        """Return the digit with its step multiplied by `step`; it counts backwards if `step` is negative."""
         return self._replace(step=self.step * step)
 
 
@@ -51,11 +51,11 @@ Key = tuple[Any, ...]
 Arrangement = Callable[[Array], Array]
 
 _MOST_AROUND = 4
-"""We read at most this many times the items that are wanted, to have slices instead of index arrays."""
+"""The maximum ratio of read items to selected items, if more items are read to use slices instead of index arrays."""
 
 
 class _Dimension(NamedTuple):
-    """A dimension of a selection: how far it goes along axes of the array. `step` is a digit's step, else 0."""
+    """A dimension of a selection: `moves` along axes of the array, and the `step` of a single digit, otherwise 0."""
 
     length: int
     moves: dict[int, range | npt.NDArray[np.int64]]
@@ -63,13 +63,13 @@ class _Dimension(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """How many items of the array it reads; an item that only repeats is read once."""
+        """The number of items of the array that are read; a repeated item is read once."""
         return self.length if self.moves else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """The part of an array that a view shows: its first item, and the digits of its axes (none at length 1).
+    """The part of an array that a view shows: its first item, and the digits of its axes (empty for length 1).
 
     Examples
     --------
@@ -82,11 +82,11 @@ class Mapping:
     starts: Shape
     axes: tuple[Digits, ...]
     numbers: Numbers
-    """For each axis, the axis of the array that it is, or is a part of; None for one that is split, joined or new."""
+    """For each axis, the axis of the array to which it belongs, or None if the axis is split, joined or new."""
 
     @classmethod
     def of(cls, shape: Shape) -> Mapping:
-        """Return the mapping of a view of all items as they are."""
+        """Return the mapping of a view of the whole array."""
         ndim = len(shape)
         starts = (0,) * ndim
         digits = [Digit(axis, length, 1) for axis, length in enumerate(shape)]
@@ -105,12 +105,12 @@ class Mapping:
 
     @property
     def model(self) -> Array:
-        """A NumPy array of the view's shape with one item in memory, to find out what NumPy accepts."""
+        """A NumPy array of the view's shape with one item in memory, to test which arguments NumPy accepts."""
         return np.broadcast_to(np.int8(0), self.lengths)
 
     def transpose(self, *axes: Any) -> Mapping:
         """Reorder the axes, as `numpy.ndarray.transpose`."""
-        # NumPy transposes an array whose axes have their numbers as lengths, so its rules and errors hold here.
+        # NumPy transposes an array in which the length of each axis is its number, so NumPy's rules and errors apply.
         ndim = len(self.axes)
         numbered = np.broadcast_to(np.int8(0), range(ndim))
         order = numbered.transpose(*axes).shape
@@ -119,7 +119,7 @@ class Mapping:
         return replace(self, axes=moved, numbers=numbers)
 
     def squeeze(self, axis: Any) -> Mapping:
-        """Leave out axes of length 1, as `numpy.squeeze`."""
+        """Remove axes of length 1, as `numpy.squeeze`."""
         shape = self.model.squeeze(axis).shape
         ndim = len(self.axes)
         if axis is None:
@@ -134,12 +134,12 @@ class Mapping:
         return replace(self.reshape(shape), numbers=tuple(numbers))
 
     def reshape(self, shape: Shape) -> Mapping:
-        """Split and join axes; raise ValueError where a split is not even. The number of items stays."""
+        """Split and join axes, with the same number of items; raise ValueError if a split is not even."""
         numbers = self._numbers_in(shape)
         if not math.prod(shape):
             nothing = tuple((Digit(0, n, 0),) for n in shape)
             return replace(self, axes=nothing, numbers=numbers)
-        # Take the digits from the last one of a list; where an axis needs only a part of one, the rest goes back.
+        # Pop the digits from the end of a list; if an axis needs only part of a digit, push the rest back.
         left = [digit for digit in self.digits if digit.length > 1]
         left.reverse()
         axes: list[Digits] = []
@@ -163,12 +163,12 @@ class Mapping:
         return replace(self, axes=tuple(axes), numbers=numbers)
 
     def _numbers_in(self, shape: Shape) -> Numbers:
-        """Return `numbers` in another shape: an axis stays if as many items as before lie on both of its sides."""
+        """Return `numbers` for another shape: an axis is the same if the number of items on each side is unchanged."""
         if shape == self.lengths:
             return self.numbers
         if not math.prod(shape):
             return (None,) * len(shape)
-        # The number of items on the outer side of an axis and its length tell how many lie on the inner side.
+        # The number of items on the outer side of an axis and its length determine the number on the inner side.
         before = {}
         outer = 1
         for length, number in zip(self.lengths, self.numbers, strict=True):
@@ -184,7 +184,7 @@ class Mapping:
         return tuple(numbers)
 
     def slice_by(self, key: Any) -> Mapping:
-        """Take what a key of integers, slices, Ellipsis and None selects; on joined axes, part of a row or rows."""
+        """Select by a key of integers, slices, Ellipsis and None; on joined axes, a part of one row or whole rows."""
         selection = select(key, self.lengths)
         if selection.kind not in ("basic", "scalar"):
             raise IndexError(
@@ -193,7 +193,7 @@ class Mapping:
         starts = list(self.starts)
         ndim = len(self.axes)
         slices = cast(tuple[slice, ...], selection.positions)
-        # A selection has ascending slices; a flip turns those whose step is negative in the key.
+        # A selection has ascending slices; flips reverse the slices whose step is negative in the key.
         flips = selection.flips or (slice(None),) * ndim
         axes = []
         for axis, length in enumerate(self.lengths):
@@ -202,16 +202,16 @@ class Mapping:
             axes.append(self._take(axis, along, starts))
         unnumbered = (None,) * ndim
         taken = Mapping(self.shape, tuple(starts), tuple(axes), unnumbered)
-        # Integers have left axes of length 1, which the selection's shape does not have.
+        # Integers leave axes of length 1, which are not in the selection's shape.
         reshaped = taken.reshape(selection.shape)
         return replace(reshaped, numbers=self._numbers_after(key))
 
     def _numbers_after(self, key: Any) -> Numbers:
-        """Return `numbers` of what a key of integers, slices, Ellipsis and None selects."""
+        """Return `numbers` for the selection by a key of integers, slices, Ellipsis and None."""
         entries = key if isinstance(key, tuple) else (key,)
         taking = [entry for entry in entries if entry is not None and entry is not Ellipsis]
         absent = len(self.numbers) - len(taking)
-        # Axes that the key does not name are whole, where the ellipsis is or at the end.
+        # Remaining axes are whole; they replace the ellipsis, or follow at the end.
         ellipses = [n for n, entry in enumerate(entries) if entry is Ellipsis]
         at = ellipses[0] if ellipses else len(entries)
         before = entries[:at]
@@ -227,7 +227,7 @@ class Mapping:
         return tuple(numbers)
 
     def _take(self, number: int, positions: range, starts: list[int]) -> Digits:
-        """Restrict the digits of an axis to positions along it, and move `starts` to the first one."""
+        """Restrict the digits of an axis to positions along it, and move `starts` to the first position."""
         if not positions:
             return (Digit(0, 0, 0),)
         digits = _varying(self.axes[number], positions)
@@ -259,17 +259,17 @@ class Mapping:
         """Return extents of the view that cover about one part of the array with these extents."""
         covered = []
         for digits in self.axes:
-            # A part cuts the outermost digit only, so that a view of it is whole rows.
+            # A part cuts only the outermost digit, so that a view of the part consists of whole rows.
             rows = digits[0].covering(extents) if digits else 1
             row = _count(digits[1:])
             covered.append(rows * row)
         return tuple(covered)
 
     def locate(self, selection: Selection) -> tuple[Key, Arrangement]:
-        """Return where the items of a selection of the view are, and a function that arranges them.
+        """Return the key of a selection of the view in the array, and a function that arranges the items.
 
-        The first is a key of the array for `vectorised`, which takes the items in the order of storage. The function
-        makes the selection's result of them, and copies only where it joins axes or repeats items.
+        The key is for `vectorised`, and reads the items in the order of storage. The function turns these items into
+        the result of the selection, and copies only if it joins axes or repeats items.
         """
         if 0 in selection.box:
 
@@ -288,7 +288,7 @@ class Mapping:
             trims.append(trim)
             each.append(self._dimensions(covered, of_factor, starts))
         dims = list(chain.from_iterable(each))
-        # A run of digits that has an axis to itself becomes a slice. All others become index arrays.
+        # A run of digits that alone moves along an axis becomes a slice. All other digits become index arrays.
         key: list[Any] = []
         straight: list[int] = []
         for axis, start in enumerate(starts):
@@ -324,7 +324,7 @@ class Mapping:
         return (*key, ...), arrange  # with an ellipsis, even a single item is an array
 
     def _widen(self, positions: Positions, axes: Sequence[int]) -> tuple[Positions, slice]:
-        """Widen a part of joined axes to whole rows, and say where in them the part is; not if they are far longer.
+        """Widen a part of joined axes to whole rows unless these are far longer; also return the slice of the part.
 
         Whole rows are slices of the array, which are read faster than index arrays.
         """
@@ -349,12 +349,12 @@ class Mapping:
         axes: Sequence[int],
         starts: list[int],
     ) -> list[_Dimension]:
-        """Return the dimensions of one factor of a selection, and move `starts` to its first item."""
+        """Return the dimensions of a factor of a selection, and move `starts` to the first item of the factor."""
         if isinstance(positions, slice):
             along = range(positions.start, positions.stop, positions.step)
             try:
                 digits = self._take(axes[0], along, starts)
-            except ValueError:  # a part of joined axes that is not a box
+            except ValueError:  # the positions on joined axes do not form a box
                 positions = np.asarray(along)[None]
             else:
                 return [_straight(digit) for digit in digits]
@@ -368,25 +368,25 @@ class Mapping:
 
 
 def _count(digits: Digits) -> int:
-    """Return how many positions digits count through together."""
+    """Return the number of positions that digits count through together."""
     return math.prod(digit.length for digit in digits)
 
 
 def _straight(digit: Digit) -> _Dimension:
-    """Return the dimension in which one digit counts."""
+    """Return the dimension of a single digit."""
     axis, length, step = digit
     moves = range(0, length * step, step)
     return _Dimension(length, {axis: moves}, step)
 
 
 def _moving(dims: Dims, axis: int) -> list[int]:
-    """Return which dimensions go along an axis of the array, the longest steps first."""
+    """Return the numbers of the dimensions that move along an axis of the array, longest steps first."""
     moving = [n for n, dim in enumerate(dims) if axis in dim.moves]
     return sorted(moving, key=lambda n: abs(dims[n].step), reverse=True)
 
 
 def _run(dims: Dims, axis: int, along: Sequence[int]) -> Digit | None:
-    """Return the one digit that the dimensions along an axis are together; None if they need index arrays."""
+    """Merge the dimensions along an axis into a single digit; return None if they need index arrays."""
     digits = []
     for n in along:
         dim = dims[n]
@@ -404,7 +404,7 @@ def _slice_of(run: Digit, start: int) -> slice:
 
 
 def _varying(digits: Digits, positions: range) -> Digits:
-    """Return the last digits of an axis that differ along the positions, at least one."""
+    """Return the last digits of an axis, at least one, that vary along the positions."""
     while len(digits) > 1:
         inner = _count(digits[1:])
         if positions[0] // inner != positions[-1] // inner:
@@ -426,7 +426,7 @@ def _merge(digits: Iterable[Digit]) -> Digits:
 
 
 def _continues(outer: Digit, inner: Digit) -> bool:
-    """Return whether the outer digit goes on where the inner one ends."""
+    """Return whether the outer digit continues at the end of the inner digit."""
     if outer.axis != inner.axis or not outer.step:
         return False
     return outer.step == inner.step * inner.length

@@ -1,7 +1,7 @@
-"""`Operators`: arithmetic, comparisons, conversions. They act on all items as NumPy's do, if the memory suffices.
+"""`Operators`: arithmetic, comparisons and conversions of all items, as in NumPy, if the memory suffices.
 
-There is neither `__array_ufunc__` nor `__array_priority__`: with them, NumPy functions would fail or ``x += a`` would
-leave the NumPy array `x` as it was. So NumPy itself reads an array to the right of a NumPy array.
+`Operators` defines neither `__array_ufunc__` nor `__array_priority__`: with them, NumPy functions would fail, or
+``x += a`` would not change the NumPy array `x`. So if a NumPy array is on the left, NumPy reads the array on the right.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _methods(verb: Binary) -> tuple[Binary, Binary, Binary]:
 
 
 def _comparison(verb: Binary) -> Binary:
-    """Return the method of an operator with the array on the left: Python turns a comparison around by itself."""
+    """Return the method of an operator with the array on the left; Python itself reverses comparisons."""
 
     def on_the_left(a: Any, b: Any) -> Any:
         return _apply(verb, a, b)
@@ -101,7 +101,7 @@ class Operators:
     __ge__ = _comparison(operator.ge)
     __eq__ = _comparison(operator.eq)
     __ne__ = _comparison(operator.ne)
-    # A class that defines __eq__ loses its hash; arrays are told apart as objects, as keys of a dictionary.
+    # A class that defines __eq__ loses its hash; as keys of a dictionary, arrays are compared by identity.
     __hash__ = object.__hash__
     __neg__ = _unary(operator.neg)
     __pos__ = _unary(operator.pos)
@@ -117,9 +117,9 @@ class Operators:
         return bool(np.any(self == item))
 
     def item(self, *args: SupportsIndex) -> Any:
-        """Return one item as a Python scalar, or what else `numpy.ndarray.item` returns.
+        """Return one item as a Python scalar, as `numpy.ndarray.item` does.
 
-        Without arguments, the array must have a single item. One number counts items in C order. More are an index.
+        Without arguments, the array must have a single item. One number is a position in C order, more are an index.
 
         Examples
         --------
@@ -177,7 +177,7 @@ class Operators:
     if not TYPE_CHECKING:  # a type checker would accept every name as an attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say what to write instead of the name, if arrays of NumPy, zarr or xarray have it."""
+            """Raise an AttributeError, with a hint if the name is an attribute of NumPy, zarr or xarray arrays."""
             kind = type(self).__name__
             hint = _NEIGHBOURS.get(name, "")
             if not name.startswith("_") and hasattr(np.ndarray, name):
@@ -194,7 +194,7 @@ def _apply(verb: Binary, a: Any, other: Any) -> Any:
     is_stored = isinstance(other, Operators)
     if not is_stored and not isinstance(other, np.ndarray):
         if getattr(other, "__array_priority__", 0) > 0:
-            return NotImplemented  # dask and xarray then go chunk by chunk
+            return NotImplemented  # dask and xarray then work chunk by chunk
         if np.ndim(other):
             other = np.asarray(other)
     try:
@@ -206,7 +206,7 @@ def _apply(verb: Binary, a: Any, other: Any) -> Any:
     other_itemsize = other.itemsize if np.ndim(other) else 0
     nbytes = size * max(a.itemsize, other_itemsize)
     free = free_nbytes()
-    # Half of it, because the operands are in memory besides the result.
+    # Half of the free memory, because the operands need memory as well as the result.
     if nbytes > free // 2:
         raise MemoryError(
             f"the result would take {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: to_dask() computes "
@@ -217,14 +217,14 @@ def _apply(verb: Binary, a: Any, other: Any) -> Any:
 
 
 def free_nbytes() -> int:
-    """Return how many bytes of memory are free; a very large number if that is unknown."""
-    # Only Linux has this file, and a container may hide it or lack the line: then the next way answers.
+    """Return the number of free bytes of memory, or a very large number if it is unknown."""
+    # Only Linux has this file, and a container may hide the file or lack the line; then use the next method.
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable:"))
         kibibytes = available.split()[1]
         return 1024 * int(kibibytes)
-    # Windows has no sysconf, and macOS does not know these names: then nothing limits the result.
+    # Windows has no sysconf, and macOS does not support these names; then nothing limits the result.
     with suppress(OSError, ValueError, AttributeError):
         pages = os.sysconf("SC_AVPHYS_PAGES")
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""`Readable`: what arrays and views have in common, everything that reads."""
+"""`Readable`: the methods that arrays and views share, which all read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _refuse(*_: Any) -> None:
 
 
 class Indexer:
-    """Calls one function for ``indexer[key]``, and another one for ``indexer[key] = value``."""
+    """Calls one function for ``indexer[key]``, and another for ``indexer[key] = value``."""
 
     __slots__ = ("_get", "_name", "_set", "_url")
 
@@ -68,7 +68,7 @@ class Indexer:
     if not TYPE_CHECKING:  # so that type checkers refuse calls
 
         def __call__(self, *_: object, **__: object) -> NoReturn:
-            """Refuse the call, and say what to write: in NumPy, `view` is a method."""
+            """Refuse the call with a hint, because `view` is a method in NumPy."""
             hint = _INSTEAD_OF_CALLS.get(self._name, "")
             raise TypeError(f"{self._name} takes a key in brackets, as in a.{self._name}[1:3]{hint}")
 
@@ -77,7 +77,7 @@ class Indexer:
 
 
 class Readable(Operators):
-    """Reads the items that a handle shows, as they are; a view overrides what depends on its mapping."""
+    """Reads all items that a handle shows; a view overrides the methods that depend on its mapping."""
 
     __slots__ = ()
 
@@ -137,7 +137,7 @@ class Readable(Operators):
             return self._get(key, select)
         try:
             return read_item(source, layout, where)
-        except RECOVERABLE:  # perhaps a commit through this handle removed the chunk
+        except RECOVERABLE:  # a commit through this handle may have removed the chunk
             return self._get(key, select)
 
     def _get(self, key: Any, rule: Select) -> Any:
@@ -163,13 +163,13 @@ class Readable(Operators):
     _set = __setitem__
 
     def _mapping(self, shape: tuple[int, ...]) -> Mapping:
-        """Return what this shows of the array, which has this shape now."""
+        """Return the mapping to the array, which currently has this shape."""
         return Mapping.of(shape)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         handle = self._handle
         if handle.in_transaction:
-            # The next change in the transaction would make a result under this name wrong.
+            # The next change in the transaction would invalidate a result with this name.
             return "b2array", handle.url, uuid4().hex
         return "b2array", handle.url, handle.snapshot.start, handle.generation
 
@@ -184,7 +184,7 @@ class Readable(Operators):
 
     @property
     def oindex(self) -> Indexer:
-        """Orthogonal indexing, get and set: each one-dimensional index array or mask selects along one axis.
+        """Orthogonal indexing, to read and to assign: each one-dimensional index array or mask selects along one axis.
 
         Examples
         --------
@@ -197,7 +197,7 @@ class Readable(Operators):
 
     @property
     def vindex(self) -> Indexer:
-        """Indexing by points, get and set: index arrays are broadcast, and their dimensions always come first.
+        """Indexing by points, to read and to assign: index arrays are broadcast, and their dimensions come first.
 
         Examples
         --------
@@ -216,7 +216,7 @@ class Readable(Operators):
         return result if dtype is None else result.astype(dtype, copy=False)
 
     def _warn_if_too_large(self) -> None:
-        """Warn before a function of NumPy loads more than the memory holds."""
+        """Warn before a NumPy function loads more items than fit into memory."""
         memory = memory_nbytes()
         if memory is None or self.nbytes <= memory:
             return
@@ -235,7 +235,7 @@ class Readable(Operators):
     def __iter__(self) -> Iterator[Any]:
         if not self.shape:
             raise TypeError("iteration over a 0-d array")
-        # One read serves as many rows as a chunk has, unless they are too large together.
+        # Read as many rows at a time as a chunk has, unless they are too large together.
         length = len(self)
         row_nbytes = max(1, self.nbytes // max(1, length))
         step = max(1, min(self.chunks[0], _ROWS_NBYTES // row_nbytes))
@@ -243,24 +243,24 @@ class Readable(Operators):
         return (row for start in starts for row in self[start : start + step])
 
     def to_dask(self, chunks: Any = "auto") -> da.Array:
-        """Return a dask array of the state that is committed now. Only computing it reads items.
+        """Return a dask array of the current committed state. Items are only read when it is computed.
 
         Parameters
         ----------
         chunks : "auto", or what dask takes
-            The default is whole stored chunks: as many together as make a 32nd of the array, but at least 4 MiB, and at
-            most what dask's setting ``array.chunk-size`` permits; or whole blocks, where one stored chunk is larger
-            than that.
+            By default, each chunk consists of whole stored chunks and is a 32nd of the array, but at least 4 MiB, and
+            at most the value of dask's setting ``array.chunk-size``. If a single stored chunk is larger, each chunk
+            consists of whole blocks.
 
         Returns
         -------
         dask.array.Array
-            With a name that depends on URL, generation and chunks only.
+            The array, whose name depends only on URL, generation and chunks.
 
         Raises
         ------
         ValueError
-            A transaction is under way.
+            A transaction is in progress.
 
         Warns
         -----
@@ -277,7 +277,7 @@ class Readable(Operators):
         return cast("da.Array", self._graph(self, chunks))
 
     def to_dask_array(self) -> da.Array:
-        """Return what `to_dask` returns. dask's functions and operators call it, so that they compute piece by piece.
+        """Return `to_dask()`. Functions and operators of dask call this method, so that they compute piece by piece.
 
         Examples
         --------
@@ -288,7 +288,7 @@ class Readable(Operators):
         """
         return self.to_dask()
 
-    # Reductions, which NumPy's functions call.
+    # Reductions, which NumPy's functions call as methods.
 
     sum, prod, mean, std, var = map(reduction, ("sum", "prod", "mean", "std", "var"))
     min, max, argmin, argmax = map(reduction, ("min", "max", "argmin", "argmax"))
@@ -296,12 +296,12 @@ class Readable(Operators):
 
 
 def select_fields(result: Any, names: str | list[str]) -> Any:
-    """Return fields of items; arrays of them are read-only."""
+    """Return fields of items; a resulting array is read-only."""
     fields = result[names]
     if isinstance(fields, np.ndarray):
         if isinstance(names, str):
             # A view would keep the memory of all other fields.
             fields = np.array(fields)
-        # In NumPy, a["x"][1:3] = 0 changes a. Here it would be lost in a copy.
+        # In NumPy, a["x"][1:3] = 0 changes a. Here it would only change a copy.
         fields.flags.writeable = False
     return fields

@@ -1,8 +1,8 @@
-"""Reductions in bounded memory: a state of each piece, states combined pair by pair, and a result of the last one.
+"""Reductions in bounded memory: compute a state of each piece, combine states in pairs, and finish the last state.
 
 Pairs are combined as in NumPy's pairwise sum, so that the error of a sum grows with the logarithm of the number of
 items. Sums of short floats are kept in double precision. A part of the result is finished as soon as all of its pieces
-have arrived. So only a few pieces are in memory besides it.
+are complete, so only a few pieces are in memory in addition to the result.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ _WIDE = {"f2": "f8", "f4": "f8", "c8": "c16"}
 class _Reduction:
     """The arguments of a reduction; axes are digits (see `b2array.compute.mapping`).
 
-    `dtype` is the type of the result, and `wide` the type of sums. `valid` marks the items that count, None marks all.
-    `initial` holds the initial value, if there is one. With `skipna`, NaN does not count.
+    `dtype` is the type of the result, and `wide` the type of sums. `valid` is the mask of the items to reduce, None for
+    all items. `initial` holds the initial value, if there is one. With `skipna`, NaN is ignored.
     """
 
     lengths: tuple[int, ...]
@@ -80,7 +80,7 @@ class _Reduction:
     skipna: bool
 
     def where(self, box: Box, items: Array) -> tuple[Any, Any]:
-        """Return which items count, True for all, and how many do."""
+        """Return the mask of the items to reduce, True for all items, and the number of these items."""
         valid: Any = True if self.valid is None else self.valid[box]
         numbers = ~np.isnan(items) if self.skipna else np.True_
         if valid is True and numbers.all():
@@ -94,7 +94,7 @@ class _Reduction:
 
 @dataclass(frozen=True, slots=True)
 class _Verb:
-    """A reduction: a state of the items in a box, one state of two, and the result."""
+    """The functions of a reduction: compute the state of the items in a box, combine two states, finish the result."""
 
     piece: Callable[[_Reduction, Box, Array], State]
     combine: Callable[[_Reduction, State, State], State]
@@ -104,7 +104,7 @@ class _Verb:
 _DOC = """Reduce the items as `numpy.{name}` does and with its arguments, chunk by chunk in bounded memory.
 
     NumPy's functions call the methods of an array or a view: ``np.sum(a)`` is ``a.sum()``. Results are new arrays:
-    `out` must be None. With ``progress=True``, show on stderr how far it has come.
+    `out` must be None. With ``progress=True``, show the progress on stderr.
 
     Examples
     --------
@@ -116,13 +116,13 @@ _DOC = """Reduce the items as `numpy.{name}` does and with its arguments, chunk 
 
 
 def reduction(name: str) -> Callable[..., Any]:
-    """Return the method of this name, or the function for a name that begins with nan."""
+    """Return the method with this name, or the function if the name begins with nan."""
     function = getattr(np, name)
     plain = name.removeprefix("nan")
     skipna = plain != name
 
     def reduce(a: Any, axis: Any = None, dtype: Any = None, out: Any = None, **options: Any) -> Any:
-        # NumPy's functions do not all take these arguments, so pass them on only if the caller did.
+        # Not all NumPy functions accept these arguments, so pass them on only if the caller did.
         if dtype is not None:
             options["dtype"] = dtype
         if not isinstance(a, Operators):
@@ -156,10 +156,10 @@ def _reduce(
     def attempt(source: Source) -> Any:
         layout = source.state.require_layout()
         mapping = a._mapping(layout.shape)
-        view_shape = mapping.lengths  # `a` may change meanwhile
+        view_shape = mapping.lengths  # `a` may change in the meantime
         ndim = len(view_shape)
         if 0 in view_shape:
-            # NumPy knows what nothing is reduced to, and for which functions that is an error.
+            # NumPy knows the result for no items, and the functions for which no items are an error.
             nothing = np.empty(view_shape, layout.dtype)
             return function(nothing, axis=axis, keepdims=keepdims, **arguments)
         kind = _result_dtype(
@@ -183,7 +183,7 @@ def _reduce(
             elif keepdims:
                 shape.append(1)
         result = result.reshape(shape)
-        return result if shape else result[()]  # a scalar, as NumPy returns
+        return result if shape else result[()]  # a scalar, as in NumPy
 
     return a._handle.reading(attempt)
 
@@ -196,7 +196,7 @@ def _reduced_axes(axis: Any, ndim: int) -> Axes:
 
 
 def _may_have_nan(name: str, dtype: DType) -> bool:
-    """Return whether items may be NaN; for `nanmin` and `nanmax` NaT is one, for sums it is not."""
+    """Return whether items may be NaN; NaT counts as NaN for `nanmin` and `nanmax`, but not for sums."""
     kinds = "fcmM" if name in ("min", "max") else "fc"
     return dtype.kind in kinds
 
@@ -209,7 +209,7 @@ def _task(
     *,
     skipna: bool,
 ) -> _Reduction:
-    """Return the arguments of a reduction along axes of a view in terms of the view's digits."""
+    """Express the arguments of a reduction along axes of a view in terms of the view's digits."""
     lengths = tuple(digit.length for digit in mapping.digits)
     of_digits = [axis for axis, digits in enumerate(mapping.axes) for _ in digits]
     axes = tuple(n for n, axis in enumerate(of_digits) if axis in reduced)
@@ -237,7 +237,7 @@ def _result_dtype(
     *,
     keepdims: bool,
 ) -> DType:
-    """Return the type that NumPy gives the result, or raise the error that NumPy raises for these arguments."""
+    """Return the type of NumPy's result, or raise NumPy's error for these arguments."""
     options = dict(arguments)
     if options.get("where", True) is not True:
         mask_dtype = np.asarray(options["where"]).dtype
@@ -247,14 +247,14 @@ def _result_dtype(
     # Text may have to be a number.
     fill = np.ones if dtype.kind in "SU" else np.zeros
     one = fill((1,) * ndim, dtype)
-    # Without an axis, NumPy has roots of objects and counts records, but makes no arrays of these results.
+    # Without an axis, NumPy computes roots of objects and counts records, but returns no arrays of these results.
     kept = keepdims or name not in ("std", "count_nonzero")
     with np.errstate(all="ignore"):
         result = function(one, axis=axis, keepdims=kept, **options)
     kind: DType = np.asarray(result).dtype
     adds = name in ("sum", "prod", "mean") and dtype.kind in "biufc"
     if adds and np.dtype(arguments.get("dtype")) == object:
-        return np.dtype(object)  # NumPy's result may be a number of Python, which has no limits
+        return np.dtype(object)  # NumPy's result may be a Python number, which has no limits
     return kind
 
 
@@ -267,7 +267,7 @@ def _reduce_chunks(
     *,
     show: str,
 ) -> Array:
-    """Return the result with an extent of 1 along the digits that are reduced."""
+    """Return the result with an extent of 1 along reduced digits."""
     axes = range(len(task.lengths))
     kept = [axis for axis in axes if axis not in task.axes]
     error = np.geterr()  # each thread has its own settings
@@ -289,7 +289,7 @@ def _reduce_chunks(
                 of_box = _state_of(task, verb, box, items)
             return tuple(place), of_box
 
-        # A mask may leave out different items of chunks that have the same items.
+        # A mask may exclude different items in chunks with equal items.
         merge = task.valid is None
         pieces = _pieces(source, layout, mapping, kept, state, merge=merge)
         for where, column in groupby(pieces, itemgetter(0)):
@@ -302,7 +302,7 @@ def _reduce_chunks(
 def _state_of(task: _Reduction, verb: _Verb, box: Box, items: Array) -> State:
     if items.size == 1 or any(items.strides):
         return verb.piece(task, box, items)
-    # All items are one: reduce it once, and repeat the state.
+    # All items are the same: reduce one item, and repeat the state.
     first = items[(slice(0, 1),) * items.ndim]
     one = verb.piece(task, box, first)
     lengths = [items.shape[axis] for axis in task.axes]
@@ -311,7 +311,7 @@ def _state_of(task: _Reduction, verb: _Verb, box: Box, items: Array) -> State:
 
 
 def _fold(task: _Reduction, verb: _Verb, states: Iterable[State]) -> State:
-    """Combine states pair by pair, pairs of pairs, and so on, with few of them in memory."""
+    """Combine states in pairs, pairs of pairs, and so on, with only a few states in memory."""
     stack: list[State] = []
 
     def combine_last_two() -> None:
@@ -331,7 +331,7 @@ def _fold(task: _Reduction, verb: _Verb, states: Iterable[State]) -> State:
 
 
 def _repeat(task: _Reduction, verb: _Verb, state: State, n: int) -> State:
-    """Combine a state with itself until it stands for `n` boxes with the same items."""
+    """Combine a state with itself until it represents `n` boxes with the same items."""
     if n == 1:
         return state
     half = _repeat(task, verb, state, n // 2)
@@ -351,10 +351,11 @@ def _pieces(
     *,
     merge: bool,
 ) -> Iterator[tuple[Box, State]]:
-    """Call a function in workers with pieces of what a mapping shows, all of them, and yield the results.
+    """Call a function in workers for all pieces of a mapping, and yield the results.
 
-    It takes a box of digits and its items, in memory that is used again. Pieces with the same box of the digits `kept`
-    follow each other. With `merge`, many chunks of one value may be one piece, whose items have the stride 0.
+    The function takes a box of digits and the items in the box, whose memory is reused. Pieces with the same box of the
+    digits `kept` are consecutive. With `merge`, many chunks of one value may be a single piece, whose items have the
+    stride 0.
     """
     digits = tuple((digit,) for digit in mapping.digits)
     unnumbered = (None,) * len(digits)
@@ -393,7 +394,7 @@ def _boxes(
     *,
     merge: bool,
 ) -> Iterator[tuple[Box, bool]]:
-    """Halve digits, the digits of `kept` first, until boxes are small; the index tells which boxes have one value."""
+    """Halve digits, the digits of `kept` first, until boxes are small; yield each box, and whether it has one value."""
     digits = mapping.digits
     units = layout.blocks if layout.chunk_nbytes > _MOST_NBYTES else layout.chunks
     codes = _special_codes(source, layout) if merge else None
@@ -424,7 +425,7 @@ def _boxes(
         lengths = [i.stop - i.start for i in box]
         nbytes = math.prod(map(min, lengths, cells)) * layout.itemsize
         for n in order:
-            # As if all following digits were cut as far as possible.
+            # The size of the box if all following digits were cut as far as possible.
             smallest = min(lengths[n], cells[n])
             nbytes = nbytes // smallest * lengths[n]
             if lengths[n] <= cells[n] or nbytes <= most:
@@ -432,7 +433,7 @@ def _boxes(
             axis, _, step = digits[n]
             whole = box[n]
             middle = _middle(whole, mapping.starts[axis], step, units[axis])
-            # The stack gives the last one first, so the halves follow each other in the order of the array.
+            # The stack pops the last half first, so the halves are processed in the order of the array.
             halves = [slice(middle, whole.stop), slice(whole.start, middle)]
             before = box[:n]
             after = box[n + 1 :]
@@ -443,8 +444,8 @@ def _boxes(
 
 
 def _special_codes(source: Source, layout: Layout) -> Array | None:
-    """Return the offsets of all chunks on their grid, if some tell that a chunk has one value and can be trusted."""
-    # A transaction must note which chunks are read, and its index does not tell which chunks it keeps open.
+    """Return the offsets of all chunks on their grid, if some reliably state that a chunk has one value."""
+    # A transaction must record which chunks are read, and its index does not include open chunks.
     if not isinstance(source, Snapshot) or source.state.annotations.lost:
         return None
     frame = source.state.frame
@@ -456,7 +457,7 @@ def _special_codes(source: Source, layout: Layout) -> Array | None:
 
 
 def _middle(i: slice, base: int, step: int, unit: int) -> int:
-    """Return where to cut a range of a digit: near its middle, at a border between units if one is inside."""
+    """Return the position to cut a range of a digit: near its middle, at a border between units if possible."""
     middle: int = (i.start + i.stop) // 2
     if step < 0:
         # Count from the other end of the axis, where the digit ascends.
@@ -474,13 +475,13 @@ def _middle(i: slice, base: int, step: int, unit: int) -> int:
 
 
 def _by(ufunc: np.ufunc, convert: Callable[[Array], Array] = np.asarray) -> _Verb:
-    """Return the reduction by a ufunc of the items that count; the state also has their number."""
+    """Return the reduction by a ufunc; the state also has the number of reduced items."""
 
     def piece(task: _Reduction, box: Box, items: Array) -> State:
         valid, number = task.where(box, items)
         options: dict[str, Any] = {"keepdims": True, "where": valid}
         if task.dtype == object:
-            # NumPy does not know the identity for objects.
+            # NumPy does not define the identity for objects.
             options["initial"] = ufunc.identity
         total = ufunc.reduce(convert(items), task.axes, task.wide, **options)
         return total, number
@@ -512,7 +513,7 @@ def _mean(_: _Reduction, state: State) -> Any:
     return np.true_divide(total, number)
 
 
-# Variance: the number of items, their mean, and the sum of squares around it.
+# Variance: the number of items, their mean, and the sum of squared deviations from the mean.
 
 
 def _moments(task: _Reduction, box: Box, items: Array) -> State:
@@ -549,7 +550,7 @@ def _combine_moments(_: _Reduction, a: State, b: State) -> State:
 def _var(task: _Reduction, state: State) -> Any:
     number, mean, squares = state
     if task.dtype.kind in "iu":
-        # Asked for whole numbers, NumPy takes the squares around the whole part of the mean.
+        # For an integer result type, NumPy sums squared deviations from the integer part of the mean.
         mean = np.rint(mean * number) / np.maximum(number, 1)
         fraction = mean - np.trunc(mean)
         squares = np.rint(squares + number * np.square(fraction))
@@ -569,7 +570,7 @@ def _std(task: _Reduction, state: State) -> Any:
 
 
 def _extreme(ufunc: np.ufunc, without_nan: np.ufunc) -> _Verb:
-    """Return the minimum or the maximum; the second function ignores NaN."""
+    """Return the minimum or maximum; the second function ignores NaN."""
 
     def choose(task: _Reduction) -> np.ufunc:
         return without_nan if task.skipna else ufunc
@@ -593,9 +594,9 @@ def _extreme(ufunc: np.ufunc, without_nan: np.ufunc) -> _Verb:
 
 
 def _position(function: Callable[..., Any], last: float) -> _Verb:
-    """Return where the first of the extreme items is, which NumPy's function finds; `last` replaces NaN.
+    """Return the position of the first extreme item, which a NumPy function finds; `last` replaces NaN.
 
-    A state has the item, its position among all that are reduced, and whether not all are NaN.
+    A state has the item, its position among all reduced items, and whether any item is not NaN.
     """
 
     def piece(task: _Reduction, box: Box, items: Array) -> State:
@@ -613,7 +614,7 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
         values = np.take_along_axis(rows, best[..., None], -1)
         value = values[..., 0]
         position = np.zeros_like(best)
-        # NumPy splits no positions for a shape without dimensions.
+        # `unravel_index` does not accept a shape without dimensions.
         lengths = [items.shape[axis] for axis in task.axes]
         inside = np.unravel_index(best, [1, *lengths])[1:]
         for axis, along in zip(task.axes, inside, strict=True):
@@ -626,7 +627,7 @@ def _position(function: Callable[..., Any], last: float) -> _Verb:
     def combine(_: _Reduction, a: State, b: State) -> State:
         item_a, position_a, valid_a = a
         item_b, position_b, valid_b = b
-        # In the order of their positions, so that the first of equal items wins.
+        # Order the items by position, so that the first of equal items wins.
         is_ordered = position_a < position_b
         items = np.where(is_ordered, [item_a, item_b], [item_b, item_a])
         positions = np.sort([position_a, position_b], axis=0)
