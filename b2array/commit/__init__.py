@@ -13,9 +13,9 @@ another writer was faster, `commit` repeats all of this; if that writer changed 
 yields another draft.
 
 A transaction of a local group calls `entries.commit_entries`, which calls `one.stage` for each member: the same steps,
-up to the last write. The group then writes its manifest once, with an entry for each member in its log: that write is
-the commit. `apply.apply_entry` takes the last step of each member, now or, if the writer was killed, when the next
-writer comes. `b2array.frame.log` decides by one table what that step is.
+except the last write. The group then writes its manifest once, with an entry for each member in its log: that write is
+the commit. `apply.apply_entry` takes the last step of each member; if the writer is killed first, the next writer does
+so. A table in `b2array.frame.log` determines that step.
 
 An object store cannot rename objects. There `many.commit_rows` writes a revision of each changed member, and then the
 manifest once: its rows name the revisions that count. A change of a member by its own URL takes the same route.
@@ -28,28 +28,28 @@ commits like any other.
 
 open_chunk     `OpenChunk`: a chunk that is being changed, and is encoded at the end
 write          the values of a selection -> new chunks
-edits          insert, update, delete and reorder chunks; compact a frame; restore a kept state
-resize         resize, append, insert, delete along an axis
+edits          inserts, updates, deletes and reorders chunks; compacts a frame; restores a kept state
+resize         resizes an array; appends, inserts and deletes along an axis
 staging        new chunks, before an index refers to them
-draft          `Draft`: changes on top of a snapshot, as they collect: a state, and its `Delta` to the base
-changes        `ChangeSet`: such changes as a value; `apply_change`, `rebase_change`, `join_changes` (no I/O)
+draft          `Draft`: collects changes on top of a snapshot: a state, and its `Delta` to the base
+changes        `ChangeSet`: the changes of a draft as a value; `apply_change`, `rebase_change`, `join_changes` (no I/O)
 pins           states of a frame that snapshots of local groups need, and the locks for destroying any of them
 plan           `plan`: every decision of a commit (no I/O)
-prepare        everything that a commit makes before its last step: the plan, objects, copies of chunks
+prepare        prepares a commit for its last step: the plan, objects, copies of chunks
 one            one frame: `commit`, `publish`, and `stage` for a group
 many           groups in object stores: `commit_rows`, one write of the manifest
 manifests      writes manifests
 entries        local groups: `commit_entries`, one write of the manifest, whose log names the members
-apply          local groups: gives members the states that the log in the manifest has for them
-locks          local groups: how writers of one member keep to the order of the group's commits: `writers_lock`
-leftovers      removes the files that killed writers leave next to frames
+apply          local groups: gives members the states that the log in the manifest specifies
+locks          local groups: keep writers of one member in order with the group's commits: `writers_lock`
+leftovers      removes staged and replaced frames; recognizes abandoned directories
 census         lists the members of a group in an object store by its files
 localize       turns a group that was copied from an object store into a local group
 tables         refuses changes to columns of python-blosc2's tables
-copied_states  the named states that a copy of a frame gets
+copied_states  chooses the named states to copy with a frame
 fork_point     `ForkPoint`: a transaction as its forks see it; no I/O
 fork           forks for workers, whose changes become part of one commit
 pending        tells `vacuum` which chunks the workers of a write still need
 cursor         the state that a handle shows: a fixed one, the newest one, or a summary
-handle         `Handle`: shows the state of its cursor, begins transactions, tries again after conflicts
+handle         `Handle`: shows the state of its cursor, begins transactions, retries after conflicts
 """

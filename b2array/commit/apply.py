@@ -1,7 +1,7 @@
-"""The last step of a local group's commit: give members the states that the log in the manifest has for them.
+"""The last step of a local group's commit: give members the states that the manifest's log specifies.
 
-`b2array.frame.log` decides what an entry has to do; this module does it. An entry may be applied by its writer, by the
-next one, or by both, and after a kill at any moment.
+`b2array.frame.log` determines the step that an entry still requires; this module takes it. The writer of an entry, the
+next writer or both may apply it, even if one of them was killed at any moment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Applied", "apply_entry", "apply_log"]
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What came of a log.
+    """The result of applying a log.
 
     Parameters
     ----------
@@ -50,10 +50,10 @@ def apply_log(
 ) -> Applied:
     """Apply a log.
 
-    The caller holds the manifest's lock, and the locks of the members `locked`. It may know the `states` that go, by
-    path. A damaged member, or an error of the store, stops its own entry only. Deletions come first: a new name may
-    differ from a deleted one in case alone. The others are forced to the disk together; if that fails, all of them stay
-    in the log.
+    The caller holds the manifest's lock, and the locks of the members `locked`. `states` has the old states that the
+    caller knows, by path. A damaged member, or an error of the store, stops its own entry only. Deletions are applied
+    first: a new name may differ from a deleted one only in case. The other changes are forced to the disk together; if
+    that fails, all of them stay in the log.
     """
     applied = Applied()
 
@@ -91,11 +91,11 @@ def apply_entry(
     locked: bool = False,
     state: Snapshot | None = None,
 ) -> Version | None:
-    """Give a member the state of its entry, as far as `b2array.frame.log.TABLE` says so.
+    """Give a member the state of its entry if `b2array.frame.log.TABLE` requires it; remove the files left over.
 
     The caller holds the lock of the member if `locked`. A "patch" and an "index" need no other lock; for the other
-    kinds the caller holds the lock of the manifest. It may know the `state` that goes. Return the version of the file
-    if this has written its header.
+    kinds the caller holds the lock of the manifest. `state` is the old state, if the caller knows it. Return the
+    version of the file if this call has written its header.
     """
     store = store_of(path) if state is None else state.store
     version = None
@@ -112,13 +112,13 @@ def apply_entry(
             except (ConflictError, FileExistsError):  # another process was faster
                 continue
             except MISSING:
-                if inspect_place(store).state == there.state:  # what was staged is gone
+                if inspect_place(store).state == there.state:  # the staged files are gone
                     raise
         break
     else:
         raise too_many_conflicts(store)
-    # Nobody else takes a lock in these places: a writer that waits for the lock of a directory which went aside looks
-    # for the directory anew.
+    # No other writer holds a lock in these places: one that has waited for the lock of a directory looks up the
+    # directory again if it was moved meanwhile.
     if entry.token:
         then(partial(discard, store_of(entry.aside(path)), locked=True))
     if entry.kind == "frame":
@@ -127,7 +127,7 @@ def apply_entry(
 
 
 def _outgoing(store_of: StoreOf, path: str, entry: Entry) -> Store:
-    """Return where a replaced frame goes, if the system cannot swap two names in one step."""
+    """Return the place to which a replaced frame is moved if the system cannot swap two names in one step."""
     return store_of(staged_path(path, entry.token[::-1], sparse=False))
 
 
@@ -138,7 +138,7 @@ def _take_step(
     there: Occupant,
     store: Store,
 ) -> Version | None:
-    """Give a member its new state, in one step where the system can. Return the version of a file that was patched."""
+    """Give a member its new state, in one step if the system supports it. Return the version of a patched file."""
     if entry.kind == "patch":
         stamp = store.patch("", 0, entry.header)
         store.force()
@@ -149,7 +149,7 @@ def _take_step(
         store.force()
     elif entry.kind == "delete":
         _take_out(store, aside)
-        if not there.name:  # the lock file of a directory has gone with it
+        if not there.name:  # the lock file of a directory was moved with it
             store.drop_lock()
     elif not _is_there(store):
         store.take(aside, may_wait=True)
@@ -163,17 +163,17 @@ def _take_step(
 
 
 def _take_out(store: Store, aside: Store) -> None:
-    """Give a frame that goes the name of the place aside, which only its entry knows."""
+    """Move a deleted or replaced frame to the place `aside`, which only its entry names."""
     try:
         aside.take(store)
     except FileExistsError:
-        # A writer was killed when the file had both names: so that the next attempt succeeds, only the old one stays.
+        # A writer was killed while the file had both names. Keep only the old name, so that the next attempt succeeds.
         discard(aside, locked=True)
         raise
 
 
 def _is_there(store: Store) -> bool:
-    """Whether there is anything: killed writers may have left chunks without an index."""
+    """Whether the place is occupied, even by chunks without an index that a killed writer has left."""
     try:
         store.listing()
     except MISSING:

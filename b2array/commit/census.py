@@ -1,6 +1,7 @@
 """Lists the members of a group in an object store by its files, where no manifest lists them.
 
-A directory that was copied there has no such manifest. Without rows, the published index of a member counts.
+A directory that was copied to the store has no such manifest. Without a row, a member has the state of its published
+index.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ EMBEDDED_MAP = "embed_map"
 
 
 def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = False) -> Manifest:
-    """Return the manifest with rows; without rows in it, there is one for each member among the files of the group.
+    """Return a manifest with rows; if it has none, list the files of the group, and add a row for each member.
 
     With `shows_mounts`, members of groups inside this one get rows as well. A reader may list them; a commit of this
     group must not.
@@ -52,10 +53,10 @@ def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = 
     if manifest.rows is not None:
         return manifest
     files: Collection[str] = ()
-    # Many HTTP servers do not list files. The manifest may have summaries that name the members.
+    # Many HTTP servers do not list files, but summaries in the manifest may name the members.
     with suppress(UnsupportedError):
         files = group.walk()
-    # An existing group has files. So an empty list on a read-only server means that the server hides them.
+    # An existing group has files, so an empty list from a read-only server means that the server hides them.
     if not files and not group.can.write:
         if not manifest.summaries:
             raise UnsupportedError(
@@ -114,7 +115,7 @@ def embedded_extents(state: State, url: str) -> dict[str, range | None]:
 
 def _name(url: str, key: Any) -> str:
     name = ""
-    # python-blosc2 writes each name with a slash in front.
+    # python-blosc2 writes a slash before each name.
     if isinstance(key, str) and key.startswith("/"):
         name = key[1:]
     if not is_member_name(name):

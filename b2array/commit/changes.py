@@ -1,12 +1,12 @@
-"""`ChangeSet`: a change to a frame, as a value. This module computes with changes, and does no I/O.
+"""`ChangeSet`: a change to a frame, as a value. This module computes with changes and does no I/O.
 
 A change lists the chunks that it puts, the old chunks that it has read, and its changes of geometry and metadata.
 `apply_change` makes the next state. `rebase_change` puts the change on top of later commits of other writers, or raises
-ConflictError. `join_changes` makes one change of the changes of several forks.
+ConflictError. `join_changes` combines the changes of several forks into one.
 
-The code of a chunk says where the chunk is until the commit. From 0 on it is the number of a file. A negative code
-stands for a row of `ChangeSet.extents`: row 0 for -1, and so on. Codes below `LOWEST_CODE` are the special values of an
-index.
+Until the commit, the code of a chunk tells its location. A code of 0 or more is the number of a file. A negative code
+stands for a row of `ChangeSet.extents`: -1 for row 0, -2 for row 1, and so on. Codes below `LOWEST_CODE` are the
+special values of an index.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _NO_NUMBERS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class New:
-    """A new frame: its first state, and which frame it may replace.
+    """A new frame: its first state, and the frame that it may replace.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class New:
     overwrite : bool
         Whether the new frame may replace an existing one.
     replaces : Version, optional
-        The version of the only frame that it may replace; without a version, it may replace any frame.
+        The version of the only frame that the new one may replace; without a version, it may replace any frame.
     is_same : bool
         Whether this is an existing frame that moves to another file.
     """
@@ -123,11 +123,11 @@ class OfFork:
     transaction : bytes
         The identity of the transaction that was forked.
     number : int
-        Counts the states of the transaction that were forked; siblings have the same number.
+        The number of the forked state among all forked states of the transaction; siblings have the same number.
     epoch : int
-        How often the transaction had changed the order of the chunks by then.
+        How often the transaction had changed the order of the chunks before the fork.
     forks : frozenset of bytes
-        The identities of the forks whose changes these are.
+        The identities of the forks that made these changes.
     seen : array of int64
         The codes that the chunks had in the transaction when it was forked.
     digests : array of uint8, shape (n, 16)
@@ -147,7 +147,7 @@ class OfFork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChangeSet:
-    """A change to a frame: all that a commit of it needs, apart from the state that it is applied to.
+    """A change to a frame: all that its commit needs, except the state to which it is applied.
 
     Parameters
     ----------
@@ -158,9 +158,9 @@ class ChangeSet:
     numbers : array of int64
         The chunks that the change puts, in ascending order.
     codes, sizes, records : arrays
-        Where these chunks are, and their rows in the tables of the index.
+        The locations of these chunks, and their rows in the tables of the index.
     extents : array of int64, shape (n, 3)
-        For each spooled chunk, where it starts and stops, and where the record behind it stops: addresses in segments.
+        For each spooled chunk, its start, its stop, and the stop of the record that follows it: addresses in segments.
     segments : tuple of Segment
         The bytes of spooled chunks.
     reads : array of int64
@@ -174,9 +174,9 @@ class ChangeSet:
     before, after : Annotations
         The annotations of the base, and the annotations after the change.
     next : int
-        The first number that no writer has used for a chunk's file (sparse frames).
+        The first number that no writer has used for the file of a chunk (sparse frames).
     compacts : bool
-        Whether the commit writes the whole frame again, without dead space.
+        Whether the commit rewrites the whole frame without dead space.
     filters : (int, FilterSlots), optional
         The number of the first chunk with data, and its filters.
     keeps : tuple of Keep
@@ -187,7 +187,7 @@ class ChangeSet:
         The files that a fork has created, including files of chunks that it has replaced since: the number and the
         digest of the stamp for each.
     of_fork : OfFork, optional
-        More about the change of a fork.
+        The information that a merge needs about the change of a fork.
     """
 
     base: str
@@ -214,7 +214,7 @@ class ChangeSet:
 
     @property
     def is_structural(self) -> bool:
-        """Whether chunks change their numbers or sizes, so the change fits no other state than its base."""
+        """Whether chunks change their numbers or sizes, so that the change fits only its base."""
         return self.order is not None or self.geometry is not None
 
     @property
@@ -247,7 +247,7 @@ def copy_for_changes(state: State) -> State:
 
 def reindex_state(state: State, order: Int64Array, geometry: Frame) -> State:
     """Return a state whose chunks have another order, count or size; `ChangeSet` describes the parameters."""
-    # An order of -1 picks the last row: so each table gets one more row, for a chunk of zeros.
+    # An order of -1 picks the last row, so append a row for a chunk of zeros to each table.
     zeros = index.special_offset(Special.ZEROS)
     offsets = np.append(state.frame.offsets, zeros)[order]
     width = state.sizes.shape[1]
@@ -279,7 +279,7 @@ def _with_width(sizes: Sizes, width: int) -> Sizes:
 
 
 def apply_change(change: ChangeSet, state: State) -> State:
-    """Return the state that results from a change; its index has codes for the chunks that the change puts."""
+    """Return the state that results from a change; in its index, the chunks that the change puts have codes."""
     annotations = notes.merge(change.before, change.after, state.annotations)
     if change.order is not None and change.geometry is not None:
         state = reindex_state(state, change.order, change.geometry)
@@ -295,9 +295,9 @@ def apply_change(change: ChangeSet, state: State) -> State:
 
 
 def rebase_change(change: ChangeSet, base: Snapshot, current: Snapshot) -> ChangeSet:
-    """Put a change of the `base` state on top of the `current` one, which other writers have committed since.
+    """Return a change of the `base` state as a change of the `current` one, which other writers committed later.
 
-    ConflictError: another writer has changed something that this change has read, or that it changes as well.
+    ConflictError: another writer has changed something that this change reads or changes.
     """
     if current.generation == change.base:
         return change
@@ -323,7 +323,7 @@ def rebase_change(change: ChangeSet, base: Snapshot, current: Snapshot) -> Chang
 def _check_snapshots(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
     """Raise ConflictError if another writer has changed a snapshot that the change makes or drops."""
     if change.keeps and change._leaves_state:
-        # A snapshot without changes must be of the state that its caller saw.
+        # A commit that only makes a snapshot must keep the state that its caller saw.
         raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the snapshot")
     before = ledger_of(base.state)
     now = ledger_of(current.state)
@@ -335,21 +335,22 @@ def _check_snapshots(change: ChangeSet, base: Snapshot, current: Snapshot) -> No
 
 
 def _identify(entry: Kept | None) -> object:
-    """Return a value that tells a kept state from others, and stays the same when the state moves in its file."""
+    """Return a value that identifies a kept state, even after the state has moved within its file."""
     return None if entry is None else (entry.time, entry.generation)
 
 
 def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
     """Raise ConflictError if other writers have changed chunks that the change reads or puts."""
     # Other software overwrites chunks in place, and a writer that replaces the whole file moves its chunks. The tag of
-    # a version identifies the file.
+    # a version tells files apart.
     old_tag = base.version and base.version.tag
     new_tag = current.version and current.version.tag
     moved = not current.sparse and old_tag != new_tag
     theirs = None
     if current.has_same_chunks(base) and current.frame.is_ours:
         theirs = find_changed_chunks(base.state, current.state, moved=moved)
-    # A change of all chunks, or a state that cannot be compared, allows no concurrent commit at all.
+    # A change of all chunks conflicts with every concurrent commit, and so does any change if the states cannot be
+    # compared.
     if change.is_structural or change.compacts or theirs is None:
         raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the change")
     ours = np.union1d(change.numbers, change.reads)
@@ -367,7 +368,7 @@ def join_changes(changes: Sequence[ChangeSet], url: str = "") -> ChangeSet:
     ConflictError: two forks have put different bytes into one chunk, or different values into one attribute.
     """
     joined = list(changes)
-    # Joining pairs of pairs copies each row only a few times.
+    # Join in pairs, and then pairs of pairs: this copies each row only a few times.
     while len(joined) > 1:
         firsts = joined[::2]
         seconds = joined[1::2]
@@ -455,7 +456,7 @@ def _join_segments(a: ChangeSet, b: ChangeSet) -> tuple[tuple[Segment, ...], Int
 
 
 def _key(segment: Segment) -> object:
-    """Return a key that recognizes a segment: a part of a spool by its value, any other segment by its identity."""
+    """Return a key that identifies a segment: part of a spool by its value, any other segment by its identity."""
     return segment if isinstance(segment, SpoolPart) else id(segment)
 
 
@@ -475,7 +476,7 @@ def _are_equal(
     digests_of_a = a.of_fork.digests[of_a]
     digests_of_b = b.of_fork.digests[of_b]
     same_digest = (digests_of_a == digests_of_b).all(axis=1)
-    # A special value has no digest: its code alone tells.
+    # A special value has no digest, so compare the codes.
     codes_of_a = a.codes[of_a]
     codes_of_b = b.codes[of_b]
     special = (codes_of_a < LOWEST_CODE) | (codes_of_b < LOWEST_CODE)

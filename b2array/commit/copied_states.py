@@ -1,4 +1,4 @@
-"""Chooses the kept states that a copy of a frame gets: `states_to_copy`."""
+"""Chooses the kept states to copy with a frame: `states_to_copy`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class KeptState(NamedTuple):
 def states_to_copy(source: Source) -> list[KeptState]:
     """Return the states that the frame of a source keeps, except the states that belong to snapshots of a group.
 
-    A transaction as source lists them as its commit would leave them: without the dropped states, with the new ones.
+    If the source is a transaction, these are the states that the frame will keep after the commit: without the states
+    that it drops, and with the new ones.
     """
     if isinstance(source, Snapshot):
         return _load_states(source, ())

@@ -1,4 +1,4 @@
-"""What a handle shows of its frame: one state (`Pinned`), the newest one (`Following`), or a summary (`Promised`)."""
+"""Cursors: a handle shows one state (`Pinned`), the newest state (`Following`) or a summary (`Promised`)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Pinned:
         return Pinned(snapshot)
 
     def look(self) -> Self:
-        """Return what to read: the same state."""
+        """Return the cursor to read from: this one."""
         return self
 
     def newest(self) -> Pinned:
-        """Return a cursor to the state that is committed now."""
+        """Load the newest committed state, and return a cursor to it."""
         return Pinned(reload(self.snapshot, even_new=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Following:
-    """Shows what is committed at each use; `snapshot` is the state that was seen last."""
+    """Shows the newest committed state at each use; `snapshot` is the state that the last use has seen."""
 
     snapshot: Snapshot
 
@@ -45,19 +45,19 @@ class Following:
         return Following(snapshot)
 
     def look(self) -> Following:
-        """Return what to read: the state that is committed now."""
+        """Load the newest committed state, and return a cursor to it."""
         return self.newest()
 
     def newest(self) -> Following:
-        """Return a cursor to the state that is committed now."""
+        """Load the newest committed state, and return a cursor to it."""
         return Following(reload(self.snapshot, even_new=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Promised:
-    """Shows the description of a member of a group, until somebody needs more: then `load` reads the member.
+    """Shows the description of a group's member until a caller needs more: then `load` reads the member.
 
-    ConflictError: the member is not as described.
+    ConflictError: the member differs from its description.
     """
 
     store: Store
@@ -69,11 +69,11 @@ class Promised:
         return Pinned(snapshot)
 
     def look(self) -> Pinned:
-        """Return what to read: the member that was described."""
+        """Read the described member, and return a cursor to its state."""
         return Pinned(self.load())
 
     def newest(self) -> Pinned:
-        """Return a cursor to the state that is committed now, as described or not."""
+        """Load the newest committed state, whether the description fits or not, and return a cursor to it."""
         try:
             return self.look().newest()
         except ConflictError:
@@ -82,7 +82,7 @@ class Promised:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ended:
-    """Shows nothing any more: each use raises the error that says why. A `description` of the frame may stay."""
+    """Shows nothing any more: each use raises `error`. A `description` of the frame may remain."""
 
     error: Exception
     description: Source | None = None
@@ -98,7 +98,7 @@ class Ended:
 
     def look(self) -> NoReturn:
         """Raise the error."""
-        raise type(self.error)(*self.error.args)  # one object would collect the traceback of each use
+        raise type(self.error)(*self.error.args)  # a new object: one object would collect the traceback of each use
 
     def newest(self) -> NoReturn:
         """Raise the error."""

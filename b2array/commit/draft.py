@@ -1,4 +1,4 @@
-"""`Draft`: where the changes of a writer collect, on top of a snapshot: new chunks, another index, other metadata.
+"""`Draft`: collects the changes of a writer on top of a snapshot: new chunks, a new index, new metadata.
 
 No reader sees them before the commit; see `b2array.commit.one`. `Draft.freeze` makes them a value, a `ChangeSet`.
 """
@@ -60,10 +60,10 @@ _MOST_IN_MEMORY = 64 * 2**20
 
 
 class Destination(NamedTuple):
-    """Where a frame goes: to its `place`, perhaps `aside` at first, where an `old` frame of the other layout is.
+    """The place of a frame, where a new frame may replace an `old` one.
 
-    A file cannot be made where a directory is. `makes_directory` says whether the first file of a new frame makes the
-    directory that the frame is in.
+    No file can have the name of an existing directory. So if the old frame has the other layout, the new one is first
+    written `aside`. `makes_directory` says whether the first file of the new frame creates the directory of the frame.
     """
 
     place: Store
@@ -74,7 +74,7 @@ class Destination(NamedTuple):
 
 @dataclass(slots=True)
 class Delta:
-    """What a draft has changed, besides the state that it shows.
+    """The changes of a draft that its state does not show.
 
     Parameters
     ----------
@@ -85,21 +85,21 @@ class Delta:
     order : array of int64, optional
         The old position of each chunk, once the order or the count has changed; -1 for a chunk of zeros.
     epoch : int
-        How often the order of the chunks has changed.
+        The number of changes to the order of the chunks.
     attrs : dict of str to (bytes or None)
-        Attributes that were set, or removed.
+        Attributes that were set or, with None, removed.
     filters : (int, FilterSlots), optional
         The first changed chunk with data, and its filters.
     digests : dict of int to bytes
         Digests of the chunks that a fork has put.
     compacts : Progress, optional
-        Counts the chunks while the commit writes the whole frame again, without dead space; None if it does not.
+        Counts the chunks while the commit rewrites the whole frame without dead space; None if the commit does not.
     keeps : tuple of Keep
         The states that the commit keeps under names.
     drops : tuple of str
-        The names of the kept states that the commit lets go.
+        The names of the kept states that the commit drops.
     floor : int
-        The floor of the first base: until a commit raises it, no file of a new chunk may have been deleted.
+        The floor of the first base: until a commit raises the floor, no file of a new chunk can have been deleted.
     owns_tables : bool
         Whether index and tables of the state may be changed in place.
     """
@@ -120,20 +120,20 @@ class Delta:
 
     @classmethod
     def of(cls, state: State) -> Self:
-        """Return a delta that has changed nothing of a state."""
+        """Return a delta without changes to a state."""
         nchunks, before = state.frame.nchunks, state.annotations
         return cls(before, np.zeros(nchunks, bool), np.zeros(nchunks, bool), floor=before.floor or 0)
 
     def copy(self) -> Self:
-        """Return a delta that undoes all later changes, once the changes of single chunks are undone."""
+        """Return a copy to go back to, once later changes of single chunks, whose arrays it shares, are undone."""
         return replace(self, attrs=dict(self.attrs))
 
     def keep(self, keep: Keep) -> None:
-        """Note that the commit keeps a state under a name, which is free."""
+        """Note that the commit keeps a state under a free name."""
         self.keeps = (*self.keeps, keep)
 
     def drop(self, name: str) -> None:
-        """Note that the commit forgets a kept state of the base."""
+        """Note that the commit drops a kept state of the base."""
         self.drops = (*self.drops, name)
 
     def reorder(self, order: npt.NDArray[np.int64]) -> None:
@@ -144,7 +144,7 @@ class Delta:
         self.owns_tables = True
 
     def changes_anything(self, annotations: Annotations) -> bool:
-        """Whether there is anything to commit; the annotations are the present ones."""
+        """Whether there is anything to commit, given the present annotations."""
         return bool(
             self.touched.any()
             or self.attrs
@@ -159,8 +159,8 @@ class Delta:
 class Draft(Source):
     """Changes on top of a snapshot `base`, or of nothing for a `new` frame.
 
-    Threads may put chunks at the same time; everything else is for one thread at a time. It refuses a frame inside a
-    larger file, and one that a later version wrote.
+    Threads may put chunks at the same time; other methods allow only one thread at a time. A frame inside a larger
+    file, or by a later version of b2array, cannot be changed.
 
     Parameters
     ----------
@@ -175,23 +175,23 @@ class Draft(Source):
     locked : bool, default False
         Whether the caller holds the store's lock.
     replaces : Version, optional
-        The version of the frame that the new one replaces: no other one is overwritten.
+        The version of the only frame that the new one may replace.
     is_same : bool, default False
-        Whether the new frame is the same as an old one, in another file: it keeps the identity.
+        Whether the new frame is an existing one in another file, and keeps its identity.
     first : int, default 0
         The first number for the file of a chunk in a new sparse frame.
     staging : Staging, optional
-        Where new chunks wait; a new one by default.
+        The staging area of new chunks; a new one by default.
     """
 
     buffer: WriteBuffer | None = None
     """The chunks that a transaction keeps open."""
     undo: Undo | None = None
-    """Takes calls that undo changes to open chunks; None if nothing will have to be undone."""
+    """Functions that undo the changes of an `attempt` to chunks; None outside of attempts."""
     point: ForkPoint | None = None
-    """Where this was forked, if it is a fork."""
+    """The point from which this draft was forked; None if it is not a fork."""
     forks: Forks | None = None
-    """What was forked from this."""
+    """The register of the forks of this draft; None without forks."""
 
     def __init__(
         self,
@@ -232,19 +232,19 @@ class Draft(Source):
 
     @property
     def url(self) -> str:
-        """The place of the frame, for messages."""
+        """The URL of the frame, for messages."""
         return self.destination.place.url
 
     # Reading.
 
     def staleness(self) -> ConflictError | None:
-        """Return the error for a reader if the store has another state than the one that the changes are made to."""
+        """Return the error for a reader if the store has another state than the base; None if it has the base."""
         if self.base is None:
             return make_abandoned_error(self.url) if self.staging.is_closed else None
         return self.base.staleness()
 
     def locate(self, n: int) -> Location | Special:
-        """Return where chunk `n` is, new or old. Note the read of an old one."""
+        """Return the location of chunk `n`; encode it first if it is open, and note the read of an old chunk."""
         if self.buffer is not None and n in self.buffer.chunks:
             self.flush((n,))
         extent = self.staging.extent(int(self.state.frame.offsets[n])) if 0 <= n < self.state.frame.nchunks else None
@@ -252,7 +252,7 @@ class Draft(Source):
             return Location(SPOOL, *extent)
         try:
             entry = self.entry(n)
-        except KeyError:  # meanwhile another thread has put a new chunk there
+        except KeyError:  # another thread has put a new chunk there meanwhile
             return self.locate(n)
         if not self.delta.touched[n]:
             self.delta.read[n] = True
@@ -270,13 +270,13 @@ class Draft(Source):
         return [self.staging.read(span.start, span.stop) if span.name == SPOOL else next(views) for span in spans]
 
     def gather(self, spans: Sequence[Span], places: Sequence[int], nbytes: int) -> memoryview:
-        """Read bytes to their places in one buffer."""
+        """Read spans of bytes to their places in one buffer."""
         if self.base is None or SPOOL in [span.name for span in spans]:
             return join_views_at(self.read(spans), places, nbytes)
         return self.base.gather(spans, places, nbytes)
 
     def reader(self, state: State | None = None) -> Self:
-        """Return the same to read from, without noting the reads; or an earlier `state` that the commit will keep."""
+        """Return a copy that notes no reads, with the present state or an earlier `state` that the commit will keep."""
         source = copy.copy(self)
         if state is None:
             source.delta = replace(self.delta, read=self.delta.read.copy())
@@ -288,11 +288,11 @@ class Draft(Source):
     # Chunks.
 
     def put(self, n: int, buf: bytes) -> None:
-        """Make `buf` (a chunk) chunk number `n`; one of zeros or NaN takes no room."""
+        """Stage the bytes of a chunk, and replace chunk `n` by it; a chunk of zeros or NaN is not stored."""
         self.set_chunk(n, self.store_chunk(n, buf))
 
     def store_chunk(self, n: int, buf: bytes) -> Staged:
-        """Stage a chunk that will be chunk `n`; nothing is stored for zeros."""
+        """Stage a chunk that will be chunk `n`; if possible, an index entry stands for a chunk of zeros or NaN."""
         head = chunk.unpack_head(buf)
         special = head.header.special
         if special in index.SPECIAL_OFFSETS and not self.state.frame.variable_chunks:
@@ -300,7 +300,7 @@ class Draft(Source):
         return self.stage_chunk(n, buf, head)
 
     def stage_chunk(self, n: int, buf: bytes, head: ChunkHead | None = None) -> Staged:
-        """Stage a chunk that will be chunk `n`, even one of zeros."""
+        """Stage a chunk that will be chunk `n`, and store its bytes even if it is all zeros."""
         try:
             return self.staging.put(n, buf, self.state.sizes.shape[1] - 1, head)
         except NotADirectoryError:
@@ -328,7 +328,7 @@ class Draft(Source):
             self.annotate(lost=tuple(sorted({*lost} - {n})))
 
     def changeable_state(self) -> State:
-        """Return the state, with an index and tables that may be changed in place."""
+        """Return the state after copying index and tables once, so that the caller may change them in place."""
         if not self.delta.owns_tables:
             self.state, self.delta.owns_tables = copy_for_changes(self.state), True
         return self.state
@@ -341,7 +341,7 @@ class Draft(Source):
     # Open chunks.
 
     def flush(self, numbers: Iterable[int] | None = None) -> None:
-        """Encode and store open chunks: all of them by default."""
+        """Encode and store the open chunks with these numbers; by default all open chunks."""
         if self.buffer is None or not self.buffer.chunks:
             return
         with self.buffer.mutex.held:
@@ -354,7 +354,7 @@ class Draft(Source):
                 buf = chunk.encode()
                 return self.store_chunk(n, buf) if self.sparse else buf
 
-            # Threads only encode chunks of one file: they are appended in order.
+            # In a contiguous frame, threads only encode the chunks, which are then appended in order.
             with closing(threads.spread(store, chosen)) as encoded:
                 for (n, _), each in zip(chosen, encoded, strict=True):
                     staged = self.store_chunk(n, each) if isinstance(each, bytes) else each
@@ -367,15 +367,15 @@ class Draft(Source):
         self.state = self.state.with_annotations(replace(self.state.annotations, **fields))
 
     def set_attr(self, name: str, content: bytes | None) -> None:
-        """Set or remove an attribute: in a separate metalayer if there is room, else in b2array's metalayer."""
+        """Set or remove (None) an attribute: in a separate metalayer if it fits, else in b2array's metalayer."""
         self.delta.attrs[name] = content
         self.state = self.state.with_attr(name, content)
 
     def reindex(self, order: npt.ArrayLike, new: State | None = None, **fields: Any) -> None:
-        """Give the chunks another order, count or size, and perhaps the state another shape.
+        """Change the order, count or size of the chunks, and perhaps the shape of the state.
 
-        `order` has the old position for each new one, or -1 for a chunk of zeros. `fields` are new values of the
-        frame's.
+        `order` has the old position for each new one, or -1 for a chunk of zeros. `fields` are new values for fields of
+        the frame, or of the frame of the `new` state.
         """
         nbytes = fields.get("nbytes", 0)
         if not 0 <= nbytes < 2**63:  # a damaged header may not agree with the chunks
@@ -384,7 +384,7 @@ class Draft(Source):
         self.restructure(np.asarray(order, np.int64).reshape(-1), geometry)
 
     def restructure(self, order: npt.NDArray[np.int64], geometry: Frame) -> None:
-        """Do the same, with all that is new about the frame."""
+        """Do the same as `reindex`, given a frame with all new fields."""
         self.refuse_in_fork("change the shape, or the order of the chunks: resize before you fork")
         if self.buffer is not None and self.buffer.chunks:
             open_chunks = self.buffer.chunks
@@ -394,15 +394,15 @@ class Draft(Source):
         self.delta.reorder(order)
 
     def refuse_in_fork(self, action: str) -> None:
-        """Raise ValueError if this is a fork: forks are unordered, so its changes have no place in an order."""
+        """Raise ValueError if this is a fork, because the changes of forks are merged in no fixed order."""
         if self.point is not None:
             raise ValueError(f"a fork cannot {action}")
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Undo what the block changed if it raises."""
+        """Undo the changes of the block if it raises."""
         self.staging.require_open()
-        # The log undoes changes of single chunks. To undo the others, the draft goes back to these.
+        # The log undoes changes of single chunks. For all other changes, the draft goes back to this state and delta.
         state, delta = self.state, self.delta.copy()
         open_chunks = {} if self.buffer is None else dict(self.buffer.chunks)
         outer, self.undo = self.undo, []
@@ -430,7 +430,7 @@ class Draft(Source):
         return self.base is None or is_written or self.delta.changes_anything(self.state.annotations)
 
     def freeze(self) -> ChangeSet:
-        """Return all changes as a value. Chunks that are still open count as read, because nothing shows them yet."""
+        """Return all changes as a value. Open chunks count as read, because their changes are not staged yet."""
         state, delta = self.state, self.delta
         numbers = np.flatnonzero(delta.touched)
         reads = delta.read
@@ -461,12 +461,13 @@ class Draft(Source):
             drops=delta.drops,
         )
 
-    # On top of what other writers committed.
+    # Rebasing on the commits of other writers.
 
     def rebase(self, current: Snapshot, *, is_equal: bool = False) -> None:
-        """Put the changes on top of what another writer committed; ConflictError if they collide.
+        """Put the changes on top of the `current` state, which another writer has committed.
 
-        They do not collide with a state that `is_equal` to the base, and has the chunks in the same places.
+        New chunks whose files may have been deleted move to other files. With `is_equal`, the state equals the base and
+        has the chunks in the same places. ConflictError: the other writer has changed what these changes depend on.
         """
         _renumber(self)
         if self.base is None or current.generation == self.base.generation:
@@ -476,7 +477,7 @@ class Draft(Source):
         self.base, self.state = current, apply_change(change, current.state)
         delta, nchunks = self.delta, self.state.frame.nchunks
         delta.owns_tables, delta.before = bool(change.numbers.size), current.state.annotations
-        if delta.touched.size != nchunks:  # a change of metadata alone goes onto any number of chunks
+        if delta.touched.size != nchunks:  # a change of only metadata fits any number of chunks
             delta.touched, delta.read = np.zeros(nchunks, bool), np.zeros(nchunks, bool)
         self.staging.next = change.next
         _renumber(self)
@@ -484,11 +485,11 @@ class Draft(Source):
     # The end.
 
     def settle(self, committed: Frame) -> None:
-        """Clean up after a commit."""
+        """Clean up after a commit: refuse new chunks, end the forks, and remove the files that no index names."""
         self.staging.close()
         if self.forks is not None:
             self.forks.at_end.close()
-        # What stays behind disturbs no reader.
+        # No reader sees leftover files.
         with suppress(OSError, B2ArrayError):
             kept = [keep.state.frame.offsets for keep in self.delta.keeps if keep.state is not None]
             offsets = np.concatenate([committed.offsets, *kept]) if kept else committed.offsets
@@ -496,7 +497,7 @@ class Draft(Source):
                 self.store.withdraw(unused)
 
     def abort(self) -> None:
-        """Forget the changes, and remove the files that were made for them, as long as no index refers to them."""
+        """Give up the changes, and remove the files that were created for them and that no index names."""
         self.staging.close()
         if not self.staging.is_ours:
             return
@@ -514,9 +515,9 @@ class Draft(Source):
 
 
 def _destination(place: Store, *, is_sparse: bool, overwrite: bool) -> tuple[Destination, Store]:
-    """Return where a new frame goes, and the store to make it in: the same, unless a frame of the other layout goes."""
+    """Return the destination of a new frame, and the store to write to: beside the place if it is occupied."""
     old = find_frame(place) if overwrite else None
-    # Where a group lists revisions, both layouts can be there at the same time.
+    # If a group lists revisions, frames of both layouts can be in one place at the same time.
     needs_room = overwrite and (old is None or old.member is None)
     beside = place.beside(directory=is_sparse) if needs_room else None
     store = beside or place
@@ -531,10 +532,10 @@ def _new_staging(draft: Draft, first: int) -> Staging:
     limit: float = _MOST_IN_MEMORY
     if path is not None:
         reserved = len(frame.pack_header(draft.state.frame) if base is None else base.header)
-        # The file becomes the frame if that is new or all its chunks are, and is written twice otherwise.
+        # The file becomes the frame if the frame, or each of its chunks, is new. Otherwise its bytes are copied again.
         old_nbytes = 0 if base is None else base.frame.frame_len
         limit = min(max(old_nbytes // 2, _LEAST_IN_MEMORY), _MOST_IN_MEMORY)
-    elif draft.store.can.append:  # the frame will be in memory as well
+    elif draft.store.can.append:  # the frame will be in memory anyway
         limit = np.inf
     return Staging(draft.store, Spool(path, reserved=reserved, limit=limit), 0)
 
@@ -551,14 +552,14 @@ def _first_free(state: State) -> int:
     """Return the first number that was never given to the file of a chunk in the place of a frame."""
     next_number = state.annotations.next or 0
     if state.frame.frame_type != FrameType.SPARSE:
-        return next_number  # of the sparse frames that were here before
+        return next_number  # the number that earlier sparse frames in this place have left
     return max(next_number, int(state.frame.offsets.max(initial=-1)) + 1)
 
 
 def _with_used_numbers(new: State, old: Snapshot | None) -> State:
-    """Note in a new frame of one object which numbers chunks had in its place.
+    """Return the state of a new contiguous frame, with a note of the numbers that chunks had in its place.
 
-    A request to delete one of them may come late, and must not meet a chunk of a later frame there.
+    A delayed request to delete an old chunk must not delete a chunk of a later frame.
     """
     if old is None or old.member is not None or old.store.can.lock or new.frame.frame_type == FrameType.SPARSE:
         return new
@@ -568,7 +569,7 @@ def _with_used_numbers(new: State, old: Snapshot | None) -> State:
 def _renumber(draft: Draft) -> None:
     """Put new chunks into other files if their numbers belong to files that were deleted meanwhile.
 
-    A request to delete such a file may still be carried out, or be repeated.
+    A request to delete such a file may be delayed or repeated.
     """
     floor = draft.state.annotations.floor or 0
     if draft.base is not None and floor > draft.delta.floor:
@@ -576,9 +577,9 @@ def _renumber(draft: Draft) -> None:
 
 
 def rise_above(draft: Draft, floor: int) -> bool:
-    """Put new chunks into other files if they have numbers below a floor; say whether any had.
+    """Copy new chunks with file numbers below a floor to files above it; return whether there were any.
 
-    ConflictError: such a file is gone.
+    ConflictError: the file of such a chunk is gone.
     """
     if not draft.sparse:
         return False
@@ -612,23 +613,23 @@ def _replaced_by_file(url: str) -> ConflictError:
 
 
 def _is_vacant(store: Store) -> bool:
-    """Whether a new frame makes the directory that it is in."""
+    """Whether a new local frame will create its own directory."""
     if store.in_process or not store.can.local:
         return False
     try:
         store.listing()
     except MISSING:
         return True
-    except (OSError, B2ArrayError):  # making the frame says what is wrong
+    except (OSError, B2ArrayError):  # the attempt to make the frame raises a better error
         return False
     return False
 
 
 def withdraw(store: Store, files: CreatedFiles) -> None:
-    """Remove the files that a transaction has created and that no commit needs, as far as possible."""
+    """Remove the created files that no commit needs, as far as possible; in stores without locks, do nothing."""
     if files.is_needed or not store.can.lock or not files.rows().size:
         return
-    # What stays behind disturbs no reader.
+    # No reader sees leftover files.
     with suppress(OSError, B2ArrayError), try_manifests_lock(store) as is_alone:
         if not is_alone:
             return
@@ -637,7 +638,7 @@ def withdraw(store: Store, files: CreatedFiles) -> None:
         except FileNotFoundError:
             needed = index.NO_OFFSETS
         else:
-            # An interrupted commit may have happened all the same, and others may have gone on from it.
+            # An interrupted commit may have succeeded, and other writers may have committed on top of it.
             states = load_kept_states(current, ledger_in(current).entries)
             pinned = pinned_places(current, pins_of(store))
             indexes = [state.frame.offsets for state in (current, *states)]
@@ -659,25 +660,25 @@ def _undo_set(state: State, mask: Mask, digests: dict[int, bytes], n: int, was: 
 
 
 def warn_of_forgotten(draft: Draft) -> None:
-    """After a commit, warn of forks that were never merged."""
+    """Warn of the forks of a committed draft that were never merged."""
     if draft.forks is not None:
         draft.forks.roster.warn_of_forgotten(draft.url)
 
 
 def discard(store: Store) -> None:
-    """Remove a frame that has a place to itself, as far as possible."""
-    # `vacuum` removes what stays.
+    """Remove a frame from a temporary place, as far as possible."""
+    # `vacuum` removes the rest.
     with suppress(OSError, B2ArrayError):
         store.delete([*filter(is_part, store.listing()), ""])
 
 
 def make_removed_error(url: str, names: Sequence[str]) -> ConflictError:
-    """Return the error of a writer whose files `vacuum` has removed."""
+    """Return the error for a writer whose files `vacuum` has removed."""
     return ConflictError(f"{url}: somebody removed {', '.join(names)} before the commit that needs them")
 
 
 def make_abandoned_error(url: str) -> ConflictError:
-    """Return the error of a new frame that no commit has made."""
+    """Return the error for a new frame that was never committed."""
     return ConflictError(f"{url} was not made: its transaction was given up, or has deleted or moved it")
 
 

@@ -1,7 +1,7 @@
 """Changes to the sequence of chunks: insert, update, delete, reorder, compact, restore.
 
-Each function changes a draft. If the chunks of a frame have different sizes, the index cannot say that a chunk is
-all zeros. So the first change that makes sizes differ also stores the chunks of zeros.
+Each function changes a draft. If the chunks of a frame have different sizes, its index cannot contain special values
+such as zeros. So the first change that makes the sizes differ also stores the chunks of special values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def check_chunk(buf: Buffer) -> ChunkHeader:
-    """Return the header of a chunk; raises ValueError if a frame cannot store it, because it is lazy or empty."""
+    """Return the header of a chunk; raise ValueError for a lazy or empty chunk, which a frame cannot store."""
     buf = memoryview(buf).cast("B")
     header = ChunkHeader.unpack(buf)
     header.require_known_version()
@@ -59,7 +59,7 @@ def check_chunk(buf: Buffer) -> ChunkHeader:
 
 
 def insert(draft: Draft, n: int, buf: bytes, added: ChunkHeader) -> None:
-    """Insert a chunk before chunk `n`; raises ValueError if its kind of blocks differs from the others'."""
+    """Insert a chunk before chunk `n`; raise ValueError if its blocks are of another kind than the frame's."""
     now = draft.frame
     if now.nchunks:
         _check_kind(draft, added)
@@ -68,7 +68,7 @@ def insert(draft: Draft, n: int, buf: bytes, added: ChunkHeader) -> None:
     if chunksize > 0:
         is_last = n == now.nchunks
         if is_last:
-            # The format allows one short chunk, at the end: no other chunk may follow it.
+            # The format allows a short chunk only at the end, so no chunk may follow it.
             last_is_whole = now.nbytes % chunksize == 0
             fixed = last_is_whole and added.nbytes <= chunksize
         else:
@@ -81,7 +81,7 @@ def insert(draft: Draft, n: int, buf: bytes, added: ChunkHeader) -> None:
 
 
 def update(draft: Draft, n: int, buf: bytes, new: ChunkHeader) -> None:
-    """Replace chunk `n`; raises ValueError if the new chunk's kind of blocks differs from the others'."""
+    """Replace chunk `n`; raise ValueError if its blocks are of another kind than the frame's."""
     _check_kind(draft, new)
     now = draft.frame
     (old_nbytes,) = chunk_sizes(draft, [n])
@@ -104,7 +104,7 @@ def delete(draft: Draft, n: int) -> None:
 
 
 def reorder(draft: Draft, order: Sequence[int]) -> None:
-    """Move chunk ``order[i]`` to position i, for each i; raises ValueError unless `order` names every chunk once."""
+    """Move chunk ``order[i]`` to position i, for each i; raise ValueError unless `order` names every chunk once."""
     now = draft.frame
     wanted = np.asarray(order)
     is_integer = not wanted.size or wanted.dtype.kind in "iu"
@@ -122,7 +122,7 @@ def reorder(draft: Draft, order: Sequence[int]) -> None:
 
 
 def set_special(draft: Draft, numbers: npt.NDArray[np.int64], special: Special) -> None:
-    """Fill chunks with zeros or NaN, by entries in the index alone."""
+    """Fill chunks with zeros or NaN; only the index changes."""
     state = draft.changeable_state()
     state.frame.offsets[numbers] = index.special_offset(special)
     draft.delta.touched[numbers] = True
@@ -135,8 +135,8 @@ def compact(draft: Draft, progress: Progress | None = None) -> None:
 
 
 def reserve_up_to(draft: Draft, number: int) -> None:
-    """Make the commit reserve all numbers of chunk files up to `number`, so that no draft under way uses one."""
-    # A structural change, even to the same order, fits no other state: the commit fails if another writer was faster.
+    """Make the commit reserve the numbers of chunk files up to `number`, so that no unfinished draft uses one."""
+    # A structural change, even to the same order, fits only its base: the commit fails if another writer was faster.
     same_order = np.arange(draft.frame.nchunks)
     draft.restructure(same_order, draft.frame)
     draft.staging.reserve_up_to(number)
@@ -144,15 +144,15 @@ def reserve_up_to(draft: Draft, number: int) -> None:
 
 
 def restore_state(draft: Draft, state: State) -> None:
-    """Restore a kept state of the draft's base: everything but the names under which states are kept.
+    """Restore a kept state of the draft's base, but keep the present list of kept states.
 
-    The kept state may have other blocks: other software chooses chunks and blocks when it writes the first items.
+    The blocks of the kept state may differ: other software chooses chunks and blocks when it writes the first items.
     """
     # Open chunks belong to the state that this replaces.
     if draft.buffer is not None:
         draft.buffer.replace({})
     now = draft.state
-    # Old chunks do not move: each new position gets its entry from the kept state below.
+    # Do not move old chunks: the code below copies each entry from the kept state.
     no_order = np.full(state.frame.nchunks, -1)
     draft.restructure(no_order, state.frame)
     new = draft.state
@@ -174,7 +174,7 @@ def restore_state(draft: Draft, state: State) -> None:
 
 
 def _copy_sizes(state: State, other: State) -> None:
-    """Copy the sizes of blocks, which a kept state lacks, for the chunks that another state shares with it."""
+    """Copy the sizes of blocks from another state, for the chunks that both states share: a kept state lacks them."""
     offsets = state.frame.offsets
     others = other.frame.offsets
     same_width = state.sizes.shape[1:] == other.sizes.shape[1:]
@@ -183,7 +183,7 @@ def _copy_sizes(state: State, other: State) -> None:
     order = np.argsort(others, kind="stable")
     places = np.searchsorted(others[order], offsets)
     rows = order[places.clip(max=others.size - 1)]
-    # A place alone does not identify a chunk: other software may have written another one there.
+    # A place does not identify a chunk: other software may have written another chunk there.
     same_place = (offsets >= 0) & (others[rows] == offsets)
     same = same_place & (other.records[rows] == state.records)
     state.sizes[same] = other.sizes[rows[same]]
@@ -218,7 +218,8 @@ def _reindex(
 def chunk_sizes(source: Source, numbers: Sequence[int]) -> list[int]:
     """Return the uncompressed sizes of chunks in bytes.
 
-    If the frame has chunks of different sizes, its index does not list them, and they are read from the chunks.
+    If the chunks of a frame have different sizes, the index does not list the sizes, and this reads them from the
+    chunks.
     """
     frame = source.frame
     if not frame.variable_chunks:

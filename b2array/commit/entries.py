@@ -1,15 +1,15 @@
 """One commit of several members of a group on a local disk: `commit_entries`.
 
-Everything but the last step of each member goes to places that no reader looks at. Then one write replaces the
-manifest, and that write is the commit: the log in it has an `Entry` for each member that was changed, made or deleted.
-From then on readers of the group see all of it. The writer applies the entries (`b2array.commit.apply`), and takes them
-out of the log.
+Before the last step of each member, the writer writes only where no reader looks. Then one write replaces the manifest,
+and that write is the commit: the log in the manifest has an `Entry` for each member that was changed, made or deleted.
+From then on, readers of the group see all changes. The writer applies the entries (`b2array.commit.apply`), and removes
+them from the log.
 
-A writer that is killed before the commit leaves files that no reader finds, and `b2array.vacuum` removes. One that is
-killed later leaves the log, and the next writer applies it before it does anything else. Other writers wait for the
-locks: a commit first locks the manifest, and then the members that it changes or has read.
+A writer that is killed before the commit leaves files that no reader sees, and `b2array.vacuum` removes them. A writer
+that is killed later leaves the log, and the next writer applies it first. Locks make other writers wait: a commit locks
+first the manifest, and then the members that it changes or has read.
 
-A change of one member alone needs no log: the one step that applies it is the commit.
+A change of a single member needs no log: the step that applies it is the commit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Edit = Callable[[Manifest, Manifest, Mapping[str, Frame], Callable[[str, str], N
 
 
 class GroupOnDisk(Protocol):
-    """What a commit needs of a group in a local directory."""
+    """The parts of a local group that a commit needs."""
 
     store: Store
 
@@ -65,7 +65,7 @@ class GroupOnDisk(Protocol):
         """Read the manifest and its version."""
 
     def write(self, manifest: Manifest, version: Version | None) -> Version | None:
-        """Replace the manifest of that version, or raise ConflictError; return the new version."""
+        """Replace the manifest if it has this version, and return the new version; otherwise raise ConflictError."""
 
     def holds(self, manifest: Manifest) -> bool:
         """Whether the stored manifest is this one."""
@@ -77,39 +77,39 @@ class GroupOnDisk(Protocol):
         locked: Collection[str] = (),
         states: Mapping[str, Snapshot] = MappingProxyType({}),
     ) -> Applied:
-        """Apply the log to members that have these states, as far as the caller knows."""
+        """Apply the log to members; `states` has the old states that the caller knows."""
 
     def paths_of(self, names: Collection[str], manifest: Manifest) -> dict[str, str]:
-        """Return the names of members by all paths that there are for these names."""
+        """Return the names of members by path; one name may have several paths."""
 
     def current(self, path: str) -> Snapshot:
-        """Return the state of a member that belongs to the members that are shown."""
+        """Return the state of a member in the manifest that the group shows."""
 
     def remember(self, path: str, committed: Snapshot) -> None:
         """Remember the state that the commit has given a member."""
 
     def name_embedded_state(self, path: str) -> str:
-        """Name the state of a member in the embedding frame."""
+        """Return the name of an embedded member's state."""
 
     def remove_embedded(self, path: str, entry: Entry) -> None:
-        """Remove a member from the embedding frame, unless that is done."""
+        """Remove a member from the embedding frame, unless it was already removed."""
 
 
 @dataclass(slots=True)
 class MemberChange:
-    """How a transaction changes or makes one member.
+    """The change or creation of one member by a transaction.
 
     Parameters
     ----------
     handle : Handle
         The handle that the transaction gives to its user.
     draft : Draft, optional
-        The changes that wait for the commit; a new member's draft has no base. None once a new member was committed in
-        a place next to its path: the commit of the group begins with that.
+        The changes that wait for the commit; the draft of a new member has no base. The commit of the group first
+        commits each new member in a place next to its path, and then sets this to None.
     token : str
-        Names that place.
+        The token in the name of that place; "" for an existing member.
     opened : str
-        The state that a member had when the transaction opened it.
+        The state of an existing member when the transaction opened it.
     """
 
     handle: Handle
@@ -125,28 +125,28 @@ class MemberChange:
 
 @dataclass(slots=True)
 class GroupChange:
-    """What a transaction of a local group changes, by the paths of members unless something else is said.
+    """The changes of a transaction of a local group. Keys are paths of members unless stated otherwise.
 
     Parameters
     ----------
     identity : str
-        Names the group, if its manifest does not yet.
+        The identity for a group whose manifest has none yet.
     marked : bool
-        Whether members note the commit, so that readers do not open them together with members of an earlier state.
+        Whether members note the commit, so that readers do not combine them with earlier states of other members.
     members : dict of str to MemberChange
-        What changes, and what is made.
+        The members that the transaction makes or may change.
     names : dict of str to str
         The names of new members.
     removed : dict of str to str
-        The paths of members that go, by their names.
+        The paths of deleted members, by name.
     moved : dict of str to str
-        The states of members that go which were copied to a new name.
+        The states of moved members, which were copied to a new name and will be deleted.
     read : dict of str to str
-        The states of members that were opened to read or change them.
+        The states of members when the transaction opened them to read or change them.
     same : list of str
         The paths of members that a new snapshot names, and that the commit does not write.
     outcome : {"open", "committed", "unknown"}
-        Whether the commit has happened. If nobody can tell, everything stays where it is.
+        Whether the commit has happened. If that is unknown, no file is removed.
     """
 
     identity: str
@@ -160,7 +160,7 @@ class GroupChange:
     outcome: Literal["open", "committed", "unknown"] = "open"
 
     def find_written(self) -> dict[str, MemberChange]:
-        """Return the members that the commit writes: those that are new, or really changed."""
+        """Return the members that the commit writes, in the order of their paths: new ones, and changed ones."""
         return {
             path: member
             for path, member in sorted(self.members.items())
@@ -168,7 +168,7 @@ class GroupChange:
         }
 
     def only_read(self, changed: Collection[str]) -> list[str]:
-        """Return the members that were read, and that are not among the `changed` ones, even if they go."""
+        """Return the paths of members that were read but not `changed`; deleted members count, moved ones do not."""
         if not self.marked:
             return []
         copied = {path for path, state in self.moved.items() if state}
@@ -177,11 +177,11 @@ class GroupChange:
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt at a commit, under the manifest's lock: what it found, and what it has staged.
+    """The state of one attempt at a commit, under the manifest's lock.
 
-    `only_read` are the paths of members that the transaction has read. `prepared` are the new states of members, `log`
-    their entries, `left` the entries of earlier commits that could not be applied. `tried` is the manifest that was
-    written, or may have been; `stored` is its version, if it is known.
+    `before` is the manifest before the commit. `only_read` has the paths of members that the transaction has only read,
+    `prepared` the new states of members, `log` their entries, and `left` the entries of earlier commits that could not
+    be applied. `tried` is the manifest that was, or may have been, written; `stored` is its version, if known.
     """
 
     before: Manifest
@@ -212,33 +212,34 @@ def commit_entries(
 ) -> tuple[Manifest, Manifest | None]:
     """Commit changes of members, new members and deletions.
 
-    Return the manifest before the commit, and the one after it; None for the latter if one step was all.
+    Return the manifest before the commit, and the manifest after it; None for the latter if a single step was the
+    commit.
 
     Parameters
     ----------
     group : GroupOnDisk
         The group.
     change : GroupChange
-        What changes. Its handles show the committed states at the end.
+        The changes. After the commit, its handles show the committed states.
     written : dict of str to MemberChange
-        What `GroupChange.find_written` returned when all changes were made.
+        The result of `GroupChange.find_written` after the last change.
     require : callable
         Called with the manifest before each attempt; raises ConflictError if the changes do not fit any more.
     edit : callable
-        Called with the manifest before, the manifest to come, the new states of members by their paths, and a function
-        that locks another member for the rest of the attempt. Returns the second manifest, changed in what else it
-        says, for example about snapshots.
+        Called with the old manifest, the new manifest, the new states of members by path, and a function that locks
+        another member for the rest of the attempt. Returns the new manifest with further changes, for example to
+        snapshots.
     members : callable
-        Returns the paths of the members by their names, as the commit leaves them.
+        Returns the paths of the members after the commit, by name.
     show : callable
-        Makes the handle of the group show what a manifest lists.
+        Makes the handle of the group show the members of a manifest.
 
     Raises
     ------
     ConflictError
-        Another writer has changed what these changes build on.
+        Another writer has changed a member or a snapshot on which these changes depend.
     RuntimeError
-        The thread holds the lock of a member.
+        This thread holds the lock of a member.
     """
     _require_no_locks(group)
     _complete_new(group, written)
@@ -259,7 +260,7 @@ def commit_entries(
 
 
 def _require_no_locks(group: GroupOnDisk) -> None:
-    """Raise RuntimeError if this thread holds the lock of a member: a commit that waits for it holds the manifest's."""
+    """Raise RuntimeError if this thread locks a member: another commit may hold the manifest's lock and wait for it."""
     if paths := locks_below(group.store.url):
         raise RuntimeError(
             f"{group.store.url}: expected a thread that holds no lock in the group, found one that holds {paths[0]};"
@@ -268,7 +269,7 @@ def _require_no_locks(group: GroupOnDisk) -> None:
 
 
 def _complete_new(group: GroupOnDisk, written: Mapping[str, MemberChange]) -> None:
-    """Encode open chunks, and commit new members in places next to their paths: before the locks, as it takes long."""
+    """Encode open chunks, and commit new members next to their paths. This precedes the locks because it takes long."""
     with together():
         for path, member in written.items():
             draft = member.draft
@@ -291,7 +292,7 @@ def _begin(
     written: Mapping[str, MemberChange],
     locks: list[AbstractContextManager[object]],
 ) -> _Attempt:
-    """Read the manifest, apply its log, and lock the members, adding to `locks`."""
+    """Read the manifest, apply its log, lock the members, and add their locks to `locks`."""
     before, version = group.read()
     # The first transactions of a group may have begun before it had an identity.
     change.identity = before.identity or change.identity
@@ -333,7 +334,7 @@ def _commit(
     edit: Edit,
     members: Callable[[], Mapping[str, str]],
 ) -> bool:
-    """Stage everything, and take the step that commits it; return False if another writer was faster."""
+    """Check and stage all changes, and commit them in one step; return False if another writer was faster."""
 
     def lock(path: str, name: str) -> None:
         if path not in attempt.locked:
@@ -355,7 +356,7 @@ def _commit(
         after = _manifest_after(change, attempt, members)
         frames = {path: prepared.state.frame for path, prepared in attempt.prepared.items()}
         edited = edit(attempt.before, after, frames, lock)
-        # The one step that applies a single change is atomic by itself, if the manifest says nothing else.
+        # Applying a single change takes one atomic step, which is the commit if nothing else in the manifest changes.
         is_single = not change.marked and len(attempt.log) == 1
         if is_single and edited is after and not attempt.before.summaries:
             _take_only_step(group, attempt)
@@ -397,7 +398,7 @@ def _check_read(group: GroupOnDisk, change: GroupChange, paths: Iterable[str]) -
 
 
 def _stage(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, path: str) -> None:
-    """Write everything of a member but its last step, which gets an entry in the log."""
+    """Write everything for a member except its last step, and add the entry for that step to the log."""
     member = attempt.written[path]
     note = GroupCommit(change.identity, attempt.number, path) if change.marked else None
     if member.draft is None:
@@ -420,7 +421,8 @@ def _stage(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, path: str
             raise _missing_member(draft.store) from None
         before = draft.base.generation
         if not draft.base.frame.is_ours:
-            # The state of a frame by other software is also the time of its file, which was appended to.
+            # The state of a frame by other software includes the time of its file, and staging has just appended to the
+            # file.
             before = inspect_place(group.store_of(path)).state
     after = prepared.state.frame.fingerprint.hex()
     attempt.prepared[path] = prepared
@@ -432,7 +434,7 @@ def _stage(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, path: str
 
 
 def _entry_of_new(group: GroupOnDisk, path: str, member: MemberChange, note: GroupCommit | None) -> Entry:
-    """Return the entry of a new member, whose frame is complete in a place next to its path."""
+    """Return the entry of a new member, after adding the `note` to its frame, which is in a place next to its path."""
     if note is not None and member.handle.snapshot.state.annotations.group_commit != note:
         for attempt in member.handle.attempts():
             with attempt as noting:
@@ -447,13 +449,13 @@ def _entry_of_new(group: GroupOnDisk, path: str, member: MemberChange, note: Gro
 
 
 def _force_new(group: GroupOnDisk, path: str, member: MemberChange) -> None:
-    """Wait until the frame of a new member, in its place next to the path, and its name are on the disk."""
+    """Force the frame of a new member, in its place next to the path, and the name of the frame to the disk."""
     group.store_of(staged_path(path, member.token, sparse=False)).force()
     group.store_of(path.rpartition("/")[0]).force()
 
 
 def _stage_deletions(group: GroupOnDisk, change: GroupChange, attempt: _Attempt) -> None:
-    """Add entries for the members that go. A member that goes where a new one appears is replaced by it."""
+    """Add entries to the log for deleted members, except those that a new member at the same path replaces."""
     if not change.removed:
         return
     for path in group.paths_of(change.removed.keys(), attempt.before):
@@ -470,7 +472,7 @@ def _manifest_after(
     attempt: _Attempt,
     members: Callable[[], Mapping[str, str]],
 ) -> Manifest:
-    """Return the manifest that the commit writes, with summaries of the states that its log brings."""
+    """Return the manifest that the commit writes, with summaries of the new states."""
     after = replace(
         attempt.before,
         number=attempt.number,
@@ -481,7 +483,7 @@ def _manifest_after(
     is_described = attempt.before.summaries or (change.marked and len(members()) <= _MOST_DESCRIBED)
     if not is_described:
         return after
-    # A program that makes a member usually goes on to change it: a summary would soon be out of date.
+    # A program that makes a member usually changes it next, so a summary would soon be out of date.
     soon = set() if change.marked else {*change.names}
     records = {path: None if path in soon else _describe(attempt, path) for path in after.log}
     gone = [path for path, entry in after.log.items() if entry.kind == "delete"]
@@ -489,11 +491,11 @@ def _manifest_after(
 
 
 def _describe(attempt: _Attempt, path: str) -> Record | None:
-    """Return the summary of the state that the log brings to a member, or None if nobody knows that state."""
+    """Return the summary of a member's new state; None if this commit does not write the member."""
     prepared, member = attempt.prepared.get(path), attempt.written.get(path)
     if prepared is not None:
         return summary.pack(prepared.state, prepared.header)
-    if member is None:  # its entry is left from an earlier commit, or deletes it
+    if member is None:  # its entry remains from an earlier commit, or deletes the member
         return None
     complete = member.handle.snapshot
     return summary.pack(complete.state, complete.header)
@@ -508,8 +510,8 @@ def _take_only_step(group: GroupOnDisk, attempt: _Attempt) -> None:
 
 
 def _unstage(group: GroupOnDisk, attempt: _Attempt) -> None:
-    """Remove what an attempt has staged; another attempt stages it again."""
-    # `vacuum` removes what stays.
+    """Remove the staged files of an attempt; another attempt stages them again."""
+    # `vacuum` removes the rest.
     with suppress(OSError, B2ArrayError):
         for path, entry in attempt.log.items():
             member = attempt.written.get(path)
@@ -523,11 +525,11 @@ def _has_committed(
     attempt: _Attempt,
     error: BaseException,
 ) -> bool:
-    """Whether the manifest was replaced despite an error, for example of forcing it to the disk.
+    """Return whether the manifest was replaced despite an error, for example while it was forced to the disk.
 
-    Raises `error` if that is unknown. Everything then stays where it is, because the manifest may refer to it.
+    Raises `error` if that is unknown. Then no file is removed, because the manifest may refer to it.
     """
-    # The disk may be out of reach: then the outcome is unknown.
+    # If the disk cannot be reached, the outcome is unknown.
     with suppress(OSError, B2ArrayError):
         if attempt.tried is not None and group.holds(attempt.tried):
             return True
@@ -548,10 +550,10 @@ def _finish(
     attempt: _Attempt,
     show: Callable[[Manifest], object],
 ) -> None:
-    """Show the changes, and apply the log. The next writer does what fails now."""
+    """Show the changes, apply the log, and remove it from the manifest. The next writer completes failed steps."""
     after, applied = attempt.tried, Applied()
     show(after or attempt.before)
-    # The commit has happened: whoever looks at the log sees it, and finishes what is missing here.
+    # The commit has happened: the log shows it to readers, and the next writer completes failed steps.
     with suppress(OSError, B2ArrayError):
         try:
             if after is not None:
@@ -567,10 +569,10 @@ def _finish(
 
 
 def _move_on(group: GroupOnDisk, attempt: _Attempt, applied: Applied) -> None:
-    """Make the handles show the committed states."""
+    """Make the handles show the committed states, end their transactions, and clean up their drafts."""
     for path, member in attempt.written.items():
         state = None
-        # Without a state the handle looks for it when it is used.
+        # If the state cannot be read now, the handle reads it at its next use.
         with suppress(OSError, B2ArrayError):
             state = _committed_state(attempt, applied, path) or group.current(path)
             group.remember(path, state)
@@ -580,7 +582,7 @@ def _move_on(group: GroupOnDisk, attempt: _Attempt, applied: Applied) -> None:
 
 
 def _committed_state(attempt: _Attempt, applied: Applied, path: str) -> Snapshot | None:
-    """Return the state of a member whose header this process has written; None if a look at it must tell."""
+    """Return the state of a member whose header this process has written; None if the member must be read."""
     version, draft = applied.patched.get(path), attempt.written[path].draft
     if version is None or draft is None:
         return None
@@ -594,8 +596,8 @@ def _clear_log(
     version: Version | None,
     left: Mapping[str, Entry],
 ) -> Manifest:
-    """Take the log out of the manifest that the commit wrote; return what it says then."""
-    if version is None:  # writing it raised an error after it had happened
+    """Remove the log from the manifest that the commit has written, and return the new manifest."""
+    if version is None:  # the write succeeded, but raised an error
         now, version = group.read()
         if now.commit != after.commit:
             return after
@@ -605,5 +607,5 @@ def _clear_log(
 
 
 def _missing_member(store: Store) -> ConflictError:
-    """Return the error of a transaction that is about to change a missing member."""
+    """Return the error for a transaction that cannot find a member to change."""
     return ConflictError(f"{store.url} was deleted or moved since it was opened")

@@ -1,16 +1,16 @@
 """Forks: handles for workers, whose writes become part of one commit.
 
-`fork` makes a handle that can be pickled, and reads and writes like the array. The fork shows the array as the
-transaction had it at that time, together with the writes of the fork. `merge` adds these writes to the transaction.
-Until the merge, no index refers to the chunks of a fork, but the process of the transaction can reach them:
+`fork` makes a handle that can be pickled, and reads and writes like the array. The fork shows the array as it was in
+the transaction at that time, with the writes of the fork. `merge` adds these writes to the transaction. Until the
+merge, no index refers to the chunks of a fork, but the process of the transaction can reach them:
 
 * in a sparse frame, they are separate files. No fork writes to an existing file, even if its bytes are equal;
 * for a contiguous local file, they are in a directory next to it, with one file for each pickle that a worker returns;
 * for arrays in memory and for contiguous frames in object stores, the pickle itself contains them.
 
 A journal next to the chunks tells `vacuum` that a writer still needs them. The process of the transaction rewrites the
-journal from time to time, so that it stays young. If the transaction fails, its process removes the files that it
-created itself, and the files of merged forks; `vacuum` removes the rest.
+journal from time to time, so that its timestamp stays recent. If the transaction fails, its process removes the files
+that it created itself, and the files of merged forks; `vacuum` removes the rest.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ Part = tuple[slice, ...]
 
 
 def _register_forks(draft: Draft) -> Forks:
-    """Return the register of a draft's forks; the first call makes it, and gives the draft an identity."""
+    """Return the register of a draft's forks; the first call creates it, and gives the draft an identity."""
     if draft.forks is None:
         transaction = os.urandom(16)
         point = draft.point
@@ -104,7 +104,7 @@ def _register_forks(draft: Draft) -> Forks:
 
 
 def _shared_place(draft: Draft, transaction: bytes) -> tuple[int, str]:
-    """Choose where forks put their chunks: return the number of their first file, or a directory."""
+    """Choose the place for the chunks of forks: return the number of their first file, or a directory."""
     if draft.store.in_process:
         return 0, ""
     if draft.sparse:
@@ -117,8 +117,9 @@ def _shared_place(draft: Draft, transaction: bytes) -> tuple[int, str]:
 def make_fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
     """Prepare a transaction for forks, and return the point from which they start.
 
-    The first call writes the journal. With `lasts`, the chunks of forks stay when this draft ends, because
-    `commit_changes` will commit them, perhaps in another process.
+    This encodes open chunks. The first call writes the journal, and starts a thread that rewrites it. With `lasts`,
+    there is no thread, and the chunks of forks remain when this draft ends, because `commit_changes` will commit them,
+    perhaps in another process.
     """
     draft.staging.require_open()
     draft.flush()
@@ -179,8 +180,8 @@ def _whole_change(draft: Draft) -> ChangeSet:
 
 
 def _is_unchanged(one: ChangeSet, other: ChangeSet) -> bool:
-    """Whether a transaction has changed nothing between two points."""
-    # Different chunks never have the same code, so their bytes need no comparison.
+    """Whether a transaction has the same changes at two points."""
+    # Different chunks have different codes, so comparing codes is enough.
     return (
         one.base == other.base
         and one.attrs == other.attrs
@@ -195,7 +196,7 @@ def _write_journal(point: ForkPoint) -> None:
     store = point.journal_store
     if store is not None:
         generation = "" if point.base is None else point.base.generation
-        # The chunks that the transaction put into files before it was forked belong to the write as well.
+        # Chunks that the transaction wrote to files before the fork belong to the write as well.
         codes = point.change.codes
         first = min([point.first, *codes[codes >= 0].tolist()])
         journal = Journal(first, point.transaction, generation)
@@ -218,7 +219,7 @@ def remove_journal(point: ForkPoint) -> None:
     store = point.journal_store
     if store is None:
         return
-    # If the store fails here, the transaction has ended all the same, and `vacuum` removes the journal later.
+    # Even if the store fails here, the transaction has ended, and `vacuum` removes the journal later.
     with suppress(OSError, B2ArrayError):
         if point.place:
             store.delete([*store.listing(), ""])
@@ -229,7 +230,7 @@ def remove_journal(point: ForkPoint) -> None:
 
 
 def _needs_journal(point: ForkPoint, store: Store) -> bool:
-    """Whether chunks of a new, never committed array remain: `vacuum` knows of them only by the journal."""
+    """Whether chunks of a never committed array remain: `vacuum` recognizes them only by the journal."""
     if point.base is not None:
         return False
     names = store.listing()
@@ -243,7 +244,7 @@ def _keep_young(point: ForkPoint) -> Callable[[], object]:
 
     def keep() -> None:
         while not ended.wait(_YOUNG_SECONDS):
-            # One failure does not matter: `vacuum` waits for much longer, and the next round tries again.
+            # One failure does no harm: `vacuum` waits much longer, and the next round tries again.
             with suppress(OSError, B2ArrayError):
                 _write_journal(point)
 
@@ -346,7 +347,7 @@ def change_of(draft: Draft) -> ChangeSet:
     for row, n in enumerate(numbers.tolist()):
         if digest := draft.delta.digests.get(n):
             digests[row] = np.frombuffer(digest, np.uint8)
-    # Changes of siblings that were merged into this fork come along.
+    # The change includes the changes of siblings that were merged into this fork.
     merged = set() if draft.forks is None else draft.forks.roster.merged
     of_fork = OfFork(
         transaction=point.transaction,
@@ -370,7 +371,8 @@ def change_of(draft: Draft) -> ChangeSet:
 def check_related(draft: Draft, changes: Iterable[ChangeSet]) -> None:
     """Raise ConflictError unless changes come from forks of a draft, or from its siblings.
 
-    Siblings were forked at the same point of a transaction. At another point the transaction had other chunks.
+    Siblings are forks of the same state of a transaction. Forks of different states cannot be compared, because the
+    transaction has changed chunks between them.
     """
     transaction = None if draft.forks is None else draft.forks.transaction
     point = draft.point
@@ -388,12 +390,13 @@ def check_related(draft: Draft, changes: Iterable[ChangeSet]) -> None:
 
 
 def prepare_merge(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]]:
-    """Rebase the joined changes of forks on the draft's present base; return them, and the rows of chunks to take over.
+    """Rebase the joined changes of forks on the draft's base; return them, and the rows of the chunks to take over.
 
-    A chunk that the draft has already, because a task ran twice, is not among these rows.
+    This first encodes the draft's open chunks. The rows omit chunks that the draft already has because a task ran
+    twice.
 
-    ConflictError: since it was forked, the draft has changed the same chunks or attributes in another way, or the order
-    of the chunks.
+    ConflictError: since the fork, the draft has changed the order of the chunks, or has given the same chunks or
+    attributes different values.
     """
     draft.staging.require_open()
     draft.flush()
@@ -445,13 +448,13 @@ def _has_chunk(draft: Draft, change: ChangeSet, row: int) -> bool:
     if change.of_fork is None:
         return False
     wanted: bytes = change.of_fork.digests[row].tobytes()
-    # Compare the chunk alone: the record of checksums behind it contains the number of the file.
+    # Compare only the chunk: the record of checksums after it contains the number of the file.
     chunk_bytes = stored[: ChunkHeader.unpack(stored).cbytes]
     return digest_of(chunk_bytes) == wanted
 
 
 def take_over(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
-    """Add the changes of forks to a draft; of their chunks, only the ones in these `rows`."""
+    """Add the changes of forks to a draft, with only the chunks in these `rows` of the change."""
     staging = draft.staging
     staging.take_over_files(change.files)
     shift = staging.take_over_segments(change.segments, change.extents)
@@ -494,7 +497,7 @@ def take_over(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
 
 
 class Fork(Handle):
-    """The handle of a fork: always in a transaction, which another process may commit."""
+    """The handle of a fork. It is always in a transaction, which another process may commit."""
 
     __slots__ = ("_name", "_point")
 
@@ -510,13 +513,13 @@ class Fork(Handle):
 
     @property
     def draft(self) -> Draft | None:
-        """The changes that were written through the fork; ValueError if the fork was merged."""
+        """The draft with the changes of the fork; ValueError if the fork was merged."""
         # The cursor of a merged fork raises the error.
         _ = self.snapshot
         return super().draft
 
     def freeze(self) -> ChangeSet:
-        """Return the changes that were written through the fork, as a value."""
+        """Encode open chunks, and return the changes of the fork as a value."""
         draft = self.draft
         if draft is None:
             raise ValueError("expected the draft of a fork")
@@ -524,7 +527,7 @@ class Fork(Handle):
         return change_of(draft)
 
     def end(self) -> None:
-        """Refuse any further use."""
+        """Make every further use raise ValueError, because the fork was merged."""
         merged = ValueError("this fork was merged; use the transaction that has its changes now")
         self.cursor, self._draft = Ended(merged), None
 
@@ -579,7 +582,7 @@ def write_part(
     values: npt.NDArray[Any],
     region: Part | None = None,
 ) -> ChangeSet:
-    """Write values to a box of the array in a fork, and return the change.
+    """Write values to a box of the array in a new fork, and return the change; abort if the whole write has failed.
 
     The `region` is the box that all tasks together write, if the caller knows it.
     """
@@ -590,7 +593,7 @@ def write_part(
     except BaseException:
         draft.abort()
         raise
-    # If another task has failed, its process no longer expects files of this one.
+    # If another task has failed, the write was given up, and nobody will remove the files of this task.
     if point.files.is_ended:
         draft.abort()
         remove_journal(point)
@@ -601,7 +604,7 @@ def write_part(
 def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = False) -> None:
     """Add the changes of forks to a transaction.
 
-    `again` says that a scheduler may run this task more than once. Then the transaction never removes the files of the
+    With `again`, a scheduler may run this task more than once. Then the transaction never removes the files of the
     forks, because another run of the task may have committed them.
     """
     if not changes:
@@ -609,14 +612,14 @@ def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = F
     change = join_changes(changes, draft.url)
     if again:
         change = replace(change, files=NO_FILES)
-    # Take over the files before a conflict can end the merge: the draft then removes them.
+    # Take over the files first: if a conflict ends the merge, the draft removes them.
     draft.staging.take_over_files(change.files)
     change, rows = prepare_merge(draft, change)
     take_over(draft, change, rows)
 
 
 def accept_forks(point: ForkPoint, draft: Draft) -> None:
-    """Make a draft accept the forks of another transaction, which wrote no chunks itself."""
+    """Make a draft accept the forks of another transaction, which has written no chunks itself."""
     draft.forks = Forks(point.transaction, point.first, point.place)
     draft.delta.epoch = point.epoch
     draft.staging.began_before(time.time() - point.since)
@@ -642,16 +645,16 @@ def _resume(point: ForkPoint) -> Draft:
 
 
 def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = False) -> Snapshot:
-    """Commit the changes of forks, and return the new state. If they were committed before, only return the state.
+    """Commit the changes of forks, unless an earlier call has committed them, and return the state with the changes.
 
-    `again` says that dask may run this task more than once, even concurrently. Then it removes nothing if it fails.
+    With `again`, dask may run this task more than once, even concurrently. Then a failed task removes no files.
 
     Raises
     ------
     ConflictError
         Another writer changed the same chunks, or the shape.
     FileExistsError
-        Another writer made an array where the new one goes.
+        Another writer has made an array in the place of the new one.
     """
     is_elsewhere = point.process != os.getpid()
     if is_elsewhere and point.store.in_process and point.base is not None:
@@ -677,10 +680,10 @@ def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: boo
 
 
 def _find_commit(point: ForkPoint) -> Snapshot | None:
-    """Return the present state if it is the commit of these forks, whose answer may have been lost; else None."""
+    """Return the present state if it is the commit of these forks, whose answer may have been lost; otherwise None."""
     try:
         current = load(point.store)
     except (FileNotFoundError, FormatError):
-        # No readable frame: nobody has committed it.
+        # Without a readable frame, no commit has succeeded.
         return None
     return current if current.state.annotations.forks_of == point.transaction else None

@@ -1,4 +1,4 @@
-"""`ForkPoint`: a transaction as its forks see it. `Forks`: a draft's register of its forks."""
+"""`ForkPoint`: the state of a transaction from which forks start. `Forks`: a draft's register of its forks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNDER_WAY: WeakValueDictionary[bytes, CreatedFiles] = WeakValueDictionary()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForkPoint:
-    """A transaction as its forks see it; it can be pickled.
+    """The state of a transaction from which forks start; it can be pickled.
 
     Parameters
     ----------
@@ -42,21 +42,21 @@ class ForkPoint:
     transaction : bytes
         The identity of the transaction.
     number : int
-        Counts the points of the transaction that have different changes.
+        The number of the point; points with the same changes have the same number.
     epoch : int
-        How often the transaction had changed the order of the chunks.
+        How often the transaction has changed the order of the chunks.
     change : ChangeSet
         All changes of the transaction up to this point.
     fork : bytes
         The identity of the fork that this copy of the point belongs to; empty outside of forks.
     first, place : int, str
-        Forks put chunks into files from this number on, or into this directory.
+        The number of the first file for chunks of forks, and the directory for them, if they are in one.
     process, since : int, float
-        The process of the transaction, and the time when it was forked.
+        The identifier of the transaction's process, and the time of the fork.
     files : CreatedFiles
         In the process of the transaction, the files that the transaction and its forks have created.
     makes_directory : bool
-        In the process of the transaction: whether the directory of a new frame is removed with the files.
+        In the process of the transaction, whether to remove the directory of a new frame with the files.
     """
 
     store: Store
@@ -75,7 +75,7 @@ class ForkPoint:
 
     @property
     def state(self) -> State:
-        """The state that the transaction changes, or the first one of a new frame."""
+        """The state that the transaction changes, or the first state of a new frame."""
         if self.base is not None:
             return self.base.state
         if self.change.new is None:
@@ -119,7 +119,7 @@ class ForkPoint:
         return f"{self.transaction[:8].hex()}{JOURNAL}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # `files` and `makes_directory` stay behind: only the process of the transaction removes files.
+        # Leave out `files` and `makes_directory`: only the process of the transaction removes files.
         return _point, (
             self.store,
             self.base,
@@ -136,7 +136,7 @@ class ForkPoint:
 
 
 def _point(store: Store, base: Snapshot | None, transaction: bytes, *rest: Any) -> ForkPoint:
-    # The store of the base may have open files already: share them.
+    # The store of the base may have open files, so share this store.
     point = ForkPoint(store if base is None else base.store, base, transaction, *rest)
     files = UNDER_WAY.get(transaction)
     return point if files is None else replace(point, files=files)
@@ -172,15 +172,15 @@ class Forks:
     transaction : bytes
         The identity of the draft, as its forks know it.
     first, place : int, str
-        Where forks put chunks: the `first` and `place` of each `ForkPoint`.
+        The place for the chunks of forks: the `first` and `place` of each `ForkPoint`.
     last : ForkPoint, optional
         The latest point.
     bases : dict of str to Snapshot
         The states that forks started from, by generation.
     roster : Roster
-        Which forks were created and merged.
+        The names of the forks that were created, and of the forks that were merged.
     at_end : ExitStack
-        Functions that the end of the draft calls.
+        Functions to call when the draft ends.
     """
 
     transaction: bytes

@@ -1,8 +1,9 @@
 """`Handle`: an open frame, the state that it shows, and the transaction that is under way.
 
-`b2array.NDArray` and `b2array.SChunk` each wrap a handle. A handle shows one committed state, and inside a
-transaction the changes on top of it. Its own commits move it on, and bring in what others have committed by then. Else
-their commits are seen after `refresh`. `b2array.commit.cursor` has handles that show something else.
+`b2array.NDArray` and `b2array.SChunk` each wrap a handle. A handle shows one committed state, and inside a transaction
+the changes on top of it. After a commit through it, the handle shows the new state, with all earlier commits of other
+writers. Otherwise, `refresh` shows their commits. The cursors in `b2array.commit.cursor` define other ways to choose
+the state.
 """
 
 from __future__ import annotations
@@ -46,31 +47,31 @@ T = TypeVar("T")
 class Handle:
     """An open frame.
 
-    Threads may share one: they are serialised when they commit.
+    Threads may share a handle; they commit one after the other.
 
     Parameters
     ----------
     state : Snapshot or Cursor
-        The state to show; or a cursor, which says what else to show. A snapshot is pinned.
+        The state to show, or a cursor that chooses the state. A handle of a snapshot keeps showing this state.
     mode : {"r", "r+"}
-        For reading only, or also for changing.
+        "r" for reading, "r+" for reading and changing.
     draft : Draft, optional
         A transaction that is under way.
 
     Attributes
     ----------
     cursor : Cursor
-        What the handle shows outside of transactions.
+        Chooses the state that the handle shows outside of transactions.
     store : Store
         Where the chunks are.
     mode : {"r", "r+"}
-        For reading ("r"), or for reading and changing ("r+").
+        "r" for reading, "r+" for reading and changing.
     locked : bool
         Whether the holder of the mutex also has the store's lock.
     mutex : Mutex
-        Held while the handle commits, and by changes that join a transaction.
+        The mutex of commits through the handle, and of changes that join a transaction.
     small_writes : tuple of (list of int or None, int)
-        The chunk that the last commits wrote in part, and how many they were; None once the user was warned.
+        The chunk that the last commits wrote in part, and the number of these commits; None after the user was warned.
 
     Raises
     ------
@@ -86,7 +87,7 @@ class Handle:
         self.cursor: Cursor = Pinned(state) if isinstance(state, Snapshot) else state
         if mode == "r+":
             _check_writable(state if isinstance(state, Snapshot) else self.snapshot)
-        # A promised member of a group is not read yet.
+        # A member that only a summary describes has not been read yet.
         self.store: Store = state.store if isinstance(state, Snapshot | Promised) else self.snapshot.store
         self.mode: Mode = mode
         self.mutex = Mutex()
@@ -105,7 +106,7 @@ class Handle:
 
     @property
     def source(self) -> Source:
-        """What chunks are read from: the transaction under way, or the committed state that this handle shows now."""
+        """The source of chunks: the transaction under way, or the committed state that this handle shows now."""
         if self._draft is not None:
             return self._draft
         cursor = self.cursor
@@ -113,14 +114,14 @@ class Handle:
 
     @property
     def described(self) -> Source | Summary:
-        """The source; or the summary that describes a member of a group, until the member is read."""
+        """The source, or the summary of a group's member that was not read yet."""
         cursor = self.cursor
         if self._draft is None and isinstance(cursor, Promised | Ended) and cursor.description is not None:
             return cursor.description
         return self.source
 
     def _look(self) -> Snapshot:
-        """Return the committed state that this handle shows now."""
+        """Return the committed state that this handle shows now, after loading it if the cursor requires that."""
         with self.mutex.held:
             cursor = self.cursor.look()
             self._move(cursor, self._draft)
@@ -128,18 +129,18 @@ class Handle:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The committed state that this handle has shown last."""
+        """The committed state that this handle has last shown; a member that was not read yet is read."""
         cursor = self.cursor
         return self._look() if isinstance(cursor, Promised) else cursor.snapshot
 
     @property
     def frame(self) -> Frame:
-        """Header, index and trailer of what chunks are read from."""
+        """Header, index and trailer of the source."""
         return self.source.state.frame
 
     @property
     def url(self) -> str:
-        """Where the chunks are, without secrets."""
+        """The URL of the frame, without secrets."""
         return self.store.url
 
     @property
@@ -154,14 +155,14 @@ class Handle:
 
     @property
     def generation(self) -> str:
-        """Names the committed state that this handle shows; changes with every commit."""
+        """The name of the committed state that this handle shows; it changes with every commit."""
         return self.snapshot.generation if self._draft is not None else self._look().generation
 
     def recover(self, source: Source, error: B2ArrayError | OSError) -> Source:
         """After an error, return the source to read from next, or raise the error with the URL in it.
 
-        A commit through this handle may have taken away what was read; then there is a newer source. ConflictError:
-        another writer took it away.
+        A commit through this handle may have removed the bytes that were read; then a newer source has replaced the old
+        one. ConflictError: another writer has removed them.
         """
         if not isinstance(error, UnsupportedError):
             with self.mutex.held:  # once a commit under way is over
@@ -182,7 +183,7 @@ class Handle:
             del error  # its traceback refers to this frame
 
     def reading(self, task: Callable[[Source], T]) -> T:
-        """Return what a task reads; call it again where a commit through this handle took that away meanwhile."""
+        """Return the result of a task that reads; repeat it if a commit through this handle has removed its source."""
         source = self.source
         while True:
             try:
@@ -193,7 +194,7 @@ class Handle:
     # Changing.
 
     def attempts(self, *, anywhere: bool = False) -> Iterator[AbstractContextManager[Draft]]:
-        """Yield attempts at a change, until one has succeeded: the loop's body runs again after a conflict.
+        """Yield attempts at a change until one has succeeded; after a conflict, the body of the loop runs again.
 
         ::
 
@@ -201,11 +202,11 @@ class Handle:
                 with attempt as draft:
                     ...  # changes the draft
 
-        The end of the ``with`` block commits the changes. What others committed meanwhile is kept. If they changed the
-        same chunks, there is another attempt. After some attempts the handle takes the store's lock, if there is one,
-        and other writers wait. Inside a transaction the changes join that one. A block that raises changes nothing.
-        With `anywhere`, the change still makes sense if another writer has changed metalayers, number or order of the
-        chunks. ConflictError says that it makes no sense any more.
+        The end of the ``with`` block commits the changes on top of the commits of other writers. If another writer has
+        changed the same chunks, there is another attempt. After some attempts the handle takes the store's lock, if
+        there is one, and other writers wait. Inside a transaction, the changes join the transaction. A block that
+        raises changes nothing. With `anywhere`, the change remains valid even if another writer has changed the
+        metalayers, or the number or order of the chunks. ConflictError: the change is not valid any more.
         """
         self.require_writable()
         for tried in attempts(self.store):
@@ -219,7 +220,7 @@ class Handle:
 
     @contextmanager
     def _attempt(self, outcome: _Outcome, *, anywhere: bool) -> Iterator[Draft]:
-        """Commit what the block changes in a draft; after a conflict, return if another attempt makes sense."""
+        """Commit the changes of the block; after a conflict, show the newest state, and raise if no retry can help."""
         before, joined = self.snapshot, self._draft
         try:
             with self._changing() as draft:
@@ -228,7 +229,7 @@ class Handle:
         except ConflictError:
             with self.mutex.held:
                 if self._draft is not None:
-                    # A transaction may have begun meanwhile; then the change joins it now.
+                    # If a transaction has begun meanwhile, the next attempt joins it.
                     again = self._draft is not joined or _catch_up(self._draft)
                 else:
                     self._show(self._reload())
@@ -239,14 +240,14 @@ class Handle:
 
     @contextmanager
     def _last_attempt(self, *, anywhere: bool) -> Iterator[Draft]:
-        """Commit what the block changes in a draft, while other writers wait."""
+        """Commit the changes of the block on top of the newest state, while a lock makes other writers wait."""
         before = self.snapshot
         with self.mutex.held, ExitStack() as locks:
             if self._draft is None:
                 if not self.locked:
                     locks.enter_context(self._lock())
                 self._show(self._reload())
-                # The changes may mean other chunks by now.
+                # The numbers in the change may now stand for other chunks.
                 if not anywhere and not self.snapshot.has_same_chunks(before):
                     raise ConflictError(f"{self.url} was changed by another writer; repeat the change")
             yield locks.enter_context(self._changing(locked=self._draft is None))
@@ -260,7 +261,7 @@ class Handle:
             raise
 
     def _lock(self) -> AbstractContextManager[object]:
-        """Take the store's lock. ConflictError: the directory that it is in was deleted, or replaced by a file."""
+        """Take the lock of the frame. ConflictError: its directory was deleted, or replaced by a file."""
         try:
             return writers_lock(self.store, self.snapshot.name)
         except MISSING as error:
@@ -269,7 +270,7 @@ class Handle:
 
     @contextmanager
     def _changing(self, *, locked: bool = False) -> Iterator[Draft]:
-        """Commit what the block changes in a draft; with `locked`, the caller holds the store's lock."""
+        """Commit the changes of the block, or add them to the transaction; if `locked`, the caller has the lock."""
         with self.mutex.held:
             joined = self._draft
             if joined is not None:
@@ -294,7 +295,7 @@ class Handle:
     def _commit(self, draft: Draft) -> None:
         try:
             committed = commit(draft)
-            # Without changes there was no commit, and another thread's may have moved the handle on meanwhile.
+            # Without changes there was no commit, and the handle may already show a later commit of another thread.
             if committed is not draft.base:
                 self._show(committed, self._draft)
             warn_of_forgotten(draft)
@@ -302,18 +303,19 @@ class Handle:
             _explain(draft, error)
             raise
         except KeyboardInterrupt:
-            # It may come after the store has got the new state. If that cannot be read, the old one is shown.
+            # Ctrl-C may have come after the commit, so show the state in the store; if it cannot be read, keep the old
+            # one.
             with suppress(OSError, B2ArrayError):
                 self._show(reload(self.snapshot), self._draft)
             raise
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make everything that is changed through this handle inside the ``with`` block one commit.
+        """Combine all changes through this handle inside the ``with`` block into one commit.
 
-        Threads that write through the handle join in, one at a time, and readings through it show the changes. If the
-        block raises, nothing has happened; nor after a ConflictError, which says that another writer has changed chunks
-        that the block read or wrote.
+        Threads that write through the handle join the transaction, one at a time, and reads through it show the
+        changes. If the block raises an exception, nothing is committed. ConflictError: another writer has changed
+        chunks that the block has read or written; nothing was committed.
         """
         draft = self.begin()
         try:
@@ -330,12 +332,12 @@ class Handle:
                 finally:
                     self._show(self.snapshot)
         finally:
-            # Ctrl-C may have come at the edge of the transaction. Nothing interrupts an assignment, as it does a call.
+            # Ctrl-C may have come when the transaction began or ended. It can interrupt a call, but not an assignment.
             if self._draft is draft:
                 self._draft = None
 
     def begin(self) -> Draft:
-        """Return a draft for a transaction of this handle, on top of the committed state."""
+        """Return a draft for a transaction of this handle, on top of the committed state that it shows now."""
         self.require_writable()
         with self.mutex.held:
             self._require_no_transaction()
@@ -344,12 +346,12 @@ class Handle:
             return self.new_draft()
 
     def enter(self, draft: Draft) -> None:
-        """Enter a transaction with a draft of `begin`, or of a new frame; the caller commits it, and calls `leave`."""
+        """Enter a transaction with a draft from `begin` or of a new frame; the caller commits it and calls `leave`."""
         self.require_writable()
         with self.mutex.held:
             self._require_no_transaction()
             if draft.base is not None and draft.base is not self.snapshot:
-                draft.rebase(self.snapshot)  # another thread has committed since it began
+                draft.rebase(self.snapshot)  # another thread has committed since the draft began
             draft.buffer = WriteBuffer()
             self._draft = draft
 
@@ -358,12 +360,12 @@ class Handle:
             raise ValueError("a transaction is under way on this handle already")
 
     def leave(self, snapshot: Snapshot | None) -> None:
-        """Leave the transaction and show a new state, or the old one, once other threads have finished their change."""
+        """Wait for changes of other threads, leave the transaction, and show a new state, or by default the old one."""
         with self.mutex.held:
             self._show(snapshot or self.snapshot)
 
     def abandon(self) -> None:
-        """Leave the transaction that was to make the frame, and was given up: the handle raises ConflictError now."""
+        """Leave the abandoned transaction of a new frame: every further use of the handle raises ConflictError."""
         with self.mutex.held:
             self.cursor, self._draft = Ended(make_abandoned_error(self.url), self._draft), None
 
@@ -373,7 +375,10 @@ class Handle:
             raise ReadOnlyError(f"{self.url} was opened for reading; {self.store.advice}")
 
     def new_draft(self, *, locked: bool = False) -> Draft:
-        """Begin a draft on top of the committed state, independent of any that is under way."""
+        """Begin a draft on top of the committed state, apart from any transaction under way.
+
+        If a commit of the member's group still waits to be applied, this applies it first, and shows the result.
+        """
         snapshot = self.snapshot
         if snapshot.again is not None:
             try:
@@ -390,21 +395,21 @@ class Handle:
         return Draft(self.store, snapshot, locked=locked or self.locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
-        """Return another handle that shows the committed state, and goes on to show it whatever this one commits."""
+        """Return another handle that keeps showing the present committed state, whatever this handle commits."""
         if self._draft is not None:
             raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
         return Handle(self._look(), mode)
 
     def replace_state(self, snapshot: Snapshot) -> None:
-        """Show a state that was committed by other means than this handle, unless a transaction is under way."""
+        """Show a state that another handle or function has committed, unless a transaction is under way."""
         with self.mutex.held:
             if self._draft is None:
                 self._show(snapshot)
 
     def refresh(self) -> None:
-        """Show what others have committed since this handle was opened or last changed something.
+        """Show what other writers have committed since this handle was opened or last committed.
 
-        That may be another frame, which somebody has made in the place of this one.
+        The new state may be of another frame, which has replaced this one.
         """
         with self.mutex.held:
             if self._draft is not None:
@@ -430,7 +435,7 @@ class _Outcome:
 
 
 def _check_writable(snapshot: Snapshot) -> None:
-    """Raise ReadOnlyError if a frame cannot be changed."""
+    """Raise ReadOnlyError if the frame of a snapshot cannot be changed."""
     if snapshot.start:
         raise ReadOnlyError("a frame inside a larger file can only be read")
     if snapshot.at is not None:
@@ -442,13 +447,13 @@ def _check_writable(snapshot: Snapshot) -> None:
 
 
 def _catch_up(draft: Draft) -> bool:
-    """Go on from the state of another writer whose commit removed the bytes of the base; say whether one did."""
+    """Rebase a draft if another writer's commit has removed the bytes of its base; return whether it was rebased."""
     base = draft.base
     if base is None or draft.sparse or draft.store.can.append or draft.undo is not None or draft.point is not None:
         return False
     try:
         current = reload(base)
-    except FileNotFoundError:  # that commit has deleted the frame
+    except FileNotFoundError:  # another writer has deleted the frame
         return False
     if current.generation == base.generation:
         return False
@@ -457,12 +462,12 @@ def _catch_up(draft: Draft) -> bool:
 
 
 def _identity(source: Source) -> object:
-    """Tell a source from others. Each use of a `Following` cursor makes a new snapshot, mostly of the same state."""
+    """Return a value that tells sources apart. A `Following` cursor often makes new snapshots of the same state."""
     return (source.generation, source.version) if isinstance(source, Snapshot) else id(source)
 
 
 def _find_moved(source: Snapshot, error: Exception) -> Snapshot | None:
-    """Return the same state from another place, where a commit of its group has put it; None if that has not happened.
+    """Return the same state from the place to which a commit of its group has moved it; None if it was not moved.
 
     SnapshotLostError: other software has overwritten it.
     """
@@ -477,9 +482,9 @@ def _find_moved(source: Snapshot, error: Exception) -> Snapshot | None:
 
 
 def _explain(source: Source, error: B2ArrayError | OSError) -> None:
-    """Raise an error that says more: with the URL in it, or a `ConflictError` if another writer is the cause.
+    """Raise a clearer error if possible: one with the URL in it, or a ConflictError if another writer is the cause.
 
-    Other software moves chunks in its file, and a writer can replace a directory by a file.
+    Other software moves chunks within its file, and a writer may replace a directory by a file.
     """
     if isinstance(error, FormatError | UnsupportedError | FileNotFoundError | NotADirectoryError):
         stale = source.staleness()

@@ -1,4 +1,4 @@
-"""What writers leave in the places of frames, and how it is removed."""
+"""Removes files that writers leave in the places of frames."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["belongs", "discard", "is_abandoned"]
 
 
 def discard(store: Store, *, locked: bool = False) -> None:
-    """Remove what was staged, or put aside: a file, a directory, or an object. It may be gone.
+    """Remove a staged or replaced frame: a file, a directory or an object, which may be missing already.
 
-    Files that are no part of a frame stay, and so does their directory. If `locked`, the caller sees to it that no
-    other process is at work there.
+    Files that do not belong to a frame remain, and so does their directory. If `locked`, the caller ensures that no
+    other process uses the place.
     """
     if store.can.local:
         store.remove(FRAME_NAME, belongs, locked=locked)
-        store.drop_lock()  # nobody else waits for it: only its writer knows this place
+        store.drop_lock()  # no other writer waits for the lock: only its writer knows this place
     else:
         store.delete([""])
 
 
 def is_abandoned(store: Store) -> bool:
-    """Whether there is a directory with nothing in it, or with files of late writers.
+    """Whether the place is a directory that is empty, or has only files of late writers.
 
-    They missed that the frame was deleted, and make its directory anew.
+    A late writer does not notice that its frame was deleted, and creates the directory again.
     """
     try:
         names = store.walk()

@@ -1,7 +1,8 @@
 """Turns a group whose files were copied from an object store into a local group: `localize`.
 
-On a local disk the files are the list of members, and the index of a member has its usual name. So each member gets the
-index of the revision that the manifest lists, where another one was published last, and the manifest drops its rows.
+On a local disk, the files are the list of members, and the index of a member has the usual name. So this module copies
+the index of each listed revision to the usual name if another index was published last, and removes the rows from the
+manifest.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def localize(group: Store, manifest: Manifest, version: Version | None) -> None:
             " makes a local copy with them"
         )
     rows = [row for row in manifest.rows.values() if row.revision and not is_embedded(row.path)]
-    # A kill before the manifest is written leaves the rows, and the next writer starts again from here.
+    # If this process is killed before it writes the manifest, the rows remain, and the next writer starts again.
     for row in rows:
         _publish(group, row)
     write_manifest(group, replace(manifest, rows=None, gone={}), version)

@@ -1,11 +1,12 @@
-"""The locks of local frames, for writers who know nothing of the group around.
+"""The locks of local frames, for writers that do not know the group around a frame.
 
-A commit of a group writes the manifest, and then each member. A writer of one member must not come in between. So it
-takes the member's lock, and applies the entry that the manifest may have for the member: `writers_lock`. A writer that
-makes a frame takes the lock of the manifest, so that no commit gives the place to another frame: `makers_lock`.
+A commit of a group writes the manifest, and then each member. A writer of one member must not write between these
+steps. So `writers_lock` takes the lock of the member, after applying the entry that the manifest may have for the
+member. For a writer that makes a frame, `makers_lock` takes the lock of the manifest, so that no commit puts another
+frame in the place.
 
-The order of locks is the manifest's first, then the members'. Whoever holds the lock of a member never waits for the
-manifest's.
+A thread takes the lock of the manifest first, and then the locks of members. A thread that holds the lock of a member
+never waits for the lock of the manifest.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ _UNREADABLE = (FormatError, LimitError, UnsupportedError)
 
 
 def writers_lock(store: Store, name: str) -> AbstractContextManager[object]:
-    """Take the lock of a frame, once no commit of its group waits to be applied to it.
+    """Take and return the lock of a frame, after applying the commit of its group that may still wait for it.
 
-    The lock itself is the context manager: it ends in C code, which Ctrl-C does not interrupt.
+    The lock is a context manager whose end is C code, which Ctrl-C does not interrupt.
     """
     return _once_nothing_waits(store, lambda: store.lock(name))
 
 
 def makers_lock(store: Store) -> AbstractContextManager[object]:
-    """Take the manifest's lock for a writer that makes a local frame in a group, once nothing waits for its place.
+    """Take the manifest's lock to make a local frame in a group, after applying the entry that may wait for the place.
 
-    A frame that is in no group needs none. A thread that holds another lock takes none: a commit may wait for that one,
-    and hold the manifest's.
+    A frame outside of groups needs no lock. A thread that holds another lock takes none, because a commit that holds
+    the lock of the manifest may be waiting for that other lock.
     """
-    # The first commit of a group makes its manifest.
+    # A group may have no manifest before its first commit, so look for an embedding frame as well.
     around = _group_around(store, (MANIFEST, EMBEDDED))
     if around is None:
         return nullcontext()
@@ -56,7 +57,7 @@ def makers_lock(store: Store) -> AbstractContextManager[object]:
             return nullcontext()
         try:
             return LocalStore(group).lock(MANIFEST)
-        except PermissionError:  # a directory in somebody else's group may be ours
+        except PermissionError:  # the user may own only a directory in the group
             return nullcontext()
 
     return _once_nothing_waits(store, take)
@@ -87,7 +88,7 @@ def _apply(group: str, path: str, entry: Entry) -> None:
 
 
 def _release(lock: AbstractContextManager[object] | None) -> None:
-    """Release the lock of a local file, which is taken at once. Others are taken when their block begins."""
+    """Release the lock of a local file, which was taken at once. Other locks are taken only when their block begins."""
     if isinstance(lock, FileIO):
         lock.close()
 
@@ -95,9 +96,9 @@ def _release(lock: AbstractContextManager[object] | None) -> None:
 def groups_above(place: str, marks: Sequence[str] = (MANIFEST,)) -> Iterator[tuple[str, str]]:
     """Yield the local groups that a path leads through, the innermost first, with the path of the frame in each.
 
-    `marks` are the files by which groups are known.
+    `marks` are the names of files that mark a directory as a group.
     """
-    if place.endswith(TEMPORARY):  # neither a log nor a snapshot names the places next to members
+    if place.endswith(TEMPORARY):  # no log and no snapshot names the temporary places next to members
         return
     inner, group = place, os.path.dirname(place)
     while group != inner:
@@ -109,7 +110,7 @@ def groups_above(place: str, marks: Sequence[str] = (MANIFEST,)) -> Iterator[tup
 
 
 def _group_around(store: Store, marks: Sequence[str] = (MANIFEST,)) -> tuple[str, str] | None:
-    """Return the group that a local frame is in, and its path there; see `groups_above` for `marks`."""
+    """Return the innermost group around a local frame, and the frame's path there; see `groups_above` for `marks`."""
     if not isinstance(store, LocalStore):
         return None
     place = os.path.realpath(store.url) if os.path.islink(store.url) else store.url
@@ -117,12 +118,12 @@ def _group_around(store: Store, marks: Sequence[str] = (MANIFEST,)) -> tuple[str
 
 
 def _waiting(store: Store) -> tuple[str, str, Entry] | None:
-    """Return the entry for a local frame that waits to be applied in its group, after the group and the path."""
+    """Return a local frame's group, its path there, and its entry that waits to be applied; None without an entry."""
     around = _group_around(store)
     if around is None:
         return None
     group, path = around
-    with suppress(*_UNREADABLE, *MISSING):  # nobody can read such a group, either
+    with suppress(*_UNREADABLE, *MISSING):  # readers cannot read such a group, either
         entry = _log_of(LocalStore(group)).get(path)
         if entry is not None and action_of(entry, LocalStore(group).below, path)[1].is_pending:
             return group, path, entry
@@ -130,7 +131,7 @@ def _waiting(store: Store) -> tuple[str, str, Entry] | None:
 
 
 def _read_log(group: LocalStore) -> Mapping[str, Entry]:
-    """Read the log of a group. UnsupportedError: its files were copied from an object store."""
+    """Read the log of a local group. UnsupportedError: the group was copied from an object store."""
     manifest, _ = read_manifest(group, versioned=False)
     if manifest.rows is not None:
         raise UnsupportedError(
@@ -142,7 +143,7 @@ def _read_log(group: LocalStore) -> Mapping[str, Entry]:
 
 def _log_of(group: LocalStore) -> Mapping[str, Entry]:
     (head,) = group.head([MANIFEST], 1)
-    # Right after a change, another one could leave the same times.
+    # Right after a change, a second change might leave the same times, so do not use the cache.
     if isinstance(head, Exception) or not head.unique:
         return _read_log(group)
     return _known_log(group.url, head.unique)

@@ -13,8 +13,8 @@ __all__ = ["replace_manifest", "write_manifest"]
 def write_manifest(group: Store, manifest: Manifest, version: Version | None) -> Version | None:
     """Replace the manifest of that version, or raise ConflictError; return the new version. The caller holds its lock.
 
-    The answer to a request that succeeded may be lost, and the client then repeats the request, which fails. So the
-    manifest is read after a failure.
+    The answer to a successful request may be lost; the client then repeats the request, which fails. So after a
+    failure, this reads the manifest, and succeeds if it is the one that was written.
     """
     content = manifest.pack()
     try:

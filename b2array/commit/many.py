@@ -1,7 +1,7 @@
 """One commit of several members of a group in an object store, or of one of them.
 
-Before its last step, the writer puts objects only where no reader looks: chunks get numbers that no chunk had before,
-and each changed member gets an index under the name of its revision. Then one conditional write replaces the manifest,
+Before its last step, the writer puts objects only where no reader looks: chunks under numbers that no chunk had before,
+and the index of each changed member under the name of its revision. Then one conditional write replaces the manifest,
 whose rows name these revisions. That write is the commit: `commit_rows`.
 
 After the commit, the writer publishes each member's index under the usual name, for readers that do not know the group,
@@ -9,8 +9,8 @@ unless a later index is already there. A writer that is killed before the commit
 `b2array.vacuum` removes them. A writer that is killed after the commit leaves a published index that is one commit old.
 
 If another writer was faster, this one reads the manifest again. If the rows of its members are still the same, the
-prepared objects fit, and it only writes the manifest again. Otherwise it puts its changes on top of the new state, or
-raises ConflictError.
+prepared objects remain valid, and the writer only writes the manifest again. Otherwise, it puts its changes on top of
+the new state, or raises ConflictError.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Prepared:
     identity : str
         The identity of the group.
     base : str
-        The revision that this one was made from; "" for a new member.
+        The revision that this revision replaces; "" for a new member.
     stored : Version, optional
         The version of the object with the index.
     published : Version, optional
@@ -105,7 +105,7 @@ class _Prepared:
 
 
 def commit_member(draft: Draft) -> Snapshot:
-    """Commit one member through its group: its changes, or a new frame in its place.
+    """Commit one member through its group: changes of the member, or a new frame in its place.
 
     Raises what `commit_rows` raises.
     """
@@ -146,8 +146,8 @@ def commit_rows(
     identity : str
         The identity for a group that has no commit yet.
     unadopted : mapping of str to Snapshot
-        By the names of members, the states that the transaction has only read, of members that do not note the group
-        yet. The commit adopts these members, and fails if one of them has changed since.
+        The states of members that the transaction has only read and that do not note the group yet, by name. The commit
+        adopts these members, and fails if one of them has changed since.
     require : callable
         Called with the manifest before each attempt; raises ConflictError if the changes do not fit any more.
     edit : callable
@@ -170,19 +170,19 @@ def commit_rows(
     for attempt in attempts(group):
         with group.lock(MANIFEST):
             # Under a lock, no writer can replace the manifest after it was read. Without one, the conditional write
-            # fails if the manifest of the start is out of date: so most commits need not read it again.
+            # fails if the manifest of the start is out of date: so most commits do not read it again.
             if attempt or group.can.lock:
                 seen = catalog.read()
             else:
                 seen = start or catalog.last_seen()
             manifest, version = seen
             if manifest.rows is None or not manifest.identity:
-                # A member's note of the group counts only if a manifest lists the member.
+                # A member's note of its group counts only if a manifest lists the member, so write the manifest first.
                 manifest = _with_identity(complete_manifest(group, manifest), identity)
                 try:
                     replace_manifest(catalog, manifest, version)
                 except ConflictError:
-                    # Another writer was faster: start again from its manifest.
+                    # Another writer was faster: start again from the new manifest.
                     continue
                 manifest, version = catalog.last_seen()
             if after is not None and manifest.follows(after):
@@ -215,7 +215,7 @@ def map_concurrently(
     function: Callable[[T], R],
     items: Collection[T],
 ) -> list[R]:
-    """Call a function for each item, for several at a time, because most of the time they wait for requests."""
+    """Call a function for each item, with several calls at a time, because most calls wait for requests."""
     width = min(len(items), _AT_ONCE)
     return list(threads.ahead(function, list(items), max(1, width)))
 
@@ -234,7 +234,7 @@ def _is_adopted(member: Snapshot, manifest: Manifest, row: Row) -> bool:
 
 
 def _with_identity(manifest: Manifest, identity: str) -> Manifest:
-    """Return the manifest with an identity: its present one, else the given one, else a random one."""
+    """Return the manifest with an identity: the present one, or else `identity`, or else a random one."""
     if manifest.identity:
         return manifest
     return replace(manifest, identity=identity or os.urandom(8).hex())
@@ -280,7 +280,7 @@ def _outcome(
     version: Version | None,
     error: BaseException,
 ) -> bool | None:
-    """Return whether the manifest was replaced despite an error, as when an answer is lost; None if nobody can tell."""
+    """Return whether the manifest was replaced despite an error, such as a lost answer; None if that is unknown."""
     # If the store cannot be read either, the outcome is unknown.
     with suppress(OSError, B2ArrayError):
         manifest, now = catalog.read()
@@ -307,7 +307,7 @@ def _prepare(
     manifest: Manifest,
     prepared: dict[str, _Prepared],
 ) -> None:
-    """Prepare the revisions that the manifest is to list, unless an earlier attempt did so on the same rows."""
+    """Prepare the revisions for the manifest, except those that an earlier attempt has prepared for the same rows."""
     rows = manifest.rows or {}
 
     def is_ready(name: str) -> bool:
@@ -358,7 +358,7 @@ def _rebase_and_adopt(member: Member, draft: Draft, manifest: Manifest) -> None:
         try:
             draft.rebase(_adopt(current, note), is_equal=True)
         except ConflictError:
-            # Another writer was faster: adopt the state that it has written.
+            # Another writer was faster: adopt the new state.
             current = load_member(member, manifest)
             draft.rebase(current)
         else:
@@ -369,14 +369,14 @@ def _rebase_and_adopt(member: Member, draft: Draft, manifest: Manifest) -> None:
 def _adopt(current: Snapshot, note: GroupCommit) -> Snapshot:
     """Replace the published index of a frame by an equal one that notes its group, and return the new state.
 
-    A writer that opened the frame before it was a member then fails to replace the index, and learns of the group. All
-    chunks stay in their places, because the caller's draft may refer to them. ConflictError: another writer was faster.
+    A writer that opened the frame earlier then fails to replace the index, and learns that the group exists. All chunks
+    stay in their places, because the caller's draft may refer to them. ConflictError: another writer was faster.
     """
     draft = Draft(current.store, current)
     try:
         draft.annotate(group_commit=note)
         change = draft.freeze()
-        # The plan of an append leaves the chunks in their places; the object is then written as a whole all the same.
+        # The plan of an append keeps the chunks in their places, although the object is then rewritten as a whole.
         facts = replace(observe(change, current, draft), appendable=True)
         next_plan = plan(change, current, facts)
         next_plan = next_plan.otherwise or next_plan
@@ -400,7 +400,7 @@ def _adopt(current: Snapshot, note: GroupCommit) -> Snapshot:
 
 
 def _chunks_of(revision: Snapshot) -> list[memoryview]:
-    """Return the bytes of a contiguous frame after its header."""
+    """Read the chunks of a contiguous frame."""
     content = b"".join(revision.store.pieces(revision.name))
     start = len(revision.header)
     return [memoryview(content)[start : revision.frame.frame_len]]

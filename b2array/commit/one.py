@@ -1,9 +1,9 @@
-"""`commit`: makes the changes of a draft visible, all at once, on top of what other writers committed meanwhile.
+"""`commit`: makes the changes of a draft visible, all at once, on top of the commits of other writers.
 
-A commit puts the changes on top of the newest state, asks `plan` for the next one, and carries that out; where another
-writer was faster, it does so again. `publish` carries a plan out to its end. `stage` stops before the last write, which
-a group then makes for several members together. An attempt has one of three outcomes: done, refused, or unknown, where
-the answer of a server is lost; then nothing is cleaned up, because the store may refer to it.
+A commit puts the changes on top of the newest state, asks `plan` for the next state, and carries out the plan; if
+another writer was faster, it starts again. `publish` carries out a whole plan. `stage` stops before the last write,
+which a group makes for several members together. An attempt is done, refused or, if the answer of a server is lost,
+unknown. After an unknown outcome no files are removed, because the store may refer to them.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _COPIED_AT_ONCE = 2**24
 
 
 def commit(draft: Draft) -> Snapshot:
-    """Make the changes visible, and return the new state.
+    """Encode open chunks, make all changes of a draft visible, and return the new state; abort the draft on failure.
 
-    ConflictError: another writer has changed what these changes build on, and the store is as that writer left it.
+    ConflictError: another writer has changed what these changes depend on. The store keeps the state of that writer.
     """
     try:
         draft.flush()
@@ -74,17 +74,17 @@ def commit(draft: Draft) -> Snapshot:
 
 def _commit_draft(draft: Draft) -> Snapshot:
     last = draft.destination.old if draft.base is None else draft.base
-    # Only its group may replace a member in an object store.
+    # In an object store, only the group may replace a member.
     if last is not None and last.member is not None:
         return commit_member(draft)
     return _make(draft) if draft.base is None else _change(draft)
 
 
 def _make(draft: Draft) -> Snapshot:
-    """Write the first state of a new frame, which may replace an old one."""
+    """Commit a new frame, which may replace an old one, and return its first state."""
     place, old, aside, _ = draft.destination
     with nullcontext() if draft.locked else makers_lock(place):
-        # A writer of the frame that goes must not come in between: it would write into the new one.
+        # Lock out the writers of the old frame while it is replaced: they might write into the new one.
         name = draft.name if old is None else old.name
         with place.lock(name) if _has_other_writers(draft, name) else nullcontext():
             if _may_be_adopted(draft):
@@ -95,13 +95,13 @@ def _make(draft: Draft) -> Snapshot:
                 _remove_old(draft, committed)
                 return committed
             place.exchange(committed.store)
-            # The old frame is there now.
+            # The old frame is now in the temporary place.
             discard(committed.store)
             return replace(committed, store=place)
 
 
 def _has_other_writers(draft: Draft, name: str) -> bool:
-    """Whether there may be writers of the frame that a new one replaces, and a lock that they respect."""
+    """Whether the frame to replace may have other writers, which respect a lock."""
     if draft.locked or draft.new is None or not draft.new.overwrite or not draft.destination.place.can.lock:
         return False
     try:
@@ -111,7 +111,7 @@ def _has_other_writers(draft: Draft, name: str) -> bool:
 
 
 def _may_be_adopted(draft: Draft) -> bool:
-    """Whether a frame that goes may become a member of a group before it does, or may be one by now."""
+    """Whether a group may have adopted the frame to replace, or may adopt it before it is replaced."""
     place, new = draft.destination.place, draft.new
     overwrites = new is not None and new.overwrite and new.replaces is None
     if not overwrites or draft.destination.aside or place.can.local:
@@ -120,7 +120,7 @@ def _may_be_adopted(draft: Draft) -> bool:
 
 
 def _overwrite(draft: Draft) -> Snapshot:
-    """Replace the frame that was looked at, or its successor; through the group that has adopted it since."""
+    """Replace the old frame, or a newer one in its place; if a group has adopted it, commit through the group."""
     place, new = draft.destination.place, draft.new
     if new is None:
         raise ValueError(f"{draft.url}: expected the draft of a new frame")
@@ -141,7 +141,7 @@ def _overwrite(draft: Draft) -> Snapshot:
         if not _has_changed(old, committed):
             _remove_old(draft, committed)
             return committed
-        # A group has adopted the frame of the other layout meanwhile, and needs it.
+        # A group has adopted the frame of the other layout meanwhile, so remove the new frame and try again.
         place.delete([committed.name])
         draft.destination = draft.destination._replace(old=find_frame(place))
     raise too_many_conflicts(place)
@@ -158,7 +158,7 @@ def _has_changed(old: Snapshot | None, committed: Snapshot) -> bool:
 
 
 def _version_there(draft: Draft) -> Version | None:
-    """Return the version of what cannot be read, or of nothing: None."""
+    """Return the version of an unreadable file in the place of a frame; None if there is no file."""
     try:
         return draft.destination.place.stamp(draft.name).version
     except MISSING:
@@ -166,26 +166,26 @@ def _version_there(draft: Draft) -> Version | None:
 
 
 def _remove_old(draft: Draft, committed: Snapshot) -> None:
-    """Remove a frame of the other layout, which a new one has replaced in the same place."""
+    """Remove the old frame of the other layout after a new frame has replaced it in the same place."""
     old = draft.destination.old
     if old is None or old.name == committed.name:
         return
     if committed.name:
-        # Until then readers find the old one.
+        # Readers find the old frame until it is removed.
         draft.destination.place.delete([old.name])
         return
     offsets = old.frame.offsets
     chunks = map(index.chunk_name, offsets[offsets >= 0].tolist())
-    # What stays behind disturbs no reader.
+    # No reader sees leftover files.
     with suppress(OSError, B2ArrayError):
         draft.destination.place.delete([old.name, *chunks])
 
 
 def _change(draft: Draft) -> Snapshot:
-    """Put the changes on top of the newest state, and publish that; again if others were faster."""
+    """Put the changes on top of the newest state, and publish the result; retry if another writer was faster."""
     waits = False
     for attempt in attempts(draft.store):
-        # A holder of the manifest's lock may wait for a lock of this thread.
+        # The holder of the manifest's lock may be waiting for a lock of this thread.
         may_wait = waits and not holds_locks()
         if waits and not may_wait:
             time.sleep(pause(attempt))
@@ -203,16 +203,16 @@ def _change(draft: Draft) -> Snapshot:
                         return _carry_out(kept, draft, current)
                 waits = True
             except ConflictError:
-                # A store without locks compares while it writes: another writer was faster, or nobody was.
+                # A store without locks compares versions as it writes; without a newer state, no retry can help.
                 if reload(current).generation == current.generation:
                     raise
     raise too_many_conflicts(draft.store)
 
 
 def frame_lock(draft: Draft) -> AbstractContextManager[object]:
-    """Take the lock of a frame, unless the caller of its draft has it.
+    """Take the lock of a draft's frame, after applying a waiting commit of its group; do nothing if `draft.locked`.
 
-    ConflictError: its directory was deleted, or replaced by a file.
+    ConflictError: the directory of the frame was deleted, or replaced by a file.
     """
     if draft.locked:
         return nullcontext()
@@ -225,10 +225,9 @@ def frame_lock(draft: Draft) -> AbstractContextManager[object]:
 
 
 class _Kept(NamedTuple):
-    """A plan, and what snapshots of groups need of the present file.
+    """A plan, and the states in the present file that snapshots of groups need.
 
-    `pinned` are the states that a copy of the file has to keep, and `unpinned` the names of states that it need not
-    keep any more.
+    `pinned` has the states that a copy of the file must keep, and `unpinned` the names of states that it may drop.
     """
 
     plan: Plan
@@ -238,9 +237,9 @@ class _Kept(NamedTuple):
 
 @contextmanager
 def _keep_pins(intended: Plan, draft: Draft, current: Snapshot) -> Iterator[_Kept | None]:
-    """Change a plan so that snapshots of groups lose nothing. Nobody makes a new one during the block.
+    """Change a plan so that no snapshot of a group loses data. During the block, no writer can make a snapshot.
 
-    Yield None if the plan destroys something, and another writer or snapshot is at work.
+    Yield None if the plan destroys bytes while another writer holds the lock of a group.
     """
     if not (intended.destroys and draft.store.can.local):
         yield _Kept(intended)
@@ -270,7 +269,7 @@ def _keep_pins(intended: Plan, draft: Draft, current: Snapshot) -> Iterator[_Kep
 
 @lru_cache(maxsize=1024)
 def _warn_of_dead_space(url: str) -> None:
-    """Warn once of a file that grows."""
+    """Warn, once for each file, that dead space remains in it."""
     warn(
         f"{url}: more than half of the file is dead space, and stays because the group has snapshots: b2array.repack"
         " removes what they do not need"
@@ -284,10 +283,10 @@ def _carry_out(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
 
 
 class Prepared(NamedTuple):
-    """A frame whose next state is written but for the last step.
+    """A frame whose next state is written, except for the last step.
 
-    `header` are its first bytes. If `is_patch`, the last step writes them over the beginning of the file. Otherwise a
-    new object replaces the old one.
+    `header` has the first bytes of the new state. If `is_patch`, the last step writes them over the beginning of the
+    file. Otherwise a new object replaces the old one.
     """
 
     state: State
@@ -300,10 +299,10 @@ def stage(
     put: Callable[[Iterable[Buffer]], object],
     group_commit: GroupCommit | None = None,
 ) -> Prepared:
-    """Write everything except the last step, for a commit of several frames. The caller holds the lock.
+    """Rebase a draft on the newest state, and write all but the last step of its commit. The caller holds the lock.
 
-    If a new object is to replace the old one, `put` gets its pieces. `group_commit` names the commit in the
-    annotations.
+    A commit of several frames uses this. `put` writes the pieces of a new object that will replace the old one.
+    `group_commit` names the commit in the annotations.
     """
     draft.flush()
     for _ in attempts(draft.store):
@@ -345,7 +344,7 @@ def _stage(
 
 
 def _rebase_on_newest(draft: Draft) -> Snapshot:
-    """Return the newest state, and put the changes on top of it."""
+    """Put the changes of a draft on top of the newest state, and return that state."""
     if draft.base is None:
         raise ValueError("a new frame has no earlier state")
     current = reload(draft.base)
@@ -359,7 +358,8 @@ def _rebase_on_newest(draft: Draft) -> Snapshot:
 def publish(intended: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
     """Carry out a plan, and return the new state.
 
-    If a write raises an error, but the new state is there, as after a lost answer, the error does not count.
+    If a write raises an error, for example because an answer was lost, but the store has the new state, this ignores
+    the error.
     """
     state = intended.require_state()
     require_files(intended, draft)
@@ -379,7 +379,7 @@ def publish(intended: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
         exclusive = isinstance(error, FileExistsError) and draft.store.can.lock
         if exclusive or (durability() == "full" and draft.store.can.local):
             raise
-        # If the store cannot be read, the outcome is unknown, and the first error says more.
+        # If the store cannot be read, the outcome is unknown, and the first error is more helpful.
         with suppress(OSError, B2ArrayError):
             latest = load_published(draft.store)
             is_ours = latest.generation == generation
@@ -390,7 +390,7 @@ def publish(intended: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
 
 
 def _write(intended: Plan, draft: Draft, current: Snapshot | None) -> Version | None:
-    """Write a file or an object with header and tail, and what lies between them. Return its version."""
+    """Write a file or object with header, chunks and tail, and return its version."""
     store, name, new = draft.store, draft.name, draft.new
     expected = current.version if current else new.replaces if new else None
     exclusive = current is None and new is not None and not new.overwrite
@@ -403,7 +403,7 @@ def _write(intended: Plan, draft: Draft, current: Snapshot | None) -> Version | 
 
 
 def _extend(intended: Plan, draft: Draft, current: Snapshot) -> Version | None:
-    """Append to the file, and then change its header, which refers to the new index."""
+    """Append the chunks and the tail to the file, then change its header, and return the new version."""
     store = draft.store
     if not store.can.append:
         content = pieces(intended, draft, _behind_header(current))
@@ -412,7 +412,7 @@ def _extend(intended: Plan, draft: Draft, current: Snapshot) -> Version | None:
     try:
         return store.patch("", 0, intended.header).version
     except BaseException:
-        # Half a header must not stay. If this fails as well, the first error says more.
+        # Restore the old header, which may be half overwritten. If that fails as well, the first error is more helpful.
         with suppress(OSError):
             store.patch("", 0, current.header)
             store.append("", current.frame.frame_len, ())
@@ -435,13 +435,13 @@ def _append(intended: Plan, draft: Draft, current: Snapshot) -> None:
 
 
 def _compact(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
-    """Replace the old file by one with every chunk, and without dead space."""
+    """Replace the old file by a file with all chunks and no dead space; if a chunk is damaged, use the other plan."""
     try:
         copy = whole(draft, current, kept.pinned, kept.unpinned)
     except (FormatError, SnapshotLostError):
         if kept.plan.otherwise is None:
             raise
-        # A chunk that cannot be read is no reason to refuse the others.
+        # A chunk that cannot be read must not prevent changes of the other chunks.
         return publish(kept.plan.otherwise, draft, current)
     try:
         intended = make_plan(copy, None)

@@ -63,11 +63,11 @@ class Form:
         )
 
     def blank(self, count: int) -> Bytes:
-        """Return memory for blocks that values will fill, with zeros in it if some bytes get no value."""
+        """Return memory for blocks that values will fill; it is zeroed if the values do not cover all bytes."""
         layout = self.layout
         is_cut = any(n % c for n, c in zip(layout.shape, layout.chunks, strict=True))
         has_padding = is_cut or layout.extended_chunks != layout.chunks
-        # Values have no bytes for the gaps between fields, nor for the padding of an extended float.
+        # Values do not cover the gaps between fields or the padding of an extended float.
         has_gaps = layout.dtype.names is not None or layout.dtype.char in "gG"
         # Arbitrary bytes there would make equal chunks differ, and could leak other data of the process.
         allocate = np.zeros if has_padding or has_gaps else np.empty
@@ -119,9 +119,9 @@ class OpenChunk:
         return stored + len(self._blocks) * self.form.layout.block_nbytes
 
     def entries(self, numbers: Sequence[int]) -> dict[int, CacheEntry]:
-        """Return decoded blocks by their numbers, at least the requested ones.
+        """Return decoded blocks by number, at least the requested ones.
 
-        This does not keep blocks that no write has touched: they would count as changed when the chunk is encoded.
+        The chunk does not keep blocks that no write has touched: it would count them as changed when it is encoded.
         """
         missing = [n for n in numbers if n not in self._blocks]
         if not missing:
@@ -150,9 +150,9 @@ class OpenChunk:
         filled: Sequence[bool] | None = None,
         undo: Undo | None = None,
     ) -> None:
-        """Load blocks into memory that are not there yet.
+        """Load the blocks that are not in memory yet.
 
-        `filled` says for each block whether values will fill all of it: such a block starts blank, and is not decoded.
+        `filled` tells for each block whether values will fill all of it: such a block starts blank, and is not decoded.
         """
         missing = [n for n in numbers if n not in self._blocks]
         if not missing:
@@ -198,7 +198,7 @@ class OpenChunk:
         fields : str or list of str, optional
             The fields of each item that get values; None for the whole item.
         undo : list of callables, optional
-            Gets functions that put the old values back.
+            Collects functions that restore the old values.
         """
         layout = self.form.layout
         if patch is not None:
@@ -229,7 +229,7 @@ class OpenChunk:
             put(block, inside, take(values, of_block.outside), axes)
 
     def _neighbours(self, numbers: Sequence[int]) -> Bytes | None:
-        """Return blocks as one array, or None if they are not neighbours in memory."""
+        """Return a view of blocks as one array; None if they are not adjacent in memory."""
         tile, first, _ = self._blocks[numbers[0]]
         for row, n in enumerate(numbers, first):
             entry = self._blocks[n]
@@ -238,14 +238,14 @@ class OpenChunk:
         return tile.data[first : first + len(numbers)]
 
     def encode(self) -> bytes:
-        """Return the encoded chunk, with all values that writes have put into it."""
+        """Return the encoded chunk with all values that were written to it."""
         layout = self.form.layout
         cparams = self.form.cparams
         typesize = self.form.typesize
         numbers = sorted(self._blocks)
         if len(numbers) < layout.nblocks and self._stored is not None:
             data, bits = self._round(numbers)
-            # This fails for a chunk that other parameters encoded, for example with another codec.
+            # This fails for a chunk that was encoded with other parameters, for example with another codec.
             buf = splice(
                 self._stored,
                 numbers,
@@ -288,7 +288,7 @@ class OpenChunk:
         return items.view(np.uint8), bits
 
     def _join(self, numbers: list[int]) -> Bytes:
-        """Return blocks as one array: a view if they are neighbours in memory, a copy otherwise."""
+        """Return blocks as one array: a view if they are adjacent in memory, otherwise a copy."""
         joined = self._neighbours(numbers)
         if joined is not None:
             return joined
@@ -302,11 +302,11 @@ def _put_runs(
     values: Array,
     undo: Undo | None,
 ) -> None:
-    """Copy values into blocks. `grid` has the dimensions of the grid of blocks first, and then of one block."""
+    """Copy values into blocks. The first dimensions of `grid` count blocks; the other ones are within a block."""
     ndim = len(runs)
     outside = [run.outside for run in runs]
     region = values[cast(Any, (*outside, ...))]
-    # Split each axis into the number of the block and the position in it; then bring the numbers to the front.
+    # Split each axis into a block number and a position in the block, then move the numbers to the front.
     sizes: list[int] = []
     blocks, inside = [], []
     for run, size in zip(runs, region.shape, strict=True):
@@ -359,13 +359,13 @@ class WriteBuffer:
         self.nbytes = sum(self._sizes.values())
 
     def excess(self) -> list[int]:
-        """Choose chunks to encode if all of them take too much memory, the least recently written ones first."""
+        """Return the numbers of chunks to encode to free memory if necessary: the least recently written ones."""
         if self.nbytes <= config.write_buffer_bytes:
             return []
         rest = self.nbytes
         chosen = []
         for n, nbytes in self._sizes.items():
-            # Down to half of the limit: otherwise every further write would have to encode a chunk.
+            # Reduce the memory to half of the limit: otherwise every further write would have to encode a chunk.
             if rest <= config.write_buffer_bytes // 2:
                 break
             chosen.append(n)

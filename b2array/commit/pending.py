@@ -1,8 +1,8 @@
 """Finds files that no commit refers to: files of killed writers, of writers at work, and of older states.
 
 A write by many workers keeps a journal next to its chunks: among the chunks of a sparse frame, or in a directory next
-to a contiguous file. The name of the journal ends with `JOURNAL`. It says which chunks belong to the write. `vacuum`
-removes old files, and takes every file of one write to be as young as the youngest of them.
+to a contiguous file. The name of the journal ends with `JOURNAL`. It tells which chunks belong to the write. `vacuum`
+removes old files, and treats each file of a write as being as new as the newest file of the write.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Journal:
 
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
-        """Read a journal; raises FormatError if the bytes are not one."""
+        """Read a journal; raise FormatError if the bytes are not a journal."""
         content: Any = None
         # Bytes that msgpack cannot unpack fail the check below.
         with suppress(ValueError, msgpack.UnpackException):
@@ -128,8 +128,8 @@ def find_orphans(
 ) -> dict[str, Listed]:
     """Find the chunks in a directory or prefix that no index names, and the journals of uncommitted writes.
 
-    All files of one write get the timestamp of its newest file. Other writers use numbers between the numbers of a
-    write, so every file from the first number of the write on is taken as part of it.
+    All files of one write get the timestamp of its newest file. Other writers may use numbers between the numbers of a
+    write, so this treats every file from the first number of the write on as part of it.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def _is_from(name: str, first: int | None) -> bool:
 
 
 def newest_time(files: Iterable[Listed]) -> float | None:
-    """Return when the youngest of some files was written; None if the time of one file is unknown."""
+    """Return the time of the newest file among some files; None if the time of one file is unknown."""
     newest: float | None = None
     for each in files:
         if each.modified is None:
@@ -180,7 +180,7 @@ def newest_time(files: Iterable[Listed]) -> float | None:
 
 
 def with_newest_time(files: Mapping[str, Listed]) -> dict[str, Listed]:
-    """Return files with the timestamp of the youngest of them."""
+    """Return files, each with the timestamp of the newest of them."""
     age = newest_time(files.values())
     return {name: Listed(each.size, age) for name, each in files.items()}
 
@@ -189,7 +189,7 @@ def find_leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Liste
     """Find the files of unfinished writes in a directory, and next to a file or directory.
 
     A file or directory next to the frame is listed by its name without a path. The name of a directory ends with a
-    slash, and it has the timestamp of the youngest file in it. A directory whose files are all of other kinds is
+    slash, and its timestamp is the timestamp of the newest file in it. A directory with only files of other kinds is
     not listed.
     """
     inside = {name: each for name, each in files.items() if name.endswith(TEMPORARY)}
@@ -219,7 +219,7 @@ def _find_beside(store: Store) -> dict[str, Path]:
 def _siblings(path: Path, suffix: str) -> Iterator[Path]:
     name = re.escape(path.name)
     pattern = re.compile(f"{name}[.][0-9a-f]{{16}}{re.escape(suffix)}")
-    # Nothing is next to a file whose directory does not exist.
+    # If the directory of a file does not exist, no files are next to it.
     with suppress(FileNotFoundError):
         for each in path.parent.iterdir():
             if pattern.fullmatch(each.name) and not is_link(str(each)):
@@ -229,7 +229,7 @@ def _siblings(path: Path, suffix: str) -> Iterator[Path]:
 def _measure(path: Path) -> Listed | None:
     """Return the size and the time of a file; for a directory, the total size of its frame files and the latest time.
 
-    None for a directory with nothing but files of other kinds.
+    None for a directory with only files of other kinds.
     """
     inside = [*path.iterdir()] if path.is_dir() else [path]
     ours = [each for each in inside if each == path or belongs(each.name)]

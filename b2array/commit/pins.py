@@ -1,9 +1,9 @@
-"""States of a frame that snapshots of local groups need, and the locks that a writer takes before it destroys any.
+"""States of a frame that snapshots of local groups need, and the locks for destroying such states.
 
 A snapshot of a local group names states of its members, and does not write to the members. So before a writer replaces
-a file or deletes chunks, it reads the manifests of the groups around the frame: `pins_of`. Meanwhile it holds the locks
-of these manifests, as a writer that makes a snapshot does. `manifests_lock` waits for the locks. `try_manifests_lock`
-takes them only if they are free, because its caller already holds the lock of the member.
+a file or deletes chunks, it reads the manifests of the groups around the frame: `pins_of`. Meanwhile, it holds the
+locks of these manifests, like a writer that makes a snapshot. `manifests_lock` waits for the locks.
+`try_manifests_lock` takes them only if they are free, because its caller already holds the lock of the member.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Pin(NamedTuple):
 def pins_of(store: Store) -> list[Pin]:
     """Return the states of a frame that snapshots of the local groups around it need.
 
-    FormatError or UnsupportedError: the list of a snapshot's members cannot be read.
+    FormatError or UnsupportedError: the list of members in a snapshot cannot be read.
     """
     pins = []
     for url, path in _groups(store):
@@ -144,7 +144,7 @@ def pinned_states(
         if key in existing:
             continue
         earlier = find_state(revision, pin.state, pin.group, pin.title, is_same=is_same)
-        # If this is another frame in the same place, the state was lost when that one was replaced.
+        # If this is another frame in the same place, the state was lost when the old frame was replaced.
         if earlier is None or earlier.at is None:
             continue
         entry = replace(earlier.at, time=pin.entries[0].time, message=pin.title)
@@ -186,8 +186,8 @@ def identities_of(store: Store) -> set[bytes]:
 def try_manifests_lock(store: Store) -> Iterator[bool]:
     """Take the locks of the manifests around a frame if they are free; yield whether this thread holds all of them.
 
-    This never waits, because the caller holds the lock of the frame, and the writer that holds the lock of a manifest
-    may be waiting for it.
+    This never waits, because the caller holds the lock of the frame, and the holder of a manifest's lock may be waiting
+    for the frame.
     """
     with ExitStack() as locks:
         yield all(_try_lock(group, locks) for group, _ in _groups(store))

@@ -1,4 +1,4 @@
-"""`plan`: how a change becomes the next state of a frame. Every decision of a commit is made here, without any I/O.
+"""`plan`: decides how a change becomes the next state of a frame. It makes every decision of a commit, without I/O.
 
 A frame of two kinds can get its next state in several ways:
 
@@ -15,9 +15,9 @@ contiguous     the file is written again with all its chunks (`COMPACT`): where 
                would be dead space, and where the user asks for it
 =============  ======================================================================================
 
-A state that is kept under a name is one more input. Its chunks are no dead space, and a file that has some is never
-replaced by another one without them. The packed index of a kept state lies between the chunks and the index, or in a
-separate object.
+The chunks of a state that is kept under a name are not dead space, and a file that contains them is replaced only by a
+file that contains them as well. The packed index of a kept state is between the chunks and the index, or in a separate
+object.
 
 Sources: "Blosc2 Contiguous Frame Format" and "Blosc2 Sparse Frame Format" of the Blosc2 documentation.
 """
@@ -58,7 +58,7 @@ _DEAD_LIMIT = 2**16
 
 
 class CommitStep(Enum):
-    """How a frame gets its next state."""
+    """The way in which a frame gets its next state."""
 
     NEW_FRAME = auto()
     EXCHANGE = auto()
@@ -70,7 +70,7 @@ class CommitStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What only the store and the staging area know.
+    """The facts that `plan` needs from the store and the staging area.
 
     Parameters
     ----------
@@ -79,20 +79,22 @@ class Facts:
     appendable : bool
         Whether files can be extended.
     locks : bool
-        Whether locks exclude other writers. Otherwise each commit is listed, so that its writer finds it again.
+        Whether locks exclude other writers. Otherwise, the frame lists each commit, so that the writer can recognize
+        it.
     aside : bool
         Whether a new frame replaces one of the other layout.
     header_room : int, optional
-        How many bytes the spool's file has for a header; None if there is no such file.
+        The number of bytes for a header in the spool's file; None if there is no such file.
     unnoted : mapping of int to int
-        Sizes of chunks' files in bytes, by number, that neither index nor change note. A missing file has none.
+        The sizes in bytes, by number, of chunk files whose sizes neither the index nor the change notes. Missing files
+        are not in it.
     kept : tuple of State, optional
-        The kept states that stay, if the change lets some go: they tell how much becomes dead space. None if one of
-        them is lost, so that nobody can tell.
+        If the change drops kept states, the kept states that remain: they determine how much becomes dead space. None
+        if one of them is lost, so that this is unknown.
     salt : bytes
-        Random bytes, which tell this commit from an equal one.
+        Random bytes that distinguish this commit from an equal commit.
     pinned : bool
-        Whether the file stays for as long as it can: snapshots of a group need bytes of it.
+        Whether to keep the present file if possible, because snapshots of a group need bytes in it.
     """
 
     url: str
@@ -108,26 +110,26 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What a commit writes, and how.
+    """The bytes that a commit writes, and the step that writes them.
 
     Parameters
     ----------
     step : Step
         How the frame gets its next state.
     header, tail : bytes
-        Header, index and trailer of that state. They are empty for `COMPACT`: another plan follows when all chunks are
-        copied.
+        Header, index and trailer of that state. They are empty for `COMPACT`: another plan follows after all chunks
+        were copied.
     state : State, optional
         The next state.
     pieces : array of int64, shape (n, 2)
-        The ranges of the spooled chunks that lie between header and tail, in this order. For `APPEND`, these and the
+        The ranges of the spooled chunks to write between header and tail, in this order. For `APPEND`, these and the
         tail follow the end of the frame.
     finishes_spool : bool
-        Whether the spool's file, which has them already, becomes the frame.
+        Whether the spool's file, which already has the pieces, becomes the frame.
     objects : mapping of str to bytes
-        Objects to make first, which the new state refers to.
+        Objects to which the new state refers, and which must be made first.
     otherwise : Plan, optional
-        What to do if the frame cannot be compacted, because a chunk cannot be read.
+        The plan to use if a chunk cannot be read, so that the frame cannot be compacted.
     """
 
     step: CommitStep
@@ -141,7 +143,7 @@ class Plan:
 
     @property
     def destroys(self) -> bool:
-        """Whether bytes of the present file go, which snapshots of a group may need."""
+        """Whether the step removes bytes of the present file, which snapshots of a group may need."""
         return self.step in (CommitStep.COMPACT, CommitStep.REPLACE_FILE)
 
     def require_state(self) -> State:
@@ -152,7 +154,7 @@ class Plan:
 
 
 def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
-    """Decide how a change is committed on top of the current state; None for a new frame."""
+    """Decide how to commit a change on top of the current state; the `current` state is None for a new frame."""
     if current is None:
         step = CommitStep.EXCHANGE if facts.aside else CommitStep.NEW_FRAME
         return _pack_next(change, None, facts, step)
@@ -160,7 +162,7 @@ def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
         return _pack_next(change, current, facts, CommitStep.REPLACE_INDEX)
     if not facts.appendable:
         return Plan(CommitStep.COMPACT)
-    # If all chunks are new, write them once, and not a second time after the old ones.
+    # If all chunks are new, their file can replace the old one, and they are not written again after the old chunks.
     has_all = change.numbers.size == current.frame.nchunks
     refers_to_old = change.is_structural or (change.codes >= 0).any()
     keeps_others = facts.pinned or bool(current.state.annotations.kept)
@@ -175,7 +177,7 @@ def plan(change: ChangeSet, current: Snapshot | None, facts: Facts) -> Plan:
 
 
 def _fits(current: Snapshot, intended: Plan) -> bool:
-    """Whether the new header can take the place of the old one in one small write."""
+    """Whether one small write can replace the old header by the new one."""
     if intended.state is None or not intended.state.frame.nchunks:
         return False
     old, new = current.header, intended.header
@@ -187,12 +189,13 @@ def _is_mostly_dead(state: State) -> bool:
     if dead is None:
         return False
     half = state.frame.frame_len // 2
-    # A rewrite also takes time for each chunk, stored or not: so an index of very many may stay behind several times.
+    # A rewrite takes time for each chunk, even if it is not stored. So with very many chunks, several old indexes may
+    # remain.
     return dead > max(half, _DEAD_LIMIT, state.frame.nchunks)
 
 
 def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
-    """Return how many bytes of a contiguous file nothing needs; None if sizes of chunks are not noted.
+    """Return the number of dead bytes in a contiguous file; None if the sizes of chunks are not noted.
 
     Up to the ledger's floor, kept states need all bytes except the ones that the ledger lists.
     """
@@ -209,7 +212,7 @@ def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
 
 
 def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: CommitStep) -> Plan:
-    """Make the next state, and the plan that leads there by a step."""
+    """Return the plan that leads to the next state by this step, with the packed state."""
     state = apply_change(change, _start(change, current))
     if change.changes_values:
         state = with_stale_indexes(state)
@@ -236,7 +239,7 @@ def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: 
         cbytes=cbytes,
         frame_len=0,
         nthreads_decompress=fingerprint.MARK,
-        # The header only says that there are any.
+        # The header tells only that there are variable-length metalayers.
         vlmetalayers=(*state.frame.vlmetalayers, (LAYER, b"")),
     )
     header, noted = frame.pack_header(described), state.annotations
@@ -250,7 +253,7 @@ def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: 
     is_ours = current is not None and current.frame.is_ours
     if current is not None and not is_ours:
         annotations = replace(annotations, takeovers=annotations.takeovers + 1)
-    # Otherwise the packed tables of the present state are right for the next one.
+    # Otherwise, the packed tables of the present state are valid for the next state.
     if not is_ours or change.numbers.size or change.is_structural:
         sizes, records = pack_fitting_sizes(state.sizes), pack_records(state.records)
         annotations = replace(annotations, sizes=sizes, records=records)
@@ -259,7 +262,7 @@ def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: 
     layers = layers_with(described.vlmetalayers, annotations, facts.url)
     packed = frame.pack(replace(described, vlmetalayers=layers), header)
     if packed.frame.vlmetalayer(LAYER) is None:
-        # There was no room for the annotations, so that nobody will read them.
+        # There was no room for the annotations, so no reader will see them: derive the state from the frame alone.
         next_state = parse(packed.frame)
     else:
         next_state = replace(state, frame=packed.frame).with_annotations(annotations)
@@ -284,7 +287,7 @@ def _start(change: ChangeSet, current: Snapshot | None) -> State:
 
 
 class _Placed(NamedTuple):
-    """Where the spooled chunks get their places: the start of each, by its row, and the pieces, and where they end.
+    """The places of the spooled chunks: the start of each chunk by its row, the pieces, and the end of the chunks.
 
     Places are in bytes from the end of the header.
     """
@@ -295,7 +298,7 @@ class _Placed(NamedTuple):
 
     def replace_codes(self, codes: Int64Array) -> Int64Array:
         """Return an index with places instead of codes."""
-        if not self.starts.size:  # the same index may be packed already
+        if not self.starts.size:  # keep the object, because the same index may be packed already
             return codes
         offsets = np.array(codes, np.int64)
         spooled = is_spooled(offsets)
@@ -303,7 +306,7 @@ class _Placed(NamedTuple):
         return offsets
 
     def resolve(self, codes: Int64Array, change: ChangeSet) -> Int64Array:
-        """Do the same for the index that a change has just made: only the chunks that it puts have codes."""
+        """Do the same, in place, for the index that a change has just made: only the chunks that it puts have codes."""
         if not (self.starts.size and change.numbers.size) or change.new is not None:
             return self.replace_codes(codes)
         spooled = is_spooled(change.codes)
@@ -312,10 +315,10 @@ class _Placed(NamedTuple):
 
 
 def _place_chunks(change: ChangeSet, codes: Int64Array, data_start: int) -> _Placed:
-    """Place the chunks that the indexes refer to one after the other, in the order in which they were spooled."""
+    """Place the chunks in the indexes one after the other, in the order in which they were spooled."""
     if not change.extents.size:
         return _Placed(index.NO_OFFSETS, change.extents[:, ::2], data_start)
-    # A large index is not searched: what is new in it is known.
+    # Do not search a large index: the change lists the new chunks in it.
     indexes = [codes if change.new is not None else change.codes]
     if change.keeps:
         indexes += [keep.state.frame.offsets for keep in change.keeps if keep.state is not None]
@@ -330,7 +333,7 @@ def _place_chunks(change: ChangeSet, codes: Int64Array, data_start: int) -> _Pla
 
 
 def _in_spool(change: ChangeSet) -> _Placed:
-    """Leave everything in its place, for a file that becomes the frame."""
+    """Leave all chunks in their places, because the spool's file becomes the frame."""
     return _Placed(change.extents[:, 0], change.extents[:, ::2], int(change.extents[-1, 2]))
 
 
@@ -338,7 +341,7 @@ def _in_spool(change: ChangeSet) -> _Placed:
 
 
 class _Keeping(NamedTuple):
-    """The ledger of the next state, packed; and packed states: those in front of the index, and those in objects."""
+    """The packed ledger of the next state, and the packed kept states: some before the index, some in objects."""
 
     ledger: bytes | None
     inside: bytes = b""
@@ -346,7 +349,7 @@ class _Keeping(NamedTuple):
 
 
 def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, coming: State, placed: _Placed) -> _Keeping:
-    """Pack the states that a change keeps, and list them; `coming` is the state after the change."""
+    """Pack the states that a change keeps, and the ledger that lists them; `coming` is the state after the change."""
     _require_room(change, current, coming, facts)
     is_ours = current is None or current.frame.is_ours
     if is_ours and not change.keeps and not change.drops:
@@ -357,7 +360,7 @@ def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, coming: Sta
     if not change.keeps and not change.drops:
         return _Keeping(ledger.pack())
     is_sparse = coming.frame.frame_type == FrameType.SPARSE
-    # Objects with kept states get names that no other commit gives.
+    # No other commit gives the same names to objects with kept states.
     salt = int.from_bytes(facts.salt[:8], "big")
     inside = b""
     objects: dict[str, bytes] = {}
@@ -392,7 +395,7 @@ def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, coming: Sta
             packed_nbytes = sum(entry.nbytes for entry in entries if not entry.packed)
             dead = floor - packed_nbytes - _needed_nbytes(stay)
         else:
-            # Everything that was needed before still is, or counts as needed, and so are the new bytes.
+            # All bytes that were needed before, and the new bytes, count as needed.
             before = _dead_nbytes(coming, ledger)
             dead = ledger.dead if before is None else before
     ledger = Ledger(tuple(entries), floor, max(0, dead))
@@ -427,7 +430,7 @@ def _with_places(keep: Keep, coming: State, placed: _Placed) -> State:
 
 
 def _needed_nbytes(states: Iterable[State]) -> int:
-    """Return how many bytes the chunks of states take together in a contiguous file, their records included."""
+    """Return the number of bytes of all chunks of these states in a contiguous file, including their records."""
     places, sizes = [], []
     for state in states:
         stored = state.frame.offsets >= 0
@@ -439,10 +442,10 @@ def _needed_nbytes(states: Iterable[State]) -> int:
 
 
 def _with_filters(change: ChangeSet, state: State) -> Frame:
-    """Return the frame whose header names the filters that other software is to go on with.
+    """Return the frame with the filters in its header that other software will use for further chunks.
 
-    If the data choose the filters, the first chunk in the commit that brings the first data decides. Later commits
-    leave the header alone. Chunks that other processes have put do not count.
+    If the filters depend on the data, the first chunk in the first commit with data determines them. Later commits do
+    not change the header. Chunks that other processes have put do not count.
     """
     described = state.frame
     if ("filters", AUTO) not in state.annotations.cparams or change.filters is None:
@@ -450,7 +453,7 @@ def _with_filters(change: ChangeSet, state: State) -> Frame:
     _, slots = change.filters
     filters, metas = [], []
     for fid, meta in zip(*slots, strict=True):
-        # Stock would cut bits off values that it writes, without rounding and without a bound.
+        # python-blosc2 would truncate the values that it writes, without rounding and without a bound.
         is_exact = fid != FilterId.TRUNC_PREC
         filters.append(fid if is_exact else 0)
         metas.append(meta if is_exact else 0)
@@ -460,8 +463,8 @@ def _with_filters(change: ChangeSet, state: State) -> Frame:
 def _digest(change: ChangeSet, facts: Facts) -> bytes:
     """Return a digest of the base and the chunks that are put on top of it.
 
-    Without it two frames of equal metadata and unequal data could be taken for the same generation. The salt tells this
-    commit from an equal one that came first.
+    Without it, two frames with equal metadata and different data could have the same generation. The salt distinguishes
+    this commit from an earlier equal one.
     """
     digest = blake2b(change.base.encode(), digest_size=16, salt=facts.salt)
     digest.update(change.numbers.tobytes())
@@ -475,16 +478,16 @@ _NO_FILES = np.zeros(0, np.int64)
 
 
 class _Count(NamedTuple):
-    """Chunks' files by number, with their sizes in bytes; 0 where nobody has noted it."""
+    """The numbers of chunk files, and their sizes in bytes; 0 for a size that was not noted."""
 
     numbers: Int64Array
     nbytes: Int64Array
 
 
 def _counts(change: ChangeSet, current: Snapshot | None) -> tuple[int, _Count, _Count]:
-    """Return the size of all files before a change, the files that it removes from the index, and those that it adds.
+    """Return the total size of files before a change, the files that it removes from the index, and the files it adds.
 
-    Where b2array wrote the base, the sum in its header is right, so only added and removed chunks are counted.
+    If b2array wrote the base, the sum in its header is correct, so this counts only added and removed chunks.
     """
     if current is None or not current.frame.is_ours:
         state = apply_change(change, _start(change, current))
@@ -509,7 +512,7 @@ def _count(numbers: Int64Array, nbytes: npt.NDArray[Any]) -> _Count:
 
 
 def find_unnoted(change: ChangeSet, current: Snapshot | None) -> list[int]:
-    """Return the numbers of the chunks' files whose sizes `plan` needs and nobody has noted."""
+    """Return the numbers of the chunk files whose sizes `plan` needs and which were not noted."""
     if _start(change, current).frame.frame_type != FrameType.SPARSE:
         return []
     _, gone, came = _counts(change, current)
@@ -522,7 +525,7 @@ def _without_size(count: _Count) -> list[int]:
 
 
 def _stored_nbytes(change: ChangeSet, current: Snapshot | None, facts: Facts) -> int:
-    """Return how many bytes the chunks of a sparse frame take."""
+    """Return the number of bytes of all chunks in a sparse frame after a change."""
     before, gone, came = _counts(change, current)
     return max(0, before - _total(gone, facts) + _total(came, facts))
 

@@ -1,4 +1,4 @@
-"""What a commit makes before its last step: the plan, the objects that it refers to, copies of chunks."""
+"""Prepares a commit for its last step: the plan, the objects to which the new state refers, copies of chunks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SALT_NBYTES = 16
 
 
 def make_plan(draft: Draft, current: Snapshot | None, *, pinned: bool = False) -> Plan:
-    """Return how a draft's changes become the next state, on top of the current one; see `Facts` for `pinned`."""
+    """Return the plan for committing a draft on top of the current state; see `Facts` for `pinned`."""
     change = draft.freeze()
     if change.changes_values:
         refuse_columns(draft.destination.place)
@@ -47,7 +47,7 @@ def make_plan(draft: Draft, current: Snapshot | None, *, pinned: bool = False) -
 
 
 def observe(change: ChangeSet, current: Snapshot | None, draft: Draft, *, pinned: bool = False) -> Facts:
-    """Find out what only the store and the staging area know."""
+    """Read the facts that `plan` needs from the store and the staging area."""
     store = draft.store
     return Facts(
         url=draft.url,
@@ -63,7 +63,7 @@ def observe(change: ChangeSet, current: Snapshot | None, draft: Draft, *, pinned
 
 
 def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...] | None:
-    """Return the kept states of a contiguous frame that stay when a change lets others go; None if one is lost."""
+    """Load the kept states that remain in a contiguous frame if a change drops others; None if one is lost."""
     if current is None or current.sparse or not change.drops:
         return ()
     stay = ledger_of(current.state).without(change.drops).entries
@@ -74,7 +74,7 @@ def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...] |
 
 
 def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
-    """Read the sizes of chunks in files, without the missing ones."""
+    """Read the sizes of chunk files, and omit missing files."""
     sizes: dict[int, int] = {}
     if not numbers:
         return sizes
@@ -88,7 +88,7 @@ def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
 
 
 def require_files(intended: Plan, draft: Draft) -> None:
-    """Raise ConflictError if `vacuum` has removed files that the new state refers to."""
+    """Raise ConflictError if `vacuum` has removed files to which the new state refers."""
     if intended.state is None:
         return
     gone = draft.staging.find_missing(intended.state.frame.offsets)
@@ -97,13 +97,13 @@ def require_files(intended: Plan, draft: Draft) -> None:
 
 
 def make_objects(intended: Plan, draft: Draft) -> None:
-    """Make the objects that the new state refers to. If the commit fails, `vacuum` removes them."""
+    """Make the objects to which the new state refers. If the commit fails, `vacuum` removes them."""
     for name, content in intended.objects.items():
         create_under_own_name(draft.store, name, content)
 
 
 def pieces(intended: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buffer]:
-    """Return the bytes of a file; `old` ones between the header and the new chunks stay."""
+    """Return the bytes of a new file; `old` bytes follow the header, before the new chunks."""
     return chain((intended.header,), old, draft.staging.pieces(intended.pieces), (intended.tail,))
 
 
@@ -113,9 +113,10 @@ def pieces(intended: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator
 def whole(
     draft: Draft, current: Snapshot, pinned: Sequence[tuple[Kept, Snapshot]] = (), unpinned: tuple[str, ...] = ()
 ) -> Draft:
-    """Copy all chunks for a new file in the place of the old one; it is the same frame.
+    """Return a draft with copies of all chunks, for a new file of the same frame in the place of the old file.
 
-    It keeps what the old one does, but for states that are `unpinned`, and the states that are `pinned`.
+    The new file keeps the states of the old file, except the `unpinned` ones and the ones that the draft drops, and
+    also keeps the `pinned` states.
     """
     stay = ledger_of(current.state).without((*draft.delta.drops, *unpinned)).entries
     states = load_kept_states(current, stay)
@@ -148,16 +149,16 @@ def copy_frame(
     kept: Sequence[KeptState] = (),
     first: int = 0,
 ) -> Draft:
-    """Return a draft of a new frame with the chunks of `source`, as they are stored, without the `lost` ones.
+    """Return a draft of a new frame with copies of the stored chunks of `source`; `lost` ones are marked as lost.
 
-    With `is_same`, it is the same frame in another file. It keeps the `kept` states of the old one. In a sparse frame,
-    numbers of chunks' files begin with `first`.
+    With `is_same`, it is the same frame in another file. The copy keeps the `kept` states. In a sparse frame, the
+    numbers of chunk files begin with `first`.
     """
     old = source.state
     if isinstance(source, Draft):
-        # Until then an open chunk would keep the code of its earlier content.
+        # Before that, the code of an open chunk stands for its earlier content.
         source.flush()
-        # The source goes on changing its own tables.
+        # The source may still change its tables.
         old = copy_for_changes(source.state)
     state = _without_chunks(old, frame_type, is_same=is_same)
     if isinstance(source, Draft) and source.freeze().changes_values:
@@ -165,7 +166,7 @@ def copy_frame(
     new = Draft(store, None, state, overwrite=overwrite, locked=locked, replaces=replaces, is_same=is_same, first=first)
     lost = {*lost, *state.annotations.lost}
     try:
-        # A draft notes all that is read; elsewhere only chunks that the index refers to are looked at.
+        # A draft must note all reads, so locate all its chunks. For other sources, locate only the chunks in the index.
         present: Sequence[int] = range(old.frame.nchunks)
         if not source.buffer:
             present = np.flatnonzero(old.frame.offsets >= LOWEST_CODE).tolist()
@@ -185,9 +186,9 @@ def copy_frame(
 
 
 def _without_chunks(old: State, frame_type: FrameType, *, is_same: bool) -> State:
-    """Return the state that a copy of a frame begins with. It still has the index of the old frame."""
+    """Return the initial state of a copy of a frame. It still has the index of the old frame."""
     noted = old.annotations
-    # A sparse frame begins anew, behind the names that are taken.
+    # A sparse frame numbers its chunk files again, above the numbers in use.
     goes_on = is_same and old.frame.frame_type == frame_type != FrameType.SPARSE
     annotations = Annotations()
     if not noted.foreign:
@@ -199,12 +200,12 @@ def _without_chunks(old: State, frame_type: FrameType, *, is_same: bool) -> Stat
 
 
 def _copy_kept(new: Draft, old: State, kept: Sequence[KeptState]) -> None:
-    """Copy the states that a frame keeps. Chunks that are in several states are copied once.
+    """Copy kept states to a draft, which will keep them. Chunks in several states are copied once.
 
-    Where other software may have written over a chunk of a state, it is compared with the checksums that the state has.
+    If other software may have overwritten chunks of a state, this compares them with the checksums in the state.
     """
     stored = np.flatnonzero(_is_stored(old.frame.offsets)).tolist()
-    # A place alone does not tell a chunk: other software may have written another one there.
+    # A place does not identify a chunk: other software may have written another chunk there.
     before = _keys_of(old.frame.offsets, old.records, stored)
     after = _keys_of(new.state.frame.offsets, new.state.records, stored)
     copies = {before[n]: after[n] for n in stored}
@@ -214,7 +215,7 @@ def _copy_kept(new: Draft, old: State, kept: Sequence[KeptState]) -> None:
             continue
         offsets, records = np.array(source.frame.offsets, np.int64), source.state.records.copy()
         lost = source.state.annotations.lost
-        # Nobody reads the lost chunks.
+        # Lost chunks are never read, so treat them as zeros.
         offsets[list(lost)] = index.special_offset(Special.ZEROS)
         wanted = np.flatnonzero(_is_stored(offsets)).tolist()
         if entry.suspect or not old.frame.is_ours:
@@ -240,7 +241,7 @@ def _keys_of(
     records: npt.NDArray[np.uint32],
     numbers: Sequence[int],
 ) -> dict[int, tuple[int, int]]:
-    """Return what tells chunks of two states apart, by number: the place, and the checksum of the record."""
+    """Return a key for each chunk that tells chunks of two states apart: the place, and the checksum of the record."""
     return {n: (int(offsets[n]), int(records[n])) for n in numbers}
 
 

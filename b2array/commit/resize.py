@@ -45,7 +45,7 @@ Box = tuple[slice, ...]
 
 
 def resize(draft: Draft, shape: tuple[int, ...]) -> None:
-    """Give the array another shape; new items are the fill value."""
+    """Change the shape of the array; new items have the fill value."""
     draft.flush()
     # This reader shares the chunks with the draft, but still has the old index.
     before = draft.reader()
@@ -160,7 +160,7 @@ def _splice(
     axis: int,
     values: Array | None,
 ) -> None:
-    """Compose the array anew along an axis, from pieces of the old array and of new values."""
+    """Recompose the array along an axis from pieces of the old array and of new values."""
     draft.flush()
     before = draft.reader()
     old = draft.state.require_layout()
@@ -178,7 +178,7 @@ def _splice(
         if not piece.is_new:
             _find_rows(rows[axis], piece.positions, start, stop, end, step)
     _reindex(draft, state, rows, fill=False)
-    # Only chunks that did not move as a whole have to be composed.
+    # Compose only the chunks that did not move as a whole.
     grid = np.arange(new.nchunks).reshape(new.grid_shape)
     unfilled = np.flatnonzero(rows[axis] < 0)
     numbers = np.take(grid, unfilled, axis).reshape(-1)
@@ -217,7 +217,7 @@ def _find_rows(
     step: int,
 ) -> None:
     """Find rows of chunks that move as a whole when old positions move to [start, stop); enter their old numbers."""
-    # An axis without extent has no rows of chunks.
+    # An axis of length 0 has no rows of chunks.
     if not step:
         return
     first = -(-start // step)

@@ -1,4 +1,4 @@
-"""Keeps the new chunks of a commit until an index refers to them.
+"""Stores the new chunks of a commit until an index refers to them.
 
 In a sparse frame, a new chunk is written to a separate file at once. In a contiguous frame it waits in a spool, until
 the commit appends the spool or, for a new frame, renames the spool's file. A record of its checksums follows every
@@ -73,12 +73,12 @@ class CreatedFiles:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process, and not the one that it was forked from, creates these files."""
+        """Whether this process creates these files, and not the process from which it was forked."""
         return self._owner == os.getpid()
 
     @property
     def is_ended(self) -> bool:
-        """Whether the transaction has ended, and notes no more files."""
+        """Whether the transaction has ended, so that it notes no more files."""
         return self._ended
 
     def add(self, rows: Iterable[int]) -> None:
@@ -96,14 +96,14 @@ class CreatedFiles:
             return np.array(self._rows, np.int64).reshape(-1, 2)
 
     def end(self) -> None:
-        """End the list; later files are not added."""
+        """End the list: `add` ignores later files."""
         with self._mutex.held_once(_MUTEX_OF):
             self._ended = True
 
     def find_unused(self, offsets: Int64Array) -> dict[str, int]:
-        """Return the files that an index does not refer to: their names, and the digests of their stamps.
+        """Return the files to which an index does not refer: their names, and the digests of their stamps.
 
-        A process forked from this one gets none, because it must not remove files that this one needs.
+        In a process forked from this one, the result is empty, because that process must not remove the files.
         """
         # A search in a long index takes time, even for no files.
         if not (self._rows and self.is_ours):
@@ -161,7 +161,7 @@ class Staging:
         self._has_leapt = False
         self._segments: list[Segment] = [] if spool is None else [spool]
         self._own = 0
-        # For each spooled chunk: where it starts and stops, and where its record stops.
+        # For each spooled chunk: its start, its stop, and the stop of its record.
         self._extents = array("q")
         self._inherited = 0
         # The numbers of the files that the index will refer to.
@@ -173,7 +173,7 @@ class Staging:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the transaction belongs to this process, and not to the one that this was forked from."""
+        """Whether the transaction belongs to this process, and not to the process from which it was forked."""
         return self._owner == os.getpid()
 
     @property
@@ -222,7 +222,7 @@ class Staging:
         return Staged(code, row, record_crc(record), filters, digest)
 
     def tombstone(self) -> int:
-        """Return a code for a lost chunk: the number of no file, or a place in the spool where no chunk is."""
+        """Return a code for a lost chunk: the number of a file that does not exist, or an empty extent in the spool."""
         if self._spool is None:
             return self.reserve(1)
         return self._append(self._spool, _TOMBSTONE)
@@ -265,7 +265,7 @@ class Staging:
                 self._extents.extend((address, stop, stop + len(record)))
                 spool.write(buf, record)
             except BaseException:
-                # Ctrl-C may also arrive after the write: then the chunk is there, and so its extent must be.
+                # Ctrl-C may arrive after the write: then the spool has the chunk, and the list must have its extent.
                 if spool.length == start:
                     del self._extents[count:]
                 raise
@@ -285,7 +285,7 @@ class Staging:
             with self._mutex.held_once(_MUTEX_OF):
                 self._numbers.append(number)
             return number, record
-        # The candidates never end; only the type checker does not know that.
+        # For the type checker: the candidates never end.
         raise AssertionError
 
     def _candidates(self, n: int) -> Iterator[int]:
@@ -304,12 +304,12 @@ class Staging:
                 number = self._start + secrets.randbelow(self._window)
                 self.next, self._has_leapt = number + 1, True
             yield number
-            # If this number is in use as well, there are many other writers.
+            # If this number is also in use, there are many other writers.
             self._window *= 2
 
     def _pass_others(self) -> None:
         """Reserve all numbers up to the highest one that other writers use."""
-        # Without a listing, the writer just tries one number after the other.
+        # If the store cannot list files, the writer tries one number after the other.
         with suppress(OSError, B2ArrayError):
             numbers = [chunk_number(name) for name in self._store.listing()]
             highest = max((number for number in numbers if number is not None), default=-1)
@@ -319,7 +319,7 @@ class Staging:
 
     @property
     def is_shared(self) -> bool:
-        """Whether these are chunks of a fork, which a merge compares with the chunks of other forks."""
+        """Whether these are chunks of a fork, so that a merge compares them with the chunks of other forks."""
         return self._is_shared
 
     def inherit(self, segments: Sequence[Segment], extents: Int64Array) -> None:
@@ -360,7 +360,7 @@ class Staging:
     # Reading staged chunks.
 
     def extent(self, code: int) -> tuple[int, int] | None:
-        """Return where a spooled chunk starts and stops in the spool, in bytes; None for other codes."""
+        """Return the start and stop of a spooled chunk in the spool, in bytes; None for other codes."""
         if not LOWEST_CODE <= code < 0:
             return None
         at = 3 * (-1 - code)
@@ -403,7 +403,7 @@ class Staging:
         return spool.path
 
     def began_before(self, seconds: float) -> None:
-        """Note that forks put the first chunks this long ago."""
+        """Note that forks may have put chunks this many seconds ago."""
         monotonic, wall = self._since
         # The clock of another computer may be ahead.
         seconds = max(0.0, seconds)
@@ -413,13 +413,13 @@ class Staging:
     def is_old(self) -> bool:
         """Whether the transaction has taken so long that `vacuum` may have removed its files."""
         monotonic, wall = self._since
-        # The monotonic clock stands still while a computer sleeps, and the other one may be set back.
+        # The monotonic clock stops while a computer sleeps, and the wall clock may be set back.
         elapsed = max(time.monotonic() - monotonic, time.time() - wall)
         return elapsed >= CHECKED_AFTER
 
     def find_missing(self, offsets: Int64Array) -> list[str]:
         """Return the names of new files that an index refers to but that do not exist any more."""
-        # `vacuum` leaves younger files alone.
+        # `vacuum` does not remove newer files.
         if not (self.is_old and self._numbers):
             return []
         numbers = np.array(self._numbers, np.int64)

@@ -1,8 +1,8 @@
-"""Items from memory into chunks: the values of a selection -> blocks -> chunks that are encoded and staged.
+"""Writes items from memory to chunks: the values of a selection -> blocks -> encoded and staged chunks.
 
-The values go into an `OpenChunk`, with the old chunk below it if they replace only a part. It is encoded at once. But
-inside ``with a.transaction()``, a chunk that is written in part, or is the only one of its write, stays open. Nothing
-here knows keys: selections are products, as `b2array.grid.partition` cuts them.
+The values are written to an `OpenChunk`, on top of the old chunk if they replace only a part of it. The open chunk is
+encoded at once. But inside ``with a.transaction()``, a chunk that is written in part, or is the only one of its write,
+stays open. This module does not know keys: selections are products, as `b2array.grid.partition` cuts them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def write(
     values: Array,
     fields: str | list[str] | None = None,
 ) -> None:
-    """Put the selected items into new chunks.
+    """Write values to the selected items: encode and store new chunks, or keep them open in a transaction.
 
     `values` have one dimension for each factor of the selection, and are converted to the array's type block by block.
-    With `fields`, only these are changed.
+    With `fields`, only these fields are changed.
     """
     chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))
@@ -54,7 +54,7 @@ def write(
         writer.keep_open(draft.buffer, chain(first, chunks))
         return
     if len(first) == 1:
-        # One chunk needs no other thread.
+        # A single chunk needs no other thread.
         _set_chunks(draft, (writer.make(chunk) for chunk in first))
     else:
         _set_chunks(draft, threads.spread(writer.make, chain(first, chunks)))
@@ -69,9 +69,9 @@ def rewrite(
     *,
     exact: bool = False,
 ) -> None:
-    """Make whole chunks from scratch, a few at a time, and call `after_each` after each.
+    """Write whole chunks from new items, a few at a time, and call `after_each` after each chunk.
 
-    Workers call `produce` with a box of the array, and it returns the items there. Items of `exact` chunks are never
+    Threads call `produce` with a box of the array; it returns the items of the box. Items of `exact` chunks are never
     rounded.
     """
     form = Form.of(draft.state, layout)
@@ -91,7 +91,7 @@ def rewrite(
 
 
 def chunk_box(layout: Layout, coords: Sequence[int]) -> Slices:
-    """Return the box of the array that a chunk covers, one slice an axis."""
+    """Return the box of the array that a chunk covers: a slice for each axis."""
     box = []
     for coord, extent, end in zip(coords, layout.chunks, layout.shape, strict=True):
         start = coord * extent
@@ -104,8 +104,8 @@ NewChunk = tuple[int, OpenChunk | bytes | Staged]
 
 
 def _set_chunks(draft: Draft, chunks: Generator[NewChunk], after_each: Callable[[], object] = lambda: None) -> None:
-    """Store chunks, and refer to them. If one fails, the draft is given up, or `Draft.attempt` undoes the others."""
-    # Threads must end before the transaction undoes their work.
+    """Store chunks, and enter them in the index. After a failure, the caller aborts the draft, or undoes the chunks."""
+    # The threads must end before the transaction undoes their work.
     with closing(chunks):
         for number, chunk in chunks:
             if isinstance(chunk, OpenChunk):
@@ -119,7 +119,7 @@ def _set_chunks(draft: Draft, chunks: Generator[NewChunk], after_each: Callable[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Writer:
-    """What the chunks of one write share."""
+    """The parameters that all chunks of one write share."""
 
     draft: Draft
     form: Form
@@ -130,7 +130,7 @@ class _Writer:
     alone: bool = False
 
     def keep_open(self, buffer: WriteBuffer, chunks: Iterator[tuple[int, Part]]) -> None:
-        """Write to chunks and leave them open, as long as there is room for them."""
+        """Write to chunks, and keep them open in the buffer while it has room."""
         with buffer.mutex.held:
             # Chunks that must leave the buffer are encoded between two windows, while nothing is added to it.
             while window := list(islice(chunks, 4 * threads.width())):
@@ -138,12 +138,12 @@ class _Writer:
                 self.draft.flush(buffer.excess())
 
     def make(self, of_chunk: tuple[int, Part]) -> NewChunk:
-        """Write to a chunk, and encode it unless it is to stay open; store it at once if it gets a separate file."""
+        """Write to a chunk; encode it unless it stays open, and store it at once if it gets a separate file."""
         number, part = of_chunk
         draft, buffer = self.draft, self.draft.buffer
         patch = patch_of(self.form.layout, part) if self.by_slices else None
         whole = patch is not None and patch.whole and self.fields is None
-        # So does a lone chunk: only one thread would encode it now, but `flush` encodes many in threads.
+        # A lone chunk stays open as well: now one thread would encode it, but `flush` encodes many chunks in threads.
         stays_open = buffer is not None and not (whole and not self.alone)
         chunk = buffer.chunks.get(number) if buffer is not None and stays_open else None
         undo = None if chunk is None else draft.undo
@@ -163,5 +163,5 @@ class _Writer:
 
     def _read_stored(self, number: int, *, private: bool) -> Stored:
         (stored,) = fetch(self.draft, [ChunkRequest(number, None)])
-        # Otherwise an open chunk would hold all of this thread's scratch memory, and count only its own bytes.
+        # Otherwise, the open chunk would hold all scratch memory of this thread, but count only its own bytes.
         return Stored.whole(bytes(stored.region), stored.head) if private else stored
