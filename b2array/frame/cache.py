@@ -40,19 +40,19 @@ _TILE_NBYTES = 800
 
 
 def cost(nblocks: int, nbytes: int) -> int:
-    """Return the memory in bytes that a tile of `nblocks` blocks, together of `nbytes` bytes, takes in the cache."""
+    """Return the cache memory in bytes for a tile of `nblocks` blocks with `nbytes` bytes in total."""
     return nbytes + nblocks * _ENTRY_NBYTES + _TILE_NBYTES
 
 
 class Slab:
-    """Memory for several tiles, and its tiles so far.
+    """Memory for several tiles, and the tiles that are in it.
 
     Parameters
     ----------
     nbytes : int
-        The bytes of the cache that it takes: its memory, and the entries of its blocks.
+        The size in bytes that counts for the cache: the memory, and the entries of the blocks.
     memory : int
-        The size of its memory in bytes.
+        The size of the memory in bytes.
     """
 
     __slots__ = ("added", "filled", "memory", "nbytes", "used")
@@ -65,7 +65,7 @@ class Slab:
         self.added: list[tuple[Key, Sequence[int]]] = []
 
     def has_room(self, nbytes: int, needed: int) -> bool:
-        """Say whether a tile of `nbytes` bytes fits; together with its entries it takes `needed` bytes."""
+        """Return whether a tile of `nbytes` bytes fits; with its entries it takes `needed` bytes."""
         return self.filled + nbytes <= self.memory.nbytes and self.used + needed <= self.nbytes
 
 
@@ -87,11 +87,11 @@ class Cache:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of all slabs, with the entries of their blocks."""
+        """The size in bytes of all slabs, including the entries of their blocks."""
         return sum(slab.nbytes for slab in list(self._slabs))
 
     def get_many(self, key: Key, numbers: Iterable[int]) -> dict[int, CacheEntry]:
-        """Return the cached ones among some blocks of a chunk; the caller must not change their data."""
+        """Return the cached blocks among some blocks of a chunk; the caller must not change their data."""
         of_chunk = self._chunks.get(key)
         if of_chunk is None:
             return {}
@@ -103,7 +103,7 @@ class Cache:
                 cached[n] = entry
                 if entry.slab is not slab and entry.slab is not None:
                     slab = entry.slab
-                    # Another thread may just be evicting the slab; the entry's memory stays valid.
+                    # Another thread may be evicting the slab now, but the memory of the entry stays valid.
                     with suppress(KeyError):
                         self._slabs.move_to_end(slab)
         return cached
@@ -129,13 +129,13 @@ class Cache:
     def _new_slab(self, nbytes: int, needed: int) -> Slab:
         whole = max(needed, min(_SLAB_NBYTES, config.cache_bytes // _LEAST_SLABS))
         self._evict(config.cache_bytes - whole)
-        # Where blocks are small, most of the slab is for their entries: the next tiles are probably like this one.
+        # Entries of small blocks take most of the slab. Assume that the next tiles are like this one.
         slab = Slab(whole, whole * nbytes // needed)
         self._slabs[slab] = None
         return slab
 
     def _evict(self, most: int) -> None:
-        """Forget slabs until the remaining ones take at most this many bytes."""
+        """Evict slabs until the remaining ones take at most this many bytes."""
         # Other threads may evict the last slabs at the same time.
         with suppress(KeyError):
             while self.nbytes > most:
@@ -158,7 +158,7 @@ class Cache:
         tile: Tile,
         slab: Slab,
     ) -> None:
-        """Keep blocks of a chunk: the rows of a tile whose memory `reserve` returned."""
+        """Add blocks of a chunk to the cache: the rows of a tile whose memory `reserve` returned."""
         slab.added.append((key, numbers))
         of_chunk = self._chunks.setdefault(key, {})
         for row, n in enumerate(numbers):

@@ -62,7 +62,7 @@ def read_manifest(
 
 
 def _unpack_short(content: bytes) -> Manifest:
-    """Read a manifest that this process may have read or written before."""
+    """Parse a manifest, unless this process has read or written the same bytes before."""
     manifest = _recent.get(content)
     if manifest is None:
         manifest = Manifest.unpack(content)
@@ -73,8 +73,8 @@ def _unpack_short(content: bytes) -> Manifest:
 def remember_manifest(content: bytes, manifest: Manifest) -> None:
     """Remember a manifest by its bytes, so that the same bytes need not be parsed again.
 
-    Local commits read the manifest often, because no version of a file shows whether it has changed. Usually it has
-    not.
+    Local commits read the manifest often, because the version of a local file does not show every change. Usually it
+    has not changed.
     """
     if len(content) <= _SHORT:
         _recent[content] = manifest
@@ -90,15 +90,15 @@ _MOST = 8
 class Catalog:
     """The manifest of a group in an object store, as this process last saw it.
 
-    The handles of a group's members share a catalog. After a commit through one of them, the next one need not read
-    the manifest.
+    The handles of a group's members share a catalog. After a commit through one of them, the next commit does not need
+    to read the manifest.
 
     Attributes
     ----------
     group : Store
         The group.
     written : (Manifest, Version) or None
-        The manifest that the last commit through one of these handles has written.
+        The manifest that the last commit through one of these handles has written, and its version.
     """
 
     def __init__(self, group: Store) -> None:
@@ -120,7 +120,7 @@ class Catalog:
         return self._seen
 
     def last_seen(self) -> Seen:
-        """Return the manifest that was last read or written; read it the first time."""
+        """Return the manifest that was last read or written, with its version; the first call reads it."""
         return self._seen or self.read()
 
     def note(self, seen: Seen | None, *, is_written: bool = False) -> None:

@@ -1,9 +1,10 @@
 """Reads chunks, or some of their blocks, from a store, and compares the bytes with their checksums.
 
-Whole chunks take one wave of requests. So do blocks, if their chunk's head was read before, or if the frame notes their
-sizes. Otherwise blocks take two waves: one for the heads of their chunks, and one for the blocks. `steps_of`, a
-generator, asks for the bytes of one chunk, step by step; `fetch` joins the requests of many such generators into one
-wave. Local files have no waves: each chunk is read by itself, mostly in one step, and noted sizes are not used.
+Whole chunks take one wave of requests. Blocks also take one wave if the head of their chunk was read before, or if the
+frame notes their sizes. Otherwise, blocks take two waves: one for the heads of their chunks, and one for the blocks.
+`steps_of`, a generator, asks for the bytes of one chunk, step by step; `fetch` joins the requests of many such
+generators into one wave. Local files need no waves: each chunk is read separately, usually in one step, and noted sizes
+are not used.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Numbers = Sequence[int] | Int64Array
 
 
 class Ask(NamedTuple):
-    """Bytes to read into one buffer, each span to its place.
+    """A request for bytes to read into one buffer.
 
     Attributes
     ----------
@@ -63,7 +64,7 @@ class Ask(NamedTuple):
     clip : bool
         Whether the object may end before the span does; then there is only one span.
     leads : bool
-        Whether the bytes decide which bytes come next. `NDArray.explain` reads only such bytes.
+        Whether these bytes determine the next request. `NDArray.explain` reads only such bytes.
     """
 
     spans: list[Span]
@@ -85,7 +86,7 @@ class _Planned(NamedTuple):
     ask : Ask
         The bytes to read.
     positions : list of int
-        Where each block begins in the buffer, and then where the record of checksums begins, if that is read.
+        The start of each block in the buffer, followed by the start of the record of checksums, if it is read.
     margin : int
         The number of bytes after each block that the decoder may use.
     """
@@ -108,7 +109,7 @@ def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
     ChunkMissingError
         The store does not have a chunk that the index names.
     ChecksumError
-        Bytes differ from the written ones; the message names the chunk and the block.
+        Bytes do not match their checksum; the message names the chunk and the block.
     FormatError
         A chunk contradicts the frame; the message has the number of the chunk.
     ConflictError
@@ -119,7 +120,8 @@ def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
             return list(map(_read_alone, repeat(source), requests))
         return _read_together(source, requests)
     except FormatError as error:
-        # Bytes of a later state look like damage. Only now, after an error, is it worth the requests to find out.
+        # Bytes of a later state look like damage. Requests that tell the difference are worth their cost only after an
+        # error.
         stale = source.staleness()
         if stale is not None:
             raise stale from error
@@ -127,7 +129,7 @@ def fetch(source: Source, requests: Sequence[ChunkRequest]) -> list[Stored]:
 
 
 def read_chunks(source: Source, numbers: Sequence[int]) -> Iterator[Stored]:
-    """Yield whole chunks. Many are read at a time, up to a bounded number of bytes."""
+    """Read and yield whole chunks, many at a time, up to a limit in bytes."""
     in_window = _WINDOW_NBYTES // max(1, source.frame.chunksize)
     step = min(max(1, in_window), _WINDOW_CHUNKS)
 
@@ -146,7 +148,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
     if isinstance(location, Location):
         wanted = _Chunk(source, request, location, is_local=True)
         if wanted.cached is not None and request.blocks is not None:
-            # The usual case is one step. If that fails, the steps below find out why.
+            # Usually, one step is enough. If it fails, the steps below determine the reason.
             with suppress(*MISSING, FormatError):
                 planned = wanted.plan_blocks(wanted.cached.head)
                 if planned is not None:
@@ -172,7 +174,7 @@ def _read_alone(source: Source, request: ChunkRequest) -> Stored:
         stored: Stored = end.value
         return stored
     except ChunkMissingError:
-        # Its message names the chunk already.
+        # The message already names the chunk.
         raise
     except (FormatError, UnsupportedError) as error:
         raise _add_location(source, request.chunk, error) from error
@@ -271,7 +273,7 @@ def _read_wave(group: list[_Waiting]) -> Sequence[memoryview | Exception]:
 
 
 def _advance(steps: Steps, outcome: memoryview | FormatError | None) -> Ask | Stored:
-    """Resume the steps of a chunk with the bytes, or the error, of the last request; return the next one, or the chunk.
+    """Resume the steps of a chunk with the result or error of the last request; return the next request, or the chunk.
 
     Without an `outcome`, start the steps.
     """
@@ -285,7 +287,7 @@ def _advance(steps: Steps, outcome: memoryview | FormatError | None) -> Ask | St
 
 
 def _join_views(source: Source, ask: Ask, views: list[memoryview]) -> memoryview | FormatError:
-    """Return the requested bytes in one buffer; an error if the object has fewer."""
+    """Return the requested bytes in one buffer, or an error if the object has fewer bytes."""
     for (name, start, stop), view in zip(ask.spans, views, strict=True):
         if len(view) < stop - start and not ask.clip:
             return too_short(where(source.url, name), start, stop, len(view))
@@ -301,7 +303,7 @@ def _refuse_missing(
     missing = str(error.filename or "")
     names = [(n, ask.spans[0].name) for n, ask in asked]
     n, name = next((each for each in names if each[1] and missing.endswith(each[1])), names[0])
-    # A chunk that a repair has given up has no file, and another error.
+    # A chunk that a repair has marked as lost has no file, and raises another error.
     source.locate(n)
     if source.url.endswith(TEMPORARY):
         # A writer has moved the new frame from this temporary place to its final one.
@@ -311,7 +313,7 @@ def _refuse_missing(
 
 
 def _add_location(source: Source, n: int, error: B2ArrayError) -> B2ArrayError:
-    """Put the chunk and its file in front of the message of an error, and return the error."""
+    """Prefix the message of an error with the chunk and its file, and return the error."""
     location = source.locate(n)
     where_read = f"chunk {n} of {source.url}"
     if isinstance(location, Location) and chunk_number(location.name) is not None:
@@ -374,7 +376,7 @@ class _Chunk:
                 return (yield from self.read_whole(head.header.cbytes))
             return (yield from self.read_blocks(head, b""))
         if sizes is not None:
-            # Noted sizes are a hint. If they turn out to be wrong, the chunk is read without them.
+            # Noted sizes are a hint. If they are wrong, read the chunk without them.
             with suppress(FormatError, UnsupportedError):
                 stored = yield from self.read_by_sizes(sizes)
                 if stored is not None:
@@ -410,7 +412,7 @@ class _Chunk:
         return -(-nbytes // frame.blocksize)
 
     def ask(self, start: int, stop: int, *, leads: bool = False) -> Ask:
-        """Return a request for bytes of the chunk, counted from its start, up to where the chunk must have ended."""
+        """Return a request for bytes of the chunk, counted from its start, up to the last place where it can end."""
         name, base, end = self.location
         first = base + start
         stop += base
@@ -419,7 +421,7 @@ class _Chunk:
         return Ask([Span(name, first, stop)], [0], stop - first, end < 0, leads)
 
     def unpack_head(self, view: memoryview, header: ChunkHeader | None = None) -> ChunkHead:
-        """Unpack a head; FormatError if it has another size than the frame says."""
+        """Unpack a head; raise FormatError if its sizes contradict the frame."""
         head = chunk.unpack_head(view, header)
         expected = self.frame.chunk_nbytes(self.number)
         if expected is not None and head.header.nbytes != expected:
@@ -453,7 +455,7 @@ class _Chunk:
     def check_whole(self, head: ChunkHead, view: memoryview) -> Steps:
         """Compare a whole chunk with its checksums, and return it.
 
-        The record of checksums follows the chunk, and is read if `view` ends before.
+        The record of checksums follows the chunk; this reads the record if `view` ends before it.
         """
         stored = Stored.whole(view, head)
         cbytes = head.header.cbytes
@@ -466,7 +468,7 @@ class _Chunk:
         self._remember(head, stored.region, behind)
         # Damage to other blocks must not fail this read.
         wanted = None if self.blocks is None else chunk.blocks_to_decode(head, self.blocks)
-        # The chunk may be cut into other blocks than the frame says: then all of it is decoded.
+        # The chunk may have other blocks than the frame expects; then all of it is decoded.
         if wanted is None or wanted[-1] >= nblocks:
             wanted = range(nblocks)
         if self.cached is not None and self.cached.sums is not None:
@@ -476,22 +478,22 @@ class _Chunk:
     # Some blocks of a chunk.
 
     def read_blocks(self, head: ChunkHead, head_bytes: bytes) -> Steps:
-        """Read the wanted blocks of a chunk with this head, or the whole chunk if that is not much more."""
+        """Read the wanted blocks of a chunk with this head, or the whole chunk if it is not much larger."""
         planned = self.plan_blocks(head)
         if planned is not None:
             region = yield planned.ask
             return self.check_blocks(planned, region, head_bytes)
         if len(head.starts) or self.record_due:
             return (yield from self.read_whole(head.header.cbytes, len(head.starts)))
-        # A special chunk has no blocks: its head says everything.
+        # A special chunk has no blocks: its head contains all information.
         self._remember(head, head_bytes, b"")
         return Stored(head, memoryview(b""), head.starts, head.stops)
 
     def plan_blocks(self, head: ChunkHead) -> _Planned | None:
         """Plan to read the wanted blocks and the record of checksums; None if the whole chunk should be read.
 
-        The buffer has room for a header in front of the blocks. Blocks of local files also get margins, so that the
-        decoder needs no copy of them.
+        The buffer has room for a header before the blocks. Blocks of local files also get margins, so that the decoder
+        needs no copy of them.
         """
         blocks = () if self.blocks is None else self.blocks
         if FilterId.DELTA in head.header.filters:
@@ -550,7 +552,7 @@ class _Chunk:
         cbytes: int,
         nblocks: int,
     ) -> tuple[Ask, list[int]] | None:
-        """Plan to read blocks without margins; None if the whole chunk is not much more."""
+        """Plan to read blocks without margins; None if the whole chunk is not much larger."""
         lead = cblosc.margin_in_front(len(starts))
         if self.record_due:
             record = checksums.record_nbytes(nblocks)
@@ -584,7 +586,7 @@ class _Chunk:
         if self.cached is None:
             self._remember(head, head_bytes, region[positions[-1] :])
         if len(numbers) == 1:
-            # Shifting all blocks is cheaper than a new array, and nobody looks at the other blocks.
+            # Shifting the starts of all blocks is cheaper than a new array, and the other blocks are never used.
             shift = positions[0] - int(head.starts[numbers[0]])
             starts = head.starts + shift
             stops = head.stops + shift
@@ -600,7 +602,7 @@ class _Chunk:
     # A chunk whose sizes are noted.
 
     def read_by_sizes(self, sizes: Sizes) -> Generator[Ask, memoryview, Stored | None]:
-        """Read head and wanted blocks at once, from where the noted sizes put them; None if the sizes do not tell."""
+        """Read head and wanted blocks in one step, at places given by the noted sizes; None if sizes are missing."""
         cbytes = int(sizes[0])
         if self.location.stop >= 0 and self.location.start + cbytes > self.location.stop:
             return None
@@ -628,7 +630,7 @@ class _Chunk:
         head_bytes = bytes(view[:head_nbytes])
         head = self.unpack_head(view[:head_nbytes])
         needed = chunk.blocks_to_decode(head, numbers.tolist())
-        # The head decides: if it disagrees with the sizes, the blocks that were read are other bytes.
+        # If the head contradicts the noted sizes, the bytes that were read are not the wanted blocks.
         if (
             len(head.starts) == nblocks
             and len(needed) == len(numbers)
@@ -640,7 +642,7 @@ class _Chunk:
         return (yield from self.read_blocks(head, head_bytes))
 
     def _bounds(self, sizes: Sizes) -> Int64Array | None:
-        """Return where blocks begin and end in the chunk, by the noted sizes; None if the sizes do not tell."""
+        """Return the starts and stops of blocks in the chunk, from the noted sizes; None if sizes are missing."""
         frame = self.source.frame
         nbytes = frame.chunk_nbytes(self.number)
         if nbytes is not None and sizes[0] == nbytes + HEADER_LEN and not sizes[1:].any():

@@ -26,11 +26,11 @@ _AT_ONCE = 256
 
 
 def load_intact_state(revision: Snapshot, name: str, *, deep: bool = False) -> Snapshot:
-    """Return a state that a frame keeps under a name.
+    """Load a state that a frame keeps under a name, and check its chunks if other software has changed the frame.
 
     If other software has changed the frame since, this compares the head of each chunk with its checksum, and the whole
-    chunk if its head does not depend on the items. Later reads compare the rest. With `deep`, this compares all of each
-    chunk now, for callers that copy references to the chunks and do not read them.
+    chunk if its head does not depend on the items. Later reads compare the rest. With `deep`, this compares the whole
+    of each chunk now, for callers that copy references to the chunks and do not read them.
 
     Raises what `load_kept_state` raises; SnapshotLostError if other software has overwritten a chunk.
     """
@@ -48,9 +48,9 @@ def find_state(
     *,
     is_same: bool = False,
 ) -> Snapshot | None:
-    """Return a state that a snapshot of a local group names, given the member's frame; None if that is another frame.
+    """Load a state that a snapshot of a local group names, given the member's frame; None if it is another frame.
 
-    Only the index of the state is read. `is_same` says that the caller knows the frame to be the same one. Raises what
+    This reads only the index of the state. With `is_same`, the caller knows that the frame is the same one. Raises what
     `load_kept_state` raises.
     """
     name = name_for_group(state.generation)
@@ -87,11 +87,11 @@ def find_state(
 
 
 def is_suspect(revision: Snapshot, earlier: State) -> bool:
-    """Whether other software may have overwritten chunks of an earlier state, judging by the frame's present state."""
+    """Whether other software may have overwritten chunks of an earlier state, given the frame's present state."""
     now = revision.state.annotations
     then = earlier.annotations
     was_taken_over = now.takeovers != then.takeovers
-    # Without an identity, nothing tells this frame from another one.
+    # Without an identity, this frame cannot be told from another one.
     return not revision.frame.is_ours or was_taken_over or then.identity is None
 
 
@@ -103,10 +103,10 @@ def find_intact_state(
     *,
     deep: bool = False,
 ) -> Snapshot | None:
-    """Do the same as `find_state`; if other software has changed the frame, make sure that the chunks are intact.
+    """Load a state like `find_state`; if other software has changed the frame, check that the chunks are intact.
 
-    With `deep`, this compares all of each chunk in that case. In the other case it compares the head of each chunk that
-    is not at the same place in the frame's present state. Raises what `load_intact_state` raises.
+    With `deep`, this check compares the whole of each chunk. Otherwise, it compares the head of each chunk that is not
+    at the same place in the frame's present state. Raises what `load_intact_state` raises.
     """
     earlier = find_state(revision, state, group, title)
     if earlier is None or earlier.at is None:
@@ -122,16 +122,17 @@ def find_intact_state(
 
 
 def require_intact(source: Source, *, deep: bool, besides: State | None = None) -> None:
-    """Compare the stored chunks of a source with their checksums; raises what `fetch` raises.
+    """Compare the stored chunks of a source with their checksums; raise what `fetch` raises.
 
     Parameters
     ----------
     source : Source
         The state whose chunks are compared.
     deep : bool
-        Whether to compare all of each chunk. Otherwise its head is compared, if that depends on the items.
+        Whether to compare the whole of each chunk. Otherwise, only its head is compared if the head depends on the
+        items.
     besides : State, optional
-        Chunks at the same places in this state are skipped.
+        Skip chunks that are at the same places in this state.
     """
     wanted = source.frame.offsets >= 0
     if besides is not None:
@@ -150,7 +151,7 @@ def require_intact(source: Source, *, deep: bool, besides: State | None = None) 
 
 
 def _is_shared(one: State, other: State) -> npt.NDArray[np.bool_]:
-    """Return for each chunk of a state whether another state has it at the same place, under any number."""
+    """Return for each chunk of a state whether another state has the chunk at the same place, under any number."""
     offsets = one.frame.offsets
     places = other.frame.offsets
     if not places.size:

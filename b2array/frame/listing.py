@@ -1,10 +1,10 @@
 """The ledger of a group's snapshots, and the list of members in each snapshot.
 
 The manifest contains the ledger. A short list of members is part of the ledger's entry; a long one is an object next to
-the manifest. The list has the path of each member, and names its state. In an object store it names a revision. On a
-local disk it contains the packed state itself: header, metalayers and index, which refer to chunks in the member's
-frame. A commit only appends to the frame, so these chunks stay in place. A writer that replaces the whole file
-makes the new frame keep the state, under its generation.
+the manifest. For each member, the list has its path and names its state. In an object store, the list names a revision.
+On a local disk, it contains the packed state itself: header, metalayers and index, which refer to chunks in the
+member's frame. A commit only appends to the frame, so these chunks stay in place. A writer that replaces the whole file
+keeps the state in the new frame, under the name of its generation.
 """
 
 from __future__ import annotations

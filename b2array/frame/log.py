@@ -1,12 +1,12 @@
-"""The log of a local group: which frame is in the place of a member, and what the member's entry still has to do there.
+"""The log of a local group: compares the frame in a member's place with the member's entry; determines the next step.
 
 One write of the manifest commits the changes of several members. Its log has an `Entry` for each member, which its
 writer or the next one applies later. A writer can apply an entry any number of times, because `TABLE` decides by the
-frame in the member's place. So the table alone tells the outcome of a kill at any moment. Readers decide by it as well,
-and see the new state before it is in its place.
+frame in the member's place. So the table alone determines the outcome if a writer is killed at any moment. Readers use
+it as well, and see the new state before it is in its place.
 
-Only the files decide which row of the table applies: an entry names states (revisions, identities), and never times or
-inodes.
+Only the files determine which row of the table applies: an entry names states (revisions, identities), and never times
+or inodes.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Occupant:
     frame : Snapshot, optional
         The frame, if it can be read.
     state : str
-        The name of the present state: a frame's revision, or the version of a damaged file; "" for nothing.
+        The name of the present state: the revision of a frame, or the version of a damaged file; "" for an empty place.
     lasting : str
-        The identity of a frame that b2array has created, which changes of the frame preserve. Otherwise the same as
+        The identity of a frame by b2array, which all changes of the frame preserve. For other frames, the same as
         `state`.
     name : str, optional
         The object with the header; None without a frame.
@@ -84,7 +84,7 @@ class Occupant:
 
 
 def inspect_place(store: Store, last: Snapshot | None = None) -> Occupant:
-    """Return the occupant of a member's place, whatever the log says.
+    """Read and return the occupant of a member's place, without regard to the log.
 
     If the frame still has the `last` state, which the caller has read, this does not parse it again.
     """
@@ -109,14 +109,14 @@ def inspect_place(store: Store, last: Snapshot | None = None) -> Occupant:
 
 
 def _head_of(store: Store, last: Snapshot) -> Head | None:
-    """Return the beginning of a frame if it still has its last state; None if only parsing can tell."""
+    """Read and return the beginning of a frame if it still has its last state; None if only parsing can show that."""
     if not last.header or not last.frame.is_ours:
         return None
     return snapshot.head_if_unchanged(store, last.frame, last.header)
 
 
 class Standing(Enum):
-    """How the occupant of a member's place relates to an entry of the log."""
+    """The relation of the occupant of a member's place to an entry of the log."""
 
     BEFORE = auto()
     """The state before the change; also a damaged file, if the entry names its version."""
@@ -144,7 +144,7 @@ def _standing(entry: Entry, occupant: Occupant) -> Standing:
 
 
 class Action(Enum):
-    """The step that an entry still has to take."""
+    """The step that an entry still requires."""
 
     WRITE = auto()
     """Write the header over the beginning of the file."""
@@ -159,7 +159,7 @@ class Action(Enum):
 
     @property
     def is_pending(self) -> bool:
-        """Whether the entry still has to change something. Until then, readers see the state after the change."""
+        """Whether the entry still requires a change. Until that change, readers see the state after it as well."""
         return self in (Action.WRITE, Action.PUT, Action.TAKE_OUT)
 
 
@@ -181,9 +181,9 @@ TABLE: Final[Mapping[tuple[Standing, bool], Mapping[Kind, Action]]] = MappingPro
         (Standing.BEFORE, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.TAKE_OUT),
         (Standing.AFTER, _STAGED): _actions(Action.DONE, Action.DONE, Action.DONE, Action.DONE),
         (Standing.AFTER, _UNSTAGED): _actions(Action.DONE, Action.DONE, Action.DONE, Action.DONE),
-        # A writer that cannot swap two names in one step takes the old frame out before it puts the new one.
+        # A writer that cannot swap two names in one step moves the old frame out before it moves the new one in.
         (Standing.NOTHING, _STAGED): _actions(Action.LEAVE, Action.PUT, Action.PUT, Action.DONE),
-        # A later commit of this member alone has deleted it, and left the log of the killed writer as it was.
+        # A later commit of only this member has deleted the member, and did not change the log of the killed writer.
         (Standing.NOTHING, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.DONE),
         (Standing.OTHER, _STAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
         (Standing.OTHER, _UNSTAGED): _actions(Action.LEAVE, Action.LEAVE, Action.LEAVE, Action.LEAVE),
@@ -203,7 +203,7 @@ def action_of(
     store: Store | None = None,
     last: Snapshot | None = None,
 ) -> tuple[Occupant, Action]:
-    """Return the occupant of a member's place, and the step that the member's entry still has to take there.
+    """Return the occupant of a member's place, and the step that the member's entry still requires.
 
     `store` is the store of the place, if the caller has opened it; `last` is passed to `inspect_place`.
     """
@@ -211,7 +211,7 @@ def action_of(
     occupant = inspect_place(store, last)
     action = _decide(entry, store_of, path, occupant, store)
     if action is Action.LEAVE:
-        # Another process may have moved the staged file to the member's place between the two looks.
+        # Another process may have moved the staged file to the member's place between the two reads.
         occupant = inspect_place(store)
         action = _decide(entry, store_of, path, occupant, store)
     return occupant, action
@@ -221,7 +221,7 @@ def _decide(entry: Entry, store_of: StoreOf, path: str, occupant: Occupant, stor
     """Look up the action of an entry in the table."""
     standing = _standing(entry, occupant)
     row = TABLE[standing, _STAGED]
-    # If both rows agree, spare the look at the staged file.
+    # If both rows agree, do not look for the staged file.
     if row == TABLE[standing, _UNSTAGED]:
         return row[entry.kind]
     is_staged = _is_staged(entry, store_of, path, store)
@@ -239,7 +239,7 @@ def _is_staged(entry: Entry, store_of: StoreOf, path: str, store: Store) -> bool
         try:
             (end,) = store.read([span], clip=True)
         except (ConflictError, *MISSING):
-            # Another file has taken the place since the look.
+            # Another file has replaced the frame since it was inspected.
             return False
         return end.hex() == entry.after
     aside = store_of(entry.aside(path))
@@ -259,7 +259,7 @@ def read_member(
     again: Callable[..., Snapshot] | None = None,
     last: Remembered | None = None,
 ) -> Snapshot:
-    """Return the state of a member according to the manifest; FileNotFoundError if there is no such member.
+    """Load the state of a member according to the manifest; FileNotFoundError if there is no such member.
 
     If the state is not in the member's place yet, its `Snapshot.again` is set to `again`. If the member
     still has its `last` state, this does not parse it again.
@@ -281,7 +281,7 @@ def read_member(
                 staged = _load_staged(store_of, path, entry, occupant)
                 return replace(staged, again=again)
             except (*MISSING, FormatError):
-                # Another process has just applied the entry: then the place has changed, and is read below.
+                # If another process has just applied the entry, the place has changed, and the code below reads it.
                 if inspect_place(store).state == occupant.state:
                     raise stale_reader(store.url) from None
         elif occupant.frame is not None:
@@ -290,7 +290,7 @@ def read_member(
 
 
 def _load_staged(store_of: StoreOf, path: str, entry: Entry, occupant: Occupant) -> Snapshot:
-    """Return the state of a member after its entry, from the staged files."""
+    """Load the state of a member after its entry from the staged files."""
     if entry.kind == "patch":
         return snapshot.load_from_header(store_of(path), entry.header, occupant.version)
     staged = store_of(entry.aside(path))
@@ -299,6 +299,6 @@ def _load_staged(store_of: StoreOf, path: str, entry: Entry, occupant: Occupant)
         return snapshot.load_from_header(store_of(path), content, occupant.version)
     frame = snapshot.load(staged)
     if frame.generation != entry.after:
-        # Applying the entry swaps the frames, so the old one may be here.
+        # Applying the entry swaps the frames, so this may be the old one.
         raise FileNotFoundError(f"{staged.url} was applied")
     return frame

@@ -199,7 +199,7 @@ _KINDS: Final = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How one member gets its state from a commit; `b2array.frame.log` decides when this takes effect.
+    """The change of one member by a commit; `b2array.frame.log` determines the step that it still requires.
 
     Parameters
     ----------
@@ -207,9 +207,9 @@ class Entry:
         How the member changes.
     before : str
         The name of the old state; "" for a new member. A "patch" or an "index" replaces one revision, named by its id.
-        A "frame" or a "delete" replaces a frame, named by its identity, even if somebody has written to it since.
-        Frames by other software have no identity: their revision names them. The version of its file names a damaged
-        frame.
+        A "frame" or a "delete" replaces a frame, named by its identity, even if it was written to since. A frame by
+        other software has no identity and is named by its revision; a damaged frame is named by the version of its
+        file.
     after : str
         The id of the new revision; "" for a deleted member.
     payload : bytes or str
@@ -233,7 +233,7 @@ class Entry:
         return self.payload if isinstance(self.payload, str) else ""
 
     def aside(self, path: str) -> str:
-        """Return the path of the staged index or frame of the member at `path`, or of its frame on the way out."""
+        """Return the path of the staged index or frame for a member, or of the member's frame during deletion."""
         return staged_path(path, self.token, sparse=self.kind == "index")
 
     def pack(self) -> list[Any]:
@@ -262,7 +262,7 @@ def index_name(revision: str) -> str:
 
 
 def is_index_name(name: str) -> bool:
-    """Whether `index_name` can have returned this name."""
+    """Whether this is the name of an index as `index_name` returns it."""
     front, _, revision = name.rpartition(".")
     return front == FRAME_NAME and _is_revision(revision)
 
@@ -282,7 +282,7 @@ class Row:
         The path of the member's frame in the group, where commits publish it.
     revision : str
         The committed state of the member. It names the object with the index (`index_name`, `data_path`), which never
-        changes. Empty if no commit of the group has written the member yet: then the published index counts.
+        changes. Empty if no commit of the group has written the member yet: then its state is the published index.
     sparse : bool
         Whether each chunk is a separate object.
     number : int
@@ -423,7 +423,7 @@ class Manifest:
         return replace(self, recent=tokens)
 
     def follows(self, other: Self) -> bool:
-        """Whether this manifest is the result of commits on top of the other one."""
+        """Whether this manifest results from commits on top of the other one."""
         return recent.has_commit(self.recent, other.recent)
 
     def pack(self) -> bytes:
@@ -463,7 +463,7 @@ class Manifest:
         if not isinstance(content, dict) or content.pop("format", None) != _MAGIC:
             raise FormatError("expected a group's manifest, found something else")
         _check_version(content.pop("version", None))
-        # None says that the files are the list. A manifest that says neither is damaged.
+        # None means that the files are the list. A manifest without this entry is damaged.
         if "rows" not in content:
             raise FormatError("expected rows in the manifest, found no such entry")
         rows = None

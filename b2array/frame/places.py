@@ -43,9 +43,9 @@ def group_of(
     """Return the innermost group or archive that a URL names or leads through, if any.
 
     A group is a directory or prefix with a manifest or an embedding frame, a zip archive, or another file that begins
-    with one of `magics`. One wave of requests looks at all places. A server that cannot list, such as an HTTP server,
+    with one of `magics`. One wave of requests checks all places. A server that cannot list, such as an HTTP server,
     gets requests only for the places that `_likely` returns. The returned name lacks the ending of its file, and need
-    not exist. With `is_missing`, the caller knows already that this URL has no object.
+    not exist. With `is_missing`, the caller already knows that no object has this URL.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def group_of(
 
 
 def _join_fragment(place: Place, fragment: str) -> Place:
-    """Return the place of a name after "#", below the place that the URL before it leads to."""
+    """Return the place of a name after "#", below the place of the URL before it."""
     name = f"{place.name}/{fragment}".strip("/")
     return Place(place.group, strip_suffix(name))
 
@@ -103,7 +103,7 @@ def target_of(url: str | os.PathLike[str], storage_options: Storage = None) -> P
     store = open_store(url, storage_options=storage_options)
     if isinstance(store, LocalStore):
         return group_of(os.path.realpath(store.url))
-    # Looks at memory cost nothing, whatever the ending.
+    # Reads of memory cost nothing, so check any ending.
     if store.in_process:
         return group_of(url, storage_options)
     outer, mark, fragment = os.fsdecode(url).rpartition("#")
@@ -131,7 +131,7 @@ def _find_innermost(
     asked: Sequence[tuple[int, str]],
     magics: tuple[bytes, ...],
 ) -> int | None:
-    """Find the first group among some places, and return how many parts of the path lead to it.
+    """Find the first group among some places, and return the number of path parts that lead to it.
 
     Each of the places in `asked` is a number of parts, and the object there that marks a group.
     """
@@ -141,7 +141,7 @@ def _find_innermost(
     for (count, sign), head in zip(asked, heads, strict=True):
         if not isinstance(head, Head):
             continue
-        # Without a sign the object itself is the group, if it is an archive.
+        # Without a marker, the object itself is the group, if it is an archive.
         if sign or bytes(head.data).startswith(magics):
             return count
     return None
@@ -155,8 +155,8 @@ def _likely(
     """Return the likely places of a URL's group on a server that cannot list: numbers of parts, and the object there.
 
     Likely places are the parts of the URL with an ending. Without any, they are the URL itself and the part above it.
-    There a group can be read only if it has a manifest. An embedding frame without a manifest only tells the user what
-    is missing.
+    There, only a group with a manifest can be read. An embedding frame without a manifest only leads to an error that
+    helps the user.
 
     Examples
     --------
@@ -175,7 +175,7 @@ def _likely(
     for count in counts:
         if parts[count - 1].endswith(GROUP):
             asked.append((count, MANIFEST))
-            # One look for a group without a manifest is enough for a helpful error.
+            # One check for a group without a manifest is enough for a helpful error.
             if count == counts[0]:
                 asked.append((count, EMBEDDED))
         elif count < whole:

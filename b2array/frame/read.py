@@ -144,7 +144,7 @@ def fetch_ahead(
     """Fetch chunks of one read, or of several, in bounded windows, a few of them at the same time."""
     for window in threads.ahead(fetch_window, windows(jobs), WINDOWS_UNDER_WAY):
         yield from window
-        # Free its memory before the wait for the next one.
+        # Free the memory of this window before waiting for the next one.
         del window
 
 
@@ -163,9 +163,9 @@ def windows(jobs: Iterable[ChunkRead]) -> Iterator[list[ChunkRead]]:
 
 
 def _fetch_window(jobs: list[ChunkRead]) -> list[tuple[ChunkRead, Stored | None]]:
-    """Fetch chunks of one read. The first chunk that fails raises its error."""
+    """Fetch chunks of one read. Raise the error of the first chunk that fails."""
     requests = [ChunkRequest(job.number, job.wanted) for job in jobs if job.wanted]
-    # All jobs are of one reader, so of one source.
+    # All jobs belong to one reader, and so to one source.
     stored = iter(fetch(jobs[0].reader.source, requests))
     return [(job, next(stored) if job.wanted else None) for job in jobs]
 
@@ -297,7 +297,7 @@ class ChunkReader(NamedTuple):
             return False
         job = self.plan(number, part)
         with buffer.mutex.held:
-            # Another thread may have encoded the chunk since: then it is read like the others.
+            # If another thread has encoded the chunk since, it is read like the others.
             open_chunk = buffer.chunks.get(number)
             if open_chunk is None:
                 return False
@@ -337,7 +337,7 @@ class ChunkReader(NamedTuple):
             keep = self.planned_nbytes[0] <= config.cache_bytes // _MOST_KEPT
         is_remote = not self.source.is_local
         if wanted and is_remote and len(wanted) == self._count_filled(part.coords):
-            # If only padding is not wanted, a request for the whole chunk is cheaper than requests for its blocks.
+            # If only padding is unwanted, one request for the whole chunk is cheaper than requests for its blocks.
             wanted = range(layout.nblocks)
         return ChunkRead(self, number, part, tiling, cached, wanted, keep)
 
@@ -388,7 +388,7 @@ class ChunkReader(NamedTuple):
         put(self.box, part.outside, np.broadcast_to(value, lengths))
 
     def is_regular(self, header: ChunkHeader) -> bool:
-        """Return whether a chunk has the blocks of the array; FormatError if it has another size."""
+        """Return whether a chunk has the blocks of the array; raise FormatError if the chunk has another size."""
         layout = self.layout
         if header.nbytes != layout.chunk_nbytes:
             raise FormatError(f"expected {layout.chunk_nbytes} uncompressed bytes, found {header.nbytes}")
@@ -476,7 +476,7 @@ class ChunkReader(NamedTuple):
                 exact = len(step.copies) == 1 and copy.whole and job.tiling.within is None
                 is_fresh = not job.keep and not job.cached
                 if stored is not None and is_fresh and exact and target.flags.c_contiguous:
-                    # The blocks belong there as they are: decode them into the result, and copy nothing.
+                    # The result needs these blocks unchanged: decode them into it, without a copy.
                     out = target.reshape(-1).view(np.uint8)
                     decode.decode_blocks(stored, step.numbers, out, context=self.context, reference=reference)
                     return

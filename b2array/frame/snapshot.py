@@ -109,18 +109,19 @@ class Snapshot(Source):
     version : Version or None
         The store's version of the file with the index.
     generation : str
-        Names the state; it changes with every commit.
+        The name of the state, which changes with every commit.
     unique : str
-        Identifies the file; see `b2array.store.base.Head`.
+        The identity of the file; see `b2array.store.base.Head`.
     header : bytes
         The stored header. Empty for a state under a name, and after unpickling.
     at : Kept, optional
-        The entry in the frame's ledger, for a state that was kept under a name.
+        For a state that is kept under a name, its entry in the frame's ledger.
     ends : tuple of Tail
         The ends of the file that were read with the index.
     again : callable, optional
-        Reads the state anew by the manifest of its local group, because the group has committed the state but not
-        applied it yet, and the store may have an earlier one. With ``carries_out``, it applies the state first.
+        Reads the state again by the manifest of its local group. It is set if the group has committed the state but not
+        applied it yet, so that the store may still have an earlier state. With ``carries_out``, it applies the state
+        first.
     member : Member, optional
         The group in an object store that commits for the frame.
     index : str
@@ -177,11 +178,11 @@ class Snapshot(Source):
 
     @property
     def expected_version(self) -> Version | None:
-        """The version of the file that a read requires."""
+        """The version that the file must have during a read."""
         return self._expected
 
     def _last_bytes(self) -> tuple[bytes, int]:
-        """Return the last bytes of this state, which no other file has at this place, and the place of their end."""
+        """Return the last bytes of this state, which no other file has at the same place, and their end in the file."""
         described = self.state.frame
         if self.at is None:
             return described.fingerprint, self.start + described.frame_len
@@ -196,10 +197,11 @@ class Snapshot(Source):
         needed: files can be exact copies of each other, a file can contain many frames, and other software rewrites
         chunks without a change of header, index or trailer.
 
-        In some cases these do not distinguish all states: for directories, because each chunk has another version; for
-        local files that were changed a moment ago; for states that this process committed or unpickled; and for frames
-        by b2array in stores without versions, such as HTTP. Then no other snapshot gets the same key, so that a refresh
-        or another open starts with an empty cache. Frames by other software in such stores are not cached at all.
+        In some cases, these parts do not distinguish all states: for directories, because each chunk has another
+        version; for local files that were changed a moment ago; for states that this process committed or unpickled;
+        and for frames by b2array in stores without versions, such as HTTP. Then no other snapshot gets the same key, so
+        that a refresh or another open starts with an empty cache. Frames by other software in such stores are not
+        cached at all.
         """
         if not is_ours and not self.version:
             return None
@@ -209,7 +211,7 @@ class Snapshot(Source):
         return blake2b(repr(parts).encode(), digest_size=16).digest()
 
     def staleness(self) -> ConflictError | None:
-        """Return the error that says why the store does not hold this state any more; None if it does."""
+        """Return the error for a reader if the store does not hold this state any more; None if it does."""
         try:
             current = reload(self)
         except FileNotFoundError:
@@ -217,7 +219,7 @@ class Snapshot(Source):
         except ConflictError as error:
             return error
         except FormatError:
-            # A disk may have damaged a local file. In an object store, somebody has replaced the object.
+            # On a disk, the file may be damaged. In an object store, another writer has replaced the object.
             is_replaced = not self.store.can.local and self._is_replaced()
             return stale_reader(self.url) if is_replaced else None
         except (OSError, B2ArrayError):
@@ -238,7 +240,7 @@ class Snapshot(Source):
             return True
 
     def has_same_chunks(self, other: Snapshot) -> bool:
-        """Whether each number stands for the same chunk in another state: metalayers and sizes are equal."""
+        """Whether each number stands for the same chunk in another state, because metalayers and sizes are equal."""
         a, b = self.frame, other.frame
         has_same_sizes = a.nbytes == b.nbytes and a.chunksize == b.chunksize
         return has_same_sizes and a.metalayers == b.metalayers
@@ -249,7 +251,7 @@ class Snapshot(Source):
         return entry if isinstance(entry, Special) else self.location_of(entry)
 
     def locate_unchecked(self, n: int) -> Location | Special:
-        """Do the same without a check for a lost chunk, which would unpack the annotations."""
+        """Do the same as `locate` without a check for a lost chunk, which would unpack the annotations."""
         offsets = self.frame.offsets
         entry = int(offsets[n]) if 0 <= n < len(offsets) else -1
         # Special values, and numbers out of range, are the rare cases.
@@ -300,7 +302,7 @@ class Snapshot(Source):
         places: Sequence[int],
         nbytes: int,
     ) -> memoryview:
-        """Read each span to its place in one buffer, whose memory is reused when nothing refers to it."""
+        """Read each span to its place in one buffer, whose memory is reused after the last reference to it is gone."""
         view = self.store.gather(spans, places, nbytes, expected=self._expected)
         if self._is_unchecked:
             self._require_unchanged()
@@ -324,7 +326,7 @@ class Snapshot(Source):
     def _require_unchanged(self) -> None:
         """Raise ConflictError if another writer has changed the file since it was opened.
 
-        Called after a read of a frame without checksums, which would not notice bytes of another state.
+        Call this after reading a frame without checksums, because such a read does not notice bytes of another state.
         """
         try:
             current = self.store.stamp_read(self.name).version
@@ -381,9 +383,10 @@ def load_published(
     bare: bool = False,
     sparse: bool | None = None,
 ) -> Snapshot:
-    """Read the frame that is in a store, whatever its group lists. Raises what `load` raises.
+    """Read the frame that a store holds, even if its group lists another state. Raises what `load` raises.
 
-    If the caller knows whether the frame is `sparse`, this takes fewer requests. The other parameters are the same.
+    If the caller passes whether the frame is `sparse`, this takes fewer requests. The other parameters are as for
+    `load`.
     """
     start = operator.index(start)
     if start < 0:
@@ -399,7 +402,7 @@ def load_published(
 
 
 def _follow_group(published: Snapshot, *, bare: bool) -> Snapshot:
-    """Return the state that the group of a published frame lists; for a frame without such a group, the same state."""
+    """Load the state that the group of a published frame lists; return a frame outside of groups unchanged."""
     noted = published.state.annotations.group_commit
     if noted is None or published.start or published.store.can.local:
         return published
@@ -411,7 +414,7 @@ def _follow_group(published: Snapshot, *, bare: bool) -> Snapshot:
     try:
         manifest, _ = catalog.read()
     except PermissionError:
-        # Without permission to list, a server answers so for a missing object as well.
+        # Without permission to list, a server gives the same answer for a missing object.
         return published
     if manifest.identity != noted.identity or manifest.rows is None:
         return published
@@ -469,7 +472,7 @@ def load_member(
                 raise
             return copy
     try:
-        # A row that was made from a list of files does not know the kind of the frame for sure.
+        # A row that was made from a list of files may have the wrong kind of frame.
         published = load_published(store, sparse=row.sparse if row.revision else None)
     except (FileNotFoundError, NotADirectoryError):
         if not row.revision:
@@ -482,7 +485,7 @@ def load_member(
 
 
 def _follow_mount(published: Snapshot, row: Row) -> Snapshot | None:
-    """Return the state that a group inside the group of a row lists; None for a member of the group itself."""
+    """Load the state that an inner group lists, if a row's member belongs to one; None for a member of this group."""
     noted = published.state.annotations.group_commit
     if noted is None or noted.path == row.path:
         return None
@@ -579,12 +582,12 @@ def _load(
     except FormatError:
         if version:
             raise
-        # Without versions, only this error shows that beginning and end are parts of different states.
+        # Without versions, only this error shows that the beginning and the end belong to different states.
         return _load(store, start, bare=bare, in_one_wave=False)
 
 
 def find_frame(store: Store) -> Snapshot | None:
-    """Return the frame that a new one would replace; None if there is no readable frame."""
+    """Load the frame that a new one would replace; None if there is no readable frame."""
     # A group may list another revision of the frame, or may have deleted it.
     for read in (load, load_published):
         # A frame that cannot be read may be replaced like any other file.
@@ -594,7 +597,7 @@ def find_frame(store: Store) -> Snapshot | None:
 
 
 def reload(seen: Snapshot, *, even_new: bool = False, carries_out: bool = False) -> Snapshot:
-    """Return the present state in the store of a snapshot, with the same parsed frame if nobody has committed since.
+    """Load the present state in the store of a snapshot; without later commits, reuse the parsed frame.
 
     Header and fingerprint identify every state that b2array has written. Raises what `load` raises.
 
@@ -603,8 +606,8 @@ def reload(seen: Snapshot, *, even_new: bool = False, carries_out: bool = False)
     seen : Snapshot
         The state that was read before.
     even_new : bool
-        Whether the present frame may be another one, which was made in the place of the old one. Otherwise this raises
-        ConflictError then.
+        Whether the present frame may be another one, made in the place of the old one. If not, another frame raises
+        ConflictError.
     carries_out : bool
         Whether to apply the commits of a local group first, because the caller will write: no writer may change a frame
         that waits in another place.
@@ -613,7 +616,7 @@ def reload(seen: Snapshot, *, even_new: bool = False, carries_out: bool = False)
         return _reload_member(seen, seen.member, even_new=even_new)
     if seen.at is not None and seen.at.group:
         if seen.again is not None:
-            # Only the group knows where the state is now.
+            # Only the group knows the present place of the state.
             return seen.again()
         if seen.at.packed:
             return seen
@@ -643,7 +646,7 @@ def _reload_member(seen: Snapshot, member: Member, *, even_new: bool) -> Snapsho
 
 
 def _require_same_frame(seen: Snapshot, current: Snapshot, *, even_new: bool) -> Snapshot:
-    """Return the current state of a frame, or its state under a name; ConflictError if it is another frame."""
+    """Return the `current` state, or load its state under the name in `seen`; ConflictError if it is another frame."""
     if seen.at is not None:
         return load_kept_state(current, seen.at.name, seen.at.generation)
     is_same = current.state.annotations.identity == seen.state.annotations.identity
@@ -727,7 +730,7 @@ def load_kept_states(revision: Snapshot, entries: Sequence[Kept]) -> list[Snapsh
         if len(entries) > 1:
             return [load_kept_states(revision, [entry])[0] for entry in entries]
         (entry,) = entries
-        # Another writer may have deleted the frame, or dropped the state, since the frame was read.
+        # Since the frame was read, another writer may have deleted it, or dropped the state.
         stale = revision.staleness()
         if stale is not None:
             raise stale from None
@@ -791,7 +794,7 @@ def head_if_unchanged(
     start: int = 0,
     index: str = "",
 ) -> Head | None:
-    """Return the beginning of a frame by b2array if the store still has this state of the frame, else None."""
+    """Read and return the beginning of a frame by b2array if the store still has this state; otherwise None."""
     name = index
     if not name and described.frame_type == FrameType.SPARSE:
         name = FRAME_NAME
@@ -830,7 +833,7 @@ def _refusal(store: Store, errors: Sequence[object]) -> Exception:
             return error
         if isinstance(error, Exception) and (says_more(error) or not isinstance(error, absent)):
             return error
-    # Each answer of an HTTP server may take a second: look for zarr's objects there only if the URL suggests it.
+    # Each answer of an HTTP server may take a second, so look for objects of zarr only if the URL suggests them.
     may_be_zarr = store.can.lists or store.url.endswith(".zarr")
     if may_be_zarr and any(not isinstance(head, Exception) for head in store.head(foreign.ZARR, 1)):
         return FileNotFoundError(foreign.zarr_text(store.url))

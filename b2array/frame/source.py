@@ -63,7 +63,7 @@ class Location(NamedTuple):
 class CachedHead(NamedTuple):
     """The head of a chunk that was read before, and the checksums of its blocks.
 
-    Without checksums, the head was not compared with its checksum either.
+    If the checksums are missing, the head was not compared with its checksum either.
     """
 
     head: ChunkHead
@@ -99,7 +99,7 @@ class Staged(NamedTuple):
 
 
 class OpenChunkView(Protocol):
-    """A chunk that a transaction keeps open, as readers see it."""
+    """The view of readers on a chunk that a transaction keeps open."""
 
     def entries(self, numbers: Sequence[int]) -> dict[int, CacheEntry]:
         """Return decoded blocks by their numbers."""
@@ -137,7 +137,7 @@ class Source(ABC):
 
     @property
     def sparse(self) -> bool:
-        """Whether each chunk has its own file."""
+        """Whether each chunk has a separate file."""
         return self.state.frame.frame_type == FrameType.SPARSE
 
     @property
@@ -152,7 +152,7 @@ class Source(ABC):
 
     @property
     def is_local(self) -> bool:
-        """Whether reads are so fast that each worker reads for itself, without waves of requests."""
+        """Whether reads are fast enough for each worker to read separately, without waves of requests."""
         return self.store.can.local
 
     @property
@@ -169,7 +169,7 @@ class Source(ABC):
         """Return where chunk `n` is; ChunkLostError if it is lost. In a contiguous frame it may end before `stop`."""
 
     def locate_unchecked(self, n: int) -> Location | Special:
-        """Do the same, but perhaps without a check for a lost chunk, whose read then fails."""
+        """Do the same as `locate`, but perhaps without a check for a lost chunk, so that reading it fails later."""
         return self.locate(n)
 
     def entry(self, n: int) -> int | Special:
@@ -201,4 +201,4 @@ class Source(ABC):
         places: Sequence[int],
         nbytes: int,
     ) -> memoryview:
-        """Read each span to its place in one buffer, whose memory is reused when nothing refers to it."""
+        """Read each span to its place in one buffer, whose memory is reused after the last reference to it is gone."""
