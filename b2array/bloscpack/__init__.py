@@ -2,8 +2,8 @@
 
 Versions 1, 2 and 3 of the format are read. Version 3 is written, and version 2 on request.
 
-header  what comes before the chunks, as tables of fields; checksums
-chunks  where the chunks are
+header  the bytes before the chunks, as tables of fields; checksums
+chunks  finds the chunks
 reader  reads files, whole or in parts
 writer  writes files, and appends
 
@@ -55,23 +55,23 @@ def pack(
         An object with a shape, a dtype and NumPy's indexing (a `b2array.NDArray`, say) is read in parts. An array that
         is contiguous in Fortran's order is stored in that order.
     url : str or os.PathLike, optional
-        Where to write. By default the function returns the bytes of the file.
+        The URL of the new file. By default the function returns the bytes of the file.
     checksum : str or None, default "adler32"
         "adler32", "crc32", "md5", "sha1", "sha224", "sha256", "sha384", "sha512", or none.
     offsets : bool, default True
-        Whether the file lists where its chunks are, so that parts of it are read fast.
+        Whether the file lists the positions of its chunks, so that parts can be read fast.
     chunk_size : int, optional
-        Bytes in a chunk before compression, rounded down to whole items; about 1 MiB by default.
+        Size of a chunk in bytes before compression, rounded down to whole items; about 1 MiB by default.
     metadata : mapping, optional
-        Anything that JSON can express. Not in version 2.
+        JSON-compatible metadata. Not available in version 2.
     cparams : CParams, optional
         Codec, level, and "shuffle", "bitshuffle" or no filter.
     version : {3, 2}
-        Version 2 has no metadata, and so takes bytes only.
+        Version 2 has no metadata, so it can store only bytes.
     max_app_chunks : int, optional
-        How many chunks can be appended to a file with offsets; by default ten times the chunks.
+        Number of chunks that can be appended to a file with offsets; by default ten times the number of chunks.
     overwrite : bool, default False
-        Whether to replace a Bloscpack file that exists.
+        Whether to replace an existing Bloscpack file.
     storage_options : mapping, optional
         Options for fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -99,7 +99,7 @@ def pack(
     True
     """
     about, pieces = content(x)
-    # The content of an array is read while it is written, so its size comes from its description.
+    # The items of an array are read during the write, so take the size from its description.
     nbytes = memoryview(x).nbytes if about is None else about.nbytes
     with Writer(
         url,
@@ -140,15 +140,15 @@ def create(
 ) -> Writer:
     """Begin a Bloscpack file and write its content later, piece by piece.
 
-    Until the end, the file has -1 for offsets and unknown sizes. It gets its name when it is complete.
+    Until the file is complete, it has -1 for offsets and unknown sizes, and a temporary name.
 
     Parameters
     ----------
     url : str, os.PathLike or None
-        Where to write. If None, `Writer.packed` has the bytes of the complete file.
+        The URL of the new file. If None, `Writer.packed` has the bytes of the complete file.
     shape : sequence of int or None, optional
-        Extents of an array. The first one (with order "F" the last) may be None: it follows from the items that you
-        write. By default the file holds bytes.
+        Extents of an array. The first extent (with order "F" the last) may be None; it is then determined by the
+        written items. By default the file holds bytes.
     dtype : dtype-like, optional
         Type of the items; needed with a shape.
     order : {"C", "F"}
@@ -244,7 +244,7 @@ def unpack(
     url : str, os.PathLike or bytes-like
         A path, a URL that fsspec understands, or the bytes of a file.
     partial : bool, default False
-        Instead of raising an error, warn, and return everything before the first damage; for an array, whole rows.
+        Instead of raising an error, warn, and return the data before the first damage; for an array, whole rows.
     storage_options : mapping, optional
         Options for fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -257,7 +257,7 @@ def unpack(
     Raises
     ------
     ChecksumError
-        A chunk differs from what was written; the message names it.
+        A chunk differs from the written chunk; the message names the chunk.
     FormatError
         The file is not a Bloscpack file, or ends early.
     UnsupportedError
@@ -282,8 +282,9 @@ def append(
 ) -> None:
     """Add bytes, or rows of an array, to a Bloscpack file.
 
-    As the last step, a longer file replaces the old one. So a failure, or a killed program, leaves the file as it was.
-    This copies the compressed chunks, and uploads remote files again: append much at a time, or write with `create`.
+    In the last step, a longer file replaces the old file, so a failure or a killed program leaves the file unchanged.
+    Appending copies the compressed chunks, and uploads remote files again, so append much data at a time, or write with
+    `create`.
 
     Parameters
     ----------
@@ -293,7 +294,7 @@ def append(
         More bytes, or more rows: an array with the extents of the file, except along the axis that grows (the first
         one, with order "F" the last).
     cparams : CParams, optional
-        How to compress.
+        Compression parameters.
     storage_options : mapping, optional
         Options for fsspec.
     fs : fsspec.AbstractFileSystem, optional
@@ -302,7 +303,7 @@ def append(
     Raises
     ------
     ConflictError
-        Another program changed the file meanwhile.
+        Another program changed the file in the meantime.
     LimitError
         The file has too few free slots for the offsets, or too few reserved bytes for the new shape.
     ValueError

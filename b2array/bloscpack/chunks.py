@@ -1,7 +1,7 @@
-"""Where the chunks of a Bloscpack file are.
+"""Finds the chunks of a Bloscpack file.
 
 Source: "RFC for the new Bloscpack Header", section Description of the offsets entries: without offsets, or where they
-are still -1, each chunk begins where the checksum of the one before ends.
+are still -1, each chunk begins after the checksum of the preceding chunk.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from b2array.store.base import Mutex
 __all__ = ["ChunkRange", "Chunks"]
 
 _STRIDE = 64 * 2**10
-"""Bytes to read at once."""
+"""The number of bytes to read at a time."""
 
 
 class ChunkRange(NamedTuple):
-    """A chunk: its number, its bytes in the file, and the first and the number of the bytes of data that it holds.
+    """A chunk: its number, its range in the file, and the position and size of its data.
 
     `stop` is an upper bound if the header of the chunk was not read.
     """
@@ -41,11 +41,11 @@ class ChunkRange(NamedTuple):
 
 
 class Chunks:
-    """The chunks of a file. If the file does not say where they are, this finds them one after the other.
+    """The chunks of a file. If the file does not list their positions, they are found one after the other.
 
-    Threads may share it.
+    Threads may share an instance.
 
-    ``read(start, stop)`` returns bytes of the file, which has `size` of them. The first chunk begins at `first`.
+    ``read(start, stop)`` returns bytes of the file, which has `size` bytes. The first chunk begins at `first`.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Chunks:
         self._size = size
         self._offsets = offsets
         self._read = read
-        # Where each chunk begins and ends in the file, and where it ends in the data; first what comes before them.
+        # The start and end of each chunk in the file, and its end in the data; the first entry stands for the header.
         self._known = array("q", (0, first, 0))
         self._window = (0, memoryview(b""))
         self._mutex = Mutex()
         if offsets is not None and header.nbytes >= 0:
             counts = np.arange(1, len(offsets) + 1)
             ends = np.minimum(counts * header.chunk_size, header.nbytes)
-            # A chunk is at most as long as its data and its header.
+            # A chunk is at most as long as its data and its header together.
             longest = np.diff(ends, prepend=0) + HEADER_LEN + digest_size(header.checksum)
             stops = np.minimum(extents(offsets, size), offsets + longest)
             rows = np.column_stack((offsets, stops, ends))
@@ -84,11 +84,11 @@ class Chunks:
 
     @property
     def nbytes(self) -> int:
-        """Uncompressed bytes of the chunks that are known so far."""
+        """Total uncompressed size of the chunks found so far, in bytes."""
         return self._known[-1]
 
     def find(self, stop: int) -> Chunks:
-        """Find the chunks of the first `stop` uncompressed bytes."""
+        """Find the chunks that hold the first `stop` uncompressed bytes."""
         while self.nbytes < stop and self._has(len(self)):
             pass
         return self
@@ -109,7 +109,7 @@ class Chunks:
             n += 1
 
     def _has(self, n: int) -> bool:
-        """Whether there is a chunk `n`. This finds the chunks up to it."""
+        """Return whether there is a chunk `n`, after finding all chunks up to it."""
         if n >= len(self):
             with self._mutex.held:
                 while len(self) <= n and prefix_errors(f"chunk {len(self)} of {self._url}", self._step):
@@ -117,12 +117,12 @@ class Chunks:
         return n < len(self)
 
     def _step(self) -> bool:
-        """Find the first chunk that is not known; False if all are known."""
+        """Find the next chunk; return False if all chunks are already known."""
         header = self._header
         size = self._size
         n = len(self)
         start = self._known[-2]
-        # Without a number of chunks, the file ends with the last one.
+        # If the number of chunks is unknown, the file ends with the last chunk.
         is_end = start == size if header.nchunks < 0 else n == header.nchunks
         if is_end:
             return False
@@ -136,7 +136,7 @@ class Chunks:
             raise FormatError(f"expected a chunk that ends at byte {stop}, found the end at {size}")
         is_last = stop == size if header.nchunks < 0 else n == header.nchunks - 1
         most = header.last_chunk if is_last and header.last_chunk >= 0 else header.chunk_size
-        # While another program writes the file, any chunk may be the last one.
+        # While another program writes the file, any chunk may be the last chunk.
         may_be_short = header.last_chunk < 0 and (is_last or header.nchunks < 0)
         least = 0 if may_be_short else most
         if header.chunk_size >= 0 and not least <= chunk.nbytes <= most:
@@ -146,7 +146,7 @@ class Chunks:
         return True
 
     def _header_bytes(self, start: int) -> memoryview:
-        """Return the header of a chunk. Chunks are small, so one read serves the headers of several."""
+        """Return the header of a chunk. Chunks are small, so one read often returns the headers of several chunks."""
         stop = min(self._size, start + HEADER_LEN)
         base, window = self._window
         if not base <= start <= stop <= base + len(window):

@@ -1,4 +1,4 @@
-"""The header and the metadata of a Bloscpack file, which come before the chunks; and the checksums.
+"""The header and the metadata of a Bloscpack file, which precede the chunks, and the checksums.
 
 Source: "RFC for the new Bloscpack Header" (versions 1 and 2), and the files that Bloscpack 0.3 to 0.16 write (version
 3: metadata, and free slots for the offsets of chunks that are appended later). All integers are little-endian.
@@ -80,7 +80,7 @@ def digest(number: int, data: Buffer) -> bytes:
         return _OF_4_BYTES[number](data).to_bytes(4, "little")
     if not number:
         return b""
-    # It tells damage, not attacks, so that systems that forbid MD5 for security may compute it.
+    # The checksum detects damage, not attacks, so systems that forbid MD5 for security may compute it.
     return hashlib.new(CHECKSUMS[number], data, usedforsecurity=False).digest()
 
 
@@ -115,7 +115,7 @@ _CHECKSUM_NUMBERS = ", ".join(f"{number}: {name}" for number, name in enumerate(
 _NCHUNKS = HeaderField("nchunks", "q", "number of chunks, -1: unknown")
 
 VERSION1_FIELDS = (*_START, HeaderField("reserved", "3s", ""), _NCHUNKS)
-"""The fields of a header of version 1 in their order, without gaps."""
+"""The fields of a version 1 header in order, without gaps."""
 
 HEADER_FIELDS = (
     *_START,
@@ -127,7 +127,7 @@ HEADER_FIELDS = (
     _NCHUNKS,
     HeaderField("max_app_chunks", "q", "free slots for the offsets of further chunks; version 2: reserved"),
 )
-"""The fields of a header of versions 2 and 3."""
+"""The fields of a version 2 or 3 header."""
 
 
 def _struct(fields: Iterable[HeaderField]) -> struct.Struct:
@@ -204,7 +204,7 @@ class FileHeader:
         return self
 
     def pack(self) -> bytes:
-        """Return the bytes of a header of version 2 or 3."""
+        """Return the bytes of a version 2 or 3 header."""
         options = _OFFSETS * self.offsets | _METADATA * self.metadata
         return _HEADER.pack(
             MAGIC,
@@ -225,7 +225,7 @@ class FileHeader:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of all chunks together, uncompressed; -1 if unknown."""
+        """Total uncompressed size of all chunks, in bytes; -1 if unknown."""
         if self.nchunks == 0:
             return 0
         if min(self.chunk_size, self.last_chunk, self.nchunks) < 0:
@@ -240,7 +240,7 @@ _NO_CODEC = 0
 _ZLIB = 1
 _LEVEL = 6
 _RESERVE = 10
-"""Reserve this many times the size of the metadata, so that it can change in place."""
+"""The size of the space reserved for metadata, as a multiple of its size, so that it can change in place."""
 
 
 class MetaHeader(NamedTuple):
@@ -258,7 +258,7 @@ class MetaHeader(NamedTuple):
 
     @classmethod
     def unpack(cls, buf: Buffer) -> Self:
-        """Read the header of metadata in JSON, plain or compressed by zlib."""
+        """Read the header of JSON metadata, plain or compressed by zlib."""
         if len(buf) < META_HEADER_LEN:
             raise FormatError(f"expected a metadata header of {META_HEADER_LEN} bytes, found {len(buf)} bytes")
         self = cls(*_META.unpack_from(buf))
@@ -280,7 +280,7 @@ class MetaHeader(NamedTuple):
 
     @property
     def section_nbytes(self) -> int:
-        """Size in bytes of this header, the metadata, the reserved bytes after them, and the checksum."""
+        """Total size in bytes of this header, the metadata, the reserved bytes, and the checksum."""
         return META_HEADER_LEN + self.max_meta_size + digest_size(self.checksum)
 
 
@@ -300,7 +300,7 @@ def unpack_metadata(head: MetaHeader, section: Buffer) -> Any:
     compare("metadata", head.checksum, raw, bytes(stored))
     try:
         if head.codec == _ZLIB:
-            # One byte more than expected shows that there are more, and takes no more memory.
+            # One byte more than expected proves that the data are too long, without taking more memory.
             raw = zlib.decompressobj().decompress(raw, head.meta_size + 1)
         metadata = json.loads(bytes(raw)) if len(raw) == head.meta_size else None
     except (zlib.error, RecursionError, ValueError) as error:
@@ -311,7 +311,7 @@ def unpack_metadata(head: MetaHeader, section: Buffer) -> Any:
 
 
 def pack_metadata(metadata: Any, *, checksum: int = 1, room: int | None = None) -> bytes:
-    """Return a section of metadata, with `room` bytes reserved for it: by default ten times its size."""
+    """Return a section of metadata, with `room` bytes reserved for it; by default ten times its size."""
     raw = json.dumps(metadata, separators=(",", ":")).encode()
     stored = zlib.compress(raw, _LEVEL)
     codec = _ZLIB
@@ -328,7 +328,7 @@ def pack_metadata(metadata: Any, *, checksum: int = 1, room: int | None = None) 
 
 
 def repack_metadata(section: Buffer, metadata: Any) -> bytes:
-    """Return a section for changed metadata, with the room and the kind of checksum of the old section."""
+    """Return a section for changed metadata, with the reserved size and the kind of checksum of the old section."""
     old = MetaHeader.unpack(section)
     return pack_metadata(metadata, checksum=old.checksum, room=old.max_meta_size)
 
@@ -336,11 +336,11 @@ def repack_metadata(section: Buffer, metadata: Any) -> bytes:
 # Arrays.
 
 _NOT_A_DTYPE = (TypeError, ValueError, SyntaxError, LookupError, ArithmeticError, MemoryError, RecursionError)
-"""The errors of `ast.literal_eval` and of NumPy for text and lists that are not a type."""
+"""The errors of `ast.literal_eval` and NumPy for text and lists that do not describe a type."""
 
 
 class Description(NamedTuple):
-    """What the metadata says about an array. An extent of -1 follows from the number of bytes."""
+    """The description of an array in the metadata. An extent of -1 is determined by the number of bytes."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -348,17 +348,17 @@ class Description(NamedTuple):
 
     @property
     def axis(self) -> int:
-        """The axis that the file stores row by row, and along which it grows: the first, with order "F" the last."""
+        """The axis along which rows are stored and appended: the first axis, with order "F" the last axis."""
         return 0 if self.order == "C" else len(self.shape) - 1
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of one row, which is one step along `axis`."""
+        """Size in bytes of one row, which is one step along `axis`."""
         return self.with_rows(1).nbytes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all items."""
+        """Size of all items in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def with_rows(self, rows: int) -> Description:
@@ -369,14 +369,14 @@ class Description(NamedTuple):
         >>> Description(np.dtype("i4"), (-1, 3), "C").with_rows(5).shape
         (5, 3)
         """
-        # One item without axes counts as a row.
+        # An array without axes counts as one row.
         before = self.shape[: self.axis]
         after = self.shape[self.axis + 1 :]
         return self._replace(shape=(*before, rows, *after))
 
 
 def describe(about: Description) -> dict[str, Any]:
-    """Return the metadata of an array, if a file can express the type of its items."""
+    """Return the metadata of an array; raise an error if a file cannot express the type of its items."""
     dtype = about.dtype
     if dtype.hasobject:
         raise UnsupportedError(f"{dtype}: Python objects would have to be pickled, which is not safe to read")
@@ -392,7 +392,7 @@ def describe(about: Description) -> dict[str, Any]:
 
 
 def description(metadata: Any) -> Description | None:
-    """Return what metadata says about the array in a file; None if the file holds bytes."""
+    """Return the description of the array from the metadata of a file; None if the file holds bytes."""
     if not isinstance(metadata, Mapping) or metadata.get("container") != "numpy":
         return None
     missing = [key for key in ARRAY_KEYS if key not in metadata]
@@ -415,7 +415,7 @@ def _is_extent(n: Any) -> bool:
 
 
 def _read_dtype(stored: Any) -> np.dtype[Any]:
-    """Read a type in any form that Bloscpack ever wrote.
+    """Read a type in any form that a version of Bloscpack has written.
 
     Before Bloscpack 0.7.2 the text was not quoted, and fields were a list of JSON.
     """
@@ -447,7 +447,7 @@ def _dtype_of(descr: Any) -> np.dtype[Any]:
 
 
 def _tuples(descr: Any) -> Any:
-    """Turn the lists that stand for fields, and for shapes inside them, into tuples."""
+    """Convert the lists that stand for fields, and for shapes inside fields, to tuples."""
     if not isinstance(descr, list):
         return descr
     parts = [_tuples(part) for part in descr]

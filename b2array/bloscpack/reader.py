@@ -44,10 +44,10 @@ Bytes = npt.NDArray[np.uint8]
 
 _BEGINNING = 64 * 2**10
 _STRIDE = 64 * 2**10
-"""Bytes to read at once if the file does not say how large its chunks are."""
+"""The number of bytes to read at a time if the file does not state the size of its chunks."""
 
 _WINDOW_NBYTES = 32 * 2**20
-"""Uncompressed bytes to hold besides the result."""
+"""The maximum number of uncompressed bytes in memory in addition to the result."""
 
 _ALL = 2**63
 
@@ -66,15 +66,15 @@ def store_of(
 class Reader:
     """An open Bloscpack file; made by `open`.
 
-    Arrays take the keys that NumPy takes, and read the chunks that hold the selected rows. Rows run along the first
-    axis, with order "F" along the last one. Files of bytes give bytes for ``f[start:stop]`` and a number for ``f[n]``.
-    Threads may share a reader. Its pickle has its URL and options, and reads the same state of the file.
+    An array accepts the same keys as NumPy, and only the chunks with the selected rows are read. Rows are along the
+    first axis, with order "F" along the last axis. For a file of bytes, ``f[start:stop]`` returns bytes and ``f[n]`` a
+    number. Threads may share a reader. Its pickle has its URL and options, and reads the same state of the file.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.url = store.url
-        """Where the file is, without secrets."""
+        """The URL of the file, without secrets."""
         self._last: tuple[int, Bytes] | None = None
         prefix_errors(store.url, self._read_head)
 
@@ -88,12 +88,12 @@ class Reader:
             raise UnsupportedError(f"{self.url}: expected the size of the file, found a server that does not tell it")
         self._beginning: Buffer = beginning.data
         self.header: FileHeader = FileHeader.unpack(beginning.data)
-        """What the file says about itself."""
+        """The header of the file."""
         self.metadata: Any = None
         """The metadata, or None."""
         self.meta_head: MetaHeader | None = None
         self.table_start = self.header.length
-        """Where the table of offsets begins, if there is one."""
+        """The position of the table of offsets, if there is one."""
         if self.header.metadata:
             start = self.table_start
             meta = MetaHeader.unpack(self._bytes(start, start + head.META_HEADER_LEN))
@@ -107,11 +107,11 @@ class Reader:
         self.nslots = self._count_slots()
         """The number of slots in the table of offsets, used and free."""
         self.first_chunk = self.table_start + 8 * self.nslots
-        """Where the first chunk is in the file."""
-        read = partial(_part, self._store, self.stamp)  # a method would make the chunks refer to this reader
+        """The position of the first chunk in the file."""
+        read = partial(_part, self._store, self.stamp)  # a bound method would refer to this reader, and create a cycle
         offsets = self._read_offsets()
         self._chunks = Chunks(self.url, self.header, self.stamp.size, self.first_chunk, offsets, read)
-        self._beginning = b""  # from now on, only chunks are read
+        self._beginning = b""  # from here on, only chunks are read
 
     def __getstate__(self) -> dict[str, Any]:
         # The chunk that was decoded last can be decoded again.
@@ -133,7 +133,7 @@ class Reader:
             if start + 8 * nslots > size:
                 raise FormatError(f"{self.url}: expected {nslots} offsets, found a file of {size} bytes")
             return nslots
-        # The slots of an unfinished file hold -1, and no chunk begins with these bytes.
+        # The slots of an unfinished file hold -1, whose bytes never begin a chunk.
         end = size - (size - start) % 8
         for position in range(start, end, _STRIDE):
             stop = min(end, position + _STRIDE)
@@ -142,7 +142,7 @@ class Reader:
             if not len(used):
                 continue
             count = (position - start) // 8 + int(used[0])
-            # The first slot may be filled in: the first chunk comes right after the table.
+            # The first slot may already be filled: the first chunk follows the table directly.
             length = int(entries[0]) - start
             is_first_offset = 0 < length < size and length % 8 == 0
             return length // 8 if count == 0 and is_first_offset else count
@@ -157,7 +157,7 @@ class Reader:
         offsets = np.frombuffer(table, "<i8").astype(np.int64)
         low = self.first_chunk
         high = self.stamp.size - BLOSC1_HEADER_LEN
-        # If the file was cut short, find the chunks before the cut one after the other.
+        # If the file is truncated, find the remaining chunks one after the other.
         if (offsets == -1).any() or (offsets > high).any():
             return None
         if (offsets < low).any():
@@ -165,7 +165,7 @@ class Reader:
         return offsets
 
     def head_bytes(self) -> bytes:
-        """Return everything before the first chunk."""
+        """Return all bytes before the first chunk."""
         return bytes(self._bytes(0, self.first_chunk))
 
     @property
@@ -175,7 +175,7 @@ class Reader:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the items; uint8 if the file holds bytes."""
+        """The type of the items; uint8 if the file holds bytes."""
         return self._about.dtype
 
     @property
@@ -268,7 +268,7 @@ class Reader:
         (group,) = (number for number, covered in enumerate(axes) if about.axis in covered)
         line = axes[group].index(about.axis)
         rows = selection.positions[group]
-        # Read rows that are close together in large steps, scattered ones chunk by chunk.
+        # Read neighbouring rows in large steps, scattered rows chunk by chunk.
         nbytes = self.header.chunk_size if self.header.chunk_size > 0 else _STRIDE
         if isinstance(rows, slice) and (rows.step == 1 or rows.step * about.row_nbytes <= nbytes):
             nbytes = _WINDOW_NBYTES
@@ -290,25 +290,25 @@ class Reader:
         self._check_plausible(about.nbytes)
 
     def _check_plausible(self, nbytes: int) -> None:
-        """Refuse to take memory for more than the file can hold with the best compression."""
+        """Refuse to allocate more memory than the file can hold with the best compression."""
         most = max(MAX_RATIO.values()) * self.stamp.size
         if nbytes > most:
             raise FormatError(f"{self.url}: expected at most {most} bytes in {self.stamp.size}, found {nbytes}")
 
     def read(self) -> npt.NDArray[Any] | bytes:
-        """Read everything: an array, or bytes. Errors name the chunk that is damaged or missing."""
+        """Read the whole array, or all bytes. Errors name the damaged or missing chunk."""
         nbytes = self.nbytes
         about = self.description
         self._check_size(about, nbytes)
         if not nbytes:
-            # Empty chunks may be damaged as well, and no byte of the result would show it.
+            # Empty chunks may also be damaged, which no byte of the result would reveal.
             every = map(self.place, range(self.nchunks))
             for _ in self.decode_chunks(every):
                 pass
         return self._content(self.read_bytes(0, nbytes), about)
 
     def read_intact(self) -> tuple[npt.NDArray[Any] | bytes, B2ArrayError | None]:
-        """Read everything before the first damage, of an array whole rows. Also return the error that names it."""
+        """Read the data before the first damage, whole rows of an array; also return the error about the damage."""
         about = self._about
         if not about.shape:
             return self.read(), None
@@ -321,7 +321,7 @@ class Reader:
         except B2ArrayError as damage:
             error = damage
         flat = np.concatenate(pieces)
-        # Rows without bytes cannot be counted by their bytes.
+        # The number of rows of zero bytes cannot be determined from the number of bytes.
         rows = len(flat) // about.row_nbytes if about.row_nbytes else max(about.shape[about.axis], 0)
         intact = about.with_rows(rows)
         if error is None and intact.shape != self.shape:
@@ -338,7 +338,7 @@ class Reader:
         stop = operator.index(stop)
         chunks = list(self._chunks.between(max(0, start), stop))
         end = chunks[-1].first + chunks[-1].nbytes if chunks else start
-        # The number of all bytes may take a read of all headers: ask for it only if these chunks do not suffice.
+        # The total size may require reading all headers: compute it only if the chunks found so far do not suffice.
         is_beyond = end < stop and stop > self.description.nbytes
         if is_beyond or not 0 <= start <= stop:
             raise ValueError(f"expected 0 <= start <= stop <= {self.description.nbytes} bytes, got {start} and {stop}")
@@ -358,17 +358,17 @@ class Reader:
             part = data[low - chunk.first : high - chunk.first]
             out[low - start : high - start] = part
             if chunk is chunks[-1] and high - chunk.first < chunk.nbytes:
-                # The next read probably continues in this chunk.
+                # The next read will probably continue in this chunk.
                 self._last = chunk.number, data
         return out
 
     def iter_chunks(self) -> Iterator[bytes]:
-        """Yield the uncompressed bytes of one chunk after the other."""
+        """Yield the uncompressed bytes of each chunk in order."""
         for _, data in self.decode_chunks(self._chunks.between(0, _ALL)):
             yield data.tobytes()
 
     def get_chunk(self, n: int) -> bytes:
-        """Compare the checksum of chunk `n`, and return the chunk without it."""
+        """Verify the checksum of chunk `n`, and return the chunk without the checksum."""
         chunk = self.place(n)
         (view,) = self._fetch([chunk])
         return bytes(prefix_errors(f"chunk {n} of {self.url}", lambda: self._verify(view)))
@@ -380,7 +380,7 @@ class Reader:
         return self._chunks[n]
 
     def pieces(self, stop: int) -> Iterator[memoryview]:
-        """Yield the bytes of the file from the first chunk to `stop`, in pieces of bounded size."""
+        """Yield the bytes of the file from the first chunk to `stop`, in pieces of limited size."""
         for start in range(self.first_chunk, stop, _WINDOW_NBYTES):
             end = min(start + _WINDOW_NBYTES, stop)
             yield self._bytes(start, end)
@@ -390,7 +390,7 @@ class Reader:
         return self._store.read(spans, expected=self.stamp.version)
 
     def decode_chunks(self, chunks: Iterable[ChunkRange]) -> Iterator[tuple[ChunkRange, Bytes]]:
-        """Fetch and decode chunks: many at once, but a bounded number of bytes."""
+        """Fetch and decode chunks, many at a time, up to a limited number of bytes."""
         chunk_size = max(self.header.chunk_size, 2**20)
         most = max(1, _WINDOW_NBYTES // chunk_size)
         source = iter(chunks)
@@ -410,7 +410,7 @@ class Reader:
         return prefix_errors(f"chunk {chunk.number} of {self.url}", decode_stored)
 
     def _verify(self, view: memoryview) -> memoryview:
-        """Return the bytes of a chunk after comparing their checksum, which is after them."""
+        """Verify the checksum after a chunk, and return the bytes of the chunk."""
         cbytes = ChunkHeader.unpack(view).cbytes
         stop = cbytes + head.digest_size(self.header.checksum)
         if stop > len(view):
@@ -421,7 +421,7 @@ class Reader:
 
 
 def _part(store: Store, stamp: Stamp, start: int, stop: int) -> memoryview:
-    """Read a part of a file that is still in this state."""
+    """Read a part of a file; raise an error if the file has changed since `stamp`."""
     if stop > stamp.size:
         raise too_short(store.url, start, stop, stamp.size - start)
     (view,) = store.read([Span("", start, stop)], expected=stamp.version)
@@ -437,7 +437,7 @@ def _trim_rows(
     group: int,
     line: int,
 ) -> tuple[int, int, tuple[Positions, ...]]:
-    """Return the first row that a part selects, the end of its rows, and the selection relative to the first row."""
+    """Return the first selected row, the end of the selected rows, and the selection relative to the first row."""
     rows = inside[group]
     if isinstance(rows, slice):
         first = rows.start

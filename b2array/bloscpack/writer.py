@@ -1,4 +1,4 @@
-"""Writes Bloscpack files: new ones chunk by chunk, and old ones again with more data.
+"""Writes Bloscpack files: new files chunk by chunk, and longer copies of existing files.
 
 Source: "RFC for the new Bloscpack Header", section Description of the offsets entries, and the files of Bloscpack
 0.16.
@@ -45,18 +45,18 @@ Bytes = npt.NDArray[np.uint8]
 
 _CHUNK_SIZE = 2**20
 _MAX_CHUNK_SIZE = 2**31 - 1 - 16
-"""The most bytes that C-Blosc 1 compresses at once."""
+"""The maximum number of bytes that C-Blosc 1 compresses at a time."""
 
 _MAX_ITEMSIZE = 255
 _APPENDABLE = 10
-"""Reserve this many times the slots of a table, for chunks that are appended later."""
+"""The number of free slots in a table for chunks to append later, as a multiple of the used slots."""
 
 _FIRST_SLOTS = 1024
-"""Slots in the table of offsets while the number of chunks is unknown."""
+"""The number of slots in the table of offsets while the number of chunks is unknown."""
 
 _STEP = 8 * 2**20
 _WINDOW_NBYTES = 32 * 2**20
-"""Bytes of an array that are read at once."""
+"""The number of bytes of an array to read at a time."""
 
 _SHUFFLES: dict[tuple[int, ...], int] = {
     (): cblosc.NOSHUFFLE,
@@ -66,7 +66,7 @@ _SHUFFLES: dict[tuple[int, ...], int] = {
 
 
 def blosc1_options(cparams: CParams) -> tuple[bytes, int, int]:
-    """Return the codec, level and shuffle of Blosc 1 that parameters name; UnsupportedError if Blosc 1 lacks them."""
+    """Convert parameters to the codec, level and shuffle of Blosc 1; UnsupportedError if Blosc 1 lacks them."""
     codec = cparams.codec_id
     shuffles = tuple(fid for fid in cparams.filter_slots if fid)
     if codec not in CODEC_FORMATS or cparams.use_dict:
@@ -81,9 +81,9 @@ def blosc1_options(cparams: CParams) -> tuple[bytes, int, int]:
 
 
 class _ChunkEncoder:
-    """Cuts bytes into chunks of `size` bytes, and writes each chunk, by C-Blosc 1, and its checksum.
+    """Cuts bytes into chunks of `size` bytes, compresses them with C-Blosc 1, and writes each chunk with its checksum.
 
-    ``put(chunk, checksum)`` writes both, and returns where. `offsets` begins with the chunks that are written already.
+    ``put(chunk, checksum)`` writes both, and returns their position. `offsets` begins with existing chunks.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class _ChunkEncoder:
         self._put = put
         self.offsets = list(offsets)
         self.nbytes = 0
-        """Bytes that were added so far."""
+        """Number of bytes added so far."""
         self._pending: list[Bytes] = []
 
     def write(self, flat: Bytes) -> None:
@@ -112,7 +112,7 @@ class _ChunkEncoder:
         npending = self.nbytes % self.size
         self.nbytes += len(flat)
         if npending + len(flat) < self.size:
-            # The caller may change its buffer before there are enough bytes for a chunk.
+            # The caller may change its buffer before the chunk is full.
             self._pending.append(flat.copy())
             return
         joined = np.concatenate((*self._pending, flat)) if npending else flat
@@ -122,7 +122,7 @@ class _ChunkEncoder:
         self._pending = [joined[border:].copy()]
 
     def finish(self) -> None:
-        """Write the rest as the last chunk. A file without data has one empty chunk."""
+        """Write the remaining bytes as the last chunk. A file without data has one empty chunk."""
         if self.nbytes % self.size or not self.offsets:
             rest = np.concatenate([np.empty(0, np.uint8), *self._pending])
             self._encode([rest])
@@ -137,14 +137,14 @@ class _ChunkEncoder:
 
 
 def _chunk_size(size: int | None, itemsize: int) -> int:
-    """Return the size of a chunk in bytes, as the user chose it or by default, rounded down to whole items."""
+    """Return the chosen or default size of a chunk in bytes, rounded down to whole items."""
     size = max(_CHUNK_SIZE, itemsize) if size is None else operator.index(size)
     if not itemsize <= size <= _MAX_CHUNK_SIZE:
         raise ValueError(f"chunk_size must be {itemsize} (one item) to {_MAX_CHUNK_SIZE} bytes, not {size}")
     return size - size % itemsize
 
 
-# What comes before the chunks.
+# The bytes before the chunks.
 
 
 def _metadata(about: Description | None, extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -155,7 +155,7 @@ def _metadata(about: Description | None, extra: Mapping[str, Any] | None) -> dic
         raise ValueError(f"metadata must not have the key {clash[0]!r}: arrays fill it in themselves")
     metadata |= extra or {}
     try:
-        # Some objects are written as JSON that reads as another object.
+        # JSON represents some objects as different objects.
         as_read = json.loads(json.dumps(metadata))
         head.description(as_read)
     except FormatError as error:
@@ -164,16 +164,16 @@ def _metadata(about: Description | None, extra: Mapping[str, Any] | None) -> dic
 
 
 def _with_size(header: FileHeader, nbytes: int, size: int) -> FileHeader:
-    """Return the header of a file with `nbytes` bytes of data in chunks of `size` bytes."""
+    """Return the header for `nbytes` bytes of data in chunks of `size` bytes."""
     nchunks = max(1, -(-nbytes // size))
     last = nbytes - (nchunks - 1) * size
-    # In a file of one chunk, Bloscpack notes the size of that chunk twice.
+    # In a file of one chunk, Bloscpack stores the size of the chunk twice.
     usual = last if nchunks == 1 else size
     return replace(header, chunk_size=usual, last_chunk=last, nchunks=nchunks)
 
 
 def _first_slots(header: FileHeader, more: int | None) -> int:
-    """Return how many slots the table of a new file has, with room for `more` chunks."""
+    """Return the number of slots in the table of a new file, including `more` free slots."""
     if not header.offsets:
         return 0
     if more is not None and more < 0:
@@ -187,7 +187,7 @@ def _first_slots(header: FileHeader, more: int | None) -> int:
 
 
 def _pack_head(header: FileHeader, section: bytes, offsets: Sequence[int], nslots: int) -> bytes:
-    """Return everything before the first chunk. Free slots hold -1."""
+    """Return all bytes before the first chunk. Free slots hold -1."""
     if header.version == 3 and header.nchunks >= 0:
         header = replace(header, max_app_chunks=max(0, nslots - header.nchunks))
     table = np.full(nslots, -1, "<i8")
@@ -201,7 +201,7 @@ def _pack_head(header: FileHeader, section: bytes, offsets: Sequence[int], nslot
 class Writer:
     """An unfinished Bloscpack file; made by `create`.
 
-    Use it as a context manager. The file is complete when the block ends. If the block raises, there is no file.
+    Use the writer as a context manager. The file is complete when the block ends. If the block raises, there is no file.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Writer:
         return start
 
     def _attempt(self, write: Callable[..., None], *args: Any) -> None:
-        """Call a function that writes. If that fails, as on a full disk, part of a chunk may be in the file."""
+        """Call a function that writes. After a failure, such as a full disk, the file may contain part of a chunk."""
         if self._failed:
             raise ValueError("expected a file that every write has reached, found that one failed: there is no file")
         if self._file.closed:
@@ -274,18 +274,18 @@ class Writer:
             raise
 
     def write(self, data: Buffer | npt.ArrayLike) -> None:
-        """Add bytes, or items of an array of the file's type in the file's order; of any length."""
+        """Add any number of bytes, or of items with the type and order of the file."""
         self.write_bytes(_flat(data, self._about))
 
     def write_bytes(self, flat: Bytes) -> None:
-        """Add bytes in the file's order, given as an array of uint8."""
+        """Add bytes in the file's order, as an array of uint8."""
         nbytes = self._encoder.nbytes + len(flat)
         if self._nbytes is not None and nbytes > self._nbytes:
             raise ValueError(f"expected {self._nbytes} bytes in all, got {nbytes}")
         self._attempt(self._encoder.write, flat)
 
     def close(self) -> None:
-        """Complete the file and give it its name; ValueError if a write has failed."""
+        """Complete the file under its final name; ValueError if a write has failed."""
         if self._failed or not self._file.closed:
             self._attempt(self._finish)
 
@@ -320,7 +320,7 @@ class Writer:
             self._place.finish()
 
     def _copy_behind(self, packed: bytes) -> None:
-        """Write the file again with another head: its length was unknown when the first chunk was written."""
+        """Rewrite the file with another head, whose length was unknown when the first chunk was written."""
         self._file.seek(self._first_chunk)
         rest = iter(lambda: self._file.read(_STEP), b"")
         pieces = chain((packed,), rest)
@@ -332,8 +332,8 @@ class Writer:
         self.abort()
 
     def abort(self) -> None:
-        """Give up, and leave no file."""
-        # The disk may be full, so that the last bytes cannot be written. Nobody needs them any more.
+        """Abandon the unfinished file and remove it."""
+        # If the disk is full, the last bytes cannot be written, but they are no longer needed.
         with suppress(OSError):
             self._file.close()
         if self._place is not None:
@@ -353,16 +353,16 @@ class Writer:
 
 
 def extend(store: Store, x: Any, cparams: AnyCParams) -> None:
-    """Replace the file in a store by one with more data at its end. The caller holds the lock of the store.
+    """Replace the file in a store with a copy that has more data at its end. The caller holds the lock of the store.
 
-    Full chunks are copied as they are.
+    Full chunks are copied unchanged.
     """
     reader = Reader(store)
     about, pieces = _more_content(x, reader)
     header = reader.header
     size = header.chunk_size
     if size >= 0 and reader.nchunks <= 1:
-        # The size of the only chunk says nothing about further ones.
+        # The size of the only chunk does not determine the size of further chunks.
         size = max(size, _chunk_size(None, reader.dtype.itemsize))
     if size <= 0:
         raise UnsupportedError(f"{reader.url} does not say how large its chunks are")
@@ -393,7 +393,7 @@ def extend(store: Store, x: Any, cparams: AnyCParams) -> None:
 
 
 def _full_chunks(reader: Reader, size: int) -> tuple[list[int], int, list[Bytes]]:
-    """Return where the full chunks are and where they end, and the data of a last chunk that is not full."""
+    """Return the positions of the full chunks, their end, and the data of a last chunk that is not full."""
     starts = [reader.place(n).start for n in range(reader.nchunks)]
     if not starts:
         return [], reader.first_chunk, []
@@ -411,7 +411,7 @@ def _full_chunks(reader: Reader, size: int) -> tuple[list[int], int, list[Bytes]
 
 
 def content(x: Any) -> tuple[Description | None, Iterator[Bytes]]:
-    """Return what array `x` is, None if it is bytes, and its bytes in pieces."""
+    """Return the description of array `x`, or None if `x` is bytes, and its bytes in pieces."""
     if isinstance(x, Buffer):
         return None, iter([_flat(x, None)])
     values = x if isinstance(x, Sliceable) else np.asarray(x)
@@ -423,7 +423,7 @@ def content(x: Any) -> tuple[Description | None, Iterator[Bytes]]:
 
 
 def _more_content(x: Any, reader: Reader) -> tuple[Description | None, Iterator[Bytes]]:
-    """Return what array a file holds when `x` is appended, None if it holds bytes, and the bytes of `x` in pieces."""
+    """Return the description of the array with `x` appended, or None for bytes, and the bytes of `x` in pieces."""
     if not reader.is_array:
         if not isinstance(x, Buffer):
             raise TypeError(f"{reader.url} holds bytes, not an array")
