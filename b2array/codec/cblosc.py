@@ -1,10 +1,10 @@
 """Blosc1 chunks as the engine: one call into the C code of numcodecs for any set of blocks.
 
 The streams of Blosc2 and Blosc1 blocks are equal, byte for byte. So a 16-byte header and new block starts in
-front of the blocks make a chunk that C-Blosc 1 decodes, and the chunks that it makes have the blocks that we need. It
-does not know runs (streams stored as one repeated byte): reading replaces them by streams of the codec, writing puts
-them back. It splits blocks into at most 16 streams of at least 128 bytes. It makes a context for every zstd stream, so
-streams of split blocks, and of blocks that stay shuffled, are decoded here.
+front of the blocks make a chunk that C-Blosc 1 decodes, and its chunks contain the blocks that we need. C-Blosc 1 does
+not support runs (streams stored as one repeated byte): reading replaces runs with streams of the codec, and writing
+restores them. It splits blocks into at most 16 streams of at least 128 bytes. It makes a context for every zstd stream,
+so zstd streams of split blocks, and of blocks that stay shuffled, are decoded here.
 
 Source: "Blosc Chunk Format", sections Header and Blocks.
 """
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 MAX_SPLIT = 16
-"""C-Blosc 1 splits blocks into at most this many streams."""
+"""The maximum number of streams into which C-Blosc 1 splits a block."""
 
 NOSHUFFLE: int = blosc.NOSHUFFLE
 SHUFFLE: int = blosc.SHUFFLE
@@ -64,22 +64,22 @@ _HEADER = struct.Struct("<4B3i")
 _INT32 = struct.Struct("<i")
 
 _MAX_SPREAD = 2
-"""Blocks that lie spread over more than this many times their uncompressed size are copied together first."""
+"""Blocks that are spread over more than this multiple of their uncompressed size are first copied together."""
 _FEW_BLOCKS = 8
-"""Up to here a plain loop over the streams is faster than NumPy."""
+"""The maximum number of blocks for which a plain loop over the streams is faster than NumPy."""
 _FEW_BYTES = 2**14
-"""Up to here NumPy unshuffles faster."""
+"""The maximum number of bytes that NumPy unshuffles faster than C-Blosc 1."""
 LONGEST_ZSTD = 2**16
-"""C-Blosc 1 makes a context for each zstd stream. For longer ones that does not matter."""
+"""The maximum size of a zstd stream, in bytes, for which it matters that C-Blosc 1 makes a context for each stream."""
 _LONGEST_PLAIN_ZSTD = 2**20
-"""Up to here zstd is faster without C-Blosc where there is no shuffle to undo; it gets memory of this size only."""
+"""The maximum size, in bytes, up to which zstd without C-Blosc is faster if there is no shuffle to undo."""
 _RAW_CHUNK_NBYTES = 2**20
-"""C-Blosc 1 unshuffles this much at a time, while it is still in the cache."""
+"""The number of bytes that C-Blosc 1 unshuffles at a time, while they are still in the processor's cache."""
 _MAX_ASSEMBLY = 8 * 2**20
 _LEAST_BLOSCLZ = 3
-"""At lower levels this BloscLZ gives up on streams that the one in C-Blosc2 still compresses."""
+"""The minimum level of BloscLZ: at lower levels, C-Blosc 1 does not compress some streams that C-Blosc2 compresses."""
 _SMALL_STREAM = 4096
-"""The start of a stream of this many bytes is too little to matter."""
+"""The minimum size of a stream, in bytes, in which the size of a block start does not matter."""
 
 Int64Array = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -100,7 +100,7 @@ class Blosc1Params(NamedTuple):
 
     @property
     def nstreams(self) -> int:
-        """Streams in a block."""
+        """The number of streams in a block."""
         return self.typesize if self.split else 1
 
     @property
@@ -109,11 +109,11 @@ class Blosc1Params(NamedTuple):
         return self.block_nbytes // self.nstreams
 
     def header(self, nbytes: int, cbytes: int) -> bytes:
-        """Return the Blosc1 header for `nbytes` bytes of blocks that take `cbytes` with header and starts."""
+        """Return the Blosc1 header for `nbytes` bytes of data in `cbytes` bytes, header and block starts included."""
         flags = self.fmt << 5 | _SHUFFLE_FLAGS[self.shuffle]
         if not self.split:
             flags |= FLAG_UNSPLIT
-        # The second byte is the version of the codec's format, which is 1 for all of them.
+        # The second byte is the version of the codec's format, which is 1 for all codecs.
         return _HEADER.pack(VERSION_BLOSC1, 1, flags, self.typesize, nbytes, self.block_nbytes, cbytes)
 
     def head(self, nbytes: int, cbytes: int, starts: Sequence[int]) -> bytes:
@@ -135,12 +135,12 @@ class ByteRun(NamedTuple):
 
 
 def margin_in_front(nblocks: int) -> int:
-    """Return how many bytes the header of a Blosc1 chunk of `nblocks` blocks takes in front of them."""
+    """Return the number of bytes that the head of a Blosc1 chunk of `nblocks` blocks needs in front of the blocks."""
     return BLOSC1_HEADER_LEN + 4 * nblocks
 
 
 def margin_behind(fmt: CodecFormat, nstreams: int, block_nbytes: int) -> int:
-    """Return by how many bytes a block can grow when its runs become streams of the codec; 0 if it stays as it is."""
+    """Return the number of bytes by which a block can grow when its runs become streams of the codec, or 0."""
     neblock = block_nbytes // nstreams
     if fmt == CodecFormat.ZSTD and neblock <= LONGEST_ZSTD:
         return 0
@@ -156,11 +156,12 @@ def decode(
     *,
     margin: int = 0,
 ) -> None:
-    """Decode blocks of full size that lie anywhere in `region` into `out`, one after the other.
+    """Decode blocks of full size at any positions in `region` to `out`, one after the other.
 
-    `starts` and `stops` say where each block begins and where it ends at the latest. If `region` is writable, the bytes
-    in front of the blocks are used as scratch space and restored, which saves a copy: no other thread may use it at the
-    same time. So may be `margin` bytes after each block, which are not restored; `margin_behind` are enough.
+    `starts` are the starts of the blocks, `stops` upper bounds for their ends. If `region` is writable, the bytes
+    in front of the blocks are used as scratch space and restored, which saves a copy: no other thread may use `region`
+    at the same time. `margin` bytes after each block may also be used, and are not restored; `margin_behind` bytes are
+    enough.
     """
     is_zstd = params.fmt == CodecFormat.ZSTD
     if is_zstd and params.shuffle == NOSHUFFLE and params.neblock <= _LONGEST_PLAIN_ZSTD:
@@ -169,7 +170,7 @@ def decode(
     if is_zstd and params.neblock <= LONGEST_ZSTD:
         _decode_shuffled_zstd(params, region, starts, stops, out)
         return
-    # Data with runs have them in nearly every block. If the first block has none, try without looking at the others.
+    # Data with runs have runs in nearly every block. If the first block has no runs, skip the search in the others.
     of_first = stream_positions(region, starts[:1], stops[:1], params.nstreams, params.neblock)
     if all(csize > 0 for _, csize in of_first):
         try:
@@ -200,7 +201,7 @@ def _decode_as_is(
     low = min(starts)
     high = max(stops)
     base = low - margin_in_front(len(starts))
-    # Without room in front of the blocks, a header means a copy of them: of all that is between them, or of each.
+    # Without room in front of the blocks, adding a header means a copy: of the whole range, or of each block.
     copies = region.readonly or base < 0
     if copies and high - low > _MAX_SPREAD * out.nbytes:
         chunk = _splice(params, region, starts, stops, [], out.nbytes)
@@ -232,14 +233,14 @@ def decode_planes(
     stops: Sequence[int],
     out: Bytes,
 ) -> None:
-    """Decode blocks as `decode` does, but leave them shuffled."""
+    """Decode blocks like `decode`, but leave them shuffled."""
     neblock = params.neblock
     if params.fmt == CodecFormat.ZSTD:
         decode_zstd(region, starts, stops, neblock, [out.data])
         return
     if region.readonly and max(stops) - min(starts) > _MAX_SPREAD * out.nbytes:
         region, starts, stops = _pack_blocks(region, starts, stops, params.block_nbytes + 4 * params.nstreams)
-    # Each stream is a block to C-Blosc 1, so that one stream can replace all runs of the same byte.
+    # Each stream is a block for C-Blosc 1, so that one stream can replace all runs of the same byte.
     streams = stream_positions(region, starts, stops, params.nstreams, neblock)
     runs = {csize for _, csize in streams if csize <= 0}
     encoded_runs = {csize: encode_run(params.fmt, neblock, -csize) for csize in runs}
@@ -263,7 +264,7 @@ def _pack_blocks(
     stops: Sequence[int],
     longest: int,
 ) -> tuple[memoryview, Sequence[int], Sequence[int]]:
-    """Copy blocks of at most `longest` bytes one after the other; return them, and where each begins and ends."""
+    """Copy blocks of at most `longest` bytes one after the other; return the bytes, and the starts and ends."""
     pieces = []
     for start, stop in zip(starts, stops, strict=True):
         pieces.append(region[start : min(stop, start + longest)])
@@ -278,8 +279,8 @@ def _expand_runs_in_place(
     stops: Sequence[int],
     margin: int,
 ) -> bool:
-    """Replace runs by streams of the codec where the blocks are; return False if the margin is too small."""
-    # Nothing is changed before all blocks are known to have room: the caller may still copy them.
+    """Replace runs with streams of the codec in place; return False if the margin is too small."""
+    # Change nothing before it is certain that all blocks have room, so that the caller can still copy them.
     ends = []
     nstreams = params.nstreams
     neblock = params.neblock
@@ -312,7 +313,7 @@ def _decode_shuffled_zstd(
     stops: Sequence[int],
     out: Bytes,
 ) -> None:
-    """Decode small zstd streams here, then let C-Blosc 1 undo the shuffle of blocks that are one raw stream each."""
+    """Decode small zstd streams here; C-Blosc 1 then unshuffles blocks that consist of one raw stream each."""
     unsplit = params._replace(split=False)
     nbytes = params.block_nbytes
     step = max(1, _RAW_CHUNK_NBYTES // nbytes)
@@ -325,7 +326,7 @@ def _decode_shuffled_zstd(
 
 
 def _raw_blosc1_chunk(params: Blosc1Params, nblocks: int) -> tuple[memoryview, list[memoryview]]:
-    """Return a Blosc1 chunk of raw, unsplit blocks, and views of the blocks, whose contents are not defined yet."""
+    """Return a Blosc1 chunk of raw, unsplit blocks with undefined contents, and views of the blocks."""
     nbytes = params.block_nbytes
     front = margin_in_front(nblocks)
     cbytes = front + nblocks * (4 + nbytes)
@@ -339,7 +340,7 @@ def _raw_blosc1_chunk(params: Blosc1Params, nblocks: int) -> tuple[memoryview, l
 
 
 def unshuffle(planes: Bytes, out: Bytes) -> None:
-    """Join planes, of shape (width, ...) and any strides, with one byte of every item in each, into `out`."""
+    """Join planes into `out`. Each plane has one byte of every item; the shape is (width, ...), with any strides."""
     width = len(planes)
     nbytes = out.nbytes
     if nbytes <= _FEW_BYTES:
@@ -400,14 +401,14 @@ def _splice(
     runs: Sequence[ByteRun],
     nbytes: int,
 ) -> memoryview:
-    """Put together a Blosc1 chunk of blocks whose runs are replaced by streams of the codec."""
+    """Assemble a Blosc1 chunk of blocks whose runs are replaced with streams of the codec."""
     pieces: list[Buffer] = [b""]
     position = BLOSC1_HEADER_LEN + 4 * len(starts)
     new_starts = []
     of_block: list[list[ByteRun]] = [[] for _ in starts]
     for run in runs:
         of_block[run.block].append(run)
-    # No valid block is longer. Without this bound, blocks that overlap would each be copied up to the end of the chunk.
+    # No valid block is longer. Without this limit, each overlapping block would be copied up to the end of the chunk.
     longest = params.block_nbytes + 4 * params.nstreams
     for start, last, of_this in zip(starts, stops, of_block, strict=True):
         new_starts.append(position)
@@ -439,7 +440,7 @@ def _decompress(chunk: Buffer, out: Bytes) -> None:
 
 
 class Blosc1Chunk(NamedTuple):
-    """A chunk that C-Blosc 1 made, and the choices that it made itself."""
+    """A chunk made by C-Blosc 1, and the parameters that C-Blosc 1 chose."""
 
     buf: bytes
     block_nbytes: int
@@ -448,10 +449,10 @@ class Blosc1Chunk(NamedTuple):
 
 
 def fused_ask(codec: int, typesize: int, block_nbytes: int, nbytes: int) -> int | None:
-    """Return the block size to ask C-Blosc 1 for to get blocks of `block_nbytes`; None if it cannot make them.
+    """Return the block size to request from C-Blosc 1 for blocks of `block_nbytes` bytes; None if this is impossible.
 
-    C-Blosc 1 makes zstd blocks of the size that it is asked for. For the other codecs and items of at most 16 bytes, it
-    makes split blocks of ``clamp(min(ask, 256K) * typesize, 64K, 1M)`` bytes.
+    C-Blosc 1 makes zstd blocks of the requested size. For other codecs and items of at most 16 bytes, it makes split
+    blocks of ``clamp(min(ask, 256K) * typesize, 64K, 1M)`` bytes.
     """
     if codec == CodecId.ZSTD:
         return block_nbytes if block_nbytes >= MIN_STREAM else None
@@ -485,7 +486,7 @@ def compress_blocks(
     typesize: int,
     blocksize: int,
 ) -> Blosc1Chunk | None:
-    """Compress `data` (contiguous) to a Blosc1 chunk for its blocks; None if it does not get smaller.
+    """Compress `data` (contiguous) to a Blosc1 chunk for its blocks; None if the chunk would not be smaller.
 
     C-Blosc 1 may choose another block size than `blocksize`: see `Blosc1Chunk`. `clevel` is a level of C-Blosc2.
     """
@@ -508,8 +509,8 @@ def compress_blocks(
 def with_compressible_tail(data: Bytes, neblock: int) -> Bytes:
     """Append zeros to the data of small streams of `neblock` bytes, before `compress_blocks` compresses them.
 
-    C-Blosc 1 returns data uncompressed unless it saves at least a size and a start for each stream. Blosc2 needs fewer
-    starts: one for each block. The zeros, which take next to nothing, offset the difference.
+    C-Blosc 1 returns data uncompressed unless the savings exceed a size and a start for each stream. Blosc2 needs fewer
+    starts: one for each block. The zeros, which take hardly any space, offset the difference.
     """
     if neblock >= _SMALL_STREAM:
         return data
@@ -520,7 +521,7 @@ def with_compressible_tail(data: Bytes, neblock: int) -> Bytes:
 
 
 def encode_stream(codec: int, data: Bytes, clevel: int) -> bytes | None:
-    """Compress one stream; None if it does not get smaller, or if C-Blosc 1 cuts it into several."""
+    """Compress one stream; None if it would not be smaller, or if C-Blosc 1 splits it into several streams."""
     chunk = compress_blocks(codec, data, clevel=clevel, shuffle=NOSHUFFLE, typesize=1, blocksize=len(data))
     if chunk is None or chunk.block_nbytes != len(data):
         return None

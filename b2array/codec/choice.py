@@ -1,8 +1,8 @@
-"""Chooses the filters of a chunk by its own data.
+"""Chooses the filters of a chunk by its data.
 
-The choice depends only on the bytes of the chunk and on how they are to be encoded: equal data give equal chunks,
-whichever process or computer encodes them. A few pieces of the chunk are compressed with each candidate. The first
-candidate is shuffle; another one is taken if it is clearly smaller. ``asv_bench/compression.py`` measures whether the
+The choice depends only on the bytes of the chunk and the other parameters, so equal data give equal chunks in every
+process and on every computer. A few pieces of the chunk are compressed with each candidate. The first candidate is
+shuffle; another candidate is chosen if its result is clearly smaller. ``asv_bench/compression.py`` measures whether the
 choice is right, and what it costs.
 """
 
@@ -26,38 +26,38 @@ __all__ = ["choose", "exact_filters", "params_of"]
 Bytes = npt.NDArray[np.uint8]
 
 _PIECE = 32 * 2**10
-"""Bytes of a piece. Much shorter ones say little: codecs know nothing yet when they begin, nor do they see far."""
+"""The size of a piece, in bytes. Much shorter pieces are not representative: codecs need data to find matches."""
 _SHORTEST = 2**10
 _SHARE = 120
-"""All pieces together are about this part of a chunk, if that is more than the least."""
+"""The inverse of the share of a chunk that all pieces together make up, unless the minimum is larger."""
 _LEAST = 2
 _MOST = 8
 _MANY = 10
-"""How many pieces, spread over the chunk; the last one where pieces differ so much that a few are chance."""
+"""The minimum and maximum number of pieces, spread over the chunk; `_MANY` is for pieces that differ strongly."""
 _HOPELESS = 1.04
-"""Candidates that need this many times the bytes of the best one for the first piece are dropped."""
+"""Candidates that need more than this multiple of the best size for the first piece are dropped."""
 _FEW = 16
 _UNEVEN = 4
-"""If some pieces repeat one item, pieces with 16 times fewer changes than others are ignored, and at least 4 others are
-examined, because they may differ much as well."""
+"""If some pieces repeat one item, pieces with 16 times fewer changes than others are ignored, and at least 4 other
+pieces are examined, because they may also differ strongly."""
 _HIGH_RATIO = 64
-"""Pieces that become this much smaller differ much from each other, and take next to no time."""
+"""The compression ratio from which pieces differ strongly, and take hardly any time."""
 _CANDIDATES = {
     ("shuffle",): 1.0,
     (): 1.01,
     ("bitshuffle",): 0.96,
     ("shuffle", "bytedelta"): 0.8,
 }
-"""The filters to choose from, and how small they have to make the pieces, compared with the first.
+"""The candidate filters, and the maximum size of the pieces relative to the first candidate.
 
-Bitshuffle takes more time for some data and less for other. Without a filter codecs find whole items again, and more of
-them in a block than in a piece. To undo bytedelta takes about as long as to decode: it has to save a fifth.
+Bitshuffle takes more time for some data and less for other data. Without a filter, codecs find repeated items, and more
+of them in a block than in a piece. Undoing bytedelta takes about as long as decoding, so it must save a fifth.
 """
 _SMALL_ITEMS = {1: 1.02, 2: 1.0}
-"""The share of bitshuffle by the size of an item in bytes. If they are mostly noise, zstd takes half or a third of the
-time that it takes without bitshuffle."""
+"""The relative size for bitshuffle, by the size of an item in bytes. If the items are mostly noise, zstd takes half or
+a third of the time with bitshuffle."""
 _RECORDS: dict[Any, float] = {("bitshuffle",): 0.94, (): 0.97}
-"""The shares for items that are not numbers. A whole block of records gains more by shuffle than a piece shows."""
+"""The relative sizes for items that are not numbers. A block of records gains more by shuffle than a piece shows."""
 _NUMBERS = (1, 2, 4, 8, 16)
 _IN_C = {
     0: cblosc.NOSHUFFLE,
@@ -77,12 +77,12 @@ def choose(
 
     The sizes of an item and of a block are in bytes; `blockshape` is for codecs that know dimensions.
     """
-    # Before its version 3.3.2 the C library lost bytes after the last item of a block.
+    # Before version 3.3.2, the C library lost bytes after the last item of a block.
     whole = blocksize % typesize == 0 and len(data) % typesize == 0
     tried = _fitting(cparams, typesize, whole)
     if cparams.codec_id in CODEC_FORMATS:
         costs = _costs_of_pieces(data, typesize, blocksize, tried)
-    else:  # a codec of the user's may know nothing but whole blocks
+    else:  # a user's codec may support only whole blocks
         block = data[:blocksize]
         costs = []
         for each in tried:
@@ -93,7 +93,7 @@ def choose(
 
 
 def params_of(cparams: CParams, header: ChunkHeader) -> CParams | None:
-    """Return the parameters that a chunk was encoded with, if its filters are a candidate's; None otherwise."""
+    """Return the parameters with which a chunk was encoded if its filters are a candidate; otherwise None."""
     pairs = exact_filters(header.filters, header.filters_meta)
     for each in _candidates(cparams):
         metas = each.cparams.metas_for(header.typesize)
@@ -103,7 +103,7 @@ def params_of(cparams: CParams, header: ChunkHeader) -> CParams | None:
 
 
 def exact_filters(ids: Sequence[int], metas: Sequence[int]) -> list[tuple[int, int]]:
-    """Return filters with their metas, without empty slots and without TRUNC_PREC, which only notes bits."""
+    """Return filters with their metas, without empty slots and without TRUNC_PREC, which only records kept bits."""
     slots = zip(ids, metas, strict=True)
     return [pair for pair in slots if pair[0] not in (FilterId.NOFILTER, FilterId.TRUNC_PREC)]
 
@@ -115,11 +115,11 @@ class _Candidate(NamedTuple):
     def suits(self, typesize: int, whole_items: bool) -> bool:
         names = self.cparams.filters
         if typesize == 1 and not names:
-            return False  # with bytes as items, shuffle changes nothing: no filter would be the same
+            return False  # shuffle does not change items of one byte, so it equals no filter
         return whole_items or "bytedelta" not in names
 
     def at(self, typesize: int) -> _Candidate:
-        """Return the candidate with its share for items of this size."""
+        """Return the candidate with the relative size for items of this size."""
         names = self.cparams.filters
         if typesize not in _NUMBERS:
             return self._replace(share=_RECORDS.get(names, self.share))
@@ -141,7 +141,7 @@ def _candidates(cparams: CParams) -> tuple[_Candidate, ...]:
 
 @lru_cache(maxsize=64)
 def _fitting(cparams: CParams, typesize: int, whole_items: bool) -> tuple[_Candidate, ...]:
-    """Return the candidates for items of this size, which fill the blocks or not."""
+    """Return the candidates for items of this size, whether or not whole items fill the blocks."""
     candidates = [each for each in _candidates(cparams) if each.suits(typesize, whole_items)]
     return tuple([each.at(typesize) for each in candidates])
 
@@ -152,17 +152,17 @@ def _costs_of_pieces(
     blocksize: int,
     tried: Sequence[_Candidate],
 ) -> list[float]:
-    """Return how many bytes pieces of a chunk take with each candidate, over the share that they may take."""
+    """Return the size of pieces of a chunk with each candidate, divided by the candidate's relative size."""
     nbytes = len(data)
     length = min(_PIECE, max(nbytes // 16, _SHORTEST), blocksize)
-    length -= length % (8 * typesize)  # bitshuffle takes eight items together
+    length -= length % (8 * typesize)  # bitshuffle processes eight items together
     length = length or min(typesize, nbytes)
     share = nbytes // (_SHARE * length)
     count = min(max(share, _LEAST), _MOST, nbytes // length)
     first, rest = _pieces(data, typesize, length, count)
     is_even = _all_change(first, typesize, length) and _all_change(rest, typesize, length)
     if not is_even:
-        # With any filter next to nothing is left of a piece that repeats one item. Others fill the chunk.
+        # With any filter, a piece that repeats one item takes hardly any space. Other pieces fill the chunk.
         data = _changing_pieces(data, typesize, length)
         count = min(max(count, _UNEVEN), len(data) // length)
         first, rest = _pieces(data, typesize, length, count)
@@ -186,13 +186,13 @@ def _costs_of_pieces(
 
 
 def _all_change(pieces: Bytes, typesize: int, length: int) -> bool:
-    """Return whether no piece repeats one item."""
+    """Return whether all pieces have more than one distinct item."""
     rows = pieces.reshape(-1, length)
     return bool(_changes(rows, typesize).all())
 
 
 def _changing_pieces(data: Bytes, typesize: int, length: int) -> Bytes:
-    """Return the pieces of a chunk in which items change, one after the other, without those where few do."""
+    """Return the pieces of a chunk in which items change, in sequence, without pieces with few changes."""
     npieces = len(data) // length
     pieces = data[: npieces * length].reshape(-1, length)
     changes = _changes(pieces, typesize)
@@ -202,9 +202,9 @@ def _changing_pieces(data: Bytes, typesize: int, length: int) -> Bytes:
 
 
 def _changes(pieces: Bytes, typesize: int) -> npt.NDArray[np.int64]:
-    """Return for pieces, one a row, how many items differ from the one before; items of some bytes are seen together.
+    """Count the changes from one group of bytes to the next in each piece, a row.
 
-    Pieces that are not longer than that count as changed.
+    Pieces that are not longer than a group count as changed.
     """
     width = math.lcm(8, typesize)
     npieces, length = pieces.shape
@@ -217,11 +217,11 @@ def _changes(pieces: Bytes, typesize: int) -> npt.NDArray[np.int64]:
 
 
 def _pieces(data: Bytes, typesize: int, length: int, count: int) -> tuple[Bytes, Bytes]:
-    """Return one piece of a chunk, and the others one after the other."""
+    """Return one piece of a chunk, and the other pieces in sequence."""
     room = len(data) - length
     pieces = []
     for i in range(count):
-        # Each piece is in the middle of its share of the chunk, and begins with an item.
+        # Each piece is in the middle of its section of the chunk, and begins with an item.
         start = room * (2 * i + 1) // (2 * count)
         start -= start % typesize
         pieces.append(data[start : start + length])
@@ -231,11 +231,11 @@ def _pieces(data: Bytes, typesize: int, length: int, count: int) -> tuple[Bytes,
 
 
 def _nbytes(pieces: Bytes, typesize: int, length: int, cparams: CParams) -> int:
-    """Return how many bytes pieces take, each compressed by itself where the codec allows that."""
+    """Return the compressed size of pieces, compressed separately if the codec allows it."""
     shuffle = _IN_C.get(cparams.filter_slots[-1])
     width = cparams.meta_slots[-1] or typesize
     if shuffle is None:
-        # C-Blosc 1 has no bytedelta: filter here, and let it compress bytes.
+        # C-Blosc 1 has no bytedelta, so filter here and compress the result as bytes.
         pieces = _differences(pieces, length, width)
         shuffle = cblosc.NOSHUFFLE
         width = 1
@@ -251,7 +251,7 @@ def _nbytes(pieces: Bytes, typesize: int, length: int, cparams: CParams) -> int:
 
 
 def _differences(pieces: Bytes, length: int, width: int) -> Bytes:
-    """Return what shuffle and bytedelta make of pieces, with fewer steps than the filters."""
+    """Apply shuffle and bytedelta to pieces, in fewer steps than the filters."""
     items = pieces.reshape(-1, length // width, width)
     planes = np.ascontiguousarray(items.swapaxes(1, 2))
     differences = planes.copy()
@@ -278,7 +278,7 @@ def _nbytes_by_registered(
     cparams: CParams,
     blockshape: tuple[int, ...] | None,
 ) -> int:
-    """Return how many bytes a block takes with a registered codec."""
+    """Return the compressed size of a block with a registered codec."""
     filtered = _apply_filters(block, len(block), typesize, cparams, blockshape)
     payload = codecs.encode(
         cparams.codec_id,

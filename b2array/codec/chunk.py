@@ -1,4 +1,4 @@
-"""The head of a chunk (header, block starts, dictionary), the bytes of it that are at hand, and chunks without streams.
+"""The head of a chunk (header, block starts, dictionary), the bytes of a chunk in memory, and chunks without streams.
 
 Source: "Blosc Chunk Format".
 """
@@ -35,15 +35,15 @@ Int64Array = npt.NDArray[np.int64]
 _INT32 = struct.Struct("<i")
 _NO_BLOCKS: Int64Array = np.empty(0, np.int64)
 _RAW_BLOCKS = 2**18
-"""The most blocks we believe a raw chunk to have: only its header says how many, without block starts as a proof."""
+"""The maximum number of blocks in a raw chunk, which has no block starts that prove the number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Properties of chunks that the frame knows and the chunks do not state.
+    """Properties of chunks that are stored in the frame but not in the chunks.
 
     `codec` is the compcode for chunks that defer to their frame, `codec_meta` the parameter byte of that codec.
-    `blockshape` is the shape in items of a block, for codecs and filters that know dimensions.
+    `blockshape` is the shape in items of a block, for codecs and filters that use dimensions.
     """
 
     codec: int | None = None
@@ -56,10 +56,10 @@ NO_CONTEXT = Context()
 
 @dataclass(frozen=True, slots=True)
 class ChunkHead:
-    """A chunk without its blocks: header, dictionary, and where each block begins and where it ends at the latest.
+    """A chunk without its blocks: header, dictionary, starts of the blocks, and upper bounds for their ends.
 
-    Positions are in bytes from the start of the chunk; special chunks have none. `value` is the item that a chunk of
-    one repeated value repeats. `b2array.codec.decode` keeps its plans in `plans`.
+    Positions are in bytes from the start of the chunk; special chunks have none. `value` is the item in a chunk of
+    one repeated value. `b2array.codec.decode` keeps its plans in `plans`.
     """
 
     header: ChunkHeader
@@ -71,7 +71,7 @@ class ChunkHead:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes as it is stored."""
+        """Stored size in bytes."""
         starts_nbytes = 4 * len(self.starts) if self.header.has_streams else 0
         dictionary_nbytes = 0 if self.dictionary is None else 4 + len(self.dictionary)
         return self.header.header_len + len(self.value) + starts_nbytes + dictionary_nbytes
@@ -79,9 +79,9 @@ class ChunkHead:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The bytes of a chunk in memory: a region, and the place in it of each block that was read.
+    """The bytes of a chunk in memory: a region, and the position of each loaded block in the region.
 
-    Decoding may overwrite `margin` bytes after each block, together with the block: then a block can be decoded only
+    Decoding may overwrite `margin` bytes after each block, together with the block, which can then be decoded only
     once.
     """
 
@@ -93,7 +93,7 @@ class Stored:
 
     @classmethod
     def whole(cls, buf: Buffer, head: ChunkHead | None = None) -> Stored:
-        """Return the chunk whose bytes are all in `buf`; FormatError if there are fewer than the chunk says."""
+        """Return the chunk whose bytes are all in `buf`; FormatError if `buf` is shorter than the chunk."""
         head = unpack_head(buf) if head is None else head
         cbytes = head.header.cbytes
         if len(buf) < cbytes:
@@ -103,9 +103,9 @@ class Stored:
 
 
 def head_nbytes(buf: Buffer, header: ChunkHeader | None = None) -> int:
-    """Return how many bytes of a chunk `unpack_head` needs, given its first 32 (at least 16) bytes.
+    """Return the number of bytes of a chunk that `unpack_head` needs, given the first 32 (at least 16) bytes.
 
-    The size of a dictionary stands after the block starts: if `buf` ends before it, the largest size is assumed.
+    The size of a dictionary is stored after the block starts; if `buf` ends before it, the largest size is assumed.
     """
     header = ChunkHeader.unpack(buf) if header is None else header
     if header.special == Special.VALUE:
@@ -126,7 +126,7 @@ def head_nbytes(buf: Buffer, header: ChunkHeader | None = None) -> int:
 
 
 def unpack_head(buf: Buffer, header: ChunkHeader | None = None) -> ChunkHead:
-    """Read header, block starts and dictionary from the first `head_nbytes` bytes of a chunk, or more."""
+    """Read header, block starts and dictionary from at least the first `head_nbytes` bytes of a chunk."""
     header = ChunkHeader.unpack(buf) if header is None else header
     if header.lazy:
         raise UnsupportedError("a lazy chunk can only be decoded with the frame that it came from")
@@ -151,7 +151,7 @@ def unpack_head(buf: Buffer, header: ChunkHeader | None = None) -> ChunkHead:
     starts = np.frombuffer(buf, "<i4", header.nblocks, header_len).astype(np.int64)
     dictionary = None
     if header.has_dict:
-        # The dictionary stands after the block starts and its size.
+        # The dictionary follows the block starts and the size of the dictionary.
         start = header_len + 4 * header.nblocks + 4
         dictionary = bytes(view[start:nbytes])
     last = header.cbytes - 4
@@ -165,7 +165,7 @@ def unpack_head(buf: Buffer, header: ChunkHeader | None = None) -> ChunkHead:
 
 
 def blocks_to_decode(head: ChunkHead, numbers: Sequence[int] | Int64Array) -> Sequence[int] | Int64Array:
-    """Return the blocks that must be at hand to decode the blocks `numbers`: with DELTA also the first."""
+    """Return the blocks that are needed to decode the blocks `numbers`: with DELTA, also the first block."""
     has_delta = FilterId.DELTA in head.header.filters and head.header.has_streams
     if has_delta and 0 not in numbers:
         return (0, *numbers)
@@ -181,7 +181,7 @@ def fill(head: ChunkHead, out: Bytes, numbers: Sequence[int] | Int64Array) -> No
         return
     item = head.value if header.special == Special.VALUE else NAN_BYTES[header.typesize]
     whole_items = header.block_nbytes % len(item) == 0
-    # Blocks that do not hold whole items each begin at another byte of the item, unless they follow each other.
+    # Blocks without a whole number of items begin at different bytes of the item, unless they are consecutive.
     together = whole_items or isinstance(numbers, range)
     step = len(out) if together else header.block_nbytes
     for i, number in enumerate(numbers[:1] if together else numbers):
@@ -194,10 +194,10 @@ def fill(head: ChunkHead, out: Bytes, numbers: Sequence[int] | Int64Array) -> No
 
 
 def extents(starts: Int64Array, end: int) -> Int64Array:
-    """Find where each part of an object of `end` bytes ends, given the first byte of each part.
+    """Find the end of each part of an object of `end` bytes, given the first byte of each part.
 
-    Parts lie in any order; equal starts mean the same part. A part ends at the next larger start below `end`, or at
-    `end`. The stop of a start that is not below `end` is also `end`.
+    Parts may be in any order; equal starts mean the same part. A part ends at the next larger start below `end`, or at
+    `end`. A part that starts at or after `end` also ends at `end`.
 
     Examples
     --------

@@ -61,7 +61,7 @@ MAX_RATIO: dict[int, int] = {
     CodecId.ZSTD: 32768,
     **{number: plugin.max_ratio for number, plugin in PLUGINS.items() if plugin.max_ratio is not None},
 }
-"""The most bytes that one byte of payload can stand for. A larger claim is corrupt, and gets no memory."""
+"""The maximum number of bytes that one byte of payload can represent. A larger claim is corrupt."""
 
 _FIRST_USER_ID = 32
 _LAST_ID = 255
@@ -72,11 +72,11 @@ _MIN_DICT_NBYTES = 256
 _SAMPLE_NBYTES = 4096
 _ZSTD_DEFAULT_LEVEL, _ZSTD_MAX_LEVEL = 3, 22
 _ITEMSIZES = (4, 8)
-"""The sizes of items for which zstd looks for other matches than its default level does.
+"""The sizes of items for which the zstd encoder uses other parameters than the default level.
 
-In streams of 128 to 256 KiB that looks for matches of four bytes. Where items repeat, as decimals do, each item then
-becomes one match. Matches of five bytes, for which it looks in all other streams, are decoded in three quarters of the
-time. With a larger table they take less room for items of eight bytes, and a little more for items of four.
+In streams of 128 to 256 KiB, the default level searches for matches of four bytes. If items repeat, as decimals do,
+each item then becomes one match. Matches of five bytes, as in all other streams, are decoded in three quarters of the
+time. With a larger table, they take less space for items of eight bytes, and a little more for items of four.
 """
 _LEAST_OF_ITEMS = 2**17
 _ITEMS_WINDOW_LOG = 18
@@ -87,7 +87,7 @@ _Encoder = Callable[[Buffer, int, bytes | None], bytes]
 @lru_cache(maxsize=1)
 def _lz4_block() -> ModuleType | None:
     try:
-        return importlib.import_module("lz4.block")  # late: few programs need it
+        return importlib.import_module("lz4.block")  # imported late, because few programs need it
     except ImportError:
         return None
 
@@ -123,12 +123,12 @@ def codec_name(codec: int) -> str:
 
 
 def is_named(codec: int) -> bool:
-    """Whether a codec has a name besides its id."""
+    """Return whether a codec has a name as well as an id."""
     return codec in _BUILT_IN or (codec in PLUGINS and codec not in _registry)
 
 
 def is_writable(codec: int) -> bool:
-    """Whether a codec can encode, provided that it is installed."""
+    """Return whether a codec can encode, provided that it is installed."""
     return codec in _registry or codec not in PLUGINS or PLUGINS[codec].writable
 
 
@@ -142,7 +142,7 @@ def register(codec_id: int, make: MakeCodec) -> None:
     make : callable
         ``make(meta, typesize, blockshape)`` returns a `numcodecs.abc.Codec`, whose ``encode`` and ``decode`` get one
         stream as `bytes`. `meta` is the parameter byte of the codec, `typesize` is in bytes, `blockshape` is in items,
-        or None outside of arrays. It is called for every stream, from several threads.
+        or None outside of arrays. `make` is called for every stream, from several threads.
 
     Raises
     ------
@@ -179,8 +179,8 @@ def decode(
 ) -> Buffer:
     """Decode the payload of one stream (without its length) to exactly `nbytes` bytes. Not for BloscLZ.
 
-    `meta`, `typesize` and `blockshape` are for registered codecs: see `register`. `dictionary` is the chunk's; only
-    zstd and LZ4 use it, LZ4 through the package lz4.
+    `meta`, `typesize` and `blockshape` are for registered codecs: see `register`. `dictionary` is the dictionary
+    of the chunk; only zstd and LZ4 use it, LZ4 through the package lz4.
     """
     built_in = _DECODERS.get(codec)
     ratio = max_ratio(codec)
@@ -212,8 +212,8 @@ def encode(
 ) -> bytes | None:
     r"""Encode one stream; None if the payload would not be smaller. Not for BloscLZ.
 
-    `clevel` is 1 to 9; registered codecs do not get it. The other parameters are the same as in `decode`. Without the
-    package lz4, LZ4 replaces LZ4HC: the format is the same, the payload larger.
+    `clevel` is 1 to 9; registered codecs do not receive it. The other parameters are the same as in `decode`. Without
+    the package lz4, LZ4 replaces LZ4HC: the format is the same, but the payload is larger.
 
     Examples
     --------
@@ -233,7 +233,7 @@ def encode(
 
 
 def is_for_items(codec: int, nbytes: int, itemsize: int, clevel: int) -> bool:
-    """Whether `encode_items` compresses a stream of so many bytes better than `encode`."""
+    """Return whether `encode_items` compresses a stream of `nbytes` bytes better than `encode`."""
     is_default = codec == CodecId.ZSTD and _zstd_level(clevel) == _ZSTD_DEFAULT_LEVEL
     return is_default and itemsize in _ITEMSIZES and _LEAST_OF_ITEMS < nbytes <= 2**_ITEMS_WINDOW_LOG
 
@@ -241,7 +241,7 @@ def is_for_items(codec: int, nbytes: int, itemsize: int, clevel: int) -> bool:
 def encode_items(data: Buffer) -> bytes | None:
     """Encode a zstd stream of whole items, which no filter has rearranged; None if the payload would not be smaller.
 
-    `is_for_items` says for which streams.
+    `is_for_items` selects the streams for this function.
     """
     payload: bytes = _contexts.compressor_of_items().compress(data)
     return payload if len(payload) < len(data) else None
@@ -250,8 +250,8 @@ def encode_items(data: Buffer) -> bytes | None:
 def train(codec: int, samples: Bytes, clevel: int) -> bytes | None:
     """Make a dictionary of at most 32768 bytes and 5 % of the samples for the streams of one chunk.
 
-    `samples` are the filtered blocks, of shape (nblocks, blocksize). The result is None if they are too few or have too
-    little in common, or if the codec cannot use a dictionary.
+    `samples` are the filtered blocks, of shape (nblocks, blocksize). The result is None if there are too few samples,
+    if they have too little in common, or if the codec cannot use a dictionary.
 
     Examples
     --------
@@ -262,10 +262,10 @@ def train(codec: int, samples: Bytes, clevel: int) -> bytes | None:
     if size < _MIN_DICT_NBYTES or codec not in _DICTIONARY_CODECS:
         return None
     if codec != CodecId.ZSTD:
-        # LZ4 copies from its dictionary, so samples are as good as anything.
+        # LZ4 copies from its dictionary, so samples are a good dictionary.
         pieces = _sample_pieces(samples, min(samples.shape[1], size), size)
         return pieces.tobytes()[:size]
-    # zstd selects what is frequent: its authors advise samples of about a hundred times the size of the dictionary.
+    # zstd selects frequent content; its authors advise samples of about a hundred times the size of the dictionary.
     nbytes = min(samples.shape[1], _SAMPLE_NBYTES)
     pieces = _sample_pieces(samples, nbytes, 100 * size)
     contents = [piece.tobytes() for piece in pieces]
@@ -277,9 +277,9 @@ def train(codec: int, samples: Bytes, clevel: int) -> bytes | None:
 
 
 def _sample_pieces(samples: Bytes, nbytes: int, total: int) -> Bytes:
-    """Return pieces from all over the blocks, at least `total` bytes if there are that many.
+    """Return pieces from all parts of the blocks, with at least `total` bytes if possible.
 
-    Shuffled blocks begin with one kind of bytes and end with another: their beginnings alone are not a fair sample.
+    Shuffled blocks begin and end with different kinds of bytes, so their beginnings alone are not a fair sample.
     """
     flat = samples.reshape(-1)
     npieces = flat.size // nbytes
@@ -290,7 +290,7 @@ def _sample_pieces(samples: Bytes, nbytes: int, total: int) -> Bytes:
 
 
 class _ZstdContexts(threading.local):
-    """The zstd contexts of one thread. Making one costs more than decoding a small stream."""
+    """The zstd contexts of one thread. Creating a context costs more than decoding a small stream."""
 
     def __init__(self) -> None:
         self.free: dict[tuple[bytes | None, int], zstandard.ZstdDecompressor] = {}
@@ -322,7 +322,7 @@ _contexts = _ZstdContexts()
 
 
 def _take_decompressor(dictionary: bytes | None, max_window: int) -> zstandard.ZstdDecompressor:
-    """Take a context of this thread for one call. A call that interrupts it finds none and makes its own."""
+    """Take a context of this thread for one call. A call that interrupts it creates another context."""
     context = _contexts.free.pop((dictionary, max_window), None)
     return context or zstandard.ZstdDecompressor(_zstd_dict(dictionary), max_window_size=max_window)
 
@@ -339,37 +339,37 @@ def _give_back(
 
 
 def _zstd_level(clevel: int) -> int:
-    """Return zstd's level for a level of C-Blosc2, which maps 1 to 9 like this."""
+    """Return zstd's level for a level of C-Blosc2, with the same mapping as C-Blosc2."""
     return 2 * clevel - 1 if clevel < 9 else _ZSTD_MAX_LEVEL
 
 
 def _decode_zstd(payload: Buffer, nbytes: int, dictionary: bytes | None) -> bytes:
-    # The decompressor allocates what the frame claims, so the claim is checked first.
+    # The decompressor allocates the size that the frame claims, so check the claim first.
     max_window = max(_MAX_WINDOW, nbytes)
     decompressor = _take_decompressor(dictionary, max_window)
     if zstandard.frame_content_size(payload) == nbytes:
         data: bytes = decompressor.decompress(payload)
     else:
-        # One byte more than expected, and the dot after the frames: a longer stream would not leave room for it.
+        # Read one byte more than expected: the dot after the frames, for which a longer stream would leave no room.
         reader = decompressor.stream_reader(cast(Any, _Frames((payload,))), read_across_frames=True)
         data = reader.read(nbytes + 2)
         if len(data) != nbytes + 1:
             raise ValueError(f"{len(data)} bytes of frames in a row")
         data = data[:nbytes]
-    # After an error the context is dropped: it may be in the middle of a frame.
+    # After an error, drop the context, which may be in the middle of a frame.
     return data
 
 
 def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Sequence[memoryview]) -> None:
     """Decode zstd streams of `nbytes` uncompressed bytes each into the buffers `outs`, in order.
 
-    A stream is one frame, or several in a row. The buffers together are as long as the decoded streams. FormatError
-    says that a stream does not decode to `nbytes` bytes.
+    A stream is one frame, or several consecutive frames. The buffers together are as long as the decoded streams.
+    FormatError is raised if a stream does not decode to `nbytes` bytes.
     """
     try:
         decompressor = _take_decompressor(None, _MAX_WINDOW)
         sizes = map(zstandard.frame_content_size, frames)
-        # If every frame claims `nbytes` bytes and their sum is right, each has as many.
+        # If every frame claims `nbytes` bytes and the total is right, every frame has this size.
         if all(map(nbytes.__eq__, sizes)):
             reader: Any = decompressor.stream_reader(cast(Any, _Frames(frames)), read_across_frames=True)
         else:
@@ -386,16 +386,16 @@ def decode_zstd_frames(frames: Sequence[Buffer], nbytes: int, outs: Sequence[mem
 
 
 _DOT = bytes.fromhex("28b52ffd 20 01 090000") + b"."
-"""A frame of one byte (RFC 8878, section Zstandard Frames). A frame that was cut short before it swallows it."""
+"""A frame of one byte (RFC 8878, section Zstandard Frames), which a truncated frame before it would consume."""
 
 
 class _Frames:
-    """A file whose every read returns the next frame, which saves joining them, and then a dot."""
+    """A file in which each read returns the next frame, and then a dot, so that frames need not be joined."""
 
     __slots__ = ("read",)
 
     def __init__(self, frames: Iterable[Buffer]) -> None:
-        # The number of bytes that is asked for becomes the default of `next`, which an endless iterator never needs.
+        # The requested number of bytes becomes the default of `next`, which an endless iterator never uses.
         endless = chain(frames, (_DOT,), repeat(b""))
         self.read: Callable[[int], Buffer] = partial(next, endless)
 
@@ -406,7 +406,7 @@ def _encode_zstd(data: Buffer, clevel: int, dictionary: bytes | None) -> bytes:
 
 def _decode_zlib(payload: Buffer, nbytes: int, _dictionary: bytes | None) -> bytes:
     decompressor = zlib.decompressobj()
-    # One byte more than expected, to reach the end of the stream and its checksum.
+    # Read one byte more than expected, to reach the end of the stream and its checksum.
     data = decompressor.decompress(payload, nbytes + 1)
     if not decompressor.eof:
         raise ValueError("no end of the stream")
@@ -418,7 +418,7 @@ def _encode_zlib(data: Buffer, clevel: int, _dictionary: bytes | None) -> bytes:
 
 
 ZLIB_LEVELS = (0, 3, 6, 6, 6, 9, 9, 9, 9, 9)
-"""The level of zlib that compresses as well as each level of zlib-ng, with which C-Blosc2 is built."""
+"""For each level of zlib-ng, which is part of C-Blosc2, the level of zlib that compresses equally well."""
 
 
 def _decode_lz4(payload: Buffer, nbytes: int, dictionary: bytes | None) -> bytes:
@@ -474,12 +474,12 @@ def _need_lz4_block() -> ModuleType:
 
 
 def max_ratio(codec: int) -> int | None:
-    """Return the most bytes that one byte of payload can stand for; None if a codec is the user's own."""
+    """Return the maximum number of bytes that one byte of payload can represent; None for a user's codec."""
     return None if codec in _registry else MAX_RATIO.get(codec)
 
 
 def require(codec: int) -> MakeCodec:
-    """Return what makes a registered codec, or raise UnsupportedError."""
+    """Return the function that makes a registered codec, or raise UnsupportedError."""
     if codec == CodecId.BLOSCLZ:
         raise ValueError("BloscLZ streams are coded inside a Blosc1 chunk, not one by one")
     make = _registry.get(codec)

@@ -17,21 +17,21 @@ from b2array.codec.header import NFILTERS, NO_FILTERS, CodecId, FilterId
 __all__ = ["AUTO", "BOUNDS", "METADATA", "AnyCParams", "CParams", "SplitMode", "resolve_cparams"]
 
 AUTO: Literal["auto"] = "auto"
-"""Stands for filters that are chosen for each chunk by its data."""
+"""The value of `filters` with which the filters of each chunk are chosen by its data."""
 BOUNDS = ("absolute_error", "relative_error", "keepbits")
 """The parameters that allow errors."""
 _MOST_KEEPBITS = 52
 _ZFP = "zfp"
 _OF_CODEC = -1
 _LEVELS: Mapping[str | int, int] = {"zstd": 2, CodecId.ZSTD: 2}
-"""The levels of codecs by default, where they are not 5."""
+"""The default levels of codecs, if not 5."""
 
 SplitMode = Literal["auto", "always", "never", "blosc2"]
 
 
 @dataclass(frozen=True, slots=True)
 class CParams:
-    """How chunks are compressed.
+    """The parameters for the compression of chunks.
 
     Parameters
     ----------
@@ -40,9 +40,9 @@ class CParams:
         `b2array.codecs.register`. "zfp" with a `tolerance`, and "zfp_acc", "zfp_prec" and "zfp_rate" with a
         `codec_meta`, compress arrays of float32 and float64 with errors (extra ``zfp``), without filters.
     clevel : int, default -1
-        0 (stored as it is) to 9. -1 stands for 2 with zstd, where it works at its own default level, and for 5 with
-        other codecs. At level 5, zstd works at its level 9: that saves 0 to 14 % of most data, and takes two to four
-        times as long to write.
+        0 (uncompressed) to 9. -1 stands for 2 with zstd, which is zstd's own default level, and for 5 with other
+        codecs. Level 5 is zstd's own level 9: it saves 0 to 14 % of most data, and takes two to four times as long to
+        write.
     codec_meta : int, default 0
         Parameter byte of a registered codec (-128 to 255). For ZFP: the exponent of the tolerance, a power of ten
         ("zfp_acc"); how many bits beyond 5, 7, 9 or 11, in 1 to 4 dimensions, each item may keep ("zfp_prec"); the size
@@ -63,17 +63,17 @@ class CParams:
     nthreads : int, default 1
         Recorded in the frame's header for readers that obey it; b2array itself uses `b2array.config.threads`.
     absolute_error : float, optional
-        How far a stored float may be from the written one. Floats are rounded, to nearest and to even, to multiples of
-        the largest power of two that allows this. At most one of `absolute_error`, `relative_error` and `keepbits` can
-        be given, and only for arrays of floats or complex numbers.
+        The maximum distance between a stored and a written float. Floats are rounded, to nearest and ties to even, to
+        multiples of the largest power of two within this bound. At most one of `absolute_error`, `relative_error` and
+        `keepbits` can be given, and only for arrays of floats or complex numbers.
     relative_error : float, optional
-        The same, as a share of the written float.
+        The maximum error as a share of the written float.
     keepbits : int, optional
-        How many bits of the mantissa (1 to 52) to keep, without a bound in numbers.
+        The number of mantissa bits (1 to 52) to keep, without a numeric bound.
     tolerance : float, optional
-        For the codec "zfp": how far a stored float may be from the written one, at most. ZFP takes the largest power of
-        ten that is not above it. Blocks with infinities or NaN, and blocks for which the type cannot keep the bound,
-        are stored as they are.
+        For the codec "zfp": the maximum distance between a stored and a written float. ZFP uses the largest power of
+        ten that is not above it. Blocks with infinities or NaN, and blocks in which the type cannot keep the bound,
+        are stored unchanged.
 
     Examples
     --------
@@ -101,7 +101,7 @@ class CParams:
     codec_id: int = field(init=False, repr=False, compare=False)
     """The compcode of the codec."""
     filter_slots: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """The six filter ids of a header, the given ones in the last slots; with "auto", shuffle until there are data."""
+    """The six filter ids of a header, the user's in the last slots; with "auto", shuffle until there are data."""
     meta_slots: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The six filter metas of a header, as unsigned bytes, as for `filter_slots`."""
 
@@ -126,7 +126,7 @@ class CParams:
         self._check_bounds()
 
     def _set_slots(self) -> None:
-        """Resolve the filters, and lay them out as a chunk's header has them."""
+        """Resolve the filters, and arrange them in the slots of a chunk's header."""
         chosen = ("shuffle",) if self.filters == AUTO else self.filters
         ids = tuple([filters.filter_id(name) for name in chosen])
         if self.filters != AUTO:
@@ -168,7 +168,7 @@ class CParams:
             has_filters = chosen not in (AUTO, (), ("shuffle",), (FilterId.SHUFFLE,))
             if has_filters or self.splitmode == "always":
                 raise ValueError("ZFP compresses items as they are, without filters and without a split")
-            self._set("filters", ())  # the default of other codecs does not suit it
+            self._set("filters", ())  # the default of other codecs does not suit this codec
 
     def _check_bounds(self) -> None:
         for name in ("absolute_error", "relative_error"):
@@ -195,11 +195,11 @@ class CParams:
 
     @property
     def allows_errors(self) -> bool:
-        """Whether stored values may differ from the written ones."""
+        """Whether stored values may differ from the written values."""
         return self.is_lossy or self.is_zfp
 
     def without_bounds(self) -> CParams:
-        """Return the parameters that store every value as it is."""
+        """Return the parameters without error bounds, which store every value exactly."""
         if not self.is_lossy:
             return self
         return replace(self, absolute_error=None, relative_error=None, keepbits=None)
@@ -208,10 +208,10 @@ class CParams:
         object.__setattr__(self, name, value)
 
     def metas_for(self, typesize: int) -> tuple[int, ...]:
-        """Return `meta_slots` as chunks of items of `typesize` bytes carry them.
+        """Return `meta_slots` for chunks of items of `typesize` bytes.
 
-        A bytedelta without a number of streams has one for each byte of the item. Chunks must say so, for readers that
-        do not know their frame.
+        A bytedelta without a number of streams has one stream for each byte of the item. Chunks must store this number,
+        for readers that do not read the frame.
         """
         if _BYTEDELTAS.isdisjoint(self.filter_slots):
             return self.meta_slots
@@ -232,7 +232,7 @@ class CParams:
             return False
         neblock = block_nbytes // typesize
         if self.splitmode == "auto":
-            # The blocks that C-Blosc 1 makes by default, so that one call shuffles and compresses.
+            # The default blocks of C-Blosc 1, so that one call shuffles and compresses.
             by_default = neblock >= 128 and block_nbytes <= 2**20
             return self.codec_id in _SPLIT_BY_BLOSC1 and by_default
         fast_zstd = self.codec_id == CodecId.ZSTD and self.clevel <= 5
@@ -241,7 +241,7 @@ class CParams:
 
 
 AnyCParams = CParams | str | Mapping[str, Any] | None
-"""Parameters as functions accept them: `CParams`, the name of a codec, or the forms that python-blosc2 accepts."""
+"""The accepted forms of parameters: `CParams`, the name of a codec, and the forms of python-blosc2."""
 
 
 def resolve_cparams(cparams: AnyCParams) -> CParams:
@@ -251,12 +251,12 @@ def resolve_cparams(cparams: AnyCParams) -> CParams:
     ----------
     cparams : CParams, str, mapping, blosc2.CParams or None
         A str is the name of a codec. A mapping has the keywords of `CParams` or of python-blosc2. The keywords that the
-        array decides (``typesize``, ``blocksize``) and ``tuner`` are ignored.
+        array determines (``typesize``, ``blocksize``) and ``tuner`` are ignored.
 
     Raises
     ------
     TypeError
-        The argument is something else.
+        The argument has another type.
 
     Examples
     --------
@@ -278,7 +278,7 @@ def resolve_cparams(cparams: AnyCParams) -> CParams:
     if unknown:
         raise TypeError(f"cparams has no {', '.join(sorted(map(str, unknown)))} (see b2array.CParams)")
     if isinstance(params.get("filters"), list | tuple):
-        # python-blosc2 has empty slots between filters, and may have fewer metas.
+        # python-blosc2 may have empty slots between filters, and fewer metas than filters.
         metas = [*params.get("filters_meta", ()), *NO_FILTERS]
         nslots = len(params["filters"])
         pairs = zip(params["filters"], metas[:nslots], strict=True)
@@ -293,7 +293,7 @@ def resolve_cparams(cparams: AnyCParams) -> CParams:
 
 
 def _plain(value: Any) -> Any:
-    """Return the number of a member of python-blosc2's enumerations."""
+    """Convert a member of python-blosc2's enumerations to its number."""
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value.value if isinstance(value, Enum) else value
@@ -306,7 +306,7 @@ _SPLITMODES: dict[int, SplitMode] = {
     3: "auto",
     4: "blosc2",
 }
-"""The numbers of python-blosc2 as a frame stores them."""
+"""The split modes of python-blosc2 by number, as stored in frames."""
 _BYTEDELTAS = frozenset({FilterId.BYTEDELTA, FilterId.BYTEDELTA_BUGGY})
 _SPLIT_BY_BLOSC1 = (CodecId.BLOSCLZ, CodecId.LZ4, CodecId.LZ4HC, CodecId.ZLIB)
 
@@ -341,4 +341,4 @@ def _name_or_id(ids: type[IntEnum], number: int) -> str | int:
 
 
 METADATA = CParams(clevel=5, filters=("shuffle",))
-"""How frames compress data other than items: at the level of python-blosc2, without a choice for each chunk."""
+"""The parameters for data other than items in frames: the level of python-blosc2, and fixed filters."""

@@ -1,10 +1,10 @@
 """A chunk -> its data: all of it, some blocks, or the same items of some blocks.
 
-Source: "Blosc Chunk Format". A `DecodePlan` says by which road the blocks of a chunk are decoded. *Fused*: C-Blosc 1
+Source: "Blosc Chunk Format". A `DecodePlan` selects the method for decoding the blocks of a chunk. *Fused*: C-Blosc 1
 undoes codec and shuffle of many blocks in one call. *Streamwise*: C-Blosc 1 undoes the codec, with each stream as a
-block, and NumPy the filters. *One by one*: each stream by itself, for dictionaries and for codecs that C-Blosc 1 does
-not have. Where few items of each block are wanted, blocks of the fused road stay shuffled: each has one plane for each
-byte of an item, from which the items are picked.
+block, and NumPy the filters. *One by one*: each stream is decoded separately, for dictionaries and for codecs that
+C-Blosc 1 does not have. If only a few items of each block are needed, the fused method leaves blocks shuffled: each
+block has one plane for each byte of an item, from which the items are picked.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ Int64Array = npt.NDArray[np.int64]
 Numbers = Sequence[int] | Int64Array
 
 STEP_NBYTES = 4 * 2**20
-"""Blocks are decoded in steps of about this many bytes, which are still in the cache when they are copied on."""
+"""The approximate number of bytes to decode in one step, so that they are still in the cache when they are copied."""
 
 _RUNS_NBYTES = 512
-"""Bytes that the runs of blocks that stay shuffled take before the blocks: one stream for each repeated byte."""
+"""The number of bytes before shuffled blocks for their runs: one stream for each repeated byte."""
 _ALWAYS_PLAUSIBLE = 255
 """A ratio that every codec can reach."""
 
@@ -75,9 +75,9 @@ def decompress(chunk: Buffer) -> bytes:
     Raises
     ------
     FormatError
-        The bytes are not a chunk, or one of more than `b2array.config.limits.chunk_nbytes` bytes.
+        The bytes are not a chunk, or the chunk has more than `b2array.config.limits.chunk_nbytes` bytes.
     UnsupportedError
-        The chunk needs a codec or filter that is not there, or the frame that it came from.
+        The chunk needs a codec or filter that is not available, or the frame that contained the chunk.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def decompress(chunk: Buffer) -> bytes:
 
 
 def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTEXT) -> Bytes:
-    """Decode a whole chunk, into `out` if it is given: contiguous, of exactly the chunk's size."""
+    """Decode a whole chunk, into `out` if given, which must be contiguous and of exactly the chunk's size."""
     stored = Stored.whole(memoryview(buf).cast("B").toreadonly())
     header = stored.head.header
     limit = config.limits.chunk_nbytes
@@ -119,12 +119,12 @@ def decode(buf: Buffer, *, out: Bytes | None = None, context: Context = NO_CONTE
 
 
 def step_length(block_nbytes: int) -> int:
-    """Return how many blocks of `block_nbytes` bytes are decoded in one call."""
+    """Return the number of blocks of `block_nbytes` bytes to decode in one call."""
     return max(1, STEP_NBYTES // max(1, block_nbytes))
 
 
 def accept(stored: Stored, numbers: Numbers, *, context: Context) -> Bytes | None:
-    """Refuse blocks that cannot be as large as they say; return the first block, decoded, if others build on it."""
+    """Refuse blocks of an impossible size; return the first block, decoded, if other blocks depend on it."""
     header = stored.head.header
     if len(numbers) * header.block_nbytes > STEP_NBYTES:
         check_plausible_size(stored, numbers, context=context)
@@ -144,7 +144,7 @@ def decode_blocks(
     context: Context = NO_CONTEXT,
     reference: Bytes | None = None,
 ) -> None:
-    """Decode the blocks `numbers` into `out`, one after the other. Their bytes must be in `stored`.
+    """Decode the blocks `numbers` into `out`, one after the other. Their bytes must be loaded in `stored`.
 
     The numbers increase (a range must have step 1); a short last block can only come last. `reference` is the result of
     `accept`; DELTA needs it unless block 0 is the first.
@@ -179,7 +179,7 @@ def decode_blocks(
 
 
 def _has_short(header: ChunkHeader, numbers: Numbers) -> bool:
-    """Return whether the last one of some blocks is shorter than the others."""
+    """Return whether the last of these blocks is shorter than the others."""
     is_last = numbers[-1] == header.nblocks - 1
     return bool(is_last and header.last_block_nbytes != header.block_nbytes)
 
@@ -188,8 +188,8 @@ def _has_short(header: ChunkHeader, numbers: Numbers) -> bool:
 class Tile:
     """Decoded blocks of one size, from which items can be picked: an array of shape (nblocks, block_nbytes).
 
-    If `width` is not 0, the blocks are still shuffled: each has this many planes, with one byte of every item, or of
-    every element of the items, in each.
+    If `width` is not 0, the blocks are still shuffled: each block has `width` planes, each with one byte of every item,
+    or of every element of the items.
     """
 
     data: Bytes
@@ -202,9 +202,9 @@ class Tile:
         dtype: np.dtype[Any],
         within: tuple[slice, ...] = (),
     ) -> npt.NDArray[Any]:
-        """Return the same items of some blocks, all by default: the blocks first, then their dimensions.
+        """Return the same items of blocks, by default of all blocks. The first dimension counts the blocks.
 
-        A view of the data if they are not shuffled.
+        The result is a view if the data are not shuffled.
         """
         data = self.data[rows]
         if not self.width:
@@ -212,14 +212,14 @@ class Tile:
             return blocks[(slice(None), *within)]
         part_nbytes = dtype.itemsize // self.width
         planes = data.reshape(-1, self.width, *blockshape, part_nbytes)
-        # `unshuffle` joins the planes of all blocks at once, so they come first.
+        # `unshuffle` joins the planes of all blocks at once, so the planes must be the first dimension.
         picked = planes[(slice(None), slice(None), *within)].swapaxes(0, 1)
         out = np.empty(picked.size, np.uint8)
         cblosc.unshuffle(picked, out)
         return out.view(dtype).reshape(picked.shape[1:-1])
 
     def item(self, row: int, position: int, dtype: np.dtype[Any]) -> Any:
-        """Return one item of a block, by its position in C order, as a NumPy scalar."""
+        """Return one item of a block as a NumPy scalar, by its position in C order."""
         data = self.data[row]
         if not self.width:
             return data.view(dtype)[position]
@@ -239,11 +239,11 @@ def decode_tile(
     context: Context,
     reference: Bytes | None,
 ) -> Tile:
-    """Decode blocks into `out`, without undoing the shuffle where that saves work.
+    """Decode blocks into `out`, and leave them shuffled if that saves work.
 
     The parameters are the same as in `decode_blocks`, but without a short last block; the caller has called `accept`.
-    `itemsize` is the size of the items that will be picked. `narrow` says that few items of each block are needed, so
-    that the blocks may stay shuffled.
+    `itemsize` is the size of the items that will be picked. With `narrow`, only a few items of each block are needed,
+    so the blocks may stay shuffled.
     """
     data = out.reshape(len(numbers), -1)
     header = stored.head.header
@@ -261,9 +261,10 @@ def decode_tile(
 
 
 def scratch_margins(head: ChunkHead, nblocks: int) -> tuple[int, int]:
-    """Return how many bytes before `nblocks` blocks and after each of them decoding can use as scratch space."""
+    """Return the number of bytes before `nblocks` blocks and after each block that decoding can use as scratch."""
     header = head.header
-    # DELTA decodes the first block twice. Raw blocks, and blocks of more streams than C-Blosc 1 knows, never change.
+    # DELTA decodes the first block twice. Raw blocks, and blocks with more streams than C-Blosc 1 supports, never
+    # change.
     is_fixed = FilterId.DELTA in header.filters or header.memcpyed or header.nstreams > cblosc.MAX_SPLIT
     behind = 0
     if not is_fixed:
@@ -278,14 +279,14 @@ def check_plausible_size(
     *,
     context: Context = NO_CONTEXT,
 ) -> None:
-    """Refuse blocks that their streams cannot possibly hold, before memory is allocated for them."""
+    """Refuse blocks that are too large for their streams, before memory is allocated for the blocks."""
     header = stored.head.header
     nbytes = len(numbers) * header.block_nbytes
     if not header.has_streams or nbytes <= STEP_NBYTES:
         return
     pick = _as_index(numbers)
     stored_nbytes = int((stored.stops[pick] - stored.starts[pick]).sum())
-    # The region alone proves nothing: the margins after the blocks may be larger than the blocks.
+    # The size of the region is no proof, because the margins after the blocks may be larger than the blocks.
     at_hand = min(stored_nbytes, len(stored.region))
     if nbytes <= _ALWAYS_PLAUSIBLE * at_hand:
         return
@@ -348,9 +349,9 @@ def _decode_rows(
     *,
     first: bool,
 ) -> None:
-    """Decode blocks of one size into the rows of `target`."""
+    """Decode blocks of the same size into the rows of `target`."""
     stored_nbytes = plan.nstreams * plan.neblock
-    # Blocks of other software may have bytes after the last stream, which no stream holds: they are zeros.
+    # In blocks of other software, bytes after the last stream may belong to no stream; such bytes are zeros.
     exact = stored_nbytes == target.shape[1]
     rows = target if exact else np.empty((len(target), stored_nbytes), np.uint8)
     flat = rows.reshape(-1)
@@ -358,7 +359,7 @@ def _decode_rows(
         _decode_one_by_one(plan, stored, starts, stops, rows)
     elif plan.streamwise:
         at, sizes = many_stream_positions(stored.region, starts, stops, plan.nstreams, plan.neblock)
-        # A run has the size 0, or a negative one and a token after it.
+        # A run has the size 0, or a negative size followed by a token.
         ends = at + 4 + np.maximum(sizes, 0) + (sizes < 0)
         cblosc.decode(plan.blosc1, stored.region, at.ravel().tolist(), ends.ravel().tolist(), flat)
     else:
@@ -413,10 +414,10 @@ def _decode_payload(plan: DecodePlan, stored: Stored, payload: memoryview, nbyte
 
 
 class DecodePlan(NamedTuple):
-    """How the blocks of one size in a chunk are decoded.
+    """The method for decoding blocks of the same size in a chunk.
 
-    `blosc1` is None on the road one by one, and treats each stream as a block if `streamwise`. `pipeline` has the
-    filters that are left to NumPy, or None. With `in_planes`, only the shuffle is to be undone.
+    `blosc1` is None if streams are decoded one by one, and treats each stream as a block if `streamwise`. `pipeline`
+    has the filters that NumPy must undo, or None. With `in_planes`, only the shuffle remains to be undone.
     """
 
     codec: int
@@ -441,7 +442,7 @@ def _plan_of(head: ChunkHead, context: Context, *, short: bool) -> DecodePlan:
 def _plan_of_vl_block(header: ChunkHeader, context: Context, nbytes: int) -> DecodePlan:
     as_block = replace(header, flags2=0, nbytes=nbytes, blocksize=nbytes)
     plan = _plan(as_block, context, short=False)
-    # `_plan` may leave the shuffle to C-Blosc 1, which decodes no such block.
+    # `_plan` may leave the shuffle to C-Blosc 1, which does not decode such blocks.
     pipeline = filters.Pipeline(header.filters, header.filters_meta, header.typesize)
     return plan._replace(pipeline=_unless_identity(pipeline))
 

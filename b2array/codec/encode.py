@@ -1,9 +1,9 @@
 """Data -> a chunk.
 
-Source: "Blosc Chunk Format". Two roads lead through C-Blosc 1. *Fused*: one call shuffles and compresses all blocks, if
-C-Blosc 1 makes exactly the blocks and streams that we want. *Streamwise*: NumPy filters, then one call compresses all
-streams, each as a block. Dictionaries, codecs that C-Blosc 1 lacks and streams that it does not make as they should be
-go one by one.
+Source: "Blosc Chunk Format". There are two methods with C-Blosc 1. *Fused*: one call shuffles and compresses all
+blocks, if C-Blosc 1 makes exactly the blocks and streams that we want. *Streamwise*: NumPy filters, then one call
+compresses all streams, each as a block. With dictionaries, and with codecs and streams that C-Blosc 1 does not support,
+streams are encoded one by one.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ __all__ = [
 Bytes = npt.NDArray[np.uint8]
 
 _MIN_COMPRESSED = 32
-"""Fewer bytes than this are always stored raw."""
+"""The minimum number of bytes to compress; fewer bytes are always stored raw."""
 _PROBE = 4096
-"""We compare all data with the first item only if their first bytes, this many, repeat it."""
+"""The number of bytes to compare with the first item before all data are compared."""
 _LONGEST_RUN_RATIO = 64
 _LONGEST_ZSTD_RUN = 32
-"""In at most this many bytes zstd encodes a short stream that repeats one byte."""
+"""The maximum size, in bytes, of a zstd stream of a short run of one byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The data of a chunk, and how to encode them."""
+    """The data of a chunk, and the parameters to encode them."""
 
     data: Bytes
     typesize: int
@@ -93,9 +93,9 @@ class Task:
 
 
 def default_blocksize(nbytes: int, typesize: int) -> int:
-    """Return the default block size for a chunk of `nbytes` bytes: about 256 KiB, whole items."""
+    """Return the default block size for a chunk of `nbytes` bytes: about 256 KiB, rounded to whole items."""
     size = min(nbytes, 2**18)
-    # At least one item, if there are so many bytes: a chunk without data still needs a block size.
+    # At least one item, if the chunk is large enough: a chunk without data still needs a block size.
     least = min(typesize, max(nbytes, 1))
     return max(size - size % typesize, least)
 
@@ -112,8 +112,8 @@ def encode(
     """Encode one chunk of up to 2147483615 bytes, in C order. Data that repeat one item become a special chunk.
 
     A `typesize` above 255 is 1 in the header of the chunk. A `blocksize` of 0 is the default. `blockshape`, in items,
-    is for codecs and filters that know dimensions. For rounded floats, `kept_bits` is the number of mantissa bits in
-    use, to be noted in the header.
+    is for codecs and filters that use dimensions. For rounded floats, `kept_bits` is the number of mantissa bits in
+    use, which the header records.
     """
     if isinstance(data, np.ndarray):
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -166,9 +166,9 @@ def _task(
 
 @lru_cache(maxsize=256)
 def with_kept_bits(cparams: CParams, bits: int) -> CParams:
-    """Return parameters without bounds, with a filter that notes how many bits of the mantissa are in use.
+    """Return parameters without bounds, with a filter that records the number of mantissa bits in use.
 
-    It is missing if `bits` is 0, or if all slots are taken.
+    The filter is omitted if `bits` is 0, or if all slots are taken.
     """
     exact = cparams.without_bounds()
     if not bits or len(exact.filters) == NFILTERS:
@@ -178,7 +178,7 @@ def with_kept_bits(cparams: CParams, bits: int) -> CParams:
 
 
 def plain(task: Task) -> bytes:
-    """Encode a chunk without a dictionary. Data that repeat one item get blocks too."""
+    """Encode a chunk without a dictionary. Data that repeat one item also become blocks."""
     return _encode_in_c(task) or _encode_streams(task)
 
 
@@ -197,7 +197,7 @@ def compress(
     typesize : int, optional
         Size of an item in bytes, for the filters and the split into streams; by default the size of the buffer's items.
     cparams : CParams, str or mapping, optional
-        How to compress; by default zstd, with filters that suit the data. Only arrays of floats can have errors.
+        Compression parameters; by default zstd, with filters that suit the data. Only arrays of floats can have errors.
 
     Raises
     ------
@@ -230,7 +230,7 @@ _COMPARED_AT_ONCE = 2**22
 
 
 def constant(data: Bytes, itemsize: int) -> bytes | None:
-    """Return the one item that `data` (uint8, contiguous) repeats byte for byte, or None."""
+    """Return the item that `data` (uint8, contiguous) repeats byte for byte, or None."""
     # The C library reads no chunk of zeros that ends inside an item.
     if not len(data) or len(data) % itemsize:
         return None
@@ -241,7 +241,7 @@ def constant(data: Bytes, itemsize: int) -> bytes | None:
         return None
     if len(probe) == len(data):
         return item.tobytes()
-    # Equal to itself, moved by one item: no memory for a result of comparing with the item, however large the data is.
+    # Compare the data with themselves, shifted by one item, which needs no memory for a result, however large they are.
     before = data[:-itemsize]
     after = data[itemsize:]
     for start in range(0, len(before), _COMPARED_AT_ONCE):
@@ -258,7 +258,7 @@ def special_chunk(
     typesize: int,
     blocksize: int = 0,
 ) -> bytes:
-    """Make a chunk without blocks, from the item that it repeats, or from the special value to announce.
+    """Make a chunk without blocks, from a repeated item or from a special value.
 
     The sizes are in bytes. An item of zero bytes makes a chunk of zeros.
     """
@@ -281,10 +281,11 @@ def special_chunk(
 
 
 def make_storable(buf: bytes) -> bytes:
-    """Turn a chunk of zeros, NaN or uninitialised values into one that can be stored; return others as they are.
+    """Convert a chunk of zeros, NaN or uninitialised values to a storable chunk; return other chunks unchanged.
 
-    The C library cannot read parts of such chunks from a file, except of repeated values. It does not open a frame with
-    a repeated value of fewer bytes than its items, whose size chunks of large items do not know: zeros get blocks.
+    The C library cannot read parts of such chunks from a file, except chunks of repeated values. It does not open a
+    frame with a repeated value that is shorter than an item. Chunks do not store the size of large items, so zeros
+    become blocks.
     """
     header = ChunkHeader.unpack(buf)
     if header.special in (Special.NONE, Special.VALUE):
@@ -294,7 +295,7 @@ def make_storable(buf: bytes) -> bytes:
         flags = header.blosc2_flags & 0x0F | Special.VALUE << 4
         cbytes = header.header_len + len(item)
         return replace(header, cbytes=cbytes, blosc2_flags=flags).pack() + item
-    # Zeros: each block is one stream, whose token says that it repeats the byte 0.
+    # Zeros: each block is one stream, a run of the byte 0.
     blocksize = default_blocksize(header.nbytes, header.typesize)
     nblocks = -(-header.nbytes // blocksize)
     front = HEADER_LEN + 4 * nblocks
@@ -312,7 +313,7 @@ def _raw_chunk(data: Bytes, typesize: int, blocksize: int, cparams: CParams) -> 
 
 @lru_cache(maxsize=128)
 def _raw_header(typesize: int, nbytes: int, blocksize: int, cparams: CParams) -> bytes:
-    # Most of these are indexes and other metadata of a frame, which have the same size at each commit.
+    # Most raw chunks are indexes and other metadata of a frame, which have the same size at each commit.
     header = ChunkHeader(
         typesize,
         nbytes,
@@ -328,7 +329,7 @@ def _raw_header(typesize: int, nbytes: int, blocksize: int, cparams: CParams) ->
 
 
 def header_of(task: Task, cbytes: int, *, has_dict: bool = False) -> ChunkHeader:
-    """Return the header of a chunk with these data."""
+    """Return the header of a chunk with the data of a task."""
     codec = task.cparams.codec_id
     fmt = CODEC_FORMATS.get(codec, CodecFormat.USER)
     flags = FLAG_EXTENDED | fmt << 5
@@ -369,7 +370,7 @@ def _assemble(task: Task, blocks: Sequence[Sequence[Buffer]], dictionary: bytes 
 
 
 def _encode_in_c(task: Task) -> bytes | None:
-    """Shuffle and compress with one call of C-Blosc 1; None if it cannot make the blocks that we want."""
+    """Shuffle and compress with one call of C-Blosc 1; None if it cannot make the requested blocks."""
     codec = task.cparams.codec_id
     if codec not in CODEC_FORMATS or _is_of_plain_items(task):
         return None
@@ -459,7 +460,7 @@ def _without_runs(
     starts: list[int],
     stops: list[int],
 ) -> list[list[Buffer]] | None:
-    """Return the blocks in pieces, with tokens instead of runs of one byte; None if there are no runs."""
+    """Return the blocks in pieces, with runs of one byte replaced with tokens; None if there are no runs."""
     nfull, short = divmod(len(task.data), task.blocksize)
     nstreams = task.nstreams
     neblock = task.blocksize // nstreams
@@ -481,7 +482,7 @@ def _pieces(
 ) -> list[list[Buffer]]:
     fmt = CODEC_FORMATS[task.cparams.codec_id]
     positions, csizes = many_stream_positions(region, starts, stops, nstreams, neblock)
-    # A run takes few bytes in every codec. Only such streams are decoded to look at them.
+    # A run takes few bytes in every codec, so decode only short streams to detect runs.
     candidates = csizes <= max(neblock // _LONGEST_RUN_RATIO, 64)
     blocks: list[list[Buffer]] = []
     for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
@@ -514,11 +515,11 @@ def _decode_run_value(fmt: CodecFormat, payload: bytes, nbytes: int) -> int | No
 
 _cached_run_value = lru_cache(maxsize=4096)(_decode_run_value)
 _MOST_CACHED = 1024
-"""We remember the runs in payloads of at most this many bytes: they look the same in every block."""
+"""The maximum size of a payload whose run is cached, in bytes: equal runs have equal payloads in every block."""
 
 
 def _run_token(value: int) -> bytes:
-    # Source: "Blosc Chunk Format", section Blocks: a size of 0 is a run of zeros, -n with a token one of the byte n.
+    # Source: "Blosc Chunk Format", section Blocks: a size of 0 is a run of zeros; -n and a token, of the byte n.
     return struct.pack("<i", -value) + b"\x01" if value else bytes(4)
 
 
@@ -542,7 +543,7 @@ def _encode_streams(task: Task) -> bytes:
 
 
 def _filter(task: Task, rows: Bytes, reference: Bytes, *, first: bool) -> Bytes:
-    """Run the pipeline over blocks, one a row; `first` says that they begin with the chunk's first block."""
+    """Run the pipeline over blocks, one per row; with `first`, row 0 is the chunk's first block."""
     if not any(task.pipeline.filters):
         return rows.reshape(-1)
     return filters.forward(task.pipeline, rows, reference=reference, first=first).reshape(-1)
@@ -576,7 +577,7 @@ def _full_blocks(task: Task, filtered: Bytes) -> list[list[Buffer]]:
         return raw
     if chunk.block_nbytes != neblock or chunk.split:
         raise FormatError(f"expected streams of {neblock} bytes from C-Blosc, found {chunk.block_nbytes}")
-    # Only the streams that were asked for: zeros at the end have made the data compressible.
+    # Return only the requested streams, not the zeros at the end, which made the data compressible.
     nblocks = len(filtered) // task.blocksize
     edges = [*chunk.starts[:: task.nstreams].tolist(), len(chunk.buf)]
     starts = edges[:nblocks]
@@ -598,7 +599,7 @@ def _block_pieces(task: Task, block: Bytes, dictionary: bytes | None = None) -> 
 
 
 def _is_of_plain_items(task: Task) -> bool:
-    """Whether full blocks are one stream each of items that no filter rearranges, for which zstd has better ways."""
+    """Return whether full blocks are single streams of unfiltered items, for which zstd has better parameters."""
     is_plain = not task.split and not set(task.pipeline.filters) - {FilterId.NOFILTER, FilterId.TRUNC_PREC}
     return is_plain and codecs.is_for_items(
         task.cparams.codec_id,
@@ -609,7 +610,7 @@ def _is_of_plain_items(task: Task) -> bool:
 
 
 def _zstd_blocks(task: Task, filtered: Bytes, neblock: int) -> list[list[Buffer]]:
-    """Compress zstd streams with one context, where C-Blosc 1 makes a context each and knows nothing of items."""
+    """Compress zstd streams with one context; C-Blosc 1 would make a context for each stream, and ignore items."""
     view = filtered.data
     size = struct.pack("<i", neblock)
     of_items = _is_of_plain_items(task)
@@ -659,7 +660,7 @@ def _stream_pieces(task: Task, stream: Bytes, dictionary: bytes | None = None) -
 
 def _payload(task: Task, stream: Bytes, dictionary: bytes | None) -> Buffer | None:
     codec = task.cparams.codec_id
-    # Blosc 1 has the only encoder of BloscLZ, and LZ4HC without the package lz4.
+    # C-Blosc 1 has the only encoder of BloscLZ, and encodes LZ4HC if the package lz4 is missing.
     in_c = codec == CodecId.BLOSCLZ or (codec == CodecId.LZ4HC and len(stream) >= MIN_STREAM)
     if in_c and dictionary is None:
         return cblosc.encode_stream(codec, stream, task.cparams.clevel)
@@ -675,7 +676,7 @@ def _payload(task: Task, stream: Bytes, dictionary: bytes | None) -> Buffer | No
 
 
 def _with_dict(task: Task) -> bytes | None:
-    """Encode with a dictionary of the filtered blocks; None if there are too few data for one."""
+    """Encode with a dictionary of the filtered blocks; None if there are too few data for a dictionary."""
     filtered = run_pipeline(task)
     if not task.nfull:
         return None

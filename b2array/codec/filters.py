@@ -49,8 +49,8 @@ class Pipeline:
     """The filters of a chunk.
 
     `filters` are six ids in pipeline order, 0 for an empty slot, and `metas` the parameter byte of each slot (negative
-    parameters in two's complement). `typesize` is the size of an item as the chunk header has it. In format version 2,
-    bitshuffle works as in Blosc1. `blockshape` is the shape of a block in items, for filters of arrays.
+    parameters in two's complement). `typesize` is the size of an item according to the chunk header. In format version
+    2, bitshuffle works as in Blosc1. `blockshape` is the shape of a block in items, for filters that use it.
     """
 
     filters: tuple[int, ...]
@@ -111,10 +111,10 @@ def register(filter_id: int, make: MakeFilter) -> None:
     filter_id : int
         32 to 255, except the ids of built-in filters. The Blosc project assigns the ids below 160 to its plugins.
     make : callable
-        ``make(meta, typesize, blockshape)`` returns a `numcodecs.abc.Codec`. Its ``encode`` filters one block, given
-        as `bytes`, its ``decode`` undoes that; neither changes the length. `meta` is the parameter byte (0 to 255),
-        `typesize` is in bytes, `blockshape` is in items, or None outside of arrays. It is called once for every batch
-        of blocks, from several threads.
+        ``make(meta, typesize, blockshape)`` returns a `numcodecs.abc.Codec`. Its ``encode`` filters one block, given as
+        `bytes`, and ``decode`` undoes the filter; neither changes the length. `meta` is the parameter byte (0 to 255),
+        `typesize` is in bytes, `blockshape` is in items, or None outside of arrays. `make` is called once for every
+        batch of blocks, from several threads.
 
     Raises
     ------
@@ -170,14 +170,14 @@ _check_built_in = functools.lru_cache(maxsize=256)(_check_slots)
 
 
 def check_dropped_bits(pipeline: Pipeline) -> None:
-    """Raise ValueError if a filter cannot drop as many bits of these items as its parameter says."""
+    """Raise ValueError if a filter cannot drop the number of bits in its parameter from these items."""
     for slot in _slots(pipeline, None):
         if slot.filter in _TRUNCATIONS:
             _bits_to_clear(slot)
 
 
 def _check_means(pipeline: Pipeline) -> None:
-    """Raise ValueError if NDMEAN would not get the floats themselves."""
+    """Raise ValueError if NDMEAN would not receive the original floats."""
     slots = _slots(pipeline, None)
     if any(slot.filter == FilterId.NDMEAN for slot in slots[1:]):
         raise ValueError("ndmean must be the first filter, because it needs the items themselves")
@@ -210,7 +210,7 @@ def forward(
         if reference is None or reference.size < needed:
             raise ValueError("a filter pipeline with DELTA needs block 0 of the chunk")
         if not _LOSSY.isdisjoint(pipeline.filters):
-            # Readers have block 0 without the truncated bits, or with means.
+            # Readers decode block 0 without the truncated bits, or with means.
             source = reference[np.newaxis]
             filtered = forward(pipeline, source, first=True)
             reference = backward(pipeline, filtered, first=True)[0]
@@ -276,7 +276,7 @@ def _apply(
 
 
 def _with_tail(blocks: Bytes, length: int) -> Bytes:
-    """Return a new array like `blocks`, with a copy of what follows the first `length` bytes of each block."""
+    """Return a new array like `blocks`, with a copy of the bytes after the first `length` bytes of each block."""
     out = np.empty_like(blocks)
     out[:, length:] = blocks[:, length:]
     return out
@@ -316,7 +316,7 @@ def _unshuffle(slot: _FilterSlot, blocks: Bytes) -> Bytes:
 
 
 def _bitshuffle_items(slot: _FilterSlot, nbytes: int) -> int:
-    """Return how many items at the start of a block bitshuffle changes."""
+    """Return the number of items at the start of a block that bitshuffle changes."""
     n = nbytes // slot.typesize
     rest = n % 8
     # C-Blosc 1 leaves such a block as it is, Blosc2 only the items after the last eight.
@@ -360,7 +360,8 @@ def _unbitshuffle(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     return out
 
 
-# Hacker's Delight, section "Transposing a Bit Matrix": distances of the bits to swap, and masks of one of each pair.
+# Hacker's Delight, section "Transposing a Bit Matrix": distances of the bits to swap, and masks of one bit of each
+# pair.
 _SWAPS = (
     (7, 0x00AA00AA00AA00AA),
     (14, 0x0000CCCC0000CCCC),
@@ -369,9 +370,10 @@ _SWAPS = (
 
 
 def _transpose_bits(planes: Bytes) -> None:
-    """Transpose each 8 bytes of a contiguous array as a matrix of 8 x 8 bits, in place; its own inverse.
+    """Transpose each 8 bytes of a contiguous array as a matrix of 8 x 8 bits, in place.
 
-    Swaps the off-diagonal quarters of ever larger squares: several times as fast as unpacking the bits.
+    The function is its own inverse. It swaps the off-diagonal quarters of ever larger squares, several times as fast as
+    unpacking the bits.
     """
     words = planes.reshape(-1).view("<u8")
     # 128 KiB stay in the cache from step to step.
@@ -389,7 +391,7 @@ def _transpose_bits(planes: Bytes) -> None:
 
 
 def _delta_words(typesize: int, nbytes: int) -> tuple[int, int]:
-    """Return the size of the words that DELTA combines, and how many bytes of a block they cover."""
+    """Return the size of the words that DELTA combines, and the number of bytes of a block that the words cover."""
     # As C-Blosc2 chooses them, which knows machine words only.
     width = 1
     if typesize in _WORDS:
@@ -427,7 +429,7 @@ def _undelta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
 
 
 def _bits_to_clear(slot: _FilterSlot) -> int:
-    """Return how many low bits TRUNC_PREC clears in the mantissa of a float, or INT_TRUNC in an integer."""
+    """Return the number of low bits that TRUNC_PREC clears in the mantissa of a float, or INT_TRUNC in an integer."""
     if slot.filter == FilterId.TRUNC_PREC:
         bits = _MANTISSA_BITS.get(slot.typesize)
         kind = "floats of 4 or 8"
@@ -461,12 +463,12 @@ def _truncate(slot: _FilterSlot, blocks: Bytes) -> Bytes:
 
 
 def _bytedelta_streams(slot: _FilterSlot, nbytes: int) -> tuple[int, list[slice]]:
-    """Return the number of byte streams in a block, and the parts of each in which differences start again."""
+    """Return the number of byte streams in a block, and the parts of a stream in which differences restart."""
     width = slot.meta or slot.typesize
     n = nbytes // width
     if slot.filter == FilterId.BYTEDELTA:
         return width, [slice(0, n)]
-    # The first BYTEDELTA forgot the last byte between its vector loop of 16 bytes a step and the loop for the rest.
+    # The first BYTEDELTA lost the last byte between its vector loop over 16 bytes per step and the loop over the rest.
     border = n - n % 16
     return width, [slice(0, border), slice(border, n)]
 
@@ -503,8 +505,8 @@ def _unbytedelta(slot: _FilterSlot, blocks: Bytes) -> Bytes:
 def _running_sums(streams: Bytes) -> Bytes:
     """Sum up each row of bytes, modulo 256, eight at a time: twice as fast as one by one.
 
-    The even and the odd bytes of a word lie in separate lanes of 16 bits, which cannot overflow. A
-    multiplication adds to each lane all lanes before it.
+    The even and the odd bytes of a word are in separate 16-bit lanes, which cannot overflow. A multiplication adds all
+    preceding lanes to each lane.
     """
     words = streams.view("<u8")
     even = words & _EVEN_BYTES
@@ -542,7 +544,7 @@ def _check_cells(slot: _FilterSlot, *, encode: bool) -> None:
         raise FormatError(f"expected a cell edge of 1 to {largest} for {name}, found {slot.meta}")
     if not encode:
         return
-    # Stock Blosc2 cuts cells of means to a block, but only along other axes than the first can it read them again.
+    # Stock Blosc2 cuts cells of means at the end of a block, but can only read them again along axes after the first.
     if slot.filter == FilterId.NDMEAN:
         is_larger = slot.meta > shape[0]
     else:
@@ -561,7 +563,7 @@ def _cell(slot: _FilterSlot, blocks: Bytes) -> Bytes:
 def _mean(slot: _FilterSlot, blocks: Bytes) -> Bytes:
     """Replace the items of each cell by their mean, and store blocks cell after cell.
 
-    The sum has the type of the items, and adds them one by one in C order, as stock Blosc2 does.
+    The sum has the type of the items, which are added one by one in C order, as in stock Blosc2.
     """
     dtype = _FLOATS[slot.typesize]
     items = _cell(slot, blocks).view(dtype)
@@ -588,7 +590,7 @@ def _uncell(slot: _FilterSlot, blocks: Bytes) -> Bytes:
 
 
 def _cell_order(slot: _FilterSlot, nbytes: int) -> npt.NDArray[np.int64]:
-    """Return the positions of a block's items, cell after cell; cells at its edges are smaller."""
+    """Return the positions of a block's items, cell after cell; cells at the edges of a block are smaller."""
     expected = math.prod(slot.blockshape or ()) * slot.typesize
     if nbytes != expected:
         raise FormatError(f"expected blocks of {expected} bytes for {filter_name(slot.filter)}, found {nbytes}")
@@ -597,7 +599,7 @@ def _cell_order(slot: _FilterSlot, nbytes: int) -> npt.NDArray[np.int64]:
 
 
 def _cell_numbers(slot: _FilterSlot) -> npt.NDArray[np.int64]:
-    """Return for each item of a block the number of its cell."""
+    """Return the cell number of each item of a block."""
     shape = slot.blockshape or ()
     edge = slot.meta
     grid = [-(-extent // edge) for extent in shape]
@@ -648,4 +650,4 @@ _FILTERS: dict[int, tuple[_Filter | None, _Filter | None]] = {
     FilterId.BYTEDELTA: (_bytedelta, _unbytedelta),
     FilterId.INT_TRUNC: (_truncate, None),
 }
-"""The functions that apply and undo each filter; None if there is nothing to do."""
+"""The functions that apply and undo each filter; None if the filter does nothing."""

@@ -59,7 +59,7 @@ NO_FILTERS = (0,) * NFILTERS
 class CodecId(IntEnum):
     """The compcode: the numbering of frame headers, of `CParams` and of the `udcodec` byte.
 
-    Ids from 32 belong to registered codecs, from 160 to the user's own.
+    Ids from 32 belong to registered codecs, and ids from 160 to the user's own codecs.
     """
 
     BLOSCLZ = 0
@@ -117,7 +117,7 @@ CODEC_FORMATS: dict[int, CodecFormat] = {
     CodecId.ZLIB: CodecFormat.ZLIB,
     CodecId.ZSTD: CodecFormat.ZSTD,
 }
-# In reverse, so that LZ4 stands for LZ4HC too.
+# In reverse order, so that LZ4 also stands for LZ4HC.
 _CODEC_OF_FORMAT = {fmt: CodecId(codec) for codec, fmt in reversed(CODEC_FORMATS.items())}
 
 # Indexing a tuple is several times faster than looking a member up in its enumeration.
@@ -148,7 +148,7 @@ FIELDS = (
     HeaderField("flags2", "B", "bit 0: blocks of any size"),
     HeaderField("blosc2_flags", "B", "bit 0: dictionary; 4-6: special value"),
 )
-"""The fields of a chunk header in their order, without gaps. A Blosc1 header ends after `cbytes`."""
+"""The fields of a chunk header in order, without gaps. A Blosc1 header ends after `cbytes`."""
 
 _NBLOSC1 = 7
 _BLOSC1 = struct.Struct("<" + "".join(field.format for field in FIELDS[:_NBLOSC1]))
@@ -157,10 +157,10 @@ _EXTENDED = struct.Struct("<" + "".join(field.format for field in FIELDS))
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """The first 16 (Blosc1) or 32 bytes of a chunk, and everything that follows from them.
+    """The first 16 (Blosc1) or 32 bytes of a chunk, and values derived from them.
 
-    All sizes are in bytes. The fields of `FIELDS` come first, as they are stored: `blocksize` may exceed `nbytes` in
-    chunks of other writers, and is the number of blocks in a chunk of variable-length blocks; use `block_nbytes` and
+    All sizes are in bytes. The fields of `FIELDS` come first, with their stored values: `blocksize` may exceed `nbytes`
+    in chunks of other writers, and is the number of blocks in a chunk of variable-length blocks; use `block_nbytes` and
     `nblocks` instead. `filters` are in pipeline order; a Blosc1 header derives them from its flags.
 
     The other fields are derived once, when the header is made.
@@ -208,7 +208,7 @@ class ChunkHeader:
         if flags & FLAG_UNSPLIT or vl_blocks:
             nstreams = 1
         elif self.version == VERSION_BLOSC1 and not extended:
-            # C-Blosc 1 splits by this rule and ignores the flag, which did not exist before its version 1.14.
+            # C-Blosc 1 splits by this rule and ignores the flag, which did not exist before version 1.14.
             nstreams = nstreams if 0 < nstreams <= 16 and block_nbytes // nstreams >= 128 else 1
         derive = object.__setattr__
         derive(self, "extended", extended)
@@ -227,7 +227,7 @@ class ChunkHeader:
         derive(self, "codec_format", _FORMATS[flags >> 5])
 
     def require_known_version(self) -> None:
-        """Raise UnsupportedError for a chunk of a later format: it may be read, but not changed or written."""
+        """Raise UnsupportedError for a chunk of a later format, which may be read, but not changed or written."""
         if self.version > VERSION_VL_BLOCKS:
             raise UnsupportedError(
                 f"a chunk of version {self.version} (known are up to {VERSION_VL_BLOCKS}) can be read, but not written"
@@ -319,10 +319,9 @@ class ChunkHeader:
         )
 
     def codec_id(self, frame_codec: int | None = None) -> int:
-        """Return the compcode of the codec that made the streams, with LZ4 for LZ4HC too.
+        """Return the compcode of the codec of the streams; LZ4 also stands for LZ4HC.
 
-        Some chunks leave the codec to the frame that holds them: `frame_codec`. UnsupportedError says that no codec is
-        named.
+        Some chunks defer to the codec of their frame, `frame_codec`. UnsupportedError is raised if no codec is named.
         """
         fmt = self.codec_format
         if fmt in _CODEC_OF_FORMAT:

@@ -1,7 +1,7 @@
-"""Parameters with which the C library reads frames wrongly, or not at all, though its own files may have them.
+"""Parameters with which the C library misreads frames, or cannot read them, although its own files may have them.
 
-Found with python-blosc2 4.14: it keeps the dictionary of one chunk for the next, and undoes the filter delta without
-the first block of a chunk when it reads another one. It has one signed byte for the parameter of a filter.
+This applies to python-blosc2 4.14: it uses the dictionary of one chunk for the next, and undoes the filter delta
+without the first block of a chunk when it reads another block. It stores the parameter of a filter in one signed byte.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _WAY_OUT = "interop=False writes them all the same"
 
 
 def require_readable(params: CParams, typesize: int, *, delta: bool) -> None:
-    """Raise UnsupportedError for parameters with which stock Blosc2 would not read all items as they were written.
+    """Raise UnsupportedError for parameters with which stock Blosc2 would misread items.
 
-    `delta` says whether it reads what the filter delta has made of such chunks.
+    `delta` states whether stock Blosc2 can read such chunks with the filter delta.
     """
     if FilterId.DELTA in params.filter_slots and not delta:
         raise UnsupportedError(

@@ -1,11 +1,11 @@
 """JPEG 2000: blocks that are images, read through the package imagecodecs.
 
 A block is one stream, in a file of the format JP2 or without one. Its samples are the block's items in C order: the
-last dimension may hold the components of each pixel. The oldest codec has 4 bytes an item, and one plane after another
-instead.
+last dimension may hold the components of each pixel. The oldest codec instead has 4 bytes per item, and one plane
+after another.
 
-Values of lossless images are exact. With errors, they are the values of OpenJPEG, which Grok shares. OpenHTJ2K finds
-others, because its arithmetic is less precise and overflows at times.
+Values of lossless images are exact. With errors, the values are those that OpenJPEG and Grok return. OpenHTJ2K returns
+other values, because its arithmetic is less precise and sometimes overflows.
 
 Sources: ISO/IEC 15444-1, Annex A (marker segment SIZ), and the files that the plugins blosc2_j2k, blosc2_htj2k,
 blosc2_grok and blosc2_openhtj2k make.
@@ -28,7 +28,7 @@ from b2array.errors import FormatError, UnsupportedError
 __all__ = ["Jpeg2000"]
 
 _START = bytes.fromhex("ff4f ff51")
-"""The markers SOC and SIZ, with which every codestream begins."""
+"""The markers SOC and SIZ at the start of every codestream."""
 _PLANE = np.dtype("<u4")
 """The type of items in planes."""
 _SIZ = struct.Struct(">4xHH8IH")
@@ -36,7 +36,7 @@ _SIZ = struct.Struct(">4xHH8IH")
 
 
 class Jpeg2000(Codec):  # type: ignore[misc]  # numcodecs has no type hints
-    """The codec of one block, which may have `planes`: all items of one component after the other, of 4 bytes each.
+    """The codec of one block. With `planes`, the block has the components one after the other, with 4 bytes per item.
 
     The parameter byte is for encoders only.
     """
@@ -67,7 +67,7 @@ class Jpeg2000(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         start = data.find(_START)
         if start < 0 or len(data) < start + _SIZ.size:
             raise FormatError("expected a codestream of JPEG 2000, found none")
-        # The decoder allocates what the stream claims, so the claim is checked first, on the same bytes.
+        # The decoder allocates the size that the stream claims, so check the claim first, in the same bytes.
         _, _, width, height, left, top, *_, ncomponents = _SIZ.unpack_from(data, start)
         nsamples = max(0, width - left) * max(0, height - top) * ncomponents
         if nsamples * self._typesize != self._nbytes:

@@ -1,4 +1,4 @@
-"""Lazy chunks: the head of a chunk, and a trailer that says where in a frame its blocks are.
+"""Lazy chunks: the head of a chunk, and a trailer with the positions of its blocks in a frame.
 
 Source: "Blosc Chunk Format", section Trailer, and the chunks that the C library returns for frames in files.
 """
@@ -18,9 +18,10 @@ _TRAILER = struct.Struct("<iq")
 
 
 def pack(head: Buffer, nchunk: int, offset: int) -> bytes:
-    """Make a lazy chunk from the head of a chunk. A special chunk has no blocks and is returned as it is.
+    """Make a lazy chunk from the head of a chunk. A special chunk has no blocks and is returned unchanged.
 
-    `offset` is where the chunk begins in the frame. In a sparse frame both numbers are the number of the chunk's file.
+    `offset` is the position of the chunk in the frame. In a sparse frame, both numbers are the number of the chunk's
+    file.
     """
     parsed = chunk.unpack_head(head)
     header = parsed.header

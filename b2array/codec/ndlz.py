@@ -1,7 +1,7 @@
 """NDLZ: blocks of two dimensions in cells of 4 x 4 or 8 x 8 bytes, decoded with NumPy.
 
-A stream has its shape, and then the cells in C order. Each cell begins with a token that says where its rows come from:
-they follow as bytes, or they are copies of bytes in front of the token, at the distances that follow it. Copies refer
+A stream has the shape, and then the cells in C order. Each cell begins with a token for the source of its rows: the
+rows follow as bytes, or they are copies of bytes before the token, at the distances that follow the token. Copies refer
 to the stream, not to decoded bytes, so that all rows can be gathered at once. Cells at the edges are smaller, and
 never copies.
 
@@ -26,11 +26,11 @@ Int64Array = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 MAX_RATIO = 32
-"""A cell of 64 equal bytes takes 2."""
+"""The maximum ratio: a cell of 64 equal bytes takes 2 bytes."""
 _HEADER = struct.Struct("<Bii")
 """The number of dimensions, and the shape."""
 _EQUAL = 64
-"""The token of a cell whose bytes are all the same: that byte follows."""
+"""The token of a cell of equal bytes; the byte follows the token."""
 _DISTANCE_NBYTES = 2
 _BEYOND = 2**40
 _ROWS: dict[int, dict[int, str]] = {
@@ -58,15 +58,15 @@ _ROWS: dict[int, dict[int, str]] = {
         192: "aaaaaaaa",
     },
 }
-"""Where the rows of a cell come from, by its edge and token: "." follows the token, "a" and "b" are at a distance."""
+"""The sources of the rows of a cell, by edge and token: "." follows the token, "a" and "b" are at a distance."""
 
 
 class _Tokens(NamedTuple):
-    """Where the rows of cells of one edge come from, with one entry for each of the 256 tokens.
+    """The sources of the rows of cells with one edge length, with one entry for each of the 256 tokens.
 
-    `nbytes` are the sizes of cells with their tokens; bytes that are not a token lead beyond any stream. For each row,
-    `source` says which distance counts (1 or 2), if any, and `offset` how many bytes after the token, or after the
-    place at that distance, the row begins.
+    `nbytes` are the sizes of cells with their tokens; for invalid tokens, they exceed the size of any stream. For each
+    row, `source` is the number of the distance (1 or 2), or 0, and `offset` is the start of the row in bytes after the
+    token, or after the position at the distance.
     """
 
     nbytes: list[int]
@@ -117,7 +117,7 @@ class Ndlz(Codec):  # type: ignore[misc]  # numcodecs has no type hints
             start = data[: _HEADER.size].hex(" ")
             raise FormatError(f"expected a stream of NDLZ for blocks of shape {self._shape}, found it begins {start}")
         places = self._find_cells(data)
-        # Words and gathered rows of the last cell may reach beyond the end.
+        # Words and gathered rows of the last cell may extend beyond the end.
         stream = np.frombuffer(data + bytes(self._edge**2), np.uint8)
         rows = self._gather_rows(stream, np.array(places, np.int64))
         ncells = [-(-n // self._edge) for n in self._shape]
@@ -128,7 +128,7 @@ class Ndlz(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         return items[:height, :width].tobytes()
 
     def _find_cells(self, data: bytes) -> list[int]:
-        """Return where the tokens of all cells are."""
+        """Return the positions of the tokens of all cells."""
         height, width = self._shape
         edge = self._edge
         nbytes = self._tokens.nbytes
@@ -148,7 +148,7 @@ class Ndlz(Codec):  # type: ignore[misc]  # numcodecs has no type hints
                     cell_width = min(edge, width - left)
                     at += 1 + cell_height * cell_width
         except IndexError:
-            at = _BEYOND  # at the end of the stream, or after bytes that are not a token
+            at = _BEYOND  # at the end of the stream, or after an invalid token
         if at != len(data):
             inside = [place for place in places if place < len(data)]
             token = f"the last token, {data[inside[-1]]}, at byte {inside[-1]}" if inside else "none"
@@ -156,7 +156,7 @@ class Ndlz(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         return places
 
     def _gather_rows(self, stream: Bytes, at: Int64Array) -> npt.NDArray[Any]:
-        """Return all rows of all cells as words of as many bytes as a cell has columns."""
+        """Return all rows of all cells as words, with one byte per column of a cell."""
         edge = self._edge
         _, width = self._shape
         tokens = stream[at]

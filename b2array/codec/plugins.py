@@ -1,4 +1,4 @@
-"""Codecs that the Blosc project numbers but does not build in: each id with its name and what makes the codec.
+"""Registered codecs of the Blosc project that are not built in: ids, names and functions that make codecs.
 
 Source: the registry of codecs in the documentation of C-Blosc2, "Registered plugins in Blosc".
 """
@@ -19,7 +19,7 @@ MakeCodec = Callable[[int, int, tuple[int, ...] | None], Codec]
 
 
 class Plugin(NamedTuple):
-    """A codec: its name, what makes it, and the most bytes that one byte of payload can stand for, if there is a limit.
+    """A codec: its name, the function that makes it, and the maximum ratio of data to payload, if there is a limit.
 
     Codecs that are not `writable` can only decode.
     """
@@ -43,11 +43,11 @@ PLUGINS: dict[int, Plugin] = {
     39: Plugin("j2k", jpeg2000.Jpeg2000, None, writable=False),
     40: Plugin("htj2k", jpeg2000.Jpeg2000, None, writable=False),
 }
-"""Codecs of the registry by their ids."""
+"""The codecs of the registry by id."""
 
 
 def plugin_id(name: str) -> int | None:
-    """Return the id of the codec of this name, or None.
+    """Return the id of the codec with this name, or None.
 
     Examples
     --------

@@ -1,11 +1,11 @@
 """Rounds floats to fewer bits, within the error that the user allows.
 
-The filter TRUNC_PREC of the format cuts bits off, which errs by twice as much as rounding, and makes infinities of some
-NaN. So values are rounded here first. The filter then says in the chunk's header how many of the lowest bits are zero
-in all of its items; it changes nothing any more.
+The filter TRUNC_PREC of the format truncates bits, with twice the error of rounding, and converts some NaN to
+infinities. So values are rounded here first. In the chunk's header, the filter then states how many of the lowest bits
+are zero in all items, but it changes no items.
 
-NaN, infinities, and values that would become infinite stay as they are, and so do items that equal the fill value,
-since readers compare items with it.
+NaN, infinities, and values that would become infinite are not changed, nor are items that equal the fill value, because
+readers compare items with the fill value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORDS: dict[int, DType] = {
     8: np.dtype("u8"),
 }
 _TRUNCATABLE = {np.dtype("<f4"): 23, np.dtype("<f8"): 52}
-"""The types whose mantissa TRUNC_PREC knows, and how many bits that has."""
+"""The types that TRUNC_PREC supports, with the number of mantissa bits."""
 
 
 def check_dtype(cparams: CParams, dtype: DType) -> None:
@@ -47,7 +47,7 @@ def check_dtype(cparams: CParams, dtype: DType) -> None:
 
 
 def round_items(items: Array, cparams: CParams, fill: bytes | None = None) -> Array:
-    """Round floats or complex numbers; items with the bytes of `fill` stay as they are."""
+    """Round floats or complex numbers; items with the bytes of `fill` are not changed."""
     values = items.view(_part(items.dtype))
     native = values.astype(values.dtype.newbyteorder("="), copy=False)
     if cparams.absolute_error is not None:
@@ -57,7 +57,7 @@ def round_items(items: Array, cparams: CParams, fill: bytes | None = None) -> Ar
         floats = _to_multiples(native, bound)
     else:
         bits = _mantissa_bits(cparams)
-        # Subnormal numbers have fewer bits, so a relative bound would not hold for them: they stay.
+        # Subnormal numbers have fewer bits, so a relative bound would not hold for them; do not round them.
         rounds_subnormals = cparams.keepbits is not None
         floats = _to_bits(native, bits, subnormals=rounds_subnormals)
     result: Array = floats.astype(values.dtype, copy=False).view(items.dtype)
@@ -69,9 +69,9 @@ def round_items(items: Array, cparams: CParams, fill: bytes | None = None) -> Ar
 
 
 def count_kept_bits(items: Array) -> int:
-    """Return how many bits of the mantissa the filter TRUNC_PREC has to keep, so that no item changes.
+    """Return the number of mantissa bits that the filter TRUNC_PREC must keep, so that no item changes.
 
-    0 says that the filter does not help: it does not know the type, or some item has all bits.
+    The result is 0 if the filter cannot be used: the type is not supported, or an item uses all bits.
     """
     mantissa = _TRUNCATABLE.get(items.dtype)
     if mantissa is None or not items.size:
@@ -92,17 +92,17 @@ def _part(dtype: DType) -> DType:
 
 
 def _raw(items: Array) -> Array:
-    """Return the bits of the items, of which equal ones are equal."""
+    """Return the bits of the items as a type in which equal bits compare equal."""
     itemsize = items.dtype.itemsize
     kind = "V" if itemsize > 8 else "u"  # complex numbers of 16 bytes have no integer of their size
     return items.view(f"{kind}{itemsize}")
 
 
 def _mantissa_bits(cparams: CParams) -> int:
-    """Return how many bits of the mantissa to keep."""
+    """Return the number of mantissa bits to keep."""
     if cparams.keepbits is not None:
         return cparams.keepbits
-    # Rounding to n bits errs by at most 2**-(n + 1) of a value; frexp says that 2**(power - 1) is within the bound.
+    # Rounding to n bits has an error of at most 2**-(n + 1) of a value; by frexp, 2**(power - 1) is within the bound.
     _, power = math.frexp(cparams.relative_error or 1.0)
     return max(-power, 1)
 
@@ -114,13 +114,13 @@ def _to_multiples(values: Array, bound: float) -> Array:
     limits = np.finfo(wide.dtype)
     _, power = math.frexp(bound)
     power = min(power, limits.maxexp - 1)
-    if power < limits.minexp:  # only numbers that are next to zero could change
+    if power < limits.minexp:  # only numbers close to zero could change
         return values.copy()
     step = kind(2.0**power)
     inverse = kind(2.0**-power)
     with np.errstate(all="ignore"):
         multiples = wide * inverse
-        # Numbers from here on are multiples already; they might not survive the multiplication.
+        # Larger numbers are already multiples; the multiplication might overflow.
         is_small = np.abs(multiples) < 2.0**limits.nmant
         np.rint(multiples, out=multiples)
         multiples *= step
@@ -131,7 +131,7 @@ def _to_multiples(values: Array, bound: float) -> Array:
 
 
 def _to_bits(values: Array, bits: int, *, subnormals: bool) -> Array:
-    """Round to a number of mantissa bits; if asked, leave subnormal numbers alone: they have fewer bits."""
+    """Round to a number of mantissa bits; optionally skip subnormal numbers, which have fewer bits."""
     limits = np.finfo(values.dtype)
     drop = limits.nmant - bits
     if drop <= 0:
@@ -140,7 +140,7 @@ def _to_bits(values: Array, bits: int, *, subnormals: bool) -> Array:
     raw = values.view(word)
     odd = raw >> word.type(drop)
     odd &= word.type(1)
-    # Almost half of a step, and the rest of it for odd numbers: a half rounds to even.
+    # Add almost half of a step, and the rest for odd numbers, so that ties round to even.
     half = (1 << drop - 1) - 1
     words = raw + word.type(half)
     words += odd

@@ -1,4 +1,4 @@
-"""A chunk with some of its blocks replaced: the streams of all other blocks are copied as they are.
+"""Replaces blocks of a chunk; the streams of all other blocks are copied unchanged.
 
 Source: "Blosc Chunk Format", section Blocks.
 """
@@ -37,11 +37,11 @@ def splice(
 ) -> bytes | None:
     """Return a chunk with blocks replaced by `data`, ascending; None if all blocks have to be encoded together.
 
-    That is so if blocks depend on each other, as with a dictionary; if the chunk was encoded with other parameters
-    (level and split may differ); and if only a chunk that becomes raw, or stops being raw, would be small. `old` has
-    all bytes of the chunk. Its blocks and the blocks in `data` have one size. If the filters are chosen by the data,
-    they stay; a chunk without blocks gets filters that suit its new data. `kept_bits` has the same meaning as in
-    `encode`, for the new blocks.
+    This is necessary if blocks depend on each other, as with a dictionary; if the chunk was encoded with other
+    parameters (level and split may differ); or if only a chunk that becomes raw, or stops being raw, would be small.
+    `old` has all bytes of the chunk. Its blocks and the blocks in `data` have one size. If the filters are chosen by
+    the data, the old filters are kept; a chunk without blocks uses filters that suit its new data. `kept_bits` has the
+    same meaning as in `encode`, for the new blocks.
     """
     header = old.head.header
     params = _params(old, numbers, data, typesize, cparams, blockshape)
@@ -58,9 +58,9 @@ def splice(
 
     count = len(numbers)
     if header.special:
-        # All old blocks are the same: encode one of them, after the new ones.
+        # All old blocks are the same: encode one old block, after the new blocks.
         filling = _filling(old)
-        # Most new data differs in its first block: compare only that one first.
+        # Most new data differ in the first block, so compare only the first block at first.
         if (data[:1] == filling).all() and (data == filling).all():
             return bytes(old.region)
         rows = np.concatenate((data, filling))
@@ -77,7 +77,7 @@ def splice(
 
     pieces: list[Buffer] = []
     done = 0
-    # The last turn copies the blocks after the last new one.
+    # The last iteration copies the blocks after the last new block.
     stops = (*numbers, header.nblocks)
     blocks = (*new[:count], b"")
     for number, block in zip(stops, blocks, strict=True):
@@ -102,9 +102,9 @@ def _params(
     cparams: CParams,
     blockshape: tuple[int, ...] | None,
 ) -> CParams | None:
-    """Return parameters with the filters for new blocks among old ones, or None if they cannot be in one chunk."""
+    """Return parameters with the filters for new blocks among old blocks, or None if one chunk cannot contain both."""
     header = old.head.header
-    if cparams.is_lossy and header.memcpyed:  # a raw chunk keeps its header, which may note bits
+    if cparams.is_lossy and header.memcpyed:  # a raw chunk keeps its header, which may record kept bits
         return None
     if cparams.filters != AUTO:
         return cparams
@@ -117,12 +117,12 @@ def _params(
 
 
 def _width(typesize: int) -> int:
-    """Return the size of an item as a chunk's header can say it."""
+    """Return the size of an item as a chunk's header can store it."""
     return typesize if typesize <= 255 else 1
 
 
 def _bits_of_all(old: ChunkHeader, new: int) -> int:
-    """Return how many bits of the mantissa are in use in old and in new blocks; 0 if that is not known."""
+    """Return the number of mantissa bits in use in old and new blocks; 0 if it is unknown."""
     if old.special:
         return new if old.special == Special.ZEROS else 0
     metas = dict(zip(old.filters, old.filters_meta, strict=True))
@@ -133,7 +133,7 @@ def _bits_of_all(old: ChunkHeader, new: int) -> int:
 
 
 def _with_bits_of(old: ChunkHeader, cparams: CParams) -> ChunkHeader:
-    """Return a header that notes the same bits as the parameters; reading does not depend on them."""
+    """Return a header that records the same number of bits as the parameters; reading does not depend on it."""
     own = choice.exact_filters(old.filters, old.filters_meta)
     new = choice.exact_filters(cparams.filter_slots, cparams.meta_slots)
     if own != new:
@@ -142,9 +142,9 @@ def _with_bits_of(old: ChunkHeader, cparams: CParams) -> ChunkHeader:
 
 
 def _is_blockwise(old: ChunkHeader, task: Task) -> bool:
-    """Say whether new blocks can be in one chunk with the old ones."""
+    """Return whether one chunk can contain the new blocks and the old blocks."""
     params = task.cparams
-    if params.use_dict or FilterId.DELTA in params.filter_slots:  # blocks build on the data of others
+    if params.use_dict or FilterId.DELTA in params.filter_slots:  # blocks depend on the data of other blocks
         return False
     item_nbytes = max(1, old.cbytes - old.header_len)
     if old.special and old.block_nbytes % item_nbytes:
@@ -168,7 +168,7 @@ def _task(
     cparams: CParams,
     blockshape: tuple[int, ...] | None,
 ) -> Task:
-    """Describe blocks to encode, with as many streams as the old ones."""
+    """Return the task to encode blocks, with as many streams as the old blocks."""
     width = _width(typesize)
     metas = cparams.metas_for(width)
     pipeline = filters.Pipeline(cparams.filter_slots, metas, width, blockshape=blockshape)
@@ -180,7 +180,7 @@ def _task(
 
 
 def _encode_blocks(task: Task) -> list[Buffer]:
-    """Encode blocks, each for itself; a stream that does not get smaller is stored raw."""
+    """Encode blocks separately; a stream that would not be smaller is stored raw."""
     stored = Stored.whole(plain(task))
     if not stored.head.header.memcpyed:
         bounds = zip(stored.starts.tolist(), stored.stops.tolist(), strict=True)
@@ -197,14 +197,14 @@ def _encode_blocks(task: Task) -> list[Buffer]:
 
 
 def _filling(old: Stored) -> Bytes:
-    """Return what every block of a special chunk holds, as a row."""
+    """Return the content of a block of a special chunk, as a row."""
     row = np.empty((1, old.head.header.block_nbytes), np.uint8)
     fill(old.head, row[0], (0,))
     return row
 
 
 def _copy_blocks(old: Stored, first: int, last: int) -> list[Buffer]:
-    """Return the stored blocks from `first` to before `last`: in one piece if they follow each other."""
+    """Return the stored blocks from `first` to before `last`, in one piece if they are contiguous."""
     starts = old.starts[first:last]
     stops = old.stops[first:last]
     if first < last and np.array_equal(starts[1:], stops[:-1]):
@@ -216,7 +216,7 @@ def _copy_blocks(old: Stored, first: int, last: int) -> list[Buffer]:
 
 
 def _patch(old: Stored, numbers: Sequence[int], data: Bytes, task: Task) -> bytes | None:
-    """Return a raw chunk with the bytes of some blocks replaced; None as soon as one of them gets smaller."""
+    """Return a raw chunk with the bytes of blocks replaced; None if compression makes any of them smaller."""
     if task.cparams.clevel:
         nbytes = sum(map(len, _encode_blocks(task)))
         if nbytes < data.size:

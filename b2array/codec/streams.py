@@ -1,7 +1,7 @@
-"""The streams in a block: where they are, whether they are valid, and runs as streams of a codec.
+"""Finds and checks the streams in a block, and converts runs to streams of a codec.
 
-A block is a row of streams, each after its size. A size of 0 means a run of zeros. A size of -n, with a token after it,
-means a run of the byte n. Codecs do not know runs.
+A block is a sequence of streams, each preceded by its size. A size of 0 means a run of zeros. A size of -n, followed by
+a token, means a run of the byte n. Codecs do not support runs.
 
 Source: "Blosc Chunk Format", section Blocks.
 """
@@ -24,12 +24,12 @@ from b2array.errors import FormatError
 __all__ = ["MIN_STREAM", "check_ratio", "decode_zstd", "encode_run", "many_stream_positions", "stream_positions"]
 
 MIN_STREAM = 128
-"""C-Blosc 1 makes no shorter streams when it splits."""
+"""The minimum size of a stream, in bytes, in blocks that C-Blosc 1 splits."""
 
 _INT32 = struct.Struct("<i")
 
 _STREAMS_AT_ONCE = 2**18
-"""Checking more streams in one go would take too much memory."""
+"""The maximum number of streams to check at a time, because checking takes memory."""
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -43,7 +43,7 @@ def stream_positions(
 ) -> list[tuple[int, int]]:
     """Return the position of the size field of each stream, block by block, and its value.
 
-    The plain loop is faster than `many_stream_positions` for few blocks. It takes and raises the same.
+    The plain loop is faster than `many_stream_positions` for few blocks. Parameters and errors are the same.
     """
     streams = []
     unpack = _INT32.unpack_from
@@ -77,11 +77,11 @@ def many_stream_positions(
     nstreams: int,
     neblock: int,
 ) -> tuple[Int64Array, Int64Array]:
-    """Find the size fields of streams: their positions and values, in arrays of shape (nblocks, nstreams).
+    """Find the size fields of streams; return positions and values in arrays of shape (nblocks, nstreams).
 
     Block n begins at ``starts[n]`` and ends at ``stops[n]`` at the latest, in bytes from the start of `region`.
-    `neblock` is the uncompressed size of a stream. FormatError says that a stream reaches beyond its block, or that its
-    size or token is not valid.
+    `neblock` is the uncompressed size of a stream. FormatError is raised if a stream extends beyond its block, or if
+    its size or token is not valid.
     """
     position = np.asarray(starts, np.int64)
     limit = np.asarray(stops, np.int64)
@@ -89,7 +89,7 @@ def many_stream_positions(
     csizes = np.empty_like(positions)
     if len(region) < 4:
         raise FormatError(f"expected a stream size of 4 bytes, found {len(region)} bytes")
-    # The integer at each byte: sizes need not be aligned.
+    # The integer at each byte position, because sizes need not be aligned.
     words: npt.NDArray[np.int32] = np.ndarray((len(region) - 3,), "<i4", region, strides=(1,))
     if len(position) and int(position.min()) < 0:
         _overrun(position, limit)
@@ -104,7 +104,7 @@ def many_stream_positions(
         position = position + csize
         position += 4
         if len(csize) and int(csize.min()) < 0:
-            # A negative size is the byte that a run repeats: one token follows, and not so many bytes.
+            # A negative size is the repeated byte of a run, which is followed by a token and no further bytes.
             position += (csize < 0) * (1 - csize)
     if (position > limit).any():
         _overrun(position, limit)
@@ -120,7 +120,7 @@ def check_ratio(
     neblock: int,
     ratio: int,
 ) -> None:
-    """Raise FormatError if the streams are not valid, or if a byte of them stands for more than `ratio` bytes.
+    """Raise FormatError if the streams are not valid, or if one of their bytes represents more than `ratio` bytes.
 
     The other parameters are the same as in `many_stream_positions`.
     """
@@ -175,7 +175,7 @@ _SHORTEST_RUN = {
     CodecFormat.ZLIB: 2**31,
     CodecFormat.ZSTD: 2**16,
 }
-"""Decoding a shorter run takes longer than copying a raw stream."""
+"""The minimum size of a run, in bytes, that is decoded faster than a raw stream is copied."""
 
 
 _ZSTD_BLOCK = 2**17
@@ -196,7 +196,7 @@ def _pack_run(fmt: CodecFormat, nbytes: int, value: int) -> bytes:
             head = size << 3 | _ZSTD_RLE << 1 | is_last
             pieces += head.to_bytes(3, "little"), value_byte
         payload = b"".join(pieces)
-    # A literal, a match that repeats it, and the literals at the end that the format demands.
+    # A literal, a match that repeats the literal, and the final literals that the format requires.
     elif fmt == CodecFormat.LZ4:
         length = _length_bytes(nbytes - 25)
         payload = b"\x1f" + value_byte + b"\x01\x00" + length + b"\x50" + value_byte * 5
@@ -226,9 +226,9 @@ def decode_zstd(
     neblock: int,
     outs: Sequence[memoryview],
 ) -> None:
-    """Decode the zstd streams of blocks, all compressed ones in one go.
+    """Decode the zstd streams of blocks, all compressed streams in one call.
 
-    `outs` are buffers of equal sizes for all streams in order, `neblock` bytes each: one for all blocks, or one a
+    `outs` are buffers of equal sizes for all streams in order, `neblock` bytes each: one for all blocks, or one per
     block. The other parameters and the errors are the same as in `many_stream_positions`.
     """
     frames: list[Buffer] = []
@@ -238,7 +238,8 @@ def decode_zstd(
     streams = stream_positions(region, starts, stops, nstreams, neblock)
     first = 0
     for out in outs:
-        # Streams that are decoded one after the other go to one place: raw ones, which are copied here, end it.
+        # Consecutive compressed streams share one output buffer, which ends at a raw stream, because that is copied
+        # here.
         begin = 0
         end = 0
         for head, csize in streams[first : first + count]:

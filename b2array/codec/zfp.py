@@ -1,7 +1,7 @@
-"""ZFP: blocks of floats with errors that the user allows, through the package zfpy.
+"""ZFP: blocks of floats with errors within the user's bounds, through the package zfpy.
 
-A block is one stream without a header of ZFP: the id of the codec, its parameter byte, the shape of the block and the
-size of an item say all that is needed.
+A block is one stream without a ZFP header: the id of the codec, its parameter byte, the shape of the block and the size
+of an item are sufficient.
 
 Sources: the documentation of ZFP (sections Compression Modes and Low-Level C API) and of the codec in C-Blosc2
 (``plugins/codecs/zfp/README.md``).
@@ -25,9 +25,9 @@ from b2array.errors import FormatError, UnsupportedError
 __all__ = ["MAX_RATIO", "MIN_ITEMS", "Mode", "Zfp", "check_layout", "exponent", "tolerance"]
 
 MAX_RATIO = 8 * 4**4 * 8
-"""One bit can stand for a cell of four items along each of four dimensions, of eight bytes each."""
+"""The maximum ratio: one bit can represent a cell of four items, of eight bytes each, along each of four dimensions."""
 MIN_ITEMS = 64
-"""C-Blosc2 writes beyond its memory in smaller blocks, when it changes an array that has them."""
+"""The minimum number of items in a block: C-Blosc2 overruns its memory when it changes smaller blocks."""
 _MIN_EXTENT = 4
 _MOST_DIMS = 4
 _DTYPES: dict[int, np.dtype[Any]] = {
@@ -42,7 +42,7 @@ _PACKAGE = "ZFP needs the package zfpy: pip install 'b2array[zfp]'"
 
 
 class Mode(IntEnum):
-    """The ids of the codec, one for each way to bound errors."""
+    """The ids of the codec, one for each way of limiting errors."""
 
     ZFP_ACC = 33
     ZFP_PREC = 34
@@ -123,7 +123,7 @@ class Zfp(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         self._how = _settings(mode, meta, typesize, len(blockshape))
 
     def check_rate(self) -> None:
-        """Raise UnsupportedError for a rate at which no bits are left for items; zfpy crashes there."""
+        """Raise UnsupportedError for a rate that leaves no bits for items, because zfpy would crash."""
         if self._mode != Mode.ZFP_RATE:
             return
         nitems = _MIN_EXTENT ** len(self._shape)
@@ -134,13 +134,13 @@ class Zfp(Codec):  # type: ignore[misc]  # numcodecs has no type hints
             )
 
     def encode(self, buf: Buffer) -> Buffer:
-        """Compress a block; return it as it is if it cannot be kept within its bounds."""
+        """Compress a block; return it unchanged if the error bound cannot be met."""
         self.check_rate()
         items = np.frombuffer(buf, self._dtype).reshape(self._shape)
-        if not np.isfinite(items).all():  # ZFP turns these and their neighbours into arbitrary numbers
+        if not np.isfinite(items).all():  # ZFP converts these values and their neighbours to arbitrary numbers
             return buf
         payload: bytes = _zfpy().compress_numpy(items, write_header=False, **self._how)
-        # A tolerance below the resolution of a type cannot be kept.
+        # A tolerance below the resolution of a type cannot be met.
         if self._mode == Mode.ZFP_ACC and not self._is_within(items, payload):
             return buf
         return payload
@@ -159,7 +159,7 @@ class Zfp(Codec):  # type: ignore[misc]  # numcodecs has no type hints
 
     def _decompress(self, payload: Buffer) -> npt.NDArray[Any]:
         zfpy = _zfpy()
-        # ZFP reads on past a payload that is cut short. No cell takes more than two bits for each bit of its items,
+        # ZFP reads beyond the end of a truncated payload. No cell takes more than two bits for each bit of its items,
         # a sign of life and an exponent.
         cells = math.prod(-(-n // _MIN_EXTENT) for n in self._shape)
         cell_nbytes = _MIN_EXTENT ** len(self._shape) * self._dtype.itemsize
