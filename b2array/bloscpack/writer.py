@@ -201,7 +201,7 @@ def _pack_head(header: FileHeader, section: bytes, offsets: Sequence[int], nslot
 class Writer:
     """An unfinished Bloscpack file; made by `create`.
 
-    Use the writer as a context manager. The file is complete when the block ends. If the block raises, there is no file.
+    Use the writer as a context manager. The file is complete when the block ends. If the block raises, no file is left.
     """
 
     def __init__(
