@@ -424,7 +424,7 @@ def _read_dtype(stored: Any) -> np.dtype[Any]:
         limit = config.limits.dtype_text
         if len(stored) > limit:
             raise FormatError(f"expected at most {limit} bytes of type text, found {len(stored)}")
-        # Text without quotes, as old versions wrote it, stays as it is.
+        # Text without quotes, from old versions, is not changed.
         with suppress(*_NOT_A_DTYPE):
             descr = ast.literal_eval(stored)
     if isinstance(descr, str):

@@ -506,7 +506,7 @@ def _plan_for(
         shuffle = cblosc.SHUFFLE
         width = metas[last] or typesize
     elif last is not None and ids[last] == FilterId.BITSHUFFLE and block_nbytes // typesize % 8 == 0:
-        # With other numbers of items C-Blosc 1 leaves the whole block as it is, and Blosc2 only the rest of eight.
+        # With other numbers of items, C-Blosc 1 does not shuffle the block; Blosc2 does not shuffle only the rest.
         shuffle = cblosc.BITSHUFFLE
     split = nstreams > 1
     # C-Blosc 1 splits by rules, where Blosc2 has a flag: it would look for one stream where these have several.

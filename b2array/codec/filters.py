@@ -319,7 +319,7 @@ def _bitshuffle_items(slot: _FilterSlot, nbytes: int) -> int:
     """Return the number of items at the start of a block that bitshuffle changes."""
     n = nbytes // slot.typesize
     rest = n % 8
-    # C-Blosc 1 leaves such a block as it is, Blosc2 only the items after the last eight.
+    # C-Blosc 1 does not change such a block; Blosc2 leaves only the items after the last group of eight unchanged.
     if slot.blosc1 and rest:
         return 0
     return n - rest

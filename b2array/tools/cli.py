@@ -191,7 +191,7 @@ def info(
     at: opts.At = None,
     storage: opts.Storage = None,
 ) -> int:
-    """Say what is at a path: an array or a group."""
+    """Describe an array or a group."""
     options = opts.storage_options(storage)
     if at is not None and (raw or chunks):
         raise typer.BadParameter("--raw and --chunks show the whole file, and not a snapshot", param_hint="--at")
@@ -222,7 +222,7 @@ def _hex(raw: bytes) -> str:
 
 
 def _report(failed: Mapping[str, Exception]) -> int:
-    """Print what failed, and return the exit code."""
+    """Print the errors of members, and return the exit code."""
     for name, error in failed.items():
         _complain(f"{name}: {opts.error_text(error)}" if name else opts.error_text(error))
     if any(isinstance(error, FormatError) for error in failed.values()):
@@ -237,7 +237,7 @@ def ls(
     at: opts.At = None,
     storage: opts.Storage = None,
 ) -> int:
-    """List an array, or what is in a group, with sizes and ratios."""
+    """List members of a group, or one array, with sizes and ratios."""
     listed, failed = describing.list_members(url, opts.storage_options(storage), deep=False, at=at)
     members = {name: member for name, member in listed.items() if name}
     rows = [describing.row(name, member) for name, member in members.items()]
@@ -247,7 +247,7 @@ def ls(
 
 @_command
 def tree(url: opts.Url, at: opts.At = None, storage: opts.Storage = None) -> int:
-    """Draw a group with all that is below it."""
+    """Draw a group as a tree of all its members."""
     members, failed = describing.list_members(url, opts.storage_options(storage), deep=True, at=at)
     _say(*describing.draw_tree(members))
     return _report(failed)
@@ -390,7 +390,7 @@ def copy(
     src_storage: opts.SrcStorage = None,
     dst_storage: opts.DstStorage = None,
 ) -> int:
-    """Copy an array or a group of Blosc2 frames, chunks as they are."""
+    """Copy an array or a group of Blosc2 frames, chunk by chunk."""
     options, others = opts.both_options(storage, src_storage, dst_storage)
     origin, address = find(src, None, options, exists=True, at=at)
     several = False
@@ -524,7 +524,7 @@ def unpack(
     src_storage: opts.SrcStorage = None,
     dst_storage: opts.DstStorage = None,
 ) -> int | None:
-    """Write what is in a Bloscpack file to another file."""
+    """Write the content of a Bloscpack file to another file."""
     options, others = opts.both_options(storage, src_storage, dst_storage)
     with bloscpack.open(src, storage_options=options) as f:
         if partial:
@@ -706,7 +706,7 @@ def snapshot(
     replace: Annotated[bool, typer.Option("--replace", help="Replace a snapshot of this name.")] = False,
     storage: opts.Storage = None,
 ) -> None:
-    """Keep an array or a group, as it is now, under a name."""
+    """Keep the current state of an array or a group under a name."""
     with _keeper(url, opts.storage_options(storage), "r+") as target:
         target.snapshot(name, message, replace=replace)
 
@@ -759,7 +759,7 @@ def diff(
     src_storage: opts.SrcStorage = None,
     dst_storage: opts.DstStorage = None,
 ) -> int:
-    """Say what changed since a snapshot, or differs elsewhere."""
+    """Show the changes since a snapshot, or between two places."""
     options, others = opts.both_options(storage, src_storage, dst_storage)
     if other is None and _is_place(url, name, options):
         listed = list(comparing.differences(url, name, options, others))
@@ -796,13 +796,13 @@ def rm(
     recursive: Annotated[bool, typer.Option("-r", "--recursive", help="Also a group in a group.")] = False,
     storage: opts.Storage = None,
 ) -> None:
-    """Remove a member of a group, or an array in no group."""
+    """Remove a member of a group, or an array outside groups."""
     _say(changing.remove(url, opts.storage_options(storage), recursive=recursive))
 
 
 @_command
 def mv(src: opts.Src, dst: opts.Dst, storage: opts.Storage = None) -> None:
-    """Give a member of a group another name in it."""
+    """Rename a member within its group."""
     _say(changing.rename(src, dst, opts.storage_options(storage)))
 
 
@@ -835,5 +835,5 @@ def attrs(
 
 @_command
 def demo() -> None:
-    """Show in ten seconds what b2array is for."""
+    """Demonstrate b2array in ten seconds."""
     demonstration.main()
