@@ -1,26 +1,26 @@
 """Named arrays below one URL, changed together by one commit.
 
-addressing   `open`: what a URL names
-sources      `load`, `copy`, `open_schunk`: read what `open` finds
+addressing   `open`: opens the array, super-chunk or group that a URL names
+sources      `load`, `copy`, `open_schunk`: read arrays and super-chunks by their URLs
 making       makes the member that a URL names
 group        `Group`, the mapping that users hold, and `open_group`
 attributes   a group's attributes as a mapping
-fork         `Changes`, what transactions and forks of a group have in common; forks for workers
-changing     `begin`: begins a transaction, wherever the group is
-transaction  `Transaction`, what both kinds of transactions have in common
+fork         `Changes`, the common base of transactions and forks of a group; forks for workers
+changing     `begin`: begins a transaction of a group in any store
+transaction  `Transaction`, the common base of both kinds of transactions
 local_transaction  collects changes of several members of a local group for one commit (`b2array.commit.entries`)
-rows         collects them in an object store (`b2array.commit.many`)
-row_change   the changes of such a transaction as data; checks whether they still fit
+rows         does the same for a group in an object store (`b2array.commit.many`)
+row_change   the changes of a transaction in an object store as data; checks whether they still fit
 snapshot_changes   the snapshots that a transaction makes, drops and copies
-snapshots_on_disk  writes what snapshots of a local group need, during its commit
-restoring    goes back to a snapshot, in a transaction
+snapshots_on_disk  writes the data of a local group's snapshots during a commit
+restoring    restores a snapshot, in a transaction
 copying      copies the snapshots of another group, in a transaction
-kept         a group at one moment; frames that keep states of members that went
-snapshots    snapshots of a group, as users see them; how two moments differ
+kept         a group at a snapshot; frames that keep states of deleted members
+snapshots    lists the snapshots of a group, and compares two of them
 local        members in a local directory
 listed       members in a prefix of an object store, which the manifest lists
 whole        finds, makes, completes, describes and removes a whole group
-summaries    opens members from what the manifest says of them
+summaries    opens members from their summaries in the manifest
 members      `Members`: names, and the groups that they make; `check_new`
 archive      members in a `.b2z` archive, for reading
 unpacked     members of an archive that is being made or changed, in a directory beside it

@@ -432,7 +432,7 @@ def _open_part_at(place: Place, storage_options: Storage, at: str) -> Any:
 
 
 def _get_member(group: Group, name: str) -> Any:
-    """Open a member of a group; FileNotFoundError names the members that there are instead."""
+    """Open a member of a group; for a missing member, raise FileNotFoundError that lists the existing members."""
     try:
         return group[name]
     except KeyError:
@@ -530,7 +530,7 @@ def _open_unmarked(
     is_bucket = len(parts) < 2 and _OF_BUCKETS.fullmatch(front) is not None
     for suffix in () if is_bucket else SUFFIXES:
         store = open_store(f"{front}{path}{suffix}{back}", storage_options=storage_options)
-        # A server that does not list gets one request more, for the usual ending.
+        # If the server cannot list files, send one more request, for the usual ending.
         if not (store.can.lists or (suffix == ARRAY and _is_file(store, parts))):
             continue
         try:

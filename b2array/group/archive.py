@@ -206,7 +206,7 @@ class Archive:
 
     def _header_nbytes(self, where: str, entry: _Entry, stamp: Stamp) -> int:
         """Return the size of a file's local header; FormatError if it is no header, or the file exceeds the archive."""
-        # The central directory does not tell the size: its extra fields differ from the ones in the local header.
+        # The size is not in the central directory: its extra fields differ from the fields in the local header.
         span = Span("", entry.start, entry.start + _LOCAL_HEADER.size)
         (head,) = self.store.read([span], expected=stamp.version)
         magic, name_nbytes, extra_nbytes = _LOCAL_HEADER.unpack(head)
@@ -271,11 +271,11 @@ class _ArchiveFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        """Read from the position on, as files do; LimitError for a directory larger than the limit of metadata."""
+        """Read from the present position, like a file; raise LimitError for a directory above the limit of metadata."""
         end = self._stamp.size
         start = min(self._at, end)
         stop = min(start + size, end) if size >= 0 else end
-        # Damaged sizes must not make this process allocate any amount of memory.
+        # Damaged sizes must not make this process allocate too much memory.
         if stop - start > config.limits.metadata_nbytes:
             raise LimitError(f"the directory of the archive takes {stop - start} bytes")
         self._at = stop

@@ -65,7 +65,7 @@ class Attrs(Attributes):
         return self._home.open(path, self._mode, lazy=True)
 
     def require(self) -> Handle:
-        """Open the frame for changes; make a missing one. With this frame, the group exists even without members."""
+        """Open the frame for changes; make a missing frame, with which the group exists even without members."""
         writable(self._home, self._mode, self._home.url)
         frame = self._open_frame()
         if frame is not None and frame.mode == "r+":
@@ -87,7 +87,7 @@ class Attrs(Attributes):
             return changes.create(self._name, OTHER, copy_into, overwrite=True)
 
     def add(self, others: Attributes) -> None:
-        """Add attributes; raise FileExistsError if the group has one of them already."""
+        """Add attributes; raise FileExistsError if the group already has one of them."""
         clash = sorted(self.keys() & others.keys())
         if clash:
             raise FileExistsError(f"{self._home.url}: there is an attribute {clash[0]!r}")

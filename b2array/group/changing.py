@@ -1,4 +1,4 @@
-"""Begins the transaction of a group, wherever it is: `begin`, `changing`, `committing`."""
+"""Begins transactions of a group in any store: `begin`, `changing`, `committing`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def begin(
 ) -> AnyTransaction:
     """Begin a transaction, after completing the commit of a writer that was killed.
 
-    It first deletes the members whose names begin with `replacing`. The classes say what `marked` means.
+    The transaction starts by deleting the members whose names begin with `replacing`. `GroupChange` and `RowChange`
+    describe `marked`.
     """
-    if marked:  # other callers have just looked at the group themselves
+    if marked:  # other callers have just read the list of members
         home.refresh()
     home.recover()
     changes: AnyTransaction
@@ -47,7 +48,7 @@ def changing(home: AnyGroup | Changes) -> AbstractContextManager[Changes]:
 
 @contextmanager
 def committing(home: AnyGroup) -> Iterator[AnyTransaction]:
-    """Run the block in a new transaction, and commit it."""
+    """Begin a transaction for the block, and commit it at the end; abort it if the block raises."""
     changes = begin(home, marked=False)
     try:
         yield changes

@@ -25,8 +25,8 @@ __all__ = ["copy_snapshots"]
 def copy_snapshots(changes: AnyTransaction, moments: Sequence[Moment]) -> None:
     """Add the snapshots of another group, which replace snapshots of the same names.
 
-    The transaction has copied the members of that group already, each with its earlier states. States of deleted and
-    replaced members are still missing: they are copied now, and no member has them.
+    The transaction has already copied the members of that group, each with its earlier states. This copies the states
+    of deleted and replaced members, which belong to no member of the copy.
     """
     changes.view.require_ledger()
     if isinstance(changes, RowTransaction):
@@ -49,7 +49,7 @@ def _copy_to_disk(changes: LocalTransaction, moments: Sequence[Moment]) -> None:
             if key not in copies:
                 earlier = then.state_of(state.path)
                 kept = replace(earlier, at=entry_of(then, state, group), member=None)
-                # The states of one file share chunks, so that one retired frame gets all of them.
+                # The states of one file share chunks, so put all of them into one retired frame.
                 missing[earlier.url, earlier.version].append(kept)
             states[name] = copies.get(key) or MemberState(state.path, state.generation)
         changes.snapshots.add_copy(then.entry, states)
@@ -111,7 +111,7 @@ def _copy_unlisted(changes: RowTransaction, path: str, source: Snapshot) -> Memb
     new = copier_of(Handle(source, "r"), changes.storage_options, snapshots=False)
     draft = new(free_place(changes, path), overwrite=False)
     state = _write_state(changes, draft, path, draft.state)
-    # A later member at this path must not give these numbers to its chunks.
+    # A later member at this path must not use these numbers for its chunks.
     unlisted = changes.change.unlisted
     unlisted[path] = max(unlisted.get(path, 0), draft.staging.next)
     draft.staging.close()

@@ -1,8 +1,8 @@
 """Forks of a group's transaction: group handles for workers, whose changes become part of the commit.
 
-A fork shows the members as the transaction had them when the fork was made, and its own changes. It changes an
-existing member through a fork of the array; `b2array.commit.fork` says where the chunks wait. New members travel in the
-pickle of the fork, wherever the group is, so that a killed worker leaves nothing of them behind.
+A fork shows the members as they were in the transaction when the fork was made, and the changes of the fork. It changes
+an existing member through a fork of the array; `b2array.commit.fork` describes where the chunks wait. New members are
+part of the fork's pickle in every kind of store, so a killed worker leaves no files of new members.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Changes(ABC):
 
     @property
     def url(self) -> str:
-        """The address of the group, without secrets."""
+        """The URL of the group, without secrets."""
         return self.view.url
 
     @property
@@ -103,7 +103,7 @@ class Changes(ABC):
         members: Mapping[str, str],
         states: Mapping[str, str] = NOTHING,
     ) -> None:
-        """Delete members, given as paths by name. `states` are the generations of those that were copied, by path."""
+        """Delete members, given as paths by name. `states` has the generations of the copied ones, by path."""
 
     def refresh(self) -> None:
         """Raise ValueError: the changes would be lost."""
@@ -112,13 +112,13 @@ class Changes(ABC):
     # Forks.
 
     def fork(self, prefix: str) -> GroupFork:
-        """Return a fork that can write the members whose names begin with a prefix."""
+        """Prepare members whose names begin with a prefix for forks, and return a fork that can write them."""
         members = self.members()
         inside = members.below(prefix.rstrip("/"))
         # Embedded members can only be read, and members of inner groups belong to other transactions.
         paths = [path for path in inside.values() if not (is_embedded(path) or _is_mounted(self.view, path))]
         points = dict(zip(paths, self._prepare_forks(paths), strict=True))
-        # Several threads may fork the first time; their forks must know one transaction.
+        # Several threads may make the first fork; all forks must have the same transaction identity.
         with self._mutex.held:
             self._fork_id = self._fork_id or os.urandom(16)
             name = os.urandom(16)
@@ -130,16 +130,17 @@ class Changes(ABC):
         return [make_fork_point(open_draft(self, path)) for path in paths]
 
     def merge(self, workers: Sequence[object]) -> None:
-        """Take over the changes of forks. If they do not fit together, raise ConflictError and change nothing."""
+        """Take over the changes of forks, and end them. If they conflict, raise ConflictError and change nothing."""
         forks = [_accept(self, worker) for worker in workers]
         news = _choose_new(self, forks)
-        # Check everything before taking anything: a half-merged transaction could not be used.
+        # Check all changes before taking over any: a half-merged transaction would be useless.
         with ExitStack() as locks:
             for draft, change, rows in _fit_changes(self, forks, locks):
                 take_over(draft, change, rows)
         for name, copies in news.items():
             _merge_new(self, name, copies)
-        # The commit depends on what the workers have read, except for members that were deleted here since the fork.
+        # The commit depends on the members that workers have read, except members that were deleted here since the
+        # fork.
         paths = {*self.members().values()}
         for path in {path for fork in forks for path in fork.seen} & paths:
             self.note_read(path)
@@ -250,7 +251,7 @@ def _choose_new(
 
 
 def _merge_new(changes: Changes, name: str, copies: Sequence[NewMember]) -> None:
-    """Make a member that forks have made, if it is missing; give a frame of attributes what all forks have set."""
+    """Make a member that forks have made, if it is missing; set the attributes that forks have set."""
     first, path = copies[0], changes.members().get(name)
     if path is None:
         # The fork has made it with the layout that the user wants, or that is usual in the place of the group.
@@ -311,7 +312,7 @@ def _read_chunks(source: Source) -> Iterator[bytes | Special]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Origin:
-    """What a fork takes along from its transaction. It can be pickled.
+    """The data that a fork takes along from its transaction. It can be pickled.
 
     Parameters
     ----------
@@ -320,7 +321,7 @@ class _Origin:
     group : AnyGroup
         Shows the members without the changes.
     members : Members
-        The members as the transaction had them.
+        The members in the transaction at the time of the fork.
     points : mapping of str to ForkPoint
         The points from which forks of members start, by path: these members can be written.
     """
@@ -337,15 +338,15 @@ class GroupFork(Changes):
     Parameters
     ----------
     origin : _Origin
-        What the fork has taken along from the transaction.
+        The data that the fork has taken along from the transaction.
     name : bytes
         The identity of the fork.
     opened : mapping of str to Fork
-        The forks of members that were used or made here, by path.
+        The forks of members that were used or made in this fork, by path.
     new : mapping of str to str
-        The names of members that were made here, by path.
+        The names of members that were made in this fork, by path.
     seen : collection of str
-        The paths of members of the transaction that were opened here.
+        The paths of the transaction's members that were opened in this fork.
     merged : collection of bytes
         The identities of the siblings that were merged into this fork.
     """
@@ -386,7 +387,7 @@ class GroupFork(Changes):
 
     @property
     def names(self) -> set[bytes]:
-        """The identities of the forks whose changes are here: this one, and the siblings that were merged into it."""
+        """The identities of this fork, and of the siblings that were merged into it."""
         return {self.name, *self._roster.merged}
 
     def _is_related(self, fork: GroupFork) -> bool:
@@ -422,7 +423,7 @@ class GroupFork(Changes):
         return new
 
     def end(self) -> None:
-        """Make every further use raise ValueError: the changes are elsewhere now."""
+        """Make every further use raise ValueError, because the fork was merged."""
         self._is_merged = True
         for fork in self._opened.values():
             fork.end()
@@ -445,7 +446,7 @@ class GroupFork(Changes):
         return self.open_unnoted(path, mode)
 
     def note_read(self, path: str) -> None:
-        """Note that a member of the transaction was read here."""
+        """Note that a member of the transaction was read in this fork."""
         if path not in self._new:
             self.seen.add(path)
 
@@ -466,7 +467,7 @@ class GroupFork(Changes):
         path = name + suffix
         if name in self.members():
             raise ValueError(f"a fork of a group cannot replace the member {name!r}: do that before you fork")
-        # The layout that is usual where the member will be.
+        # Use the usual layout of the store in which the member will be.
         layout: Kind = "contiguous" if self.view.is_local else "sparse"
         draft = new(None, overwrite=False, layout=layout)
         fork = Fork(make_fork_point(draft), self.name)

@@ -341,7 +341,7 @@ class Group(MutableMapping[str, Any]):
             raise AttributeError(f"'Group' object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _members(self) -> Members:
-        """Return the members of the outermost group, listed anew if the handle follows other writers."""
+        """Return the members of the outermost group; list them again if the handle follows other writers."""
         if self._follow:
             self._home.refresh()
         return self._home.members()
@@ -399,7 +399,7 @@ class Group(MutableMapping[str, Any]):
         return Table(self._home, prefix) if is_table(self._home, prefix) else None
 
     def _locate(self, name: str) -> tuple[str, str | None]:
-        """Return the full name and the path of a member, and None as the path of a group; KeyError for neither."""
+        """Return the full name and path of a member, or the full name of a group and None; KeyError for neither."""
         try:
             name = check_name(name)
         except ValueError as error:
@@ -468,7 +468,7 @@ class Group(MutableMapping[str, Any]):
         return {name: self._open_path(path, lazy=True) for name, path in self._paths_here().items()}
 
     def _arrays_to_read(self) -> dict[str, Any]:
-        """Return the arrays like `arrays`, but read-only. Opening them is no part of a transaction under way."""
+        """Return the arrays like `arrays`, but read-only. Opening them is not part of a transaction under way."""
         return {name: _open_member(self._home, path, "r", lazy=True) for name, path in self._paths_here().items()}
 
     def _paths_here(self) -> dict[str, str]:
@@ -538,7 +538,7 @@ class Group(MutableMapping[str, Any]):
         return dataset_of(self, options)
 
     def _writable(self) -> AnyGroup | Changes:
-        """Return the home for changes, or raise ReadOnlyError; list it anew if the handle follows others."""
+        """Return the home for changes, or raise ReadOnlyError; refresh it if the handle follows other writers."""
         home = writable(self._home, self._mode, self.url)
         if self._follow and isinstance(home, AnyGroup):
             home.refresh()
@@ -647,7 +647,7 @@ class Group(MutableMapping[str, Any]):
         {'grid': 'coarse'}
         """
         self._writable()
-        # Check the attributes before anything is written: this raises TypeError.
+        # Check the attributes before writing anything: this raises TypeError.
         drafts.encode_metalayers(attrs)
         inner = self._inner(check_name(name))
         is_new = not self._members().is_group(inner.name)
@@ -872,7 +872,7 @@ class Group(MutableMapping[str, Any]):
 
     @contextmanager
     def _run_transaction(self, *, replace: bool) -> Iterator[Group]:
-        """Do what `transaction` does; `transaction` adds a message for users who forget the ``with``."""
+        """Run a transaction for `transaction`, which adds a message for users who forget the ``with``."""
         home = self._writable()
         if isinstance(home, Changes):
             raise ValueError("a transaction is under way on this group already")  # noqa: TRY004 - not the user's type

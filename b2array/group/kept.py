@@ -3,7 +3,7 @@
 A snapshot of a local group stores the packed states of the members; the chunks remain in the members' frames. Before a
 transaction deletes or replaces a member, it copies the states that snapshots need to a retired frame, which is not a
 member. The manifest lists the retired frames, and the states in each. In an object store, a snapshot names revisions,
-which nothing moves.
+which never move.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _OURS = re.compile(rf"[0-9a-fA-F]{{16}}{re.escape(KEPT)}\Z|{re.escape(RETIRED)}/
 
 
 class RetiredFrame(NamedTuple):
-    """A retired frame, and the name and generation of each state in it."""
+    """The token of a retired frame, and the name and generation of each state in it."""
 
     token: str
     states: tuple[tuple[str, bytes], ...]
@@ -120,7 +120,7 @@ def earlier_states(
             continue
         source = then.state_of(state.path)
         is_same = source.state.annotations.identity == now.state.annotations.identity
-        # Another revision of a contiguous member has its chunks in other places, and so does a file that was packed.
+        # Another revision of a contiguous member, or a repacked file, has its chunks in other places.
         is_comparable = source.sparse or (source.store.can.local and is_same_file(source, now))
         # A file without chunks has no room for the chunks of other states.
         has_room = now.frame.nchunks or not source.frame.nchunks
@@ -139,7 +139,7 @@ def is_same_file(one: Snapshot, other: Snapshot) -> bool:
 
 
 def entry_of(then: Moment, state: MemberState, group: bytes) -> Kept:
-    """Return the entry for a ledger that keeps the state of a member at a snapshot of its group."""
+    """Return a ledger entry for the state of a member at a snapshot of its group."""
     entry = then.entry
     return Kept(
         entry.name,
@@ -152,7 +152,7 @@ def entry_of(then: Moment, state: MemberState, group: bytes) -> Kept:
 
 def remove_frame(store: Store) -> None:
     """Remove a retired frame. If a part of it cannot be removed, `vacuum` tries again."""
-    # No snapshot needs the frame any more, so a file that stays does no harm.
+    # No snapshot needs the frame any more, so a leftover file does no harm.
     with suppress(OSError, B2ArrayError):
         store.remove(FRAME_NAME, is_part)
 
@@ -263,7 +263,7 @@ class Moment:
     def state_of(self, path: str, *, deep: bool = False) -> Snapshot:
         """Load the state of a member at the snapshot. Raises what `open` raises.
 
-        With `deep`, also check that the chunks are where the index says, for callers that rely on it.
+        With `deep`, also check that the chunks are in the places in the index, for callers that rely on it.
         """
         for is_last in (False, True):
             try:
@@ -275,7 +275,7 @@ class Moment:
             if state is not None and isinstance(self.group, ListedGroup):
                 return state
             if state is not None:
-                # A local file may be replaced while the state is read: then look for the state again.
+                # If a local file is replaced while the state is read, look for the state again.
                 again = partial(_reload_state, self.group, self.entry, path)
                 return replace(state, again=again)
             # Another transaction may have retired the member meanwhile, as a newer manifest says.
@@ -302,7 +302,7 @@ class Moment:
         return None
 
     def _find_state(self, path: str, *, deep: bool = False) -> Snapshot | None:
-        """Load the state of a member where the manifest says it is; None if it is not there."""
+        """Load the state of a member from the place in the manifest; None if it is not there."""
         token = self._token(path)
         state = self._states[path]
         if token is not None:

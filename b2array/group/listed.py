@@ -1,8 +1,8 @@
 """The members of a group in an object store. Each has a row in the manifest, which names its committed revision.
 
-A revision never changes. So all members that one handle opens belong to one commit, and no reader waits for a writer. A
-group without a manifest, such as a directory that was copied to the store, is listed once; its first commit writes the
-manifest.
+A revision never changes. So all members that one handle opens belong to one commit, and readers never wait for writers.
+A group without a manifest, such as a directory that was copied to the store, is listed once; its first commit writes
+the manifest.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class ListedGroup:
         return self.store.below(path)
 
     def _require_plain(self) -> None:
-        # In URLs of these stores "?" is a letter of a name, but `join_url` puts a path before it, as before a query.
+        # In URLs of these stores, "?" is a character of a name, but `join_url` puts a path before it, as before a
+        # query.
         if "?" in self._address and (self.store.can.lock or self.store.can.compare):
             raise ValueError(f"{self.url}: expected the URL of a group, found a '?' behind it")
 
@@ -141,7 +142,7 @@ class ListedGroup:
 
     def show_manifest(self) -> bool:
         """Read the manifest, and show its members; return False without a manifest that can be read."""
-        # Whether something else marks the group, `whole.exists` finds out, and raises the errors that matter.
+        # `whole.exists` checks whether another file marks the group, and raises the errors that matter.
         with suppress(Exception):
             manifest, version = self.catalog.read()
             if manifest == Manifest():
@@ -174,14 +175,14 @@ class ListedGroup:
         if self._listing is None:
             self.show(*self.catalog.read())
         elif written is not None and not self._is_pinned and written[0].number > self._listing[0].number:
-            # A member of this handle has committed: show that, and the earlier commits of other writers with it.
+            # A member of this handle has committed: show this commit, and the earlier commits of other writers.
             self.show(*written)
         if self._listing is None:
             raise ValueError("expected the manifest that was just read")
         return self._listing
 
     def load_manifest(self) -> Manifest:
-        """Read the manifest as it is now, without a change of the members shown."""
+        """Read the present manifest, without changing the members shown."""
         return self.catalog.read()[0]
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
@@ -260,10 +261,10 @@ class ListedGroup:
             # If somebody has dropped the snapshot, `vacuum` may have removed the revision.
             with suppress(*MISSING):
                 revision = load_revision(self.member(path), row)
-                # Without its member, the revision stays the same when the group commits.
+                # Without the link to its member, the revision stays the same when the group commits.
                 return replace(revision, member=None)
             return None
-        # Files that were copied here from a local disk keep the states of snapshots themselves.
+        # Frames that were copied here from a local disk contain the states of snapshots.
         with suppress(*MISSING, ConflictError):
             source = load_published(self.store_of(path))
             return kept.find_intact_state(source, state, manifest.identity.encode(), repr(name))

@@ -68,7 +68,7 @@ class NewFrame(Protocol):
     """A function that prepares the frame of a new member for a commit."""
 
     def __call__(self, url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
-        """Return a draft of the frame at a place, or in memory. `layout` counts if the user asks for none."""
+        """Return a draft of the frame at a place, or in memory. `layout` applies if the user does not choose one."""
         ...
 
 
@@ -145,12 +145,13 @@ class LocalGroup:
         self._mounts: dict[str, LocalGroup] = {}
         # The version of the manifest whose log this handle has applied: the log need not be applied again.
         self._applied: Version | None = None
-        # States that transactions of this handle have committed, the latest last. Mostly the next one meets the same.
+        # States that transactions of this handle have committed, the latest last: the next transaction often needs
+        # them.
         self._states = OrderedDict[str, Remembered]() if states is None else states
-        # The manifest that `recover` has read: a list that is made next begins with it.
+        # The manifest that `recover` has read, for the next list of members.
         self._recovered: Manifest | None = None
         self.store = store or open_store(url, storage_options=self.storage_options)
-        # An absolute path: when a member is opened, the working directory may be another one.
+        # An absolute path, because the working directory may change before a member is opened.
         self._address = self.store.url
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -216,7 +217,7 @@ class LocalGroup:
 
     def show_manifest(self) -> bool:
         """Return whether there is a manifest that can be read; members of a local group are shown on demand."""
-        # Whether something else marks the group, `whole.exists` finds out, and raises the errors that matter.
+        # `whole.exists` checks whether another file marks the group, and raises the errors that matter.
         with suppress(Exception):
             return self.load_manifest() != Manifest()
         return False
@@ -257,7 +258,7 @@ class LocalGroup:
     def _list(self) -> tuple[Manifest, Members]:
         """Read the manifest, and list the files.
 
-        If a commit came in between, do it again; in the last attempt exclude writers.
+        If a commit happens in between, start again; the last attempt locks out writers.
         """
         manifest, self._recovered = self._recovered, None
         if manifest is None:
@@ -286,7 +287,7 @@ class LocalGroup:
         for path, entry in manifest.log.items():
             if is_embedded(path):
                 continue
-            # The files do not tell: they depend on how far the writer of the log has come.
+            # The files do not decide: they depend on the progress of the writer of the log.
             name = path.rpartition(".")[0]
             here, action = action_of(entry, self.store_of, path)
             if action in (Action.WRITE, Action.PUT):
@@ -370,7 +371,7 @@ class LocalGroup:
         return read_manifest(self.store)
 
     def load_manifest(self) -> Manifest:
-        """Read the manifest as it is now, without its version."""
+        """Read the present manifest, without its version."""
         manifest, _ = read_manifest(self.store, versioned=False)
         return manifest
 
@@ -507,7 +508,8 @@ class LocalGroup:
         again = partial(_reload_state, self._address, self.storage_options, path)
         last = self._states.get(path)
         source = read_member(self.store_of, manifest, path, again=again, last=last)
-        # Other writers change this member as well, so comparing it with our last commit saves no time any more.
+        # Other writers change this member as well, so comparing it with the last commit of this handle saves no more
+        # time.
         if last is not None and source.state is not last[0]:
             self._states.pop(path, None)
         return source
@@ -549,7 +551,7 @@ def _reload_state(
     *,
     carries_out: bool = False,
 ) -> Snapshot:
-    """Load the committed state of a member again, for an array that was pickled or reads again after a conflict."""
+    """Load the committed state of a member again, for an array that was unpickled or repeats a read."""
     group = LocalGroup(address, options)
     # A writer must find a new frame in its place, and not in the log.
     if carries_out:

@@ -1,8 +1,8 @@
 """The transaction of a local group: it collects changes of several members for one commit.
 
 A new member is made in a place next to its path. At the end `b2array.commit.entries.commit_entries` commits all
-changes, unless another writer has changed a member that the transaction has read. What the commit writes for snapshots
-of the group is in `b2array.group.snapshots_on_disk`.
+changes, unless another writer has changed a member that the transaction has read. `b2array.group.snapshots_on_disk`
+writes the data of the group's snapshots during the commit.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LocalTransaction(Transaction):
             if mode == "r" or is_embedded(path):  # embedded members can only be read
                 return self.view.open(path, mode)
             self.view.require_own(path)
-            # The frame of an earlier commit may still wait in another place, where nobody may write.
+            # The frame of an earlier commit may still wait in another place, where no writer may change it.
             self.view.apply_entry(path)
             current = self.view.current(path)
             handle = Handle(current, mode)
@@ -132,7 +132,7 @@ class LocalTransaction(Transaction):
             if member is not None:
                 base = None if member.draft is None else member.draft.base
                 if path in states and base is not None:
-                    # The copy includes uncommitted changes; other writers can only have changed the state below.
+                    # The copy includes uncommitted changes; other writers can only have changed the committed state.
                     change.moved[path] = base.generation
                 _discard_member(self.view, path, member)
             if change.names.pop(path, None) is None:
@@ -144,7 +144,7 @@ class LocalTransaction(Transaction):
     # The end.
 
     def _discard(self) -> None:
-        if self.change.outcome != "open":  # the manifest may refer to what this would remove
+        if self.change.outcome != "open":  # the manifest may refer to the staged files
             return
         for path, member in self.change.members.items():
             _discard_member(self.view, path, member)
@@ -152,7 +152,7 @@ class LocalTransaction(Transaction):
 
     def _commit(self) -> list[Draft]:
         change = self.change
-        # `commit_entries` takes the drafts of new members away, so remember them before.
+        # `commit_entries` removes the drafts of new members, so collect all drafts first.
         members = change.members.values()
         drafts = [member.draft for member in members if member.draft is not None]
         if self._snapshots.new:
@@ -182,7 +182,7 @@ class LocalTransaction(Transaction):
         def members_after() -> Members:
             if change.marked:
                 return self.members()
-            # The handle of the group goes on to show its list as it is if the commit fails.
+            # If the commit fails, the handle of the group must still show the old list.
             members = self.members().copy()
             _list_changes(change, members)
             return members
@@ -191,7 +191,7 @@ class LocalTransaction(Transaction):
             # The handle of the group may have committed other changes since the transaction began.
             members = self._group.members()
             if change.marked and (change.removed or change.names):
-                members = members.copy()  # other threads may go through the list
+                members = members.copy()  # other threads may be iterating over the list
             _list_changes(change, members)
             view.show(after, members)
             self._group.show(after, members)
@@ -211,7 +211,7 @@ class LocalTransaction(Transaction):
 
 
 def _discard_member(view: LocalGroup, path: str, member: MemberChange) -> None:
-    """Give up the changes to a member, and remove what was staged for it."""
+    """Give up the changes to a member, and remove its staged files."""
     if member.draft is not None:
         if member.is_new:
             member.handle.abandon()
@@ -220,7 +220,7 @@ def _discard_member(view: LocalGroup, path: str, member: MemberChange) -> None:
         member.draft.abort()
     if not member.token:
         return
-    with suppress(OSError, B2ArrayError):  # `vacuum` removes what stays
+    with suppress(OSError, B2ArrayError):  # `vacuum` removes the rest
         discard(view.store_of(staged_path(path, member.token, sparse=False)))
 
 
@@ -259,7 +259,7 @@ def _require_place(
 def _members_near(view: LocalGroup, names: set[str], manifest: Manifest) -> Members:
     """Return the members that have these names, or exclude them.
 
-    Only these are looked for, because it takes long to list all members of a large group.
+    This looks only for these members, because it takes long to list all members of a large group.
     """
     near = view.members_near(names, manifest)
     for path, name in view.paths_of(names, manifest).items():
@@ -281,8 +281,8 @@ def _list_changes(change: GroupChange, members: Members) -> None:
 def _prepare_members(changes: LocalTransaction) -> dict[str, str]:
     """Prepare all members for a new snapshot, and return their paths by name.
 
-    A snapshot writes only to members that other software wrote. That software writes no checksums, and without them
-    nobody could see that it has overwritten a chunk of the snapshot. Warns if separate groups inside this one have
+    A snapshot changes only members without checksums, which other software wrote: without checksums, a reader cannot
+    notice that other software has overwritten a chunk of the snapshot. Warns if separate groups inside this one have
     members, which the snapshot does not have.
     """
     _move_out_embedded(changes)
@@ -292,7 +292,7 @@ def _prepare_members(changes: LocalTransaction) -> dict[str, str]:
         if member is None:
             revision = changes.view.current(path)
             if not lacks_checksums(revision):
-                # The commit only has to check that this is still the state.
+                # The commit only checks that the member still has this state.
                 changes.on_disk.bases[path] = revision
                 continue
             note = next_note(changes, path)
@@ -309,7 +309,7 @@ def _prepare_members(changes: LocalTransaction) -> dict[str, str]:
 
 
 def _give_checksums(handle: Handle, note: GroupCommit | None) -> None:
-    """Write the chunks without checksums again, as a change in the transaction, with a note of the commit if given."""
+    """Rewrite the chunks without checksums as a change in the transaction, and add a note of the commit if passed."""
     for attempt in handle.attempts():
         with attempt as draft:
             if note is not None:

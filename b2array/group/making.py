@@ -38,7 +38,7 @@ def make_member(
     group = Group(home, "", "r+")
     name = free_name(group, place.name, overwrite=options.overwrite)
     if isinstance(home, LocalGroup) and not _can_lock(home):
-        # Without the group's lock, make a frame as any program may: the directory lists it.
+        # Without the group's lock, make a frame like a program that does not know the group: the directory lists it.
         if name in home.members() and home.manifest.kept:
             raise RuntimeError(
                 f"{home.url}: snapshots need {name!r}; only a user who may lock the group can replace this member"

@@ -113,8 +113,8 @@ def _split(name: str) -> Iterator[tuple[str, str]]:
 def check_new(name: str, members: Members, url: str) -> None:
     """Check the name of a new member of the group at a URL. The name of an existing member passes.
 
-    Raises FileExistsError if a group has the name, and ValueError if some store could not hold the name, or if a part
-    of it names an array.
+    Raises FileExistsError if a group has the name, and ValueError if a store cannot hold the name, or if a part of it
+    names an array.
     """
     if name in members:
         return

@@ -1,4 +1,4 @@
-"""`restore`: makes a transaction go back to a snapshot of its group."""
+"""`restore`: restores a snapshot of a group, in a transaction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def restore(changes: AnyTransaction, name: str) -> None:
     Raises KeyError if the group has no snapshot of this name.
     """
     if isinstance(changes, RowTransaction):
-        # The transaction knows all snapshots: no revision goes while the manifest names it.
+        # The transaction knows all snapshots, and no revision is removed while the manifest names it.
         then = moment(changes.view, name, changes.view.manifest)
         changes.snapshots.note_needed(then.entry)
         _restore_rows(changes, then)
@@ -62,9 +62,9 @@ def _restore_local(changes: LocalTransaction, then: Moment) -> None:
 
 
 def _open_earlier(changes: LocalTransaction, then: Moment) -> dict[str, Snapshot]:
-    """Open the members that can go back in their frames; return the states to which they go back, by name.
+    """Open the members that can be restored in their frames; return the states to restore, by name.
 
-    All other members have to be made again.
+    All other members must be made again.
     """
     earlier = {}
     group = changes.change.identity.encode()
@@ -127,7 +127,7 @@ def _restore_member(
     state: MemberState,
     revision: Snapshot,
 ) -> None:
-    """Make a member go back to an earlier revision, or replace it by a member that begins with this revision."""
+    """Restore an earlier revision of a member, or replace the member by a new one with this revision."""
     path, ledger = changes.members().get(name), revision
     if path == state.path and not is_embedded(path):
         latest = changes.open(path, "r+").snapshot
@@ -152,7 +152,7 @@ def _draft_revision(
     overwrite: bool,  # noqa: ARG001 - the place is free
     layout: Kind = "auto",  # noqa: ARG001 - the revision has one
 ) -> Draft:
-    """Return the draft of a new member that begins with an earlier revision, and has the snapshots of `ledger`."""
+    """Return the draft of a new member that starts from an earlier revision, with the snapshots of `ledger`."""
     if not isinstance(url, FreePlace):
         raise TypeError(f"expected a place that is known to be free, found {url!r}")
     # In memory, no object can be below the name of another one.

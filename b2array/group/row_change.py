@@ -1,4 +1,4 @@
-"""`RowChange`: what a transaction of a group in an object store changes; checks whether that still fits."""
+"""`RowChange`: the changes of a transaction in an object store; checks whether they still fit."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class StateRead:
 
 @dataclass(slots=True)
 class RowChange:
-    """What a transaction of a group in an object store changes.
+    """The changes of a transaction of a group in an object store.
 
     Parameters
     ----------
     identity : str
-        The identity of the group, for its manifest if that has none yet.
+        The identity of the group, for a manifest that has none yet.
     marked : bool
         Whether the user reads through the transaction: the commit is refused if what was read has changed.
     members : dict of str to RowMember
@@ -125,10 +125,10 @@ def first_number(change: RowChange, view: ListedGroup, path: str) -> int:
 
 
 def note_moved(change: RowChange, view: ListedGroup, path: str, generation: str) -> None:
-    """Note that a member was copied in this state and goes; ConflictError if it is not in this state any more."""
+    """Note that a member was copied in this state and will be deleted; ConflictError if its state has changed since."""
     name = name_of(path)
     revision = view.rows[name].revision
-    # Without a revision, only a look at the published index tells the state.
+    # Without a revision, only the published index shows the state.
     unadopted = None if revision else view.current(path)
     latest = revision if unadopted is None else unadopted.generation
     if generation != latest:
@@ -147,7 +147,7 @@ def require_unchanged_reads(
     `written` are the names of the members that the commit writes.
     """
     for name, state in change.read.items():
-        if name in written:  # its changes go on top of the latest state, or that raises ConflictError
+        if name in written:  # the commit puts its changes on top of the latest state, or raises ConflictError
             continue
         row = rows.get(name)
         if row is None or row.revision != state.revision:

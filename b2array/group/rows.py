@@ -174,10 +174,10 @@ class RowTransaction(Transaction):
             edit=partial(_write_snapshots, self._snapshots, view, change.unlisted),
             start=view.versioned_manifest(),
         )
-        self._ended = True  # an error from now on must not abort what is committed
+        self._ended = True  # an error from now on must not abort the committed changes
         for member in written.values():
             member.handle.leave(committed.snapshots[member.name])
-            # The revisions of copied snapshots refer to chunks of earlier states, which therefore stay.
+            # The revisions of copied snapshots refer to chunks of earlier states, so keep the files of these chunks.
             delta = member.draft.delta
             delta.keeps = (*delta.keeps, *member.earlier)
         frames = {name: snapshot.frame for name, snapshot in committed.snapshots.items()}
@@ -240,7 +240,7 @@ def free_place(changes: RowTransaction, path: str) -> FreePlace:
 
 
 def _adopt_for_snapshots(changes: RowTransaction) -> None:
-    """Change members that have no revision yet, if there is a new snapshot: it names revisions."""
+    """If there is a new snapshot, change members without a revision, so that the snapshot can name one."""
     if not changes.snapshots.new:
         return
     for name, row in changes.view.rows.items():

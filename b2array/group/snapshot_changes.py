@@ -1,4 +1,4 @@
-"""`SnapshotChanges`: the snapshots that a transaction of a group makes, drops and copies, wherever the group is."""
+"""`SnapshotChanges`: the snapshots that a transaction of a group makes, drops and copies, in any store."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class SnapshotChanges:
             self.gone.add(entry.name)
 
     def note_needed(self, entry: Kept) -> None:
-        """Note a snapshot to which members go back.
+        """Note a snapshot whose states the transaction restores.
 
         The commit is refused if another writer drops it first, because `vacuum` may then have removed its data.
         """
@@ -160,7 +160,7 @@ def _store_list(
         digest=digest,
         packed=packed,
     )
-    # Everybody who opens the group reads the manifest, so that it has to stay short.
+    # Every reader of the group reads the manifest, so it must stay short.
     if has_room(others, packed):
         return new
     # A random name, because other writers may be preparing snapshots at the same time.

@@ -142,7 +142,7 @@ def _count_own_nbytes(
                 if len(names) == 1:
                     earlier = find_state(source, state, identity)
                     states.append(source.state if earlier is None else earlier.state)
-        # The chunks of the present state, and of the array's own snapshots, are not free when the group's are dropped.
+        # Dropping the group's snapshots does not free chunks of the present state or of the array's own snapshots.
         rest = [source.state] if is_member else []
         kept = load_kept_states(source, ledger_in(source).entries)
         rest += [each.state for each in kept if not _is_of(each, identity)]
@@ -165,7 +165,7 @@ def _list_by_revisions(
     """List the snapshots of a group in an object store, whose snapshots name revisions of the members."""
     moments = [moment(group, entry.name, group.manifest) for entry in entries]
     wanted = _states_at(moments)
-    # The present revisions count as well: chunks that they need are not free when a snapshot is dropped.
+    # Include the present revisions: dropping a snapshot does not free the chunks that they need.
     for row in group.rows.values():
         if row.revision:
             wanted.add(MemberState(row.path, bytes.fromhex(row.revision), row.sparse))
@@ -201,7 +201,7 @@ def _is_listed(group: ListedGroup, state: MemberState) -> bool:
 
 
 def diff_moments(group: AnyGroup, at: str, then: str | None) -> GroupDiff:
-    """Compare a group at the snapshot `at` with the group at the snapshot `then`; None stands for now."""
+    """Compare a group at the snapshot `at` with the group at the snapshot `then`, or with the present group if None."""
     before = moment(group, at)
     later: Moment | _Now = _Now(group) if then is None else moment(group, then)
     new_paths: Mapping[str, str] = later.members()
@@ -278,7 +278,7 @@ def _compare_states(
         return (None if same else []), has_other_attrs
     if is_same_frame:
         return differing(one, other) or None, has_other_attrs
-    # Nothing in the indexes tells which chunks are equal: one box covers both shapes.
+    # The indexes do not show which chunks are equal, so one box covers both shapes.
     first, second = one.layout.shape, other.layout.shape
     if len(first) == len(second):
         shape = tuple(map(max, first, second))

@@ -1,8 +1,8 @@
-"""`SnapshotsOnDisk`: what a transaction of a local group writes for snapshots of the group.
+"""`SnapshotsOnDisk`: writes the data of a local group's snapshots, for a transaction of the group.
 
-A snapshot writes to no member. It has a list with the header, metalayers and index of each member, in the state that
-the commit leaves. Members that the commit does not change are not locked: they are read, and compared again once all
-have been read.
+A snapshot does not change members. It has a list with the header, metalayers and index of each member, in its state
+after the commit. Members that the commit does not change are not locked: this module reads all of them, and then checks
+that none has changed.
 
 Before a member is deleted, the chunks that snapshots need are copied to a retired frame; see `b2array.group.kept`.
 """
@@ -46,7 +46,7 @@ Lock = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class SnapshotsOnDisk:
-    """What a transaction of a local group has prepared for snapshots.
+    """The data for snapshots that a transaction of a local group has prepared.
 
     Parameters
     ----------
@@ -74,11 +74,12 @@ class SnapshotsOnDisk:
     _lists: list[str] = field(default_factory=list)  # objects that this attempt has written
 
     def copy_early(self) -> None:
-        """Copy what snapshots need of deleted members before the commit takes locks, because copies take long.
+        """Copy the states of deleted members that snapshots need. This takes long, so it precedes the commit's locks.
 
-        Other writers may interfere. Under the locks, `edit` copies again what is missing by then.
+        Other writers may change the members meanwhile. Under the locks, `edit` copies the states that are still
+        missing.
         """
-        with suppress(OSError, B2ArrayError):  # if it is still in the way, the same error comes again from `edit`
+        with suppress(OSError, B2ArrayError):  # `edit` raises the same error again if it persists
             self._retire_removed(self.view.manifest)
 
     def require_fit(self, before: Manifest) -> None:
@@ -102,7 +103,7 @@ class SnapshotsOnDisk:
         frames: Mapping[str, Frame],
         lock: Lock,
     ) -> Manifest:
-        """Write what snapshots need, and return the manifest that refers to it.
+        """Write the lists and copies that snapshots need, and return the manifest that refers to them.
 
         `commit_entries` calls this, and describes the parameters.
         """
@@ -119,17 +120,17 @@ class SnapshotsOnDisk:
         return replace(after, kept=kept, retired=frames_after)
 
     def discard(self) -> None:
-        """Remove everything that was written, as far as possible."""
-        with suppress(OSError, B2ArrayError):  # `vacuum` removes what stays
+        """Remove all written lists and copies, as far as possible."""
+        with suppress(OSError, B2ArrayError):  # `vacuum` removes the rest
             self._delete_lists()
         for frame in [*self._retired.values(), *self.copied]:
             _remove_retired(self.view, frame.token)
         self._retired.clear()
 
     def remove_unneeded(self, before: Manifest, after: Manifest) -> None:
-        """Remove what only dropped snapshots needed, given the manifests before and after the commit."""
+        """Remove files that only dropped snapshots needed, given the manifests before and after the commit."""
         view = self.view
-        with suppress(OSError, B2ArrayError):  # the commit stands, and `vacuum` removes what stays
+        with suppress(OSError, B2ArrayError):  # the commit stands, and `vacuum` removes the rest
             remaining = {*group_ledger(view.url, after).entries}
             gone = {*group_ledger(view.url, before).entries} - remaining
             places = [entry.place for entry in gone if not entry.packed]
@@ -142,7 +143,7 @@ class SnapshotsOnDisk:
     def _put_list(self, name: str, packed: bytes) -> None:
         self._lists.append(name)
         create_under_own_name(self.view.store, name, packed)
-        # The manifest that names it must not reach the disk before it.
+        # The list must reach the disk before the manifest that names it.
         self.view.store_of(name).force()
 
     def _delete_lists(self) -> None:
@@ -179,8 +180,8 @@ class SnapshotsOnDisk:
     ) -> dict[str, Snapshot]:
         """Read the members that the commit does not write; return their states, all from one moment, by path.
 
-        The caller has the manifest's lock. Members are read again and again until no state has changed since all were
-        read. The last time, this locks them. It always does so for the first snapshot of a group: a writer that has
+        The caller has the manifest's lock. This reads the members repeatedly until no state has changed since the last
+        round. The last round locks the members. The first snapshot of a group always does so, because a writer that has
         seen no snapshot may be about to rewrite a file.
         """
         paths = self.change.same
@@ -194,7 +195,7 @@ class SnapshotsOnDisk:
         for path in paths:
             if path not in states:
                 _update_state(self.view, path, before, states)
-        # Each lock keeps a descriptor, and they may run out: so no other file is opened between the locks.
+        # Each lock keeps a file descriptor, and descriptors may run out, so open no other file between the locks.
         for path in sorted(paths):
             lock(path, states[path].name)
         for path in paths:
@@ -204,7 +205,7 @@ class SnapshotsOnDisk:
     # Deleted members.
 
     def _retire_removed(self, manifest: Manifest) -> dict[str, RetiredFrame]:
-        """Copy what snapshots need of deleted members; return the retired frames by the members' paths."""
+        """Copy the states of deleted members that snapshots need; return the retired frames by the members' paths."""
         removed = self.change.removed
         if not removed or not manifest.kept:
             return {}
@@ -227,7 +228,7 @@ class SnapshotsOnDisk:
         manifest: Manifest,
         names: Collection[str],
     ) -> RetiredFrame | None:
-        """Copy what snapshots of these names need of a member, unless an earlier copy has it; return the copy."""
+        """Copy the states of a member that these snapshots need, unless an earlier copy has them; return the copy."""
         revision = inspect_place(self.view.store_of(path)).frame
         if revision is None:
             return None
@@ -259,9 +260,9 @@ def _update_state(
     before: Manifest,
     states: dict[str, Snapshot],
 ) -> bool:
-    """Read a member, put its state into `states`, and say whether that has changed anything there.
+    """Read a member, put its state into `states`, and return whether this has changed `states`.
 
-    Raises ConflictError if the member is gone, or cannot be in a snapshot any more.
+    Raises ConflictError if the member does not exist any more, or cannot be in a snapshot any more.
     """
     last = states.get(path)
     try:
@@ -275,7 +276,7 @@ def _update_state(
 
 
 def _copy_states(view: LocalGroup, revision: Snapshot, pins: Sequence[Pin]) -> RetiredFrame | None:
-    """Copy the states that snapshots need of a member to a retired frame; None if there is nothing to copy."""
+    """Copy the states of a member that snapshots need to a retired frame; None if there are none to copy."""
     try:
         states = find_needed_states(revision, pins)
         return retire(view, states) if states else None
@@ -296,7 +297,7 @@ def _list_retired(
     gone: Collection[str],
     new: Iterable[RetiredFrame],
 ) -> Retired:
-    """Return which states retired frames keep, with `new` frames and without dropped snapshots `gone`."""
+    """Return the states in retired frames, with the `new` frames and without the dropped snapshots `gone`."""
     after = {}
     for token, states in before.items():
         remaining = tuple(state for state in states if state[0] not in gone)

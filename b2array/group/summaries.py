@@ -1,4 +1,4 @@
-"""Summaries of members in a group's manifest. Readers open a member from its summary, and read the member later.
+"""Summaries of members in a group's manifest. Readers open a member from its summary, and read the member on demand.
 
 A summary describes one state of a member, and has its fingerprint. A reader checks that the member is still in this
 state: on a local disk against the member, because a write by the member's own URL does not change the manifest; in an
@@ -31,7 +31,7 @@ def promise(store: Store, record: Any) -> Handle | None:
     described = _try_unpack(record)
     if described is None:
         return None
-    # On a local disk a look at the member costs little, and an open file keeps this state readable.
+    # On a local disk, checking the member costs little, and an open file keeps this state readable.
     frame = described.state.frame
     head = head_if_unchanged(store, frame, described.header)
     if head is None:

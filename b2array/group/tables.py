@@ -163,7 +163,7 @@ class Table:
         text = SChunk(self._open(DESCRIPTION)).vlmeta.get("schema")
         schema = None
         if isinstance(text, str | bytes):
-            # Text that is not JSON describes no columns: the error below shows it.
+            # Text that is not JSON describes no columns, so the error below shows the text.
             with suppress(ValueError, RecursionError):
                 schema = json.loads(text)
         schema = schema if isinstance(schema, dict) else {}

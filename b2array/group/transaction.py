@@ -1,4 +1,4 @@
-"""`Transaction`: what the transactions of a group do alike, on a local disk and in an object store."""
+"""`Transaction`: the common base of a group's transactions on a local disk and in an object store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Transaction", "next_note", "open_new", "require_names_free"]
 
 
 class Transaction(Changes):
-    """Changes to members of a group that wait for `commit`. What others commit meanwhile does not show.
+    """Changes to members of a group that wait for `commit`. It does not show later commits of other writers.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Transaction(Changes):
         return self._snapshots
 
     def members(self) -> Members:
-        """Return the path of each member by its name, as the transaction leaves them if it is marked."""
+        """Return the path of each member by its name; in a marked transaction, with its changes."""
         return self.view.members() if self._members is None else self._members
 
     def _update_members(
@@ -73,7 +73,7 @@ class Transaction(Changes):
         added: Mapping[str, str] = NOTHING,
     ) -> None:
         """Show removed and added members, given as names and as paths by name."""
-        if not self.change.marked:  # nobody reads the members before the commit, and a copy of many takes time
+        if not self.change.marked:  # no user reads the members before the commit, and a copy of many takes time
             return
         if self._members is None:
             self._members = self.view.members().copy()
@@ -109,7 +109,7 @@ class Transaction(Changes):
         *,
         overwrite: bool,
     ) -> Handle:
-        """Make a member, and return a handle to write to it. It appears with the commit.
+        """Make a member, and return a handle to write to it. Readers see the member after the commit.
 
         Raises ValueError if the group has a member of this name that was not deleted, and what `check_new` raises.
         """
@@ -124,7 +124,7 @@ class Transaction(Changes):
         path, handle = self._stage_new(name, suffix, new, overwrite=overwrite)
         draft = handle.draft
         if self._fork_id and draft is not None and not draft.destination.aside:
-            # With forks the transaction may last long, and in the end `vacuum` spares only files that a journal names.
+            # With forks, the transaction may last long, and `vacuum` then spares only files that a journal names.
             make_fork_point(draft)
         self._update_members(added={name: path})
         return handle
@@ -160,12 +160,12 @@ class Transaction(Changes):
 
     @abstractmethod
     def _discard(self) -> None:
-        """Give up all changes, and remove what was prepared for them."""
+        """Give up all changes, and remove the files that were prepared for them."""
 
     def commit(self) -> None:
         """Make all changes visible at once, or none.
 
-        Raises ConflictError if another writer has changed what they build on.
+        Raises ConflictError if another writer has changed a member or a snapshot on which they depend.
         """
         self._require_open()
         try:
@@ -173,7 +173,7 @@ class Transaction(Changes):
         except BaseException:
             if not self._ended:
                 self.abort()
-            # Show what is there now, whether the commit has happened or not.
+            # Show the present members, whether the commit has happened or not.
             self._group.refresh()
             raise
         self._ended = True
@@ -192,16 +192,17 @@ def next_note(changes: Transaction, path: str) -> GroupCommit:
 
 
 def open_new(draft: Draft) -> Handle:
-    """Return a handle to write to the draft of a new frame."""
+    """Enter a transaction with the draft of a new frame, and return the handle for writing to it."""
     handle = Handle(Snapshot(draft.store, draft.state, 0, None, ""), "r+")
     handle.enter(draft)
     return handle
 
 
 def require_names_free(url: str, names: Collection[str], members: Members) -> None:
-    """Raise ConflictError if another writer has made a member of one of these names, or of one that excludes it.
+    """Raise ConflictError if another writer has made a member with one of these names, or with a name that excludes it.
 
-    `members` are the members of the group after the commit, besides new ones: at least all that decide about the names.
+    `members` has the members of the group after the commit, except new ones: at least all members that may exclude the
+    names.
     """
     if clash := sorted(name for name in names if name in members):
         raise ConflictError(f"{url}: another writer has made {clash} as well")

@@ -3,9 +3,9 @@
 The directory is an ordinary group, and each change is a commit in it. `close` packs the members into a new archive next
 to the old one, renames the new archive, and removes the directory. Until then the old archive does not change.
 
-The writer holds a lock as long as it lives. A note in the directory has the version of the archive with which the
-writer began, and, once the new archive is written, the version of the new one. The note of a killed writer tells the
-next writer how to proceed:
+The writer holds a lock until it ends. A note in the directory has the version of the archive with which the writer
+began and, after the new archive is written, the version of the new archive. The note of a killed writer tells the next
+writer how to proceed:
 
 ==========================================  ==========================================================
 the note                                    the directory
@@ -73,7 +73,7 @@ class Unpacked(LocalGroup):
         return self.store.url.removesuffix(WORK)
 
     def own(self, lock: FileIO, begun: Version | None) -> None:
-        """Own the directory and its lock. `begun` is the version of the old archive, if there is one."""
+        """Take ownership of the directory and its lock. `begun` is the version of the old archive, if there is one."""
         self._lock = lock
         self._begun = begun
         self._finalizer = weakref.finalize(self, _warn_of_forgotten, lock, self.url)
@@ -98,7 +98,7 @@ class Unpacked(LocalGroup):
             super().refresh()
 
     def require_ledger(self) -> None:
-        """Raise UnsupportedError: an archive has no manifest, which could list snapshots."""
+        """Raise UnsupportedError: an archive has no manifest to list snapshots."""
         raise UnsupportedError(
             f"{self.url} is an archive, which can keep snapshots of its arrays, but not of the whole group; convert it"
             " to a directory first"
@@ -147,7 +147,7 @@ class Unpacked(LocalGroup):
             self._release()
 
     def leave(self) -> str:
-        """Leave the directory to the next writer, and return a hint how to continue; "" for a copy."""
+        """Release the lock, leave the directory to the next writer, and return a hint for continuing; "" for a copy."""
         super().close()
         lock, self._lock = self._lock, None
         if lock is None or lock.closed:
@@ -250,7 +250,7 @@ def _prepare(
     *,
     resume: bool | None,
 ) -> Unpacked:
-    """Do the work of `open_unpacked` for this version of the archive. The caller holds the lock."""
+    """Prepare the directory for `open_unpacked`, given the archive's version. The caller holds the lock."""
     left = _read_note(work, begun)
     if left is None or mode == "w" or resume is False:
         remove(work)
@@ -333,7 +333,7 @@ def remove(work: str) -> None:
 
 
 def _describe_ways(path: str) -> str:
-    """Return a hint how to continue with the changes of an unfinished writer, and how to remove them."""
+    """Return a hint on how to continue with the changes of an unfinished writer, and how to remove them."""
     return (
         f"The changes are in {path}{WORK}: open_group(url, 'a', resume=True) continues with them, and resume=False or"
         " b2array.vacuum removes them"

@@ -1,4 +1,4 @@
-"""Functions for a whole group: find it, make it, complete it, summarize its members, remove it."""
+"""Finds, makes, completes, summarizes and removes whole groups."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def exists(group: AnyGroup, *, visible: bool = False) -> bool:
     try:
         files = group.store.listing() if group.is_local else group.store.walk()
     except (*MISSING, PermissionError, UnsupportedError):
-        # Without a listing, only a manifest could show a group.
+        # If the store cannot list files, only a manifest can show a group.
         return False
     if not group.is_local:
         return bool(members_among(files))
@@ -256,7 +256,7 @@ def clear(group: AnyGroup) -> None:
 
 def discard(group: AnyGroup) -> None:
     """Remove a new group whose first commit failed, unless another writer has added members."""
-    # The caller raises the error of the commit, which matters more than a failure to clean up.
+    # The caller raises the error of the commit, which is more important than a failure to clean up.
     with suppress(OSError, B2ArrayError), group.store.lock(MANIFEST):
         group.refresh()
         if group.members():
