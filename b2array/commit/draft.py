@@ -467,7 +467,8 @@ class Draft(Source):
         """Put the changes on top of the `current` state, which another writer has committed.
 
         New chunks whose files may have been deleted move to other files. With `is_equal`, the state equals the base and
-        has the chunks in the same places. ConflictError: the other writer has changed what these changes depend on.
+        has the chunks in the same places. ConflictError: the other writer has changed a chunk or a value on which these
+        changes depend.
         """
         _renumber(self)
         if self.base is None or current.generation == self.base.generation:

@@ -407,7 +407,7 @@ class Handle:
                 self._show(snapshot)
 
     def refresh(self) -> None:
-        """Show what other writers have committed since this handle was opened or last committed.
+        """Show the commits of other writers since this handle was opened, or last committed.
 
         The new state may be of another frame, which has replaced this one.
         """

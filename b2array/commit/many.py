@@ -107,7 +107,7 @@ class _Prepared:
 def commit_member(draft: Draft) -> Snapshot:
     """Commit one member through its group: changes of the member, or a new frame in its place.
 
-    Raises what `commit_rows` raises.
+    Raises the errors of `commit_rows`.
     """
     base = draft.destination.old if draft.base is None else draft.base
     if base is None or base.member is None:

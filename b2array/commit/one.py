@@ -56,7 +56,8 @@ _COPIED_AT_ONCE = 2**24
 def commit(draft: Draft) -> Snapshot:
     """Encode open chunks, make all changes of a draft visible, and return the new state; abort the draft on failure.
 
-    ConflictError: another writer has changed what these changes depend on. The store keeps the state of that writer.
+    ConflictError: another writer has changed chunks or values on which these changes depend. The store keeps the state
+    of that writer.
     """
     try:
         draft.flush()

@@ -104,7 +104,7 @@ def pins_in(
 ) -> list[Pin]:
     """Return the states of a member that the snapshots of one group need, or only the snapshots with some names.
 
-    States in archived frames are not among them: the frame of the member does not need them. Raises what `pins_of`
+    The result omits states in retired frames, because the frame of the member does not need them. Raises what `pins_of`
     raises.
     """
     if not manifest.kept:
@@ -134,8 +134,7 @@ def pinned_states(
 ) -> list[tuple[Kept, Snapshot]]:
     """Return the pinned states that the frame does not keep itself yet, with entries for its ledger.
 
-    `is_same` says that the caller knows the frame to be the one that the snapshots name. Raises what `find_state`
-    raises.
+    With `is_same`, the caller knows that the frame is the one that the snapshots name. Raises what `find_state` raises.
     """
     existing = {(entry.name, entry.group) for entry in ledger_in(revision).entries}
     states: dict[tuple[str, bytes], tuple[Kept, Snapshot]] = {}

@@ -127,7 +127,7 @@ class Staging:
     store : Store
         The directory or prefix of the frame.
     spool : Spool, optional
-        Where the chunks of a contiguous frame wait; without a spool, each chunk gets a file.
+        The spool for the chunks of a contiguous frame; without a spool, each chunk gets a file.
     first : int
         The first number for a file.
     transaction : CreatedFiles, optional

@@ -498,7 +498,7 @@ class _Chunk:
         blocks = () if self.blocks is None else self.blocks
         if FilterId.DELTA in head.header.filters:
             blocks = chunk.blocks_to_decode(head, blocks)
-        # The chunk may be cut into other blocks than the frame says.
+        # The chunk may have other blocks than the frame expects.
         if not len(blocks) or blocks[-1] >= len(head.starts):
             return None
         if len(blocks) == 1 and self.is_local:

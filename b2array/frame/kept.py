@@ -32,7 +32,7 @@ def load_intact_state(revision: Snapshot, name: str, *, deep: bool = False) -> S
     chunk if its head does not depend on the items. Later reads compare the rest. With `deep`, this compares the whole
     of each chunk now, for callers that copy references to the chunks and do not read them.
 
-    Raises what `load_kept_state` raises; SnapshotLostError if other software has overwritten a chunk.
+    Raises the errors of `load_kept_state`; SnapshotLostError if other software has overwritten a chunk.
     """
     state = load_kept_state(revision, name)
     if state.at is not None and state.at.suspect:
@@ -106,7 +106,7 @@ def find_intact_state(
     """Load a state like `find_state`; if other software has changed the frame, check that the chunks are intact.
 
     With `deep`, this check compares the whole of each chunk. Otherwise, it compares the head of each chunk that is not
-    at the same place in the frame's present state. Raises what `load_intact_state` raises.
+    at the same place in the frame's present state. Raises the errors of `load_intact_state`.
     """
     earlier = find_state(revision, state, group, title)
     if earlier is None or earlier.at is None:
@@ -122,7 +122,7 @@ def find_intact_state(
 
 
 def require_intact(source: Source, *, deep: bool, besides: State | None = None) -> None:
-    """Compare the stored chunks of a source with their checksums; raise what `fetch` raises.
+    """Compare the stored chunks of a source with their checksums; raise the errors of `fetch`.
 
     Parameters
     ----------

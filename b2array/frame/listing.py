@@ -101,7 +101,7 @@ def _is_state(content: Any) -> bool:
 
 
 def load_members(group: Store, url: str, entry: Kept) -> dict[str, MemberState]:
-    """Read the members of a snapshot, given its entry in the ledger. Raises what `unpack_members` raises."""
+    """Read the members of a snapshot, given its entry in the ledger. Raises the errors of `unpack_members`."""
     view: Buffer = entry.packed
     if not view:
         # A long list is a separate object, so that commits need not write it again with the manifest.

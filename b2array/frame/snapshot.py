@@ -1,9 +1,9 @@
 """`Snapshot`: one committed state of a frame, an object that never changes; `load` reads it from a store.
 
-A frame by itself has one index, which every commit replaces. A member of a group in an object store has a revision for
-each commit of the group, and the group's manifest lists the revision that counts: `load_member` reads it. The index
-under the usual name is a published copy, for readers that do not know the group. A note in this copy tells `load` that
-there is a group.
+A frame outside of groups has one index, which every commit replaces. A member of a group in an object store has a
+revision for each commit of the group, and the group's manifest lists the revision that counts: `load_member` reads it.
+The index under the usual name is a published copy, for readers that do not know the group. A note in this copy tells
+`load` that there is a group.
 """
 
 from __future__ import annotations
@@ -383,7 +383,7 @@ def load_published(
     bare: bool = False,
     sparse: bool | None = None,
 ) -> Snapshot:
-    """Read the frame that a store holds, even if its group lists another state. Raises what `load` raises.
+    """Read the frame that a store holds, even if its group lists another state. Raises the errors of `load`.
 
     If the caller passes whether the frame is `sparse`, this takes fewer requests. The other parameters are as for
     `load`.
@@ -439,7 +439,7 @@ def load_member(
     last: Snapshot | None = None,
     for_writing: bool = False,
 ) -> Snapshot:
-    """Return the state of a member that a manifest lists.
+    """Load the state of a member that a manifest lists.
 
     Parameters
     ----------
@@ -529,7 +529,7 @@ def find_damage(published: Snapshot) -> tuple[str, str] | None:
 
 
 def load_revision(member: Member, row: Row, *, bare: bool = False) -> Snapshot:
-    """Return the revision of a member that a row lists. Raises what `load_member` raises."""
+    """Load the revision of a member that a row lists. Raises the errors of `load_member`."""
     if row.sparse:
         store = member.group.below(row.path)
         name = index_name(row.revision)
@@ -599,7 +599,7 @@ def find_frame(store: Store) -> Snapshot | None:
 def reload(seen: Snapshot, *, even_new: bool = False, carries_out: bool = False) -> Snapshot:
     """Load the present state in the store of a snapshot; without later commits, reuse the parsed frame.
 
-    Header and fingerprint identify every state that b2array has written. Raises what `load` raises.
+    Header and fingerprint identify every state that b2array has written. Raises the errors of `load`.
 
     Parameters
     ----------
@@ -817,7 +817,7 @@ def load_from_header(
     version: Version | None,
     unique: str = "",
 ) -> Snapshot:
-    """Read a frame whose header the caller has: `data` contains it, and perhaps more. Raises what `load` raises."""
+    """Read a frame whose header the caller has: `data` contains it, and perhaps more. Raises the errors of `load`."""
     try:
         sparse = unpack_header(data).frame_type == FrameType.SPARSE
     except (FormatError, UnsupportedError) as error:

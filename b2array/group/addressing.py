@@ -192,7 +192,7 @@ def _open_existing(
 ) -> Any:
     """Open the frame at a URL, or the group or member that the URL names; with a `name`, at this snapshot.
 
-    Raises what `open` raises.
+    Raises the errors of `open`.
     """
     try:
         store = open_store(url, storage_options=storage_options)

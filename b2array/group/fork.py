@@ -177,7 +177,7 @@ class NewMember(NamedTuple):
 
 
 def _accept(changes: Changes, worker: object) -> GroupFork:
-    """Return `worker` as a fork that can be merged into the changes. Raises what `Group.merge` raises."""
+    """Return `worker` as a fork that can be merged into the changes. Raises the errors of `Group.merge`."""
     if not isinstance(worker, GroupFork):
         raise TypeError("merge() takes forks of this group")
     worker.require_open()

@@ -722,7 +722,7 @@ class Group(MutableMapping[str, Any]):
         return NDArray(copied) if _is_array(path, copied) else SChunk(copied)
 
     def popitem(self) -> tuple[str, Any]:
-        """Remove the first array, and return its name and an in-memory copy of it. Raises what `pop` raises."""
+        """Remove the first array, and return its name and an in-memory copy of it. Raises the errors of `pop`."""
         members = self._members()
         name = next((name for name in self if self._full(name) in members), None)
         if name is None:
@@ -817,7 +817,7 @@ class Group(MutableMapping[str, Any]):
         return sources
 
     def move(self, source: str, name: str) -> None:
-        """Rename an array or a group in this group, in one commit. Raises what `copy` raises."""
+        """Rename an array or a group in this group, in one commit. Raises the errors of `copy`."""
         if f"{check_name(name)}/".startswith(f"{check_name(source)}/"):
             raise ValueError(f"{source!r} cannot be moved into itself, to {name!r}")
         if isinstance(self._home, GroupFork):

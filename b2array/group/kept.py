@@ -67,7 +67,7 @@ def find_needed_states(source: Snapshot, pins: Sequence[Pin]) -> list[Snapshot]:
     """Return the states in a member's frame that snapshots of the group need, the oldest first.
 
     A state that several snapshots need appears once for each. A state of another frame, which this one has replaced, is
-    already lost. Raises what `find_state` raises.
+    already lost. Raises the errors of `find_state`.
     """
     entries: list[tuple[Kept, Snapshot]] = []
     for pin in pins:
@@ -261,7 +261,7 @@ class Moment:
         return Handle(self.state_of(path), "r")
 
     def state_of(self, path: str, *, deep: bool = False) -> Snapshot:
-        """Load the state of a member at the snapshot. Raises what `open` raises.
+        """Load the state of a member at the snapshot. Raises the errors of `open`.
 
         With `deep`, also check that the chunks are in the places in the index, for callers that rely on it.
         """

@@ -106,7 +106,7 @@ class ListedGroup:
         return join_url(self._address, path)
 
     def store_of(self, path: str) -> Store:
-        """Return the store of a path in the group. Raises what `address` raises."""
+        """Return the store of a path in the group. Raises the errors of `address`."""
         self._require_plain()
         return self.store.below(path)
 
@@ -226,7 +226,7 @@ class ListedGroup:
         return promised or Handle(self.current(path), mode)
 
     def current(self, path: str, *, for_writing: bool = False) -> Snapshot:
-        """Load the state of a member that the manifest of this handle lists. Raises what `open` raises."""
+        """Load the state of a member that the manifest of this handle lists. Raises the errors of `open`."""
         return self._load_in(self.manifest, path, for_writing=for_writing)
 
     def _load_in(

@@ -523,7 +523,7 @@ class LocalGroup:
                 self._states.popitem(last=False)
 
     def current(self, path: str) -> Snapshot:
-        """Load the state of a member that belongs to the manifest shown. Raises what `open` raises."""
+        """Load the state of a member that belongs to the manifest shown. Raises the errors of `open`."""
         mount = self.mount_of(path)
         if mount is not None:
             owner, inner = mount

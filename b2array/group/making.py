@@ -28,7 +28,7 @@ def make_member(
 ) -> Handle:
     """Make a member of a group in one commit, and return its handle. With `options.overwrite`, replace a member.
 
-    Raises what `Group.create` raises, and ReadOnlyError for an archive.
+    Raises the errors of `Group.create`, and ReadOnlyError for an archive.
     """
     home = whole.home_of(place.group, options.storage_options or {})
     if isinstance(home, Archive):

@@ -84,7 +84,7 @@ class RowChange:
     identity : str
         The identity of the group, for a manifest that has none yet.
     marked : bool
-        Whether the user reads through the transaction: the commit is refused if what was read has changed.
+        Whether the user reads through the transaction: the commit is refused if a member that was read has changed.
     members : dict of str to RowMember
         Members to make, and members that may have changed, by path.
     removed : dict of str to Row

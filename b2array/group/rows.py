@@ -4,7 +4,7 @@ At the end `b2array.commit.many.commit_rows` writes a revision of each member th
 That write is the commit. A snapshot of the group is a copy of the manifest's rows, and touches no member.
 
 An aborted transaction deletes nothing, because its requests may still be under way, and a chunk never gets a name that
-another chunk had. `b2array.vacuum` removes what the transaction has written.
+another chunk had. `b2array.vacuum` removes the objects of the transaction.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RowTransaction(Transaction):
     _group: ListedGroup
 
     def __init__(self, group: ListedGroup, *, marked: bool = True) -> None:
-        # Pinned, because commits through other handles must not change what the transaction builds on.
+        # Pinned, because commits through other handles must not change the states on which the transaction builds.
         view = group.copy(pinned=True)
         group.show(*view.versioned_manifest())
         identity = view.manifest.identity or os.urandom(8).hex()
