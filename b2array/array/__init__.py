@@ -1,24 +1,24 @@
 """Arrays, as users see them, and the functions that make them.
 
-described    `Opened`, `Described`, `Attributes`: what arrays and super-chunks say of themselves without reading items
+described    `Opened`, `Described`, `Attributes`: the metadata of arrays and super-chunks
 items        `Indexed`: `a[key] = value`, `chunk_view`, `explain`, `iter_chunks`, ...
-array        `NDArray`: an `Indexed`, so a `Described`, so an `Opened` and a `compute.Readable`; `View`; `array_at`
+array        `NDArray`, which inherits from `Indexed`, `Described`, `Opened` and `compute.Readable`; `View`; `array_at`
 schunk       `SChunk`; `create_schunk` (`b2array.open` is in `group.addressing`)
-tensors      `from_bytes`; what a frame gives: an array or a super-chunk, also what python-blosc2's `pack_tensor` made
-drafts       `ArrayOptions` -> the transaction of a new array, in a place where it may go
-copying      the transaction of a copy: of an array, an array-like that may be larger than memory, blocks
-unstorable   what to store in the place of values that are no data, such as times with time zones
+tensors      `from_bytes`; opens a frame as an array or a super-chunk, and results of python-blosc2's `pack_tensor`
+drafts       `ArrayOptions` -> the transaction of a new array, in a free place
+copying      the transaction of a copy of an array, of a large array-like, or of blocks
+unstorable   advice on values that cannot be stored, such as times with time zones
 making       `make`: a new frame at a URL, alone or as the member of a group
 creation     `create`, `zeros`, `asarray`, ...
-chunkwise    `map`: a function of pieces of arrays -> an array
-downsampling `downsample`: one item for each block of items
+chunkwise    `map`: applies a function to pieces of arrays, and stores the results
+downsampling `downsample`: reduces each block of items to one item
 joining      `concatenate`, `stack`: chunks are copied where the grids fit
-many         `read_many`: selections of several arrays in common waves of requests
+many         `read_many`: reads selections of several arrays with shared requests
 sequences    `arange`, `linspace`, `eye`, `fromiter`
-snapshots    states under names, as users see them; which boxes of two states differ
-times        which snapshot a moment stands for
-appender     `append`; `Appender`: takes a simulation's steps, writes whole chunks
+snapshots    snapshots, as users see them; the boxes in which two states differ
+times        the snapshot for a moment in time
+appender     `append`; `Appender`: collects a simulation's steps and writes whole chunks
 dask         graphs that read and write one array
-dask_chunks  cuts that respect chunks
-frozen       what the tasks of a graph share: the committed state that they read, pickled once
+dask_chunks  divisions into pieces of whole chunks
+frozen       values that the tasks of a graph share: the committed state to read, pickled once
 """

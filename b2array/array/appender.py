@@ -1,4 +1,4 @@
-"""Arrays that grow: `append`, and `Appender`, which takes output step by step and writes it in whole chunks."""
+"""Arrays that grow: `append`, and `Appender`, which collects steps and writes them in whole chunks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Appender", "append"]
 
 
 def append(handle: Handle, values: Any, axis: int) -> None:
-    """Put values after the last items of an array; see `NDArray.append`."""
+    """Append values to an array; see `NDArray.append`."""
     handle.require_writable()
     before = handle.source.state.require_layout()
     model = values
     is_streamed = copying.is_sliceable(values)
     if is_streamed:
-        # Shape and type can be checked without the items.
+        # Check shape and type, for which the items are not needed.
         model = np.broadcast_to(np.empty((), values.dtype), values.shape)
     array, axis = resize.make_joint(model, before.shape, before.dtype, axis)
     if not array.shape[axis]:
@@ -41,11 +41,12 @@ def append(handle: Handle, values: Any, axis: int) -> None:
 
 
 class Appender:
-    """Collects steps until they fill a row of chunks, and appends that to an array; made by `NDArray.appender`.
+    """Collects steps until they fill a row of chunks, and appends the row to an array; see `NDArray.appender`.
 
-    It copies steps: use their memory again. Other handles see a step when it is committed: after `every` steps, when
-    `commit` is called, and at the end of the ``with`` block, also if the block raises. A killed program leaves the last
-    commit. An appender that is dropped before its last steps are committed warns.
+    The appender copies the steps, so the caller may reuse their memory. Other handles see a step after its commit:
+    after every `every` steps, when `commit` is called, and at the end of the ``with`` block, even if the block raises
+    an error. After a killed program, the array is in the state of the last commit. An appender that is deleted with
+    uncommitted steps emits a warning.
 
     If commits are more than a chunk apart, a transaction of the array is under way between them, and other changes
     through the same handle join it. If a commit ends inside a chunk, its last blocks are encoded twice: now, and again
@@ -65,7 +66,7 @@ class Appender:
     """
 
     def __init__(self, handle: Handle, axis: int, every: int | None) -> None:
-        # Set first, since `__del__` also runs if the arguments are refused.
+        # Set this first, because `__del__` also runs if the arguments are invalid.
         self._uncommitted = 0
         self._used = 0
         if every is not None and every < 1:
@@ -90,11 +91,11 @@ class Appender:
 
     @property
     def uncommitted(self) -> int:
-        """Number of steps since the last commit."""
+        """The number of steps since the last commit."""
         return self._uncommitted
 
     def append(self, values: Any) -> None:
-        """Take one step, or several.
+        """Add one step or several.
 
         Parameters
         ----------
@@ -104,7 +105,7 @@ class Appender:
         Raises
         ------
         ValueError, TypeError
-            They do not fit the array; the steps before them are not lost.
+            The values do not fit the array. Earlier steps are not lost.
         """
         layout = self._layout
         axis = self._axis
@@ -120,7 +121,7 @@ class Appender:
             self._settle()
 
     def _along(self, start: int, stop: int) -> tuple[slice, ...]:
-        """Return the index of steps in an array with the dimension that grows."""
+        """Return the index of a range of steps, along the axis that grows."""
         return (slice(None),) * self._axis + (slice(start, stop),)
 
     @property
@@ -129,11 +130,11 @@ class Appender:
 
     @property
     def _beyond(self) -> int:
-        """Number of steps in the last row of chunks."""
+        """The number of steps in the last row of chunks."""
         return (self._layout.shape[self._axis] + self._used) % self._length
 
     def _room(self) -> int:
-        """Return how many steps fit until chunks or the buffer are full, or until a commit is due."""
+        """Return the number of steps until a row of chunks or the buffer is full, or until a commit is due."""
         if self._used == self._length or self._uncommitted == self._every:
             # The last commit failed.
             self.commit()
@@ -154,7 +155,7 @@ class Appender:
 
     def _settle(self) -> None:
         """Append and commit the steps that are due."""
-        # The buffer is full in the middle of a chunk if others append through the same handle.
+        # If other code appends through the same handle, the buffer may be full in the middle of a chunk.
         is_full = not self._beyond or self._used == self._length
         is_commit_due = is_full if self._every is None else self._uncommitted == self._every
         if is_commit_due:
@@ -170,11 +171,11 @@ class Appender:
             self._used = 0
 
     def commit(self) -> None:
-        """Make all steps so far visible to other handles.
+        """Commit all steps so far, so that other handles see them.
 
         Raises ConflictError if another writer changed the array during a transaction; its steps are lost.
         """
-        # Leaving the block commits the transaction, if one is under way.
+        # The end of the block commits the transaction, if one is under way.
         with self._transaction:
             self._flush()
         self._uncommitted = 0
@@ -183,5 +184,5 @@ class Appender:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Also after an error: the steps of a simulation until then are worth having.
+        # Commit after an error as well, because the steps until then are still useful.
         self.commit()

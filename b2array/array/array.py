@@ -1,4 +1,4 @@
-"""`NDArray`: an array in chunks, to read and write like a NumPy array; and the functions that open one."""
+"""`NDArray`: a chunked array that is read and written like a NumPy array; and functions that open arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dask.delayed import Delayed
     from fsspec import AbstractFileSystem
 
-    # Every type checker brings this module; the one of Python 3.11 knows no defaults.
+    # Every type checker includes this module. TypeVar in Python 3.11 has no defaults.
     from typing_extensions import TypeVar
 
     Item_co = TypeVar("Item_co", bound=np.generic, covariant=True, default=Any)
@@ -53,7 +53,7 @@ __all__ = ["NDArray", "View", "array_at"]
 
 
 class Viewable(Readable):
-    """Reads, and makes lazy views."""
+    """Reading, and making lazy views."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ class Viewable(Readable):
 
     @property
     def view(self) -> Indexer:
-        """Lazy views of a part: ``a.view[10:20, ::2]`` reads nothing. Takes integers, slices, Ellipsis and None."""
+        """Lazy views of parts: ``a.view[10:20, ::2]`` reads nothing. Keys are integers, slices, Ellipsis and None."""
 
         def cut(key: Any) -> View:
             return View(self, self._find_mapping().slice_by(key))
@@ -82,7 +82,7 @@ class Viewable(Readable):
         return Indexer("view", self._handle.url, cut)
 
     def _find_mapping(self) -> ViewMapping:
-        """Return the mapping of a view of the present shape: a part of this array or view."""
+        """Return the mapping of this array or view, for the present shape."""
         layout = self._handle.source.state.require_layout()
         return self._mapping(layout.shape)
 
@@ -118,8 +118,8 @@ class Viewable(Readable):
 class View(Viewable):
     """A lazy, read-only view of an array: a part of it, or another arrangement.
 
-    It shows what the handle of its array shows, and reads only what you ask for. If the array gets another shape, its
-    views become useless.
+    A view shows the same state as the handle of its array, and reads only the requested items. If the shape of the
+    array changes, its views become invalid.
     """
 
     __slots__ = ("__weakref__", "_fixed", "_handle")
@@ -130,29 +130,29 @@ class View(Viewable):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents in items."""
+        """The shape: extents in items."""
         return self._fixed.lengths
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Extents in items of what about one chunk of the array holds."""
+        """The extents, in items, of the part of the view that one chunk of the array covers, approximately."""
         return self._fixed.covering(self._layout.chunks)
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Extents in items of what about one block of the array holds."""
+        """The extents, in items, of the part of the view that one block of the array covers, approximately."""
         return self._fixed.covering(self._layout.blocks)
 
     @property
     def dims(self) -> tuple[str | None, ...] | None:
-        """Names of the dimensions, if the array has any; None for one that is new, split or joined."""
+        """The names of the dimensions, if the array has names; None for a new, split or joined dimension."""
         names = NDArray(self._handle).dims
         if names is None:
             return None
         return tuple(None if number is None else names[number] for number in self._fixed.numbers)
 
     def explain(self, key: Any = ...) -> Reading:
-        """Say what ``view[key]`` would read now, as `NDArray.explain` does.
+        """Report the chunks and blocks that ``view[key]`` would read now, as `NDArray.explain` does.
 
         Examples
         --------
@@ -177,12 +177,12 @@ class View(Viewable):
         casting: Casting = "unsafe",
         **options: Unpack[CopyKeywords],
     ) -> NDArray:
-        """Store what the view shows as an array, with the attributes, dims, fill value and compression of its array.
+        """Store the items of the view as an array, with the attributes, dims, fill value and compression of its array.
 
         Parameters
         ----------
         url : str or os.PathLike, optional
-            Where to store it; in memory by default.
+            The place of the new array; in memory by default.
         dtype, casting
             As for `b2array.copy`.
         chunks, ..., fs
@@ -204,7 +204,7 @@ class View(Viewable):
         if wanted.cparams is None:
             wanted = replace(wanted, cparams=array.cparams)
         fill = copying.convert_fill(array.fill_value, kind)
-        # Chunks and blocks are chosen again: the view may have other axes than its array.
+        # Choose new chunks and blocks, because the view may have other axes than its array.
         wanted = replace(wanted, fill_value=fill, dims=self.dims, attrs=dict(array.attrs))
         return NDArray._make(url, wanted, lambda place, final: copying.holding(self, place, kind, final))
 
@@ -217,7 +217,7 @@ class View(Viewable):
         place, arrange = self._fixed.locate(selection)
 
         def select_place(_: Any, shape: Sequence[int]) -> Selection:
-            # The array may have got another shape since the view was made.
+            # The shape of the array may have changed since the view was made.
             self._mapping(tuple(shape))
             return vectorised(place, shape)
 
@@ -240,21 +240,22 @@ class View(Viewable):
 class NDArray(Viewable, Indexed, Generic[Item_co]):
     """An n-dimensional array in compressed chunks.
 
-    Made by `b2array.open`, `b2array.create` and their relatives. Indexing reads and writes as NumPy does; every
-    assignment is one commit, unless it is part of a `transaction`. A handle shows one committed state. It sees other
-    handles' commits after `refresh`, and after its own next commit, which goes on top of them. Threads may share a
-    handle.
+    Functions such as `b2array.open` and `b2array.create` return arrays. Indexing reads and writes as NumPy does; every
+    assignment is one commit, unless it is part of a `transaction`. A handle shows one committed state. Commits of other
+    handles appear after `refresh`, and after the next commit of this handle, which is made on top of them. Threads may
+    share a handle.
 
-    Reading returns a copy: assign to the handle, not to what it returned. Operators act on all items, as on ``a[...]``,
-    and return NumPy arrays. Reductions, which NumPy's functions such as `numpy.mean` call, go chunk by chunk, and views
-    (`T`, `view`, `reshape`) read only what you ask them for. Other functions of NumPy read the whole array.
+    Reading returns a copy: to change the array, assign to the handle, not to the copy. Operators act on all items, as
+    on ``a[...]``, and return NumPy arrays. Reductions, which NumPy's functions such as `numpy.mean` call, read chunk by
+    chunk, and views (`T`, `view`, `reshape`) read only the requested items. Other functions of NumPy read the whole
+    array.
 
-    Names of fields go between the brackets, with the rest of the key: ``a["x"]``, ``a["x", 1:3] = 0``,
-    ``a[5, ["x", "y"]]``. Fields that are read by name are read-only: NumPy's ``a["x"][1:3] = 0`` raises here, as it
-    cannot reach the array. So does ``a["x"] += 1``; write ``a["x"] = a["x"] + 1``.
+    To select fields, write their names between the brackets, with the rest of the key: ``a["x"]``, ``a["x", 1:3] = 0``,
+    ``a[5, ["x", "y"]]``. Fields that are read by name are read-only: NumPy's ``a["x"][1:3] = 0`` raises an error here,
+    because it would not change the array. ``a["x"] += 1`` raises an error as well; write ``a["x"] = a["x"] + 1``.
 
-    In annotations, ``NDArray[np.float32]`` names the type of the items, as for `numpy.typing.NDArray`. Nothing checks
-    it when the program runs.
+    In annotations, ``NDArray[np.float32]`` names the type of the items, as with `numpy.typing.NDArray`. The type is not
+    checked at run time.
 
     Examples
     --------
@@ -273,7 +274,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
 
         @property
         def dtype(self) -> np.dtype[Item_co]:
-            """Type of the items."""
+            """The type of the items."""
 
         @overload
         def __getitem__(self, key: Slices) -> npt.NDArray[Item_co]: ...
@@ -295,16 +296,17 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
     def fork(self) -> Self:
         """Return a handle for a worker, whose writes can become part of the transaction under way.
 
-        It can be pickled, and goes to threads, processes and other machines. It shows the array as the transaction has
-        it now, and its own writes; no other fork sees them. Give it back to `merge` when the worker has finished. One
-        fork may serve many workers: each unpickled copy collects its own writes. It can be forked itself.
+        A fork can be pickled, and sent to threads, processes and other machines. It shows the present state of the
+        transaction together with the writes through the fork, which no other fork sees. Pass the fork to `merge` when
+        the worker has finished. Many workers may use the same fork, because each unpickled copy collects its writes
+        separately. A fork can be forked itself.
 
         A fork writes items and attributes. It cannot change the shape.
 
         Raises
         ------
         ValueError
-            There is no transaction under way.
+            No transaction is under way.
 
         Examples
         --------
@@ -322,27 +324,28 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         return type(self)(forks.fork(self._handle))
 
     def merge(self, *workers: Self) -> None:
-        """Take what was written through forks into the transaction, or into a fork.
+        """Merge the writes of forks into the transaction, or into a fork.
 
-        A fork takes forks of itself, and its siblings: forks of the same transaction that were made when this one was.
-        So workers can merge in a tree, and the transaction merges one fork.
+        A fork can merge its own forks, and its siblings: forks of the same transaction in the same state. So workers
+        can merge in a tree, and the transaction merges a single fork.
 
-        Equal bytes in one chunk are fine, as of a task that ran twice. A merged fork cannot be used any more.
+        Two forks may write equal bytes to the same chunk, as when a task runs twice. A merged fork cannot be used
+        again.
 
         Parameters
         ----------
         *workers : NDArray
-            Forks of this array, or copies of them that came back from other processes.
+            Forks of this array, or copies of forks that other processes have returned.
 
         Raises
         ------
         ConflictError
-            Two forks have put different items into one chunk, or the transaction has changed it since, or has ended.
-            The transaction has changed between siblings. Nothing was taken then.
+            Two forks have written different items to the same chunk; or the transaction has changed the chunk since the
+            fork, or has ended; or siblings were made in different states. In this case nothing was merged.
         ValueError
-            A fork is to be merged into itself, or was merged before.
+            A fork cannot be merged into itself, or was already merged.
         TypeError
-            One of them is not a fork.
+            An argument is not a fork.
 
         Examples
         --------
@@ -360,28 +363,28 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         forks.merge(self._handle, [worker._handle for worker in workers])
 
     def diff(self, at: str, then: str | None = None) -> list[tuple[slice, ...]]:
-        """Return where items may differ from a snapshot. Only indexes are read.
+        """Return the boxes in which items may differ from a snapshot. Only indexes are read.
 
         Parameters
         ----------
         at : str
             A snapshot.
         then : str, optional
-            Another one to compare it with; by default what this handle shows.
+            Another snapshot to compare with the first; by default the state that this handle shows.
 
         Returns
         -------
         list of tuple of slice
-            Boxes that do not overlap, of whole chunks that were written in between. Where the shapes differ, the boxes
-            lie in the larger one.
+            Boxes of whole chunks that were written between the two states. They do not overlap. If the shapes differ,
+            the boxes also cover the added or removed part.
 
         Raises
         ------
         KeyError
-            There is no such snapshot.
+            No such snapshot exists.
         ConflictError
-            Other software has taken data of a snapshot. After it has changed the frame, this check also reads the
-            beginnings of chunks.
+            Other software has overwritten data of a snapshot. If other software has changed the frame, this check also
+            reads the beginnings of chunks.
 
         Examples
         --------
@@ -395,11 +398,11 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         return snapshots.differences(self._handle, at, then)
 
     def get_chunk(self, n: int) -> bytes:
-        """Return chunk `n`, in C order of the grid, as it is stored."""
+        """Return chunk `n`, in C order of the grid, in its stored form."""
         return SChunk(self._handle).get_chunk(n)
 
     def to_bytes(self) -> bytes:
-        """Return the array as one contiguous frame; chunks are copied, not compressed again."""
+        """Return the array as one contiguous frame, without compressing chunks again."""
         return SChunk(self._handle).to_bytes()
 
     def store(
@@ -414,9 +417,9 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
     ) -> da.Array | Delayed | None:
         """Write a dask array, in parallel and as one commit.
 
-        Each task encodes a piece of `x` and puts its chunks where no reader looks; when all are there, they are
-        committed. Nothing is visible before that, and a task that fails or is repeated does no harm. Inside a
-        `transaction` they become part of its commit.
+        Each task encodes a piece of `x` and stores the chunks in a place that readers ignore. When all chunks are
+        stored, one commit publishes them. Readers see nothing before the commit, and a failed or repeated task does no
+        harm. Inside a `transaction` the chunks become part of its commit.
 
         ``dask.array.store(x, a)`` works as well, but makes every task a separate commit; with threads, inside a
         `transaction`, it makes one commit.
@@ -424,28 +427,28 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         Parameters
         ----------
         x : dask.array.Array
-            Of the region's shape, with chunks of any sizes that are known.
+            An array of the region's shape, with chunks of any known sizes.
         region : tuple of slice, optional
-            Where to write; by default the whole array.
+            The part to write; by default the whole array.
         compute : bool, default True
-            Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does everything, the commit
-            too; call `refresh` after it.
+            Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that computes and commits; call
+            `refresh` afterwards.
         return_stored : bool, default False
-            Whether to return a dask array that reads what was stored.
+            Whether to return a dask array that reads the stored items.
         progress : bool, default False
             Show the progress on stderr.
         scheduler : str, callable or distributed.Client, optional
-            For dask; its default otherwise.
+            The scheduler of dask; by default, dask chooses.
 
         Raises
         ------
         TypeError, ValueError
-            `x` is no dask array, has chunks of unknown sizes, another shape than the region, or a type that does not
-            cast to the array's with ``casting="same_kind"``. Nothing has been computed then.
+            `x` is not a dask array, has chunks of unknown sizes, has another shape than the region, or has a type that
+            cannot be cast to the array's (``casting="same_kind"``). In this case nothing was computed.
         IndexError
-            The region is not inside the array. Nothing has been computed then.
+            The region is not inside the array. In this case nothing was computed.
         ConflictError
-            Another writer changed the same chunks meanwhile. Nothing has happened then.
+            Another writer changed the same chunks meanwhile. In this case nothing has changed.
 
         Warns
         -----
@@ -465,21 +468,21 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         )
 
     def resize(self, shape: SupportsIndex | Sequence[SupportsIndex]) -> None:
-        """Give the array another shape, in one commit. New items are the fill value.
+        """Change the shape of the array, in one commit. New items have the fill value.
 
-        Growing rewrites only chunks that hold both old and new items. Shrinking touches none.
+        Growing rewrites only chunks with both old and new items. Shrinking rewrites no chunks.
 
         Parameters
         ----------
         shape : int or sequence of int
-            Extents in items, as many as there are dimensions.
+            The new extents in items, one for each dimension.
 
         Raises
         ------
         ValueError, LimitError
             The shape is not possible.
         ConflictError
-            Another writer changed the shape meanwhile. Nothing has happened then.
+            Another writer changed the shape meanwhile. In this case nothing has changed.
 
         Examples
         --------
@@ -495,17 +498,17 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
                 resize.resize(draft, wanted)
 
     def append(self, values: Any, axis: int = 0) -> tuple[int, ...]:
-        """Put values after the last items along an axis, in one commit, and return the new shape.
+        """Append values along an axis, in one commit, and return the new shape.
 
-        Items that other writers append at the same time stay. Values that are not in memory, such as a dataset of h5py,
-        are read a part at a time.
+        Items that other writers append at the same time are preserved. Values that are not in memory, such as a dataset
+        of h5py, are read in parts.
 
         Parameters
         ----------
         values : array-like
-            As many dimensions as the array has, and the same extents except along `axis`.
+            Values with the same number of dimensions as the array, and the same extents except along `axis`.
         axis : int, default 0
-            Where the array grows.
+            The axis along which the array grows.
 
         Raises
         ------
@@ -523,17 +526,17 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         return self.shape
 
     def insert(self, values: Any, index: SupportsIndex, axis: int = 0) -> tuple[int, ...]:
-        """Put values before a position along an axis, in one commit, and return the new shape.
+        """Insert values before a position along an axis, in one commit, and return the new shape.
 
-        Chunks before that position stay as they are. The chunks after them move as a whole if the values are whole
-        chunks, and are encoded again otherwise.
+        Chunks before the position do not change. The later chunks are moved as a whole if the values fill whole chunks;
+        otherwise they are encoded again.
 
         Parameters
         ----------
         values, axis
             As for `append`.
         index : int
-            Where the first of the values will be; negative counts from the end.
+            The position of the first value in the result; a negative number counts from the end.
 
         Raises
         ------
@@ -542,7 +545,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         ValueError, TypeError
             As for `append`.
         ConflictError
-            Another writer changed the shape meanwhile. Nothing has happened then.
+            Another writer changed the shape meanwhile. In this case nothing has changed.
 
         Examples
         --------
@@ -571,21 +574,21 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
     def delete(self, key: Any, axis: int = 0) -> tuple[int, ...]:
         """Remove positions along an axis, in one commit, and return the new shape.
 
-        Chunks move as a whole where they can, and are encoded again otherwise.
+        Chunks are moved as a whole if possible; otherwise they are encoded again.
 
         Parameters
         ----------
         key : int, slice, sequence of int or mask
-            What to remove.
+            The positions to remove.
         axis : int, default 0
-            Along which axis.
+            The axis of the positions.
 
         Raises
         ------
         IndexError
-            Where NumPy's indexing raises it.
+            The key is invalid for NumPy's indexing.
         ConflictError
-            Another writer changed the shape meanwhile. Nothing has happened then.
+            Another writer changed the shape meanwhile. In this case nothing has changed.
 
         Examples
         --------
@@ -607,18 +610,18 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
             return self.shape
 
     def appender(self, axis: int = 0, every: int | None = None) -> Appender:
-        """Return a context manager that takes steps (of a simulation, say) one by one, and writes whole chunks.
+        """Return a context manager that collects steps, for example of a simulation, and writes whole chunks.
 
         Parameters
         ----------
         axis : int, default 0
-            Where the array grows.
+            The axis along which the array grows.
         every : int, optional
-            Commit after this many steps; by default whenever a row of chunks is full, which costs least.
+            The number of steps per commit; by default a row of chunks, which is the fastest.
 
         See Also
         --------
-        b2array.Appender : What it does in detail.
+        b2array.Appender : The context manager.
 
         Examples
         --------
@@ -633,15 +636,15 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         return Appender(self._handle, axis, every)
 
     def to_xarray(self, **options: Any) -> xr.DataArray:
-        """Return an array of xarray, which is read when its values are needed.
+        """Return the array as an `xarray.DataArray`, which reads its values when they are needed.
 
-        It has the name of the file, its dimensions are `dims`, and values are decoded by the CF conventions. The
-        coordinates of a dataset are arrays next to this one: `Group.to_xarray` also returns them.
+        The result has the name of the file and the dimensions `dims`, and its values are decoded by the CF conventions.
+        The coordinates of a dataset are separate arrays in the same group: `Group.to_xarray` also returns them.
 
         Parameters
         ----------
         **options
-            As for `xarray.open_dataset`: ``chunks={}`` for an array of dask, ``mask_and_scale=False``, and so on.
+            Options of `xarray.open_dataset`, such as ``chunks={}`` for a dask array, or ``mask_and_scale=False``.
 
         Examples
         --------
@@ -651,7 +654,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         array([4, 6])
         """
         dataset = dataset_of(self, options)
-        # A variable that is called as its dimension is a coordinate.
+        # A variable with the name of its dimension is a coordinate.
         variables = dataset.data_vars or dataset.coords
         (data_array,) = variables.values()
         return data_array
@@ -667,7 +670,7 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         snapshots: bool = True,
         **options: Unpack[CopyKeywords],
     ) -> NDArray:
-        """Copy the array, with another layout if one is given; parameters as for `b2array.copy`."""
+        """Copy the array, optionally with another layout; parameters as for `b2array.copy`."""
 
         def new(place: AnyPlace, final: ArrayOptions) -> Draft:
             return copying.copy_array(
@@ -691,9 +694,9 @@ class NDArray(Viewable, Indexed, Generic[Item_co]):
         Parameters
         ----------
         dtype : dtype-like
-            The other type.
+            The new type.
         url : str or os.PathLike, optional
-            Where to store it; in memory by default.
+            The place of the new array; in memory by default.
         casting : {"no", "equiv", "safe", "same_kind", "unsafe"}
             Which conversions are allowed; see `numpy.can_cast`.
         progress, chunks, ..., fs
@@ -721,9 +724,9 @@ def array_at(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> NDArray:
-    """Open the array whose frame is at a URL. Members of groups are found by the path of their file only.
+    """Open the array at a URL. For a member of a group, the URL must be the path of the file.
 
-    Raises what `b2array.open` raises, and FormatError for a frame without an array.
+    Raises the errors of `b2array.open`, and FormatError for a frame without an array.
     """
     if offset and mode != "r":
         raise ReadOnlyError("a frame inside a larger file can only be read")

@@ -38,12 +38,12 @@ __all__ = ["Factors", "factors_of", "map", "map_chunks"]
 
 Box = tuple[slice, ...]
 Result = tuple[Box, npt.NDArray[Any]]
-"""A box of the result, and its values."""
+"""A box of the result, and the values in it."""
 Factors = SupportsIndex | Sequence[SupportsIndex] | Mapping[Any, SupportsIndex]
-"""How many items along each axis become one: for all axes, one entry an axis, or by axis or name of the dimension."""
+"""The number of items that become one: a number, one entry per axis, or a mapping of axes or dimension names."""
 
 _SMALL_NBYTES = 2**16
-"""If a result would have smaller chunks than this, its chunks are chosen again."""
+"""The minimum size of a chunk in the result, in bytes; for smaller ones, new chunks are chosen."""
 
 
 @takes(NewKeywords)
@@ -62,34 +62,36 @@ def map(
 ) -> NDArray:
     """Call a function with pieces of arrays, and store its results as an array, in one commit.
 
-    The pieces consist of whole chunks of the result, and a few are in memory at a time: arrays and result may be larger
-    than memory. Threads call the function, so it runs in parallel where it releases the interpreter's lock, as most of
-    NumPy does. The parameters for axes have the same names as in `dask.array.map_blocks`.
+    The pieces consist of whole chunks of the result. Only a few pieces are in memory at a time, so arrays and result
+    may be larger than memory. Several threads call the function, so it runs in parallel if it releases the
+    interpreter's lock, as most NumPy functions do. The parameters for axes have the same names as in
+    `dask.array.map_blocks`.
 
     Parameters
     ----------
     function : callable
-        Takes NumPy arrays, one for each of `arrays`, and returns one. It must not depend on the cut into pieces.
+        A function of NumPy arrays, one for each of `arrays`, which returns an array. Its results must not depend on the
+        division into pieces.
     *arrays : array-like
-        They are broadcast to one shape. Arrays that are not in memory are read a piece at a time.
+        The arrays, which are broadcast to one shape. Arrays that are not in memory are read in pieces.
     url : str or os.PathLike, optional
-        Where to store it; in memory by default.
+        The place of the new array; in memory by default.
     dtype : dtype-like, optional
-        Type of the result. Without it, or with new axes, the function is called with one chunk first.
+        The type of the result. Without it, or with new axes, the function is first called with one chunk.
     drop_axis : int or sequence of int
         Axes of the arrays that the result of the function does not have. Pieces are not cut along them.
     new_axis : int or sequence of int
         Axes of the result that the arrays do not have. The function's results set their lengths.
     factors : int, sequence or mapping, default 1
-        How many items of the arrays, along each axis, become one of the result: one number for all axes, one entry an
-        axis, or a mapping of axes or names of dimensions to numbers. Pieces begin at multiples of these; the last ones
-        along an axis may have a rest, which becomes one item. `downsample` does this for common functions.
+        The number of items of the arrays, along each axis, that become one item of the result: one number for all axes,
+        one entry per axis, or a mapping of axes or dimension names to numbers. Pieces begin at multiples of the
+        factors; at the end of an axis, a remainder becomes one item. `downsample` does this for common functions.
     executor : concurrent.futures.Executor, optional
-        Calls the function, in other processes perhaps; reading and writing stay here.
+        An executor that calls the function, possibly in other processes. Reading and writing remain in this process.
     progress : bool, default False
-        Show on stderr how many items are done.
+        Whether to show on stderr the number of finished items.
     chunks, ..., fs
-        As for `create`. By default, the result has the chunks and dims of the first array, where they fit.
+        As for `create`. By default, the result has the chunks and dims of the first array, if they fit.
 
     Raises
     ------
@@ -136,7 +138,7 @@ def map_chunks(
     kind = None if dtype is None else np.empty(0, require_dtype(dtype)).dtype
     lengths: tuple[int, ...] = ()
     if kind is None or work.added:
-        # Only a call tells the type and the lengths of new axes.
+        # Call the function to learn the type and the lengths of new axes.
         corner = work.corner
         sample = np.asarray(work.function(*work.pieces(corner)))
         work.check(corner, sample, None)
@@ -147,10 +149,10 @@ def map_chunks(
     with aborting(draft), track(math.prod(work.counts), "mapping", progress, unit="items") as bar:
         layout = draft.state.require_layout()
         if work.cuts_chunks(layout.chunks):
-            # A chunk that several pieces fill is encoded once.
+            # A chunk with several pieces is encoded once, when all of them are there.
             draft.buffer = WriteBuffer()
         for box, values in work.results(layout.chunks, executor):
-            # Each result is checked: the function may return another shape for a smaller piece at an edge.
+            # Check every result, because the function may return a wrong shape for a smaller piece at an edge.
             target = work.place(box, lengths)
             work.check(box, values, lengths)
             if not np.can_cast(values.dtype, layout.dtype, "same_kind"):
@@ -163,23 +165,23 @@ def map_chunks(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A function, its arrays, their common shape, and how the axes of its results belong to that.
+    """A function, its arrays, their common shape, and the relation of its axes to the axes of the results.
 
-    A box counts in items of the result along the axes that both have. It stands for `factors` times as many items of
-    the arrays.
+    Along the axes that arrays and results share, a box counts items of the result. One such item stands for `factors`
+    items of the arrays.
     """
 
     function: Callable[..., Any]
     arrays: tuple[Any, ...]
     shape: tuple[int, ...]
     unit: tuple[int, ...]
-    """Extents of a box before the chunks of the result are known; the whole axis where it is dropped."""
+    """The extents of a box before the chunks of the result are known; for a dropped axis, its whole extent."""
     kept: tuple[int, ...]
-    """Axes of the arrays that the result has."""
+    """The axes of the arrays that the result also has."""
     added: tuple[int, ...]
-    """Axes of the result that the arrays do not have."""
+    """The axes of the result that the arrays do not have."""
     factors: tuple[int, ...]
-    """How many items along each axis of the arrays become one."""
+    """The number of items along each axis of the arrays that become one item."""
 
     @classmethod
     def of(
@@ -204,7 +206,7 @@ class Work:
         kept = tuple(axis for axis in range(ndim) if axis not in dropped)
         count = 1 if isinstance(new_axis, int) else len(new_axis)
         added = np.lib.array_utils.normalize_axis_tuple(new_axis, len(kept) + count, "new_axis")
-        # The first stored array of the whole shape lends its dimensions and chunks.
+        # The result gets dimensions and chunks from the first stored array of the whole shape.
         model = None
         for each in sources:
             if isinstance(each, NDArray | View) and each.shape == shape:
@@ -213,7 +215,7 @@ class Work:
         dims = None if model is None else model.dims
         own_factors = list(factors_of(factors, ndim, dims))
         for axis in dropped:
-            # Pieces are not cut along it.
+            # Pieces are not divided along a dropped axis.
             own_factors[axis] = 1
         if trim:
             shape = tuple(n // factor * factor for n, factor in zip(shape, own_factors, strict=True))
@@ -225,13 +227,13 @@ class Work:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many items the result has along each axis of the arrays; all items where the axis is dropped."""
-        # Rounded up: a rest becomes one item.
+        """The number of items of the result along each axis of the arrays; for a dropped axis, all items."""
+        # Round up, because a remainder becomes one item.
         return tuple(-(-n // factor) for n, factor in zip(self.shape, self.factors, strict=True))
 
     @property
     def corner(self) -> Box:
-        """The box to call the function with first; it stands for about one chunk of the arrays."""
+        """The box for the first call of the function, which covers about one chunk of the arrays."""
         corner = []
         for count, extent, factor in zip(self.counts, self.unit, self.factors, strict=True):
             items = max(1, extent // factor)
@@ -241,7 +243,7 @@ class Work:
     def result_of(self, extents: Sequence[Any], lengths: Sequence[Any]) -> tuple[Any, ...]:
         """Return one value for each axis of the result, given values for the axes of the arrays and for new axes."""
         values = [extents[axis] for axis in self.kept]
-        # In ascending order, so that each axis is in its place when the next one comes.
+        # Insert in ascending order, so that later insertions do not move an axis.
         for axis, length in zip(self.added, lengths, strict=True):
             values.insert(axis, length)
         return tuple(values)
@@ -252,7 +254,7 @@ class Work:
         dtype: np.dtype[Any],
         lengths: tuple[int, ...],
     ) -> ArrayOptions:
-        """Take chunks and names of dimensions from the arrays where no others are wanted."""
+        """Complete the options with the chunks and the dimension names of the arrays."""
         models = (each for each in self.arrays if isinstance(each, NDArray | View))
         model = next(models, None)
         if model is None or not self._has_shape_of(model):
@@ -263,13 +265,13 @@ class Work:
         if wanted.chunks is None and wanted.blocks is None:
             chunks = self.result_of(self.unit, lengths)
             nbytes = math.prod(chunks) * dtype.itemsize
-            # Without an axis or with a smaller type, chunks may become tiny.
+            # If an axis is dropped, or with a smaller type, chunks may be very small.
             if nbytes >= _SMALL_NBYTES:
                 wanted = replace(wanted, chunks=chunks)
         return wanted
 
     def _has_shape_of(self, model: NDArray | View) -> bool:
-        """Say whether an array has the common shape, or a rest after it that was trimmed."""
+        """Return whether an array has the common shape, apart from a trimmed remainder."""
         if model.ndim != len(self.shape):
             return False
         extents = zip(model.shape, self.shape, self.factors, strict=True)
@@ -286,13 +288,13 @@ class Work:
 
     @property
     def _most(self) -> int:
-        """Number of items of the result to compute at a time."""
+        """The number of items of the result to compute at a time."""
         itemsizes = sum(each.dtype.itemsize for each in self.arrays)
         nbytes: int = itemsizes * math.prod(self.factors)
         return max(1, copying.PIECE_NBYTES // max(1, nbytes))
 
     def _units(self, chunks: Sequence[int]) -> tuple[int, ...]:
-        """Return the extents of a box that is one chunk of the result, or all of an axis that is dropped."""
+        """Return the extents of a box with one chunk of the result; for a dropped axis, its whole extent."""
         of_kept = [c for axis, c in enumerate(chunks) if axis not in self.added]
         unit = list(self.counts)
         for axis, extent in zip(self.kept, of_kept, strict=True):
@@ -300,12 +302,12 @@ class Work:
         return tuple(unit)
 
     def cuts_chunks(self, chunks: Sequence[int]) -> bool:
-        """Say whether the arrays' items for one chunk of the result are too many to read at a time."""
+        """Return whether one chunk of the result needs too many items of the arrays to read at a time."""
         joins_items = math.prod(self.factors) > 1
         return joins_items and math.prod(self._units(chunks)) > self._most
 
     def _cut(self, chunks: Sequence[int]) -> Iterator[Box]:
-        """Cut the result into boxes of whole chunks, or of parts of a chunk that follow each other."""
+        """Divide the result into boxes of whole chunks, or into consecutive boxes inside a chunk."""
         for box in boxes(self.counts, self._most, self._units(chunks)):
             if not self.cuts_chunks(chunks):
                 yield box
@@ -334,7 +336,8 @@ class Work:
             return box, executor.submit(self.function, *self.pieces(box))
 
         left = iter(cut)
-        # Twice as many as threads: while one result is stored, the next ones are computed. More would fill the memory.
+        # Compute twice as many pieces as there are threads, so that threads work while results are stored. More pieces
+        # would need too much memory.
         running = deque(begin(box) for box in islice(left, 2 * config.threads))
         try:
             while running:
@@ -343,12 +346,12 @@ class Work:
                 running.extend(begin(each) for each in islice(left, 1))
                 yield box, values
         finally:
-            # The executor belongs to the caller, and would go on computing for nobody.
+            # The executor belongs to the caller, and would continue to compute unneeded results.
             for _, answer in running:
                 answer.cancel()
 
     def place(self, box: Box, lengths: tuple[int, ...]) -> Box:
-        """Return where in the result the values of a piece go."""
+        """Return the box of the result for the values of a piece."""
         return self.result_of(box, [slice(0, length) for length in lengths])
 
     def check(
@@ -373,8 +376,8 @@ class Work:
 
 
 def _piece(array: Any, box: Box) -> npt.NDArray[Any]:
-    """Read the part of an array that is broadcast to a box of the common shape."""
-    # NumPy aligns the last axes, and repeats the one item of an axis of length 1.
+    """Read the part of an array that belongs to a box of the common shape."""
+    # As in NumPy, align the last axes, and repeat the item of an axis of length 1.
     own = box[len(box) - len(array.shape) :]
     parts = []
     for n, part in zip(array.shape, own, strict=True):
@@ -383,7 +386,7 @@ def _piece(array: Any, box: Box) -> npt.NDArray[Any]:
 
 
 def factors_of(factors: Factors, ndim: int, dims: Sequence[str | None] | None) -> tuple[int, ...]:
-    """Return how many items become one along each axis; ValueError or TypeError if these are not positive integers.
+    """Return the factor of each axis; ValueError or TypeError if the factors are not positive integers.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""Transactions of new arrays with the items of others: of an array, an array-like, or blocks one after the other.
+"""Transactions of new arrays with the items of others: of an array, an array-like, or a sequence of blocks.
 
-Array-likes that are not in memory are read a part at a time, so that they may be larger than memory.
+Array-likes that are not in memory are read in parts, so they may be larger than memory.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def copy_array(
     snapshots: bool = False,
     earlier: Sequence[KeptState] = (),
 ) -> Draft:
-    """Return the transaction of a copy of the array that a handle shows, attributes and metalayers included.
+    """Return the transaction of a copy of the array that a handle shows, with attributes and metalayers.
 
-    Chunks are copied as they are where that is possible; else they are encoded again, a few at a time. With
-    `snapshots`, the copy also has the snapshots of the array, and `earlier` states that snapshots of its group name.
+    Chunks are copied without decoding if possible; otherwise they are encoded again, a few at a time. With `snapshots`,
+    the copy includes the snapshots of the array, and the `earlier` states in snapshots of its group.
     """
 
     def attempt(source: Source) -> Draft:
@@ -113,7 +113,7 @@ def target_dtype(
     dtype: npt.DTypeLike | None,
     casting: Casting,
 ) -> np.dtype[Any]:
-    """Return the type that items get; TypeError if the conversion is not allowed."""
+    """Return the type of the copied items; TypeError if the conversion is not allowed."""
     if np.dtype(dtype).subdtype is not None:
         raise TypeError(f"items cannot be converted to arrays: {np.dtype(dtype)}")
     # NumPy chooses the length of text without one.
@@ -124,7 +124,7 @@ def target_dtype(
 
 
 def _keeps_chunks(source: Source, old: Layout, new: ArrayOptions) -> bool:
-    """Whether a copy with these options has the chunks, the metalayers and the attributes of its source."""
+    """Return whether a copy with these options has the chunks, the metalayers and the attributes of its source."""
     # The metalayer marks a cache of a remote array, which has only some of the chunks.
     if source.frame.metalayer(CACHE) is not None:
         return False
@@ -154,7 +154,7 @@ def _recode(
     metalayers = {name: raw for name, raw in source.frame.metalayers if name not in (*GEOMETRIES, CACHE)}
     options = replace(options, meta=metalayers | dict(new.meta or {}))
     if isinstance(source, Draft):
-        # An open chunk would not be seen to differ from its earlier content.
+        # Otherwise the change of an open chunk would not be noticed.
         source.flush()
     earlier = [(entry, revision) for entry, revision in states if revision is not None]
     first = old
@@ -163,12 +163,12 @@ def _recode(
         first = oldest.state.require_layout()
     draft = new_draft(url, first.shape, dtype, options)
     own_names = {*(new.attrs or {})}
-    # Values that may have errors are not rounded again. Some may be exact, from other software.
+    # Do not round values again that may be rounded already. Values from other software may be exact.
     exact = new.cparams is None
-    # How many chunks change from state to state is not known yet.
+    # The number of chunks that change between the states is not known yet.
     total = None if earlier else draft.state.require_layout().nchunks
     with aborting(draft), track(total, "chunks copied", progress, unit="items") as bar:
-        # The copy goes through the states that its source has gone through, in one commit.
+        # Build the states of the source one after another, in one commit.
         before: State | None = None
         for entry, revision in earlier:
             _follow(draft, before, revision, own_names, bar, exact=exact)
@@ -206,7 +206,7 @@ def _follow(
     *,
     exact: bool,
 ) -> None:
-    """Bring a copy from the state `before` (None: the copy is new) to the items and attributes of the next one."""
+    """Change a copy from the state `before` (None for a new copy) to the items and attributes of the next state."""
     old = source.state.require_layout()
     attrs = source.state.attrs()
     for name in {*draft.state.attr_names} - attrs.keys() - {*own_names}:
@@ -240,9 +240,9 @@ def _chunks_in(layout: Layout, box: tuple[slice, ...]) -> list[int]:
 
 
 def cparams_for(old: CParams, dtype: np.dtype[Any], *, interop: bool) -> CParams:
-    """Return the parameters of the copied array, without the errors that it allows if its copy cannot have any.
+    """Return the parameters of the copied array, without permission for rounding if the copy cannot be rounded.
 
-    ZFP and means of cells would change the values again, cells may not fit other blocks, and some codecs are read-only.
+    ZFP and means of cells would change the values again, cells may not fit other blocks, and some codecs only decode.
     """
     has_cells = not CELL_FILTERS.isdisjoint(old.filter_slots)
     if old.is_zfp or has_cells or not codecs.is_writable(old.codec_id):
@@ -256,7 +256,7 @@ def cparams_for(old: CParams, dtype: np.dtype[Any], *, interop: bool) -> CParams
 
 
 def _parts(old: Layout, dtype: np.dtype[Any], new: ArrayOptions) -> tuple[Any, Any]:
-    """Choose chunks and blocks: the given ones, else the old ones if they still fit."""
+    """Choose chunks and blocks: from the options, or else the old chunks and blocks if they still fit."""
     if new.access is not None:
         return new.chunks, new.blocks
     if new.chunks is not None:
@@ -278,7 +278,7 @@ def _convert_noted_fill(fill: bytes | None, old: np.dtype[Any], new: np.dtype[An
 
 
 def convert_fill(item: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a fill value as an item of another type; 0 if that type has no such value."""
+    """Convert a fill value to another type; return 0 if the type has no such value."""
     with np.errstate(invalid="ignore"):
         try:
             return np.asarray(item)[None].astype(dtype)[0]
@@ -289,8 +289,7 @@ def convert_fill(item: Any, dtype: np.dtype[Any]) -> Any:
 def holding(x: Any, url: AnyPlace, dtype: npt.DTypeLike | None, options: ArrayOptions) -> Draft:
     """Return the transaction of an array with the items of an array-like.
 
-    Arrays of b2array are copied with everything that belongs to them. Arrays that are not in memory are read a part at
-    a time.
+    Arrays of b2array are copied with their metadata. Arrays that are not in memory are read in parts.
     """
     if isinstance(x, Described):
         return copy_array(x._handle, url, options, dtype)
@@ -340,7 +339,7 @@ def join_blocks(
     dtype: npt.DTypeLike | None,
     options: ArrayOptions,
 ) -> Draft:
-    """Return the transaction of an array of blocks that come one after the other; see `b2array.from_blocks`."""
+    """Return the transaction of an array that joins a sequence of blocks; see `b2array.from_blocks`."""
     # The first block determines the shape and the type.
     remaining = iter(blocks)
     piece = next(remaining, None)
@@ -358,7 +357,7 @@ def join_blocks(
 
 
 def _cut_into_rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
-    """Cut and join blocks to rows of whole chunks; the last row may be shorter."""
+    """Divide and join blocks into rows of whole chunks; the last row may be shorter."""
     length = layout.chunks[axis]
     before = (slice(None),) * axis
     pending: list[npt.NDArray[Any]] = []
@@ -375,24 +374,24 @@ def _cut_into_rows(blocks: Iterable[Any], layout: Layout, axis: int) -> Iterator
                 yield np.concatenate(pending, axis)
                 pending = []
                 count = 0
-        # The caller may use the memory of this block again.
+        # Copy, because the caller may reuse the memory of this block.
         pending[-1:] = [part.copy() for part in pending[-1:]]
     if pending:
         yield np.concatenate(pending, axis)
 
 
-# Arrays that are read a part at a time, so that they may be larger than memory.
+# Arrays that are read in parts, so that they may be larger than memory.
 
 
 PIECE_NBYTES = 32 * 2**20
-"""Bytes to read at a time, unless a chunk (or a row of chunks to append) is larger."""
+"""The number of bytes to read at a time, unless a chunk (or a row of chunks to append) is larger."""
 
-# dask would compute its graph again for each slice, and pandas looks slices up among its labels.
+# dask would compute its graph again for each slice, and pandas interprets slices as labels.
 _READ_WHOLE = frozenset({"dask", "pandas"})
 
 
 def is_sliceable(x: Any) -> bool:
-    """Say whether to read an array-like a part at a time: it is not in memory, and it takes NumPy's slices.
+    """Return whether to read an array-like in parts: it is not in memory, and supports NumPy's slices.
 
     Examples
     --------
@@ -401,7 +400,7 @@ def is_sliceable(x: Any) -> bool:
     """
     if isinstance(x, np.ndarray | np.generic) or not isinstance(x, Sliceable):
         return isinstance(x, np.memmap)
-    # The type that NumPy finds for Python objects depends on all of them.
+    # The type that NumPy chooses for Python objects depends on all of them.
     has_plain_items = isinstance(x.dtype, np.dtype) and not x.dtype.hasobject
     library, _, _ = type(x).__module__.partition(".")
     return has_plain_items and library not in _READ_WHOLE
@@ -423,7 +422,7 @@ def piece(
 
 
 def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[Any]]:
-    """Cut values that are appended to an array into pieces that end where a row of chunks ends."""
+    """Divide values to append into pieces that end at the end of a row of chunks."""
     shape = values.shape
     count = shape[axis]
     length = max(1, layout.chunks[axis])
@@ -433,7 +432,7 @@ def rows(values: Sliceable, layout: Layout, axis: int) -> Iterator[npt.NDArray[A
     box = [slice(0, extent) for extent in shape]
     start = 0
     while start < count:
-        # The array may end inside a chunk, which the first piece fills.
+        # If the array ends inside a chunk, the first piece fills the chunk.
         inside_chunk = (layout.shape[axis] + start) % length
         stop = min(start + chunk_rows * length - inside_chunk, count)
         box[axis] = slice(start, stop)

@@ -1,4 +1,4 @@
-"""Making arrays."""
+"""Functions that create arrays."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ __all__ = [
 
 
 def _shape_first(function: Callable[..., NDArray]) -> Callable[..., NDArray]:
-    """Accept the shape first, and the URL by name, in a function that takes URL and shape."""
+    """Decorate a function of URL and shape, so that it also accepts the shape first and the URL by name."""
 
     @functools.wraps(function)
     def take_either(*args: Any, **options: Any) -> NDArray:
@@ -116,52 +116,53 @@ def create(
     Parameters
     ----------
     url : str or os.PathLike, optional
-        Where to store it; in memory by default. Below a group it names a member, with or without the ending of its
-        file.
+        The place of the new array; in memory by default. Below a group, the URL names a member, with or without the
+        ending of its file.
     shape : int or sequence of int
-        Extents in items, at most 16. It must be given.
+        The extents in items, at most 16. This parameter is required.
     dtype : dtype-like
-        Any type of NumPy's but object. If its items are arrays, their dimensions are added to the shape, as in NumPy.
+        Any NumPy type except object. If its items are arrays, their dimensions are added to the shape, as in NumPy.
     chunks, blocks : int, str, sequence or mapping, default "auto"
-        Extents in items of the chunks, which are stored at once, and of the blocks in them, which are read alone: one
-        entry an axis, or one for all, or a mapping of axes to entries. An entry is a number of items, -1 or None for
-        the whole axis, "auto", or the size of a chunk, such as "8MB".
+        The extents, in items, of the chunks, which are stored as a whole, and of their blocks, which can be read
+        separately: one entry per axis, one for all axes, or a mapping of axes to entries. An entry is a number of
+        items, -1 or None for the whole axis, "auto", or the size of a chunk, such as "8MB".
     access : {"balanced", "planes", "series", "boxes"}, optional
-        What chunks and blocks that are not given serve best: every direction alike; one index, or a few, of the first
-        axis; the first axis at one place; or small boxes. By default "balanced", but "planes" if an axis has the extent
-        0, because what grows is written step by step.
+        The kind of access for which chunks and blocks are chosen automatically: any direction; one or a few indices of
+        the first axis; the whole first axis at one point; or small boxes. The default is "balanced", but "planes" if an
+        axis has the extent 0, because a growing array is written step by step.
     fill_value : scalar, default 0
         The value of items that were never written; a tuple for a type with fields.
     cparams : CParams, str or mapping, optional
-        How to compress chunks; also the name of a codec, such as "lz4", or what python-blosc2 takes. By default zstd
-        at level 2, after a byte shuffle.
+        The compression of chunks: a `CParams`, the name of a codec, such as "lz4", or the parameters of python-blosc2.
+        The default is zstd at level 2 after a byte shuffle.
     layout : {"auto", "contiguous", "sparse"}
-        One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
+        One file, or a directory with one file per chunk; "auto": one file on local paths, else a directory.
     dims : sequence of str or None, optional
-        Names of the dimensions.
+        The names of the dimensions.
     attrs : mapping, optional
-        First attributes.
+        The initial attributes.
     meta : mapping, optional
-        Metalayers, which can never change: what msgpack takes, or bytes, which are stored as they are.
+        The metalayers, which can never change: values that msgpack supports, or bytes, which are stored unchanged.
     overwrite : bool, default False
-        Whether an array that is there may be replaced.
+        Whether to replace an existing array.
     interop : bool, default True
-        Refuse parameters with which stock Blosc2 reads arrays wrongly, or not at all.
+        Whether to refuse parameters with which the C library reads arrays wrongly, or not at all.
     storage_options : mapping, optional
-        For fsspec.
+        Storage options for fsspec.
     fs : fsspec.AbstractFileSystem, optional
         A file system, in which the URL is a path.
 
     Raises
     ------
     FileExistsError
-        There is something already.
+        Something already exists at the URL.
     TypeError, ValueError
         The shapes, the type, the fill value or an attribute cannot be stored.
     LimitError
-        There would be too many chunks or metalayers, or too long names. After any of these errors, nothing was written.
+        There would be too many chunks or metalayers, or names that are too long. If any of these errors is raised,
+        nothing was written.
     UnsupportedError
-        Stock Blosc2 would read the array wrongly (see `interop`), or a codec or filter cannot write.
+        The C library would read the array wrongly (see `interop`), or a codec or filter only decodes.
 
     Examples
     --------
@@ -184,7 +185,7 @@ def empty(
     url: Url | None = None,
     **options: Unpack[NewKeywords],
 ) -> NDArray:
-    """Make an array of zeros, as `zeros` does: unwritten items are never arbitrary."""
+    """Make an array of zeros, like `zeros`: unwritten items are never arbitrary."""
     return _fill_new(url, shape, dtype, ArrayOptions(**options))
 
 
@@ -196,14 +197,14 @@ def zeros(
     url: Url | None = None,
     **options: Unpack[NewKeywords],
 ) -> NDArray:
-    """Make an array of zeros, which takes no room and no time.
+    """Make an array of zeros, which needs almost no space and no time.
 
     Parameters
     ----------
     shape, dtype
         As for `create`.
     url : str or os.PathLike, optional
-        Where to store it; in memory by default.
+        The place of the new array; in memory by default.
     chunks, ..., fs
         As for `create`.
 
@@ -246,12 +247,12 @@ def full(
     fill_value : scalar
         The value of all items.
     dtype : dtype-like, optional
-        By default the type of the value.
+        The type of the items; by default the type of the value.
     url, chunks, ..., fs
         As for `zeros`.
     """
     item = _make_item(fill_value, dtype)
-    # Text without a width, such as "U", gets the width of the value.
+    # A text type without a width, such as "U", gets the width of the value.
     chosen = dtype if dtype is not None and dtypes.has_size(require_dtype(dtype)) else item.dtype
     return _fill_new(url, shape, chosen, ArrayOptions(**options, fill_value=item[()]))
 
@@ -279,7 +280,7 @@ def empty_like(
     url: Url | None = None,
     **options: Unpack[NewKeywords],
 ) -> NDArray:
-    """Make an array of zeros, as `zeros_like` does: unwritten items are never arbitrary."""
+    """Make an array of zeros, like `zeros_like`: unwritten items are never arbitrary."""
     return _like(x, dtype, shape, url, options)
 
 
@@ -292,16 +293,16 @@ def zeros_like(
     url: Url | None = None,
     **options: Unpack[NewKeywords],
 ) -> NDArray:
-    """Make an array of zeros with shape and type of another, and its chunks, blocks and compression.
+    """Make an array of zeros with the shape, type, chunks, blocks and compression of another array.
 
     Parameters
     ----------
     x : array-like
         The other array.
     dtype : dtype-like, optional
-        Another type.
+        The type, if it differs.
     shape : int or sequence of int, optional
-        Another shape.
+        The shape, if it differs.
     url, chunks, ..., fs
         As for `zeros`.
 
@@ -323,7 +324,7 @@ def ones_like(
     url: Url | None = None,
     **options: Unpack[FilledKeywords],
 ) -> NDArray:
-    """Make an array of ones with shape and type of another; parameters as for `zeros_like`."""
+    """Make an array of ones with the shape and type of another array; parameters as for `zeros_like`."""
     return _like(x, dtype, shape, url, options, fill_value=1)
 
 
@@ -337,7 +338,7 @@ def full_like(
     url: Url | None = None,
     **options: Unpack[FilledKeywords],
 ) -> NDArray:
-    """Make an array of one value with shape and type of another; other parameters as for `zeros_like`."""
+    """Make an array of one value with the shape and type of another array; other parameters as for `zeros_like`."""
     return _like(x, dtype, shape, url, options, fill_value=fill_value)
 
 
@@ -358,7 +359,7 @@ def _like(
     if isinstance(x, NDArray):
         has_same_shape = extents(new_shape) == x.shape and 0 not in x.chunks
         has_same_dtype = np.dtype(require_dtype(new_dtype)) == x.dtype
-        # Chunks suit a shape and a size of items.
+        # The old chunks suit only the old shape and item size.
         if has_same_shape and has_same_dtype and not chosen.keys() & {"chunks", "blocks", "access"}:
             chosen |= {"chunks": x.chunks, "blocks": x.blocks}
         chosen = {"cparams": x.cparams} | chosen
@@ -378,11 +379,11 @@ def asarray(
     Parameters
     ----------
     x : array-like
-        Anything that NumPy makes an array of. An `NDArray` is returned as it is if it is the only argument; otherwise
+        An object that NumPy can convert to an array. An `NDArray` as the only argument is returned unchanged; otherwise
         it is copied with its attributes, dims, fill value, chunks and compression. An array of another library that
-        takes slices (h5py, zarr, blosc2, a memory map) is read a part at a time, and may be larger than memory.
+        supports slices (h5py, zarr, blosc2, a memory map) is read in parts, and may be larger than memory.
     url : str or os.PathLike, optional
-        Where to store it; in memory by default.
+        The place of the new array; in memory by default.
     dtype : dtype-like, optional
         Type to convert to.
     chunks, ..., fs
@@ -394,7 +395,7 @@ def asarray(
     >>> a[1:, ::2].tolist()
     [[4, 6], [8, 10]]
     """
-    # As `numpy.asarray`: an array that is one already is not copied.
+    # Like `numpy.asarray`, return an existing array without a copy.
     if isinstance(x, NDArray) and url is None and not options and dtype in (None, x.dtype):
         return x
 
@@ -414,17 +415,17 @@ def from_blocks(
     dtype: npt.DTypeLike | None = None,
     **options: Unpack[NewKeywords],
 ) -> NDArray:
-    """Make an array of blocks that come one after the other, and return a handle that can change it.
+    """Make an array from a sequence of blocks, and return a handle that can change it.
 
-    No more than a row of chunks and one block are in memory at a time. The array appears in one commit after the last
-    block. If the blocks end with an error, there is no array.
+    At most a row of chunks and one block are in memory at a time. One commit after the last block creates the array. If
+    the iterable raises an error, no array is created.
 
     Parameters
     ----------
     pieces : iterable of array-like
-        The blocks, with the same extents except along `axis`. The first one decides on the type.
+        The blocks, with the same extents except along `axis`. The first block determines the type.
     url : str or os.PathLike, optional
-        Where to store it; in memory by default.
+        The place of the new array; in memory by default.
     axis : int, default 0
         The axis along which the blocks are joined.
     dtype : dtype-like, optional
@@ -435,9 +436,9 @@ def from_blocks(
     Raises
     ------
     ValueError
-        There are no blocks, or they do not fit each other.
+        There are no blocks, or their extents do not match.
     TypeError
-        A block's type cannot be cast ("same_kind").
+        The type of a block cannot be cast ("same_kind").
 
     Examples
     --------
@@ -466,28 +467,29 @@ def from_dask(
 ) -> NDArray | Delayed:
     """Compute a dask array and store it, in parallel and as one commit.
 
-    Each task encodes a piece of `x` and puts its chunks where no reader looks; when all have arrived, one commit
-    publishes them. Nothing is visible before that, and a task that fails or is repeated does no harm. In a contiguous
-    frame in a local file, chunks wait next to it in a directory with the suffix ``.b2write``; if frame and workers do
-    not share a file system, or the workers are many, ``layout="sparse"`` saves copying them.
+    Each task encodes a piece of `x` and stores the chunks in a place that readers ignore. When all chunks are stored,
+    one commit publishes them. Readers see nothing before the commit, and a failed or repeated task does no harm. For a
+    contiguous frame in a local file, the chunks are first stored in a directory next to it with the suffix
+    ``.b2write``. If frame and workers do not share a file system, or there are many workers, ``layout="sparse"`` avoids
+    copying the chunks.
 
     Parameters
     ----------
     x : dask.array.Array
-        Chunks of any sizes that are known.
+        A dask array with chunks of any known sizes.
     url : str or os.PathLike, optional
         Where to store it; in memory by default, which works for schedulers in this process only if ``compute=False``.
     dtype : dtype-like, optional
         Type to convert to.
     compute : bool, default True
-        Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that does everything, the commit too.
-        Members of groups are computed now: to compute one later, make it with `Group.create`, and use `NDArray.store`.
+        Whether to compute now. Otherwise the result is a `dask.delayed.Delayed` that computes and commits. Members of
+        groups must be computed now: to compute a member later, make it with `Group.create`, and use `NDArray.store`.
     progress : bool, default False
         Show the progress on stderr.
     scheduler : str, callable or distributed.Client, optional
-        For dask; its default otherwise.
+        The scheduler of dask; by default, dask chooses.
     chunks, ..., fs
-        As for `create`. By default, the chunks of `x` become multiples of the stored ones where that is possible.
+        As for `create`. By default, the chunks of `x` are multiples of the stored chunks if possible.
 
     Returns
     -------
@@ -496,10 +498,10 @@ def from_dask(
     Raises
     ------
     TypeError, ValueError
-        `x` is no dask array, has chunks of unknown sizes or a type that cannot be stored. Nothing has been computed
-        then.
+        `x` is not a dask array, or has chunks of unknown sizes or a type that cannot be stored. In this case nothing
+        was computed.
     FileExistsError
-        There is something already.
+        Something already exists at the URL.
 
     Warns
     -----
@@ -521,7 +523,7 @@ def from_dask(
             " create(), and then write to it with store(x, compute=False)"
         )
     if member is not None:
-        # The group commits the member with its list of members, so the values must be there by then.
+        # The group commits the member together with its list of members, so the values must be ready at that time.
         def new(place: AnyPlace, final: ArrayOptions) -> Draft:
             return dask.compute_draft(x, place, dtype, final, progress=progress, scheduler=scheduler)
 
@@ -540,16 +542,16 @@ def save(
     overwrite: bool = True,
     **options: Unpack[SavedKeywords],
 ) -> None:
-    """Store an array as `asarray` does, and replace an existing one.
+    """Store an array like `asarray`, and replace an existing array.
 
     Parameters
     ----------
     url : str or os.PathLike
-        Where to store it.
+        The place of the new array.
     x, dtype
         As for `asarray`.
     overwrite : bool, default True
-        Whether an array that is there may be replaced.
+        Whether to replace an existing array.
     chunks, ..., fs
         As for `create`.
 

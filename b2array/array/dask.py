@@ -55,12 +55,12 @@ __all__ = [
 Region = tuple[slice, ...]
 
 _TASKS = 32
-"""An array becomes at least this many pieces, so that many cores have work. The number does not depend on the cores of
-this machine, so that an array has the same graph on all machines."""
+"""The minimum number of pieces of an array, enough for many cores. The number does not depend on this machine, so that
+an array has the same graph on all machines."""
 _LEAST_TASK_NBYTES = 4 * 2**20
-"""Pieces are joined up to this size, however many there are: a task costs dask some tenths of a millisecond."""
+"""The size up to which pieces are always joined, in bytes: dask needs some tenths of a millisecond per task."""
 _JOINING_NBYTES = 256 * 2**20
-"""The most bytes in memory during a write that is part of a transaction, unless a single piece has more."""
+"""The maximum number of bytes in memory during a write in a transaction, unless a single piece is larger."""
 
 
 def _require_dask() -> None:
@@ -71,7 +71,7 @@ def _require_dask() -> None:
 
 
 def to_dask(a: Readable, chunks: Any = "auto") -> da.Array:
-    """Return a dask array that reads `a` as it is committed now; see `NDArray.to_dask`."""
+    """Return a dask array that reads the present committed state of `a`; see `NDArray.to_dask`."""
     _require_dask()
     import dask.array as da
     from dask.array.core import PerformanceWarning
@@ -89,18 +89,18 @@ def to_dask(a: Readable, chunks: Any = "auto") -> da.Array:
             f"{parts} parts, and blocks on the borders several times",
             PerformanceWarning,
         )
-    # The name depends on the state of the array, so that dask computes equal graphs once.
+    # The name depends on the state of the array, so that dask computes equal graphs only once.
     name = f"b2array-{tokenize(frozen, cut)}"
     meta = np.empty((0,) * a.ndim, a.dtype)
     return cast("da.Array", da.from_array(frozen, chunks=cut, name=name, meta=meta))
 
 
 def group_for_tasks(a: Readable) -> dask_chunks.Cut:
-    """Cut an array into pieces for tasks: enough for many cores, and not larger than dask's setting permits."""
+    """Divide an array into pieces for tasks: enough for many cores, and not larger than dask's setting permits."""
     import dask
     from dask.utils import parse_bytes
 
-    # dask's own setting for "auto": users know it, and set it for their memory.
+    # Use dask's setting for "auto", which users know and adapt to their memory.
     limit = parse_bytes(dask.config.get("array.chunk-size", "128MiB"))
     share = math.prod(a.shape) * a.itemsize // _TASKS
     chunk_nbytes = math.prod(a.chunks) * a.itemsize
@@ -109,7 +109,7 @@ def group_for_tasks(a: Readable) -> dask_chunks.Cut:
 
 
 def _normalize(chunks: Any, a: Readable) -> dask_chunks.Cut:
-    """Return chunks in any form that dask takes as lengths of pieces."""
+    """Convert chunks in any form that dask accepts to lengths of pieces."""
     from dask.array.core import normalize_chunks
 
     lengths = normalize_chunks(chunks, a.shape, dtype=a.dtype, previous_chunks=a.chunks)
@@ -129,7 +129,7 @@ def from_dask(
     dtype: npt.DTypeLike | None,
     options: ArrayOptions,
 ) -> Write:
-    """Return the graph that stores a dask array as a new one; see `b2array.from_dask`."""
+    """Return the graph that stores a dask array as a new array; see `b2array.from_dask`."""
     x, draft = _begin(x, url, dtype, options)
     with aborting(draft):
         return _write_all(x, draft, lasts=True)
@@ -144,7 +144,7 @@ def compute_draft(
     progress: bool,
     scheduler: Any,
 ) -> Draft:
-    """Return the draft of an array with the values of a dask array, which are computed now."""
+    """Compute a dask array now, and return the draft of an array with its values."""
     x, draft = _begin(x, place, dtype, options)
     with aborting(draft):
         (changes,) = compute_changes([_write_all(x, draft)], progress, scheduler)
@@ -158,13 +158,13 @@ def _begin(
     dtype: npt.DTypeLike | None,
     options: ArrayOptions,
 ) -> tuple[da.Array, Draft]:
-    """Return a dask array of the type to store, and the draft of an array for it."""
+    """Return the dask array, cast to the type to store, and the draft of an array for it."""
     check_source(x)
     if dtype is not None and dtype != x.dtype:
-        # Check before the cast, which would hide that pieces are of another type than declared.
+        # Check before the cast, which would hide pieces of another type than the declared one.
         x = as_declared(x).astype(dtype)
     if options.blocks is None and options.chunks in (None, "auto"):
-        # Chunks that divide the pieces of dask: else data would move between tasks.
+        # Choose chunks that divide the pieces of dask, so that no data moves between tasks.
         chunks = dask_chunks.dividing(x.chunks, x.dtype.itemsize, options.access)
         options = replace(options, chunks=chunks)
     return x, new_draft(place, x.shape, x.dtype, options)
@@ -199,7 +199,7 @@ def store(
     if not np.can_cast(x.dtype, a.dtype, "same_kind"):
         raise TypeError(f"{x.dtype} cannot be cast to {a.dtype} without loss of kind; convert with astype()")
     if a._handle.in_transaction:
-        # A delayed would be computed after the transaction that it should be a part of.
+        # A delayed object would be computed only after the end of the transaction.
         if not compute or return_stored:
             raise ValueError("in a transaction only compute=True works: it commits at its end, and nothing before")
         join([(a, x, inside)], progress, scheduler)
@@ -211,13 +211,13 @@ def store(
     done = write.run(type(a), compute, progress, scheduler)
     if not compute:
         return cast("Delayed", done)
-    # The handle shows its own commit, as after an assignment.
+    # Update the handle to the commit, as after an assignment.
     a._handle.replace_state(done._handle.snapshot)
     return to_dask(a)[inside] if return_stored else None
 
 
 def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, scheduler: Any) -> None:
-    """Write arrays into regions of others, as part of the transactions that these are in."""
+    """Write dask arrays into regions of stored arrays, as part of the transactions of the stored arrays."""
     writes = []
     for a, x, region in parts:
         fork_point = make_fork_point(_draft(a))
@@ -230,7 +230,7 @@ def join(parts: Sequence[tuple[Indexed, da.Array, Region]], progress: bool, sche
 
 
 def _draft(a: Indexed) -> Draft:
-    """Return the changes of the transaction that an array is in."""
+    """Return the draft of the transaction of an array."""
     draft = a._handle.draft
     if draft is None:
         raise ConflictError(f"{a.url}: expected a transaction under way, found that it has ended")
@@ -244,7 +244,7 @@ def check_source(x: Any) -> None:
 
     if not isinstance(x, da.Array):
         raise TypeError(f"expected a dask array, found {type(x).__name__}")
-    # dask writes NaN for sizes that it does not know, as after a selection by a mask.
+    # dask uses NaN for unknown sizes, as after a selection by a mask.
     if any(math.isnan(n) for lengths in x.chunks for n in lengths):
         raise ValueError(f"the chunks of {x.name} have unknown sizes: compute_chunk_sizes() finds them")
     if isinstance(x._meta, np.ma.MaskedArray):
@@ -252,7 +252,7 @@ def check_source(x: Any) -> None:
 
 
 def as_declared(x: da.Array, owner: str = "") -> da.Array:
-    """Return the array with a check in each piece: a piece of another type than the array declares is an error.
+    """Return the array with a check that raises an error for a piece of another type than the declared one.
 
     The cast before storing would convert such a piece silently. `owner` begins the message.
     """
@@ -276,7 +276,7 @@ def _resolve_region(region: Any, shape: tuple[int, ...]) -> Region:
             raise ValueError(f"a region consists of slices without step, found {part!r}")
         start = 0 if part.start is None else part.start
         stop = n if part.stop is None else part.stop
-        # Not slice.indices, which would cut a slice that goes beyond the array.
+        # Do not use slice.indices, which would shorten a slice that extends beyond the array.
         if start < 0:
             start += n
         if stop < 0:
@@ -309,11 +309,11 @@ class Write:
         return f"b2array-{verb}-{self._id}"
 
     def changes(self) -> da.Array:
-        """Return an array with an item for each piece: the change of the fork that has put its chunks.
+        """Return an array with an item for each piece: the change of the fork that has written its chunks.
 
-        The layer is made of dask's own parts, so that dask makes one task of it and of what computes the values. With
-        10,000 pieces that is half as many tasks as a layer of tasks of our own, and a pickle of half the size. One more
-        task has the transaction, whose index may be large.
+        The layer is a standard layer of dask, so that dask fuses it with the tasks that compute the values. With 10,000
+        pieces, this halves the number of tasks and the size of the pickle, compared to a custom layer. One more task
+        contains the transaction, whose index may be large.
         """
         import dask.array as da
         from dask.delayed import Delayed
@@ -345,13 +345,13 @@ class Write:
         progress: bool,
         scheduler: Any,
     ) -> Any:
-        """Compute and commit, and make the result of a handle; or return a delayed that does."""
+        """Compute and commit, and make the result from a handle; or return a delayed object for this."""
         if not compute:
             return self._committing(make, frozen=False)
         try:
             (changes,) = compute_changes([self], progress, scheduler)
         except BaseException:
-            # Tasks that still run in other threads remove their own chunks.
+            # Tasks that are still running in other threads remove their chunks.
             abandon_write(self.point)
             raise
         return make(Handle(commit_changes(self.point, changes), "r+"))
@@ -360,7 +360,7 @@ class Write:
         return final([self], self.name("commit"), _commit, self.shared, make, frozen)
 
     def reading(self, make: Callable[[Handle], Any]) -> da.Array:
-        """Return an array that reads the stored values after they were written."""
+        """Return an array that reads the stored values after the write."""
         import dask.array as da
         from dask.layers import ArraySliceDep
 
@@ -385,7 +385,7 @@ def compute_changes(
     progress: bool,
     scheduler: Any,
 ) -> list[list[ChangeSet]]:
-    """Compute the changes of several writes in one graph, so that shared work is done once."""
+    """Compute the changes of several writes in one graph, so that shared tasks run once."""
     from dask.callbacks import Callback
 
     names = {write.name("put") for write in writes}
@@ -410,7 +410,7 @@ def _watch(
     client: Any,
     advance: Callable[[int], None],
 ) -> list[list[ChangeSet]]:
-    """Compute the changes on a cluster, which calls no callbacks of dask; tell `advance` how many chunks are done."""
+    """Compute the changes on a cluster, which calls no dask callbacks; report finished chunks to `advance`."""
     from distributed import as_completed, futures_of
 
     by_write: dict[str, list[ChangeSet]] = {write.name("put"): [] for write in writes}
@@ -423,9 +423,9 @@ def _watch(
 
 
 def final(writes: Sequence[Write], name: str, function: Callable[..., Any], *args: Any) -> Delayed:
-    """Return a delayed that at the end calls a function with the `Write.changes` of each write, then with `args`.
+    """Return a delayed object that finally calls a function with the `Write.changes` of each write, and `args`.
 
-    Several writes computed together are optimised together, so that shared work is done once.
+    Writes that are computed together are optimised together, so that shared tasks run once.
     """
     from dask.core import flatten
     from dask.highlevelgraph import HighLevelGraph
@@ -439,13 +439,13 @@ def final(writes: Sequence[Write], name: str, function: Callable[..., Any], *arg
 
 @cache
 def _pending() -> Any:
-    """Return the class of delayed objects that are optimised as arrays."""
+    """Return a class of delayed objects that dask optimises like arrays."""
     import dask.array as da
     from dask.delayed import Delayed
 
     class Pending(Delayed):
         __slots__ = ()
-        # Plain delayed objects are not fused as arrays are: each step of each piece would be a task.
+        # dask does not fuse the tasks of plain delayed objects: each step of each piece would be a task.
         __dask_optimize__ = staticmethod(da.Array.__dask_optimize__)
 
         def __reduce__(self) -> tuple[Any, ...]:
@@ -459,7 +459,7 @@ def _restore(key: str, graph: Any) -> Any:
 
 
 def _join_graphs(writes: Sequence[Write]) -> list[da.Array]:
-    """Return the changes of several writes in one graph, so that shared work is done once."""
+    """Return the changes of several writes in one graph, so that shared tasks run once."""
     import dask.array as da
     from dask.core import flatten
     from dask.highlevelgraph import HighLevelGraph
@@ -472,7 +472,7 @@ def _join_graphs(writes: Sequence[Write]) -> list[da.Array]:
 
 
 def _plain(inside: Region) -> Region:
-    """Return slices of plain integers: dask counts with NumPy's."""
+    """Convert slices to plain integers, because dask uses NumPy's integers."""
     return tuple(slice(int(part.start), int(part.stop)) for part in inside)
 
 
@@ -495,7 +495,7 @@ def _align(x: da.Array, chunks: tuple[int, ...], region: Region) -> da.Array:
 
 
 def _find_client(scheduler: Any) -> Any:
-    """Return the client of a cluster, if that is where tasks will run."""
+    """Return the client of a cluster, if the tasks will run there."""
     import dask.array as da
     from dask.base import get_scheduler
 
@@ -531,7 +531,7 @@ def _read(inside: Region, frozen: Frozen, region: Region) -> npt.NDArray[Any]:
 
 
 def _move(inside: Region, region: Region) -> Region:
-    """Return where a part of a region is in the array."""
+    """Return the position of a part of a region in the array."""
     moved = []
     for part, whole in zip(inside, region, strict=True):
         first = whole.start
@@ -540,7 +540,7 @@ def _move(inside: Region, region: Region) -> Region:
 
 
 def _check_piece(values: Any, inside: Region) -> None:
-    """Raise an error if a piece that dask has computed does not fill its place."""
+    """Raise an error if a piece that dask has computed has another shape than its place."""
     assignment.check_plain(values)
     lengths = tuple(part.stop - part.start for part in inside)
     if np.shape(values) != lengths:
@@ -548,7 +548,7 @@ def _check_piece(values: Any, inside: Region) -> None:
 
 
 def _as_declared(values: Any, declared: np.dtype[Any], owner: str = "") -> Any:
-    """Return a piece that dask has computed if its type is the declared one, or casts to it without a loss."""
+    """Return a piece if its type is the declared type, or can be cast to it without loss; else raise an error."""
     computed_dtype = getattr(values, "dtype", None)
     if computed_dtype is None:
         computed_dtype = np.asarray(values).dtype
@@ -561,7 +561,7 @@ def _as_declared(values: Any, declared: np.dtype[Any], owner: str = "") -> Any:
 
 
 def gather_changes(put: Sequence[Sequence[npt.NDArray[Any]]]) -> list[list[ChangeSet]]:
-    """Return the changes to commit of each write, from the changes of its tasks."""
+    """Collect the changes to commit for each write, from the changes of its tasks."""
     changes_of_writes = []
     for items in put:
         changes = [change for item in items for change in item.flat]

@@ -1,6 +1,6 @@
-"""Cuts of an array into pieces that respect a grid of chunks.
+"""Cuts: divisions of an array into pieces that respect a grid of chunks.
 
-A cut is what dask calls chunks: for every dimension the lengths of the pieces, from the beginning to the end.
+A cut, which dask calls chunks, contains for every dimension the lengths of the pieces in order.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["Cut", "align", "dividing", "group_chunks", "joining", "pieces", "reg
 Cut = tuple[tuple[int, ...], ...]
 
 _SMALLEST_SHARE = 4
-"""Along an axis, a useful chunk has at least a quarter of the extent of an automatic one."""
+"""Along an axis, a useful chunk has at least a quarter of the extent of an automatic chunk."""
 _SMALLEST_NBYTES = 2**18
 _LARGEST_NBYTES = 64 * 2**20
-"""Between these sizes chunks are useful: each costs a request, and a change of one item writes a whole chunk."""
+"""The limits of a useful chunk size, in bytes: a chunk costs a request, and is rewritten for any change."""
 
 
 def group_chunks(
@@ -31,7 +31,7 @@ def group_chunks(
 ) -> Cut:
     """Cut an array into pieces of whole chunks, or of whole blocks inside a chunk where a chunk exceeds the limit.
 
-    The limit is in bytes. A block that is larger is not cut.
+    The limit is in bytes. A larger block is not divided.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def group_chunks(
     steps = _grow(block, chunk, room)
     cut = []
     for n, length, step in zip(shape, chunk, steps, strict=True):
-        # Cut chunk by chunk: no piece has blocks of two chunks.
+        # Divide chunk by chunk, so that no piece has blocks of two chunks.
         pieces: tuple[int, ...] = ()
         for part in _cut_axis(n, length):
             pieces += _cut_axis(part, step)
@@ -58,7 +58,7 @@ def group_chunks(
 
 
 def _clip(extents: Sequence[int], limits: Sequence[int]) -> list[int]:
-    """Return extents that are at most these, and at least 1."""
+    """Limit extents to a maximum, and to at least 1."""
     return [max(1, min(extent, limit)) for extent, limit in zip(extents, limits, strict=True)]
 
 
@@ -71,20 +71,21 @@ def _cut_axis(length: int, step: int) -> tuple[int, ...]:
 
 
 def _grow(units: Sequence[int], extents: Sequence[int], room: int) -> list[int]:
-    """Multiply extents while the product stays within `room` and no extent exceeds what is needed."""
+    """Multiply extents as long as the product is at most `room` and no extent is larger than necessary."""
     sizes = list(units)
     growing = set()
     for axis, (size, extent) in enumerate(zip(sizes, extents, strict=True)):
         if size < extent:
             growing.add(axis)
     while growing:
-        # The shortest one, so that pieces get nearly isotropic; among equals the last, whose chunks are neighbours.
+        # Choose the shortest extent, so that pieces become nearly isotropic; of equal ones the last, whose chunks are
+        # adjacent.
         axis = min(growing, key=lambda axis: (sizes[axis], -axis))
         unit = units[axis]
         most = -(-extents[axis] // unit) * unit
         new = min(2 * sizes[axis], most)
         others = math.prod(sizes) // sizes[axis]
-        # The last piece of an axis is cut off at its end.
+        # The last piece of an axis ends at the end of the axis.
         if others * min(new, extents[axis]) <= room:
             sizes[axis] = new
         if sizes[axis] != new or new >= extents[axis]:
@@ -93,7 +94,7 @@ def _grow(units: Sequence[int], extents: Sequence[int], room: int) -> list[int]:
 
 
 def align(cut: Cut, chunks: Sequence[int], starts: Sequence[int]) -> Cut:
-    """Move every inner border of a cut, which begins at `starts` in the array, to the nearest border of a chunk.
+    """Move every inner border of a cut that begins at `starts` in the array to the nearest border of a chunk.
 
     Examples
     --------
@@ -121,7 +122,7 @@ def _align(lengths: tuple[int, ...], size: int, start: int) -> tuple[int, ...]:
 
 
 def pieces(old: Cut, new: Cut) -> int:
-    """Return how many pieces the array has if both cuts are made.
+    """Return the number of pieces if the array is divided by both cuts.
 
     Examples
     --------
@@ -141,10 +142,10 @@ def _inner(lengths: tuple[int, ...]) -> set[int]:
 
 
 def dividing(cut: Cut, itemsize: int, access: Access | None = None) -> tuple[int, ...] | None:
-    """Choose extents of chunks of which the pieces of a cut are whole multiples.
+    """Choose extents of chunks such that the pieces of a cut consist of whole chunks.
 
-    They are about as large as automatic chunks and of their form, or else of the form of the pieces. Return None if the
-    cut is too irregular for that, or the pieces are much smaller.
+    The chunks have about the size and the form of automatic chunks, or else the form of the pieces. Return None if the
+    cut is too irregular, or if the pieces are much smaller than automatic chunks.
 
     Examples
     --------
@@ -163,14 +164,15 @@ def dividing(cut: Cut, itemsize: int, access: Access | None = None) -> tuple[int
     for lengths, extent in zip(cut, extents, strict=True):
         borders = _inner(lengths)
         whole.append(not borders)
-        # Every border between pieces is a multiple of this; math.gcd() without numbers is 0.
+        # Every border between pieces is a multiple of the step; math.gcd() of no numbers is 0.
         steps.append(math.gcd(*borders) or extent)
     wanted, _ = automatic(extents, itemsize, access=access)
     chosen = _within(steps, wanted, whole)
     axes = zip(chosen, wanted, extents, strict=True)
     fits = all(length * _SMALLEST_SHARE >= min(ideal, n) for length, ideal, n in axes)
     if not fits:
-        # Pieces that are flat, a step of time each, say: flat chunks are better than data that move between tasks.
+        # The pieces may be flat, for example one time step each: then flat chunks are better than moving data between
+        # tasks.
         flat, _ = automatic(steps, itemsize, chunks=f"{CHUNK_NBYTES}B", access=access)
         chosen = _within(steps, flat, whole)
         least = min(math.prod(extents) * itemsize, _SMALLEST_NBYTES)
@@ -198,7 +200,7 @@ def regular(cut: Cut) -> tuple[int, ...] | None:
 
 
 def joining(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
-    """Choose extents of chunks for pieces that somebody has asked for: the same, or parts of pieces that are too large.
+    """Choose extents of chunks for pieces that the user requested: the same, or parts of pieces that are too large.
 
     Return None if the pieces do not consist of equal parts of a useful size.
 
@@ -218,14 +220,14 @@ def joining(cut: Cut, itemsize: int) -> tuple[int, ...] | None:
 
 
 def _within(steps: Sequence[int], wanted: Sequence[int], whole: Sequence[bool]) -> tuple[int, ...]:
-    """Choose a divisor of each step, near the size wanted; where there is one piece only, any size divides it."""
+    """Choose a divisor of each step near the wanted size. Along an axis with only one piece, any size is possible."""
     chosen = []
     for step, size, is_free in zip(steps, wanted, whole, strict=True):
         if is_free or step <= size:
             chosen.append(min(step, size))
             continue
         divisor = _divisor(step, size)
-        # A step without a useful divisor stays whole.
+        # Keep a step without a useful divisor whole.
         is_useful = divisor * _SMALLEST_SHARE >= size
         chosen.append(divisor if is_useful else step)
     return tuple(chosen)
@@ -234,7 +236,7 @@ def _within(steps: Sequence[int], wanted: Sequence[int], whole: Sequence[bool]) 
 def _divisor(number: int, most: int) -> int:
     """Return the largest divisor that is not larger than `most`."""
     largest = 1
-    # Divisors come in pairs, of which one is at most the square root.
+    # In each pair of divisors, one is at most the square root.
     for small in range(1, math.isqrt(number) + 1):
         if number % small:
             continue

@@ -1,4 +1,4 @@
-"""What arrays and super-chunks say of themselves without reading items: `Opened`, `Described`, and `Attributes`."""
+"""The metadata of arrays and super-chunks, without reading items: `Opened`, `Described`, and `Attributes`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from b2array.store.memory import MemoryStore
 __all__ = ["Attributes", "Described", "Opened"]
 
 _CORNERS_NBYTES = 16 * 2**20
-"""A page shows items if this many bytes of blocks, at most, are decoded for them."""
+"""The maximum number of bytes to decode for the items that a page shows."""
 
 
 class Opened:
-    """The part of `b2array.NDArray` and `b2array.SChunk` that is about neither items nor chunks."""
+    """The part of `b2array.NDArray` and `b2array.SChunk` that concerns neither items nor chunks."""
 
     __slots__ = ("__weakref__", "_handle")
 
@@ -47,12 +47,12 @@ class Opened:
 
     @property
     def url(self) -> str:
-        """Where it is, without secrets; "memory" if nowhere else."""
+        """The URL, without secrets; "memory" for an object in memory."""
         return self._handle.url
 
     @property
     def mode(self) -> Mode:
-        """For reading ("r"), or for reading and changing ("r+")."""
+        """The mode: "r" for reading, or "r+" for reading and changing."""
         return self._handle.mode
 
     @property
@@ -62,17 +62,17 @@ class Opened:
 
     @property
     def generation(self) -> str:
-        """Names the committed state that this handle shows; changes with every commit."""
+        """An identifier of the committed state that this handle shows, which changes with every commit."""
         return self._handle.generation
 
     @property
     def cbytes(self) -> int:
-        """Compressed size of the chunks in bytes, as the frame has it."""
+        """The compressed size of the chunks in bytes, according to the frame."""
         return self._handle.described.state.frame.cbytes
 
     @property
     def cparams(self) -> CParams:
-        """How new chunks are compressed."""
+        """The compression parameters for new chunks."""
         try:
             return self._handle.described.state.cparams
         except UnsupportedError as error:
@@ -80,22 +80,22 @@ class Opened:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """The metalayers, fixed when the frame was created: decoded if they are msgpack, else bytes."""
+        """The metalayers, which never change: decoded if they are msgpack, else bytes."""
         metalayers = self._handle.described.state.frame.metalayers
         return MappingProxyType({name: _decode(raw) for name, raw in metalayers})
 
     def transaction(self) -> AbstractContextManager[Self]:
-        """Make everything that is changed through this handle inside the ``with`` block one commit.
+        """Combine all changes through this handle inside the ``with`` block into one commit.
 
-        Threads that write through the handle join in, one at a time, and what they read through it shows the changes.
-        If the block raises, nothing has happened.
+        The transaction includes the writes of other threads through the handle, one at a time, and all reads through
+        the handle see the changes. If the block raises an error, nothing is changed.
 
         Raises
         ------
         ValueError
-            A transaction is under way already.
+            A transaction is already under way.
         ConflictError
-            Another writer changed what was read or written in the block. Nothing has happened then.
+            Another writer changed items that were read or written in the block. In this case nothing has changed.
         """
         return tables.Block(f"a transaction of {self.url}", self._changing())
 
@@ -106,18 +106,18 @@ class Opened:
 
     @contextmanager
     def lock(self) -> Iterator[Self]:
-        """Refresh, and make all other writers wait while the ``with`` block reads, computes and writes.
+        """Refresh the handle, and make all other writers wait until the ``with`` block ends.
 
         Each change in the block is a commit, unless a `transaction` joins them. Threads that share the handle also
-        wait. It works where commits rely on a lock: on local files and in memory. Elsewhere a change raises
-        ConflictError if another writer came first.
+        wait. This works only in stores with locks: local files and memory. Elsewhere a change raises ConflictError if
+        another writer was faster.
 
         Raises
         ------
         UnsupportedError
-            There are no locks in this place.
+            The store has no locks.
         ValueError
-            The block is inside another one, or inside a transaction.
+            The block is inside another `lock` block, or inside a transaction.
 
         Examples
         --------
@@ -144,7 +144,7 @@ class Opened:
                     handle.locked = False
 
     def refresh(self) -> None:
-        """Show what others have committed since this handle was opened or last changed something."""
+        """Show the latest committed state, with all commits of other writers."""
         self._handle.refresh()
 
     def snapshot(
@@ -155,28 +155,28 @@ class Opened:
         *,
         replace: bool = False,
     ) -> None:
-        """Keep the committed state under a name; in a transaction, the state that its commit makes.
+        """Keep the committed state under a name; in a transaction, the state after its commit.
 
-        A snapshot takes an index, and no chunk: later commits leave its chunks alone. ``b2array.open(url, at=name)``
-        opens it.
+        A snapshot stores an index, but no chunks, because later commits do not overwrite its chunks. Open it with
+        ``b2array.open(url, at=name)``.
 
         Parameters
         ----------
         name : str
-            At most 255 bytes.
+            The name, of at most 255 bytes.
         message : str, optional
             A remark.
         attrs : mapping, optional
-            What else is to be known of it, as for attributes of arrays.
+            Attributes of the snapshot, with values as for attributes of arrays.
         replace : bool, default False
-            Whether a snapshot of this name may be replaced.
+            Whether to replace a snapshot with this name.
 
         Raises
         ------
         FileExistsError
-            There is a snapshot of this name.
+            A snapshot has this name already.
         ConflictError
-            Another writer has changed what this handle shows. Nothing has happened then.
+            Another writer has committed since the state that this handle shows. In this case nothing has changed.
 
         Examples
         --------
@@ -194,31 +194,31 @@ class Opened:
 
     @property
     def snapshots(self) -> tuple[SnapshotInfo, ...]:
-        """The snapshots, the oldest first. Their indexes are read to see which bytes each of them holds alone."""
+        """The snapshots, the oldest first. Their indexes are read to count the bytes that only one snapshot needs."""
         return snapshots.list_snapshots(self._handle)
 
     def restore(self, name: str) -> None:
-        """Go back to a snapshot, in one commit: items, shape, attributes. All snapshots stay.
+        """Restore items, shape and attributes of a snapshot, in one commit. All snapshots are preserved.
 
         Raises
         ------
         KeyError
-            There is no snapshot of this name.
+            No snapshot has this name.
         """
         snapshots.restore(self._handle, name)
 
     def drop_snapshot(self, name: str) -> None:
-        """Forget a snapshot. `b2array.vacuum` or `b2array.repack` then free the space that only this snapshot needed.
+        """Remove a snapshot. Then `b2array.vacuum` or `b2array.repack` frees the space that only this snapshot needed.
 
         Raises
         ------
         KeyError
-            There is no snapshot of this name.
+            No snapshot has this name.
         """
         snapshots.drop(self._handle, name)
 
     def close(self) -> None:
-        """Close files. The handle opens them again when it needs them."""
+        """Close all files. The handle opens them again when necessary."""
         self._handle.close()
 
     def __enter__(self) -> Self:
@@ -231,11 +231,11 @@ class Opened:
         return type(self), (self._handle,)
 
     def __copy__(self) -> Self:
-        """Return another handle of the same array: both share state, changes and transaction."""
+        """Return another handle of the same array. Both share state, changes and transaction."""
         return type(self)(self._handle)
 
     def __deepcopy__(self, _: object) -> Self:
-        """Return a copy in memory, compressed as this one. `copy` has a place for it."""
+        """Return a copy in memory with the same compression. To store it elsewhere, use `copy`."""
         free = free_nbytes()
         if self.cbytes > free // 2:
             raise MemoryError(
@@ -260,17 +260,17 @@ class Described(Opened, Readable):
 
     @property
     def cratio(self) -> float:
-        """`nbytes` over `cbytes`; 0.0 if nothing is stored."""
+        """The compression ratio: `nbytes` divided by `cbytes`; 0.0 if nothing is stored."""
         return self.nbytes / self.cbytes if self.cbytes else 0.0
 
     @property
     def grid_shape(self) -> tuple[int, ...]:
-        """Number of chunks along each dimension."""
+        """The number of chunks along each dimension."""
         return self._layout.grid_shape
 
     @property
     def nchunks(self) -> int:
-        """Number of chunks."""
+        """The number of chunks."""
         return self._layout.nchunks
 
     @property
@@ -284,7 +284,7 @@ class Described(Opened, Readable):
 
     @property
     def dims(self) -> tuple[str | None, ...] | None:
-        """Names of the dimensions, if they have any. An assignment is a commit; None removes them."""
+        """The names of the dimensions, or None. An assignment is a commit; None removes the names."""
         state = self._handle.described.state
         layout, dims = state.require_layout(), state.annotations.dims
         return dims if dims is not None and len(dims) == len(layout.shape) else None
@@ -298,12 +298,12 @@ class Described(Opened, Readable):
 
     @property
     def attrs(self) -> Attributes:
-        """The attributes, a mapping. Each assignment is a commit."""
+        """The attributes, as a mapping. Each assignment is a commit."""
         return Attributes(self._handle)
 
     @property
     def info(self) -> tables.Info:
-        """A description that prints as a table."""
+        """A description of the array, which is printed as a table."""
         rows, attrs = self._rows()
         return tables.Info(rows, lambda: tables.array_page(rows, self._layout, attrs))
 
@@ -316,9 +316,9 @@ class Described(Opened, Readable):
         return tables.array_page(rows, self._layout, attrs, self._values())
 
     def _values(self) -> str:
-        """Return a few items as NumPy shows them; nothing if they are not near, or much has to be decoded for them."""
+        """Format a few items like NumPy; return nothing for remote items, or if too many bytes would be decoded."""
         layout = self._layout
-        # The items that NumPy shows of a large array are in its corners: in two blocks along each axis.
+        # For a large array, NumPy shows the items in the corners, which are in two blocks along each axis.
         long_axes = sum(n > block for n, block in zip(layout.shape, layout.blocks, strict=True))
         corners = 2**long_axes
         if not self._handle.source.is_local or corners * layout.block_nbytes > _CORNERS_NBYTES:
@@ -367,7 +367,7 @@ class Described(Opened, Readable):
         return {"snapshots": ", ".join(names)} if names else {}
 
     def _attr_rows(self) -> dict[str, Any]:
-        # A page about an array must show even if a part of it is damaged.
+        # A page must appear even if a part of the array is damaged.
         try:
             return dict(self.attrs)
         except (FormatError, UnsupportedError) as error:
@@ -377,8 +377,8 @@ class Described(Opened, Readable):
 class Attributes(MutableMapping[str, Any]):
     """The variable-length metalayers of a frame: names and values, each assignment a commit.
 
-    Values are what msgpack takes, dates and time spans, and complex numbers, sets, tuples and arrays as python-blosc2
-    writes them.
+    Values may be of any type that msgpack supports, dates and time spans, and complex numbers, sets, tuples and arrays,
+    in the form that python-blosc2 writes.
     """
 
     __slots__ = ("_handle",)
@@ -399,7 +399,7 @@ class Attributes(MutableMapping[str, Any]):
         self.update({name: value})
 
     def update(self, other: Any = (), /, **named: Any) -> None:
-        """Set several attributes, as `dict.update`, in one commit."""
+        """Set several attributes like `dict.update`, in one commit."""
         contents = {name: encode_attr(value, name) for name, value in _pairs_of(other, named)}
         if not contents:
             return
@@ -432,7 +432,7 @@ class Attributes(MutableMapping[str, Any]):
 
 
 def _pairs_of(other: Any, named: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return what the arguments of `dict.update` name; TypeError for names that are not strings."""
+    """Return the names and values in arguments of `dict.update`; TypeError for names that are not strings."""
     pairs = [*dict(other, **named).items()]
     for name, _ in pairs:
         if not isinstance(name, str):

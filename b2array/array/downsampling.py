@@ -24,7 +24,7 @@ __all__ = ["downsample"]
 Array = npt.NDArray[Any]
 Reduce = Literal["mean", "min", "max", "sum", "first"]
 Verb = Callable[[Array, tuple[int, ...]], Array]
-"""Reduces blocks of one size."""
+"""A function that reduces blocks of one size."""
 Boundary = Literal["pad", "trim", "exact"]
 
 
@@ -43,37 +43,38 @@ def downsample(
 ) -> NDArray:
     """Reduce each block of items to one item, and store the smaller array in one commit.
 
-    The array may be larger than memory: a few pieces are in memory at a time. Stored values count as they are: values
-    that mark missing items are not skipped.
+    The array may be larger than memory: only a few pieces are in memory at a time. Values that mark missing items are
+    not skipped.
 
     Parameters
     ----------
     a : array-like
-        The array. One that is not in memory is read a piece at a time.
+        The array. An array that is not in memory is read in pieces.
     factors : int, sequence or mapping
-        Extents of a block in items: one number for all axes, one entry an axis, or a mapping of axes or names of
-        dimensions to numbers, as xarray's ``coarsen`` takes it; other axes stay as they are.
+        The extents of a block in items: one number for all axes, one entry per axis, or a mapping of axes or dimension
+        names to numbers, as for xarray's ``coarsen``; other axes do not change.
     reduce : {"mean", "min", "max", "sum", "first"} or callable, default "mean"
-        How to make one item of a block. The type of the items stays, except for "sum", which has NumPy's type: the mean
-        of integers is rounded to the nearest one, to the even one of two. "first" suits numbers that stand for
-        something, such as labels. A function takes an array and a tuple of axes, as `numpy.median` does.
+        The reduction of a block to one item. The type of the items does not change, except for "sum", which has the
+        same type as in NumPy. The mean of integers is rounded to the nearest integer, or to the even one of two.
+        "first" is useful for numbers with a meaning, such as labels. A function has the parameters array and tuple of
+        axes, like `numpy.median`.
     boundary : {"pad", "trim", "exact"}, default "pad"
-        What becomes of items after the last whole block. "pad": they form a smaller block, "trim": they are dropped,
-        "exact": they are an error.
+        The treatment of items after the last whole block. "pad": they form a smaller block; "trim": they are dropped;
+        "exact": they raise an error.
     url : str or os.PathLike, optional
-        Where to store it; in memory by default.
+        The place of the new array; in memory by default.
     dtype : dtype-like, optional
-        Type of the result.
+        The type of the result.
     executor, progress
         As for `map`.
     chunks, ..., fs
-        As for `create`. An array of b2array gives its smaller copy its chunks, blocks, compression, dims, attributes
+        As for `create`. The smaller copy of a b2array array has the same chunks, blocks, compression, dims, attributes
         and fill value.
 
     Raises
     ------
     ValueError
-        The factors do not fit the array; or, with "exact", the extents are not multiples of them.
+        The factors do not fit the array; or, with "exact", the extents are not multiples of the factors.
     TypeError
         Items of this type have no mean or sum, or the results cannot be cast ("same_kind") to `dtype`.
 
@@ -120,7 +121,7 @@ def _complete(
     *,
     same_type: bool,
 ) -> ArrayOptions:
-    """Complete the options from the array; the levels of a pyramid keep the block size."""
+    """Complete the options from the array. The levels of a pyramid keep the block size."""
     array = model if isinstance(model, NDArray) else NDArray(model._handle)
     if wanted.chunks is None and wanted.blocks is None and 0 not in shape:
         chunks = tuple(map(min, model.chunks, shape))
@@ -129,13 +130,13 @@ def _complete(
     if cparams is None:
         cparams = copying.cparams_for(array.cparams, array.dtype, interop=wanted.interop)
         if not same_type:
-            # Bounds of errors are for floats only.
+            # Error bounds apply only to floats.
             cparams = cparams.without_bounds()
     attrs = dict(array.attrs) if wanted.attrs is None else wanted.attrs
     return replace(wanted, cparams=cparams, attrs=attrs)
 
 
-# Functions that other processes can unpickle.
+# These functions must be importable, so that other processes can unpickle them.
 
 
 def _function(
@@ -143,7 +144,7 @@ def _function(
     blocks: tuple[int, ...],
     dtype: np.dtype[Any] | None,
 ) -> Callable[[Array], Array]:
-    """Return the function of a piece that reduces its blocks."""
+    """Return a function that reduces the blocks of a piece."""
     if callable(reduce):
         return partial(_each_box, partial(_call, reduce), blocks)
     if reduce not in get_args(Reduce):
@@ -160,7 +161,7 @@ def _function(
 
 
 def _each_box(verb: Verb, blocks: tuple[int, ...], items: Array) -> Array:
-    """Reduce the boxes of items whose blocks have one size: all whole blocks, and the smaller ones at the edges."""
+    """Reduce boxes of equal blocks: a box with all whole blocks, and boxes with the smaller blocks at the edges."""
     parts = []
     extents_of_first = []
     for n, block in zip(items.shape, blocks, strict=True):
@@ -175,7 +176,7 @@ def _each_box(verb: Verb, blocks: tuple[int, ...], items: Array) -> Array:
         source, extents, target = zip(*box, strict=True)
         values = verb(items[source], extents)
         if result is None:
-            # Only the verb knows the type of the results.
+            # The type of the results is known only after the first call of the verb.
             shape = []
             for along in parts:
                 _, _, last = along[-1]
@@ -188,7 +189,7 @@ def _each_box(verb: Verb, blocks: tuple[int, ...], items: Array) -> Array:
 
 
 def _parts(n: int, block: int) -> Iterator[tuple[slice, int, slice]]:
-    """Cut an axis into whole blocks and a rest: the positions, the extent of a block, and where the results go."""
+    """Divide an axis into whole blocks and a remainder; return positions, block extents, and places of the results."""
     count, rest = divmod(n, block)
     if count or not rest:
         yield slice(0, n - rest), block, slice(0, count)
@@ -201,7 +202,7 @@ def _call(function: Callable[..., Any], items: Array, blocks: tuple[int, ...]) -
     shape = []
     for n, block in zip(items.shape, blocks, strict=True):
         shape += [n // block, block]
-    # Every other axis runs inside a block.
+    # Every second axis is inside a block.
     inside = tuple(range(1, 2 * items.ndim, 2))
     return np.asarray(function(items.reshape(shape), axis=inside))
 
@@ -225,7 +226,7 @@ def _fold(
     for axis, block in enumerate(blocks):
         if block == 1:
             continue
-        # NumPy reduces short axes item by item, but whole rows at a time.
+        # NumPy reduces short axes item by item, but adds whole rows at once.
         before = (slice(None),) * axis
         result = values[(*before, slice(0, None, block))].astype(kind)
         for offset in range(1, block):
@@ -236,13 +237,13 @@ def _fold(
 
 def _sum(items: Array, blocks: tuple[int, ...]) -> Array:
     _require_numbers(items.dtype, "sum")
-    # NumPy adds small integers up in the integer of the platform.
+    # NumPy adds small integers as integers of the platform's size.
     kind = np.add.reduce(np.zeros(1, items.dtype)).dtype
     return _fold(np.add, items, blocks, _wide(kind)).astype(kind, copy=False)
 
 
 def _mean(dtype: np.dtype[Any] | None, items: Array, blocks: tuple[int, ...]) -> Array:
-    """Return means of blocks; means of integers are rounded, unless the result should be of a float type."""
+    """Return the means of blocks. Means of integers are rounded, unless the result has a float type."""
     _require_numbers(items.dtype, "mean")
     count = math.prod(blocks)
     kind = items.dtype if dtype is None else dtype
@@ -263,12 +264,12 @@ def _mean(dtype: np.dtype[Any] | None, items: Array, blocks: tuple[int, ...]) ->
         total = _fold(np.add, items, blocks, wide)
         whole_part, rest = _divide(total, wide(count))
     else:
-        # Sums of such items may be too large for any integer: add up quotients and rests.
+        # Sums of such items may be too large for any integer type, so add quotients and remainders.
         parts, rests = _divide(items, wide(count))
         carried, rest = _divide(_fold(np.add, rests, blocks), wide(count))
         whole_part = _fold(np.add, parts, blocks) + carried
-    # In integers, because floats know only 53 bits of a mean.
-    # A half goes to the even neighbour: with an odd whole part, one more is as good as above the half.
+    # Compute with integers, because floats have only 53 bits.
+    # Round a half to the even neighbour: for an odd whole part, one more counts as above the half.
     is_odd = whole_part & wide(1)
     upwards = rest > wide(count) - rest - is_odd
     means: Array = whole_part + upwards
@@ -276,7 +277,7 @@ def _mean(dtype: np.dtype[Any] | None, items: Array, blocks: tuple[int, ...]) ->
 
 
 def _holds_integers(dtype: np.dtype[Any]) -> bool:
-    """Whether a type of another package, such as an integer of four bits, cannot hold a half."""
+    """Return whether a type of another package cannot represent 0.5, such as an integer of four bits."""
     if dtype.kind != "V":
         return False
     half = np.asarray(0.5).astype(dtype)
@@ -284,13 +285,13 @@ def _holds_integers(dtype: np.dtype[Any]) -> bool:
 
 
 def _divide(items: Array, count: Any) -> tuple[Array, Array]:
-    """Return what `numpy.divmod` returns, faster."""
+    """Return the same result as `numpy.divmod`, but faster."""
     quotients = items // count
     return quotients, items - quotients * count
 
 
 def _wide(dtype: np.dtype[Any]) -> npt.DTypeLike:
-    """Return the type in which floats are added up: at least double precision."""
+    """Return the type for sums of floats, with at least double precision."""
     if dtype.kind == "V":
         return np.dtype(np.float64)
     return np.result_type(dtype, np.float64) if dtype.kind in "fc" else dtype

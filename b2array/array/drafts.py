@@ -1,4 +1,4 @@
-"""New arrays before their first commit: their options, the place where they go, and the draft that makes them."""
+"""New arrays before their first commit: options, places, and drafts."""
 
 from __future__ import annotations
 
@@ -77,17 +77,17 @@ Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 Kind = Literal["auto", "contiguous", "sparse"]
 Shape = SupportsIndex | Sequence[SupportsIndex]
 Extents = SupportsIndex | str | Sequence[Any] | Mapping[int, Any] | None
-"""Extents of chunks or blocks, in the forms that `b2array.grid.chunking.automatic` takes."""
+"""Extents of chunks or blocks, in the forms that `b2array.grid.chunking.automatic` accepts."""
 
 Url = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
 class FreePlace:
-    """A place for a new frame that is known to be free, so that nobody looks.
+    """A place for a new frame that is known to be free, and needs no check.
 
-    `first` is the first number that the file of a chunk may have there. A sparse frame goes to the place `sparse`, if
-    there is one.
+    `first` is the lowest number that the file of a chunk may have there. If `sparse` is set, it is the place for a
+    sparse frame.
     """
 
     store: Store
@@ -96,11 +96,11 @@ class FreePlace:
 
 
 AnyPlace = Url | FreePlace | None
-"""Where a new frame goes; None: in memory."""
+"""The place of a new frame; None for memory."""
 
 
 class NewPlace(NamedTuple):
-    """The store for a new frame, its kind, and the first number for the file of a chunk."""
+    """The store for a new frame, its kind, and the lowest number for the file of a chunk."""
 
     store: Store
     kind: FrameType
@@ -109,19 +109,18 @@ class NewPlace(NamedTuple):
 
 class _Unset:
     def __repr__(self) -> str:
-        return "0"  # as signatures show it
+        return "0"  # the text in signatures
 
 
 UNSET: Final = _Unset()
-"""Stands for a fill value that the options do not name: None is itself a value, NaN in arrays of floats."""
+"""Marks a missing fill value: None cannot, because as a fill value it means NaN in arrays of floats."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayOptions:
-    """The options of `b2array.create`, without place, shape and type.
+    """The options of `b2array.create`, except place, shape and type.
 
-    For an option that is not given, a copy takes the value of its source. Other new arrays take the defaults of
-    `create`.
+    A copy has the values of its source for missing options. Other new arrays have the defaults of `create`.
     """
 
     chunks: Extents = None
@@ -144,12 +143,12 @@ class ArrayOptions:
         chunking.check_access(self.access)
 
 
-# The names and types of these options, for functions that pass them on. Each class is for the functions that do not
-# name the others themselves.
+# The names and types of these options, for functions that pass them on. Each class is for functions whose signatures
+# have the other options.
 
 
 class VariableKeywords(TypedDict, total=False):
-    """Options of arrays whose place, dimensions and attributes are known."""
+    """Options of arrays, if place, dimensions and attributes are known."""
 
     chunks: Extents
     blocks: Extents
@@ -162,7 +161,7 @@ class VariableKeywords(TypedDict, total=False):
 
 
 class MemberKeywords(VariableKeywords, total=False):
-    """Options of arrays whose place is known: members of a group."""
+    """Options of members of a group, whose place is known."""
 
     dims: Sequence[str | None] | None
     attrs: Mapping[str, Any] | None
@@ -182,7 +181,7 @@ class NewKeywords(SavedKeywords, total=False):
 
 
 class CopyKeywords(TypedDict, total=False):
-    """Options of copies, which have attributes, dimensions, metalayers and fill value of their source."""
+    """Options of copies, which have the attributes, dimensions, metalayers and fill value of the source."""
 
     chunks: Extents
     blocks: Extents
@@ -204,7 +203,7 @@ class FilledKeywords(CopyKeywords, total=False):
 
 
 def takes(kind: type) -> Callable[[F], F]:
-    """Decorate a function whose ``**options`` are options of new arrays: its signature names them.
+    """Decorate a function whose ``**options`` are options of new arrays, so that its signature lists them.
 
     Examples
     --------
@@ -221,11 +220,11 @@ def takes(kind: type) -> Callable[[F], F]:
 
 
 def new_draft(url: AnyPlace, shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Draft:
-    """Begin the draft of an array of zeros. Check everything that can be wrong before looking at the place."""
+    """Begin the draft of an array of zeros. Check all arguments before the place is read."""
     layout = _choose_layout(shape, dtype, options)
     params = resolve_cparams(options.cparams)
     if params.filters == AUTO and layout.dtype.kind == "U":
-        # Shuffle the bytes of characters, which NumPy stores in 4 bytes each, and not of whole items.
+        # Shuffle the bytes of characters, which have 4 bytes in NumPy, and not the bytes of whole items.
         params = replace(params, filters_meta=(4,))
     check_dtype(params, layout.dtype)
     _check_params(params, layout, interop=options.interop)
@@ -245,7 +244,7 @@ def new_draft(url: AnyPlace, shape: Shape, dtype: npt.DTypeLike, options: ArrayO
         blocksize=layout.block_nbytes,
         metalayers=[("b2nd", b2nd.pack(layout)), *metalayers],
     )
-    # A view of one item: the array may have billions of chunks.
+    # Use a view of one item, because the array may have billions of chunks.
     zeros = np.broadcast_to(np.int64(special_offset(Special.ZEROS)), (layout.nchunks,))
     annotations = Annotations(
         fill=fill if any(fill) else None,
@@ -267,9 +266,9 @@ def draft_filled(
     options: ArrayOptions,
     parts: Iterable[tuple[Any, npt.NDArray[Any]]] = (),
 ) -> Draft:
-    """Return the draft of an array of the fill value, except in some parts: keys of slices, with the items there.
+    """Return the draft of an array of the fill value, except in some parts, which are pairs of slices and items.
 
-    It is fastest if each part covers whole chunks.
+    This is fastest if each part covers whole chunks.
     """
     draft = new_draft(url, shape, dtype, options)
     with aborting(draft):
@@ -282,7 +281,7 @@ def draft_filled(
 
 
 def put(draft: Draft, key: Any, values: npt.NDArray[Any]) -> None:
-    """Write values where a key selects."""
+    """Write values to the items that a key selects."""
     layout = draft.state.require_layout()
     selection = select(key, layout.shape)
     write(draft, layout, selection.positions, selection.axes, broadcast(values, selection))
@@ -290,7 +289,7 @@ def put(draft: Draft, key: Any, values: npt.NDArray[Any]) -> None:
 
 @contextmanager
 def aborting(draft: Draft) -> Iterator[None]:
-    """Abort the draft if the block raises."""
+    """Abort the draft if the block raises an error."""
     try:
         yield
     except BaseException:
@@ -301,7 +300,7 @@ def aborting(draft: Draft) -> Iterator[None]:
 def _choose_layout(shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) -> Layout:
     if isinstance(shape, str | os.PathLike):
         raise TypeError(f"expected a shape, found {os.fspath(shape)!r}; write url={os.fspath(shape)!r}")
-    # NumPy itself turns items that are arrays into dimensions.
+    # NumPy converts items that are arrays to dimensions.
     kind = require_dtype(dtype)
     dtypes.require_size(kind)
     model = np.empty(0, kind)
@@ -309,7 +308,7 @@ def _choose_layout(shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) ->
     inner = model.shape[1:]
     known_to_numpy = model.dtype
     if dtypes.extension_name(model.dtype):
-        # Other readers see items of ml_dtypes as bytes without meaning: NumPy alone does not know their names.
+        # Other readers see items of ml_dtypes as raw bytes, because NumPy alone does not know these types.
         known_to_numpy = np.dtype((np.void, model.itemsize))
     text = dtypes.dtype_text(known_to_numpy)
     cut = chunking.automatic(
@@ -321,7 +320,7 @@ def _choose_layout(shape: Shape, dtype: npt.DTypeLike, options: ArrayOptions) ->
 
 
 def require_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
-    """Return the type for a name of the package ml_dtypes, even if that is not imported yet."""
+    """Return a type, which may be a name of the package ml_dtypes, even if the package is not imported yet."""
     if not isinstance(dtype, str):
         return dtype
     dtypes.require_extension(dtype)
@@ -329,10 +328,10 @@ def require_dtype(dtype: npt.DTypeLike | None) -> npt.DTypeLike | None:
 
 
 def check_dims(dims: Sequence[str | None] | None, ndim: int) -> tuple[str | None, ...] | None:
-    """Check and return names of dimensions."""
+    """Check names of dimensions, and return them as a tuple."""
     if dims is None:
         return None
-    # A string is a sequence of strings, and surely a mistake here.
+    # A string is a sequence of strings, but is surely a mistake here.
     if isinstance(dims, str) or not all(name is None or isinstance(name, str) for name in dims):
         raise TypeError(f"dims must be a sequence of str or None, not {dims!r}")
     if len(dims) != ndim:
@@ -358,24 +357,24 @@ def _check_params(params: CParams, layout: Layout, *, interop: bool) -> None:
 def _fill_bytes(value: Any, dtype: np.dtype[Any]) -> bytes:
     check_plain(value)
     item = np.zeros((), dtype)
-    # The number 0 stands for zero bytes in any type, for text and records too.
+    # The number 0 means zero bytes for every type, including text and records.
     if value is not UNSET and not (isinstance(value, int) and value == 0):
         item[()] = value
     if dtype.char in "gG" and np.finfo(dtype).nmant == 63:
-        # Extended floats of x86 have 10 bytes, and NumPy fills the rest with anything.
+        # Extended floats of x86 have 10 bytes; the other bytes in NumPy's items are undefined.
         size = np.dtype("g").itemsize
         unused = slice(10, None) if dtype.isnative else slice(size - 10)
-        # A complex number is two floats.
+        # A complex number consists of two floats.
         rows = item.reshape(-1).view(np.uint8).reshape(-1, size)
         rows[:, unused] = 0
     return item.tobytes()
 
 
-# The place, and metalayers in their stored form.
+# The place and the encoded metalayers.
 
 
 def encode_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]]:
-    r"""Return metalayers in their stored form: bytes as they are, other values as msgpack; TypeError if that fails.
+    r"""Encode metalayers: bytes are unchanged, other values become msgpack; TypeError for unsupported values.
 
     Examples
     --------
@@ -390,7 +389,7 @@ def encode_metalayers(meta: Mapping[str, Any] | None) -> list[tuple[str, bytes]]
 
 
 def name_pairs(layers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    """Return names and values; TypeError if the argument is not a mapping from str."""
+    """Return pairs of names and values; TypeError if the argument is not a mapping with str keys."""
     if layers is None:
         return []
     if not isinstance(layers, Mapping):
@@ -423,7 +422,7 @@ def place_new(
     store = open_store(url, storage_options=storage_options, fs=fs)
     check_ending(cut(store.url)[1], store.url)
     if layout == "auto":
-        # Where files cannot grow, each commit would write a whole contiguous frame again.
+        # If files cannot grow, each commit would rewrite the whole contiguous frame.
         layout = "contiguous" if store.can.append and not store.is_prefix else "sparse"
     if layout == "contiguous" and store.is_prefix:
         raise ValueError(f"a contiguous frame is one file, but {store.url} ends with a slash")
@@ -441,7 +440,7 @@ def _make_room(store: Store, frame_type: FrameType, *, overwrite: bool) -> None:
     if find_frame(store) is None:
         old, new = ("sparse", "contiguous") if existing else ("contiguous", "sparse")
         raise FileExistsError(f"{store.url} is a {old} frame that cannot be read, which a {new} one cannot replace")
-    # Replacing a sparse frame removes its directory, and would remove files of somebody else with it.
+    # To replace a sparse frame removes its directory, and would also remove other files there.
     if existing and store.beside(directory=False) is not None:
         others = [name for name in store.walk() if not is_part(name)]
         if others:

@@ -1,4 +1,4 @@
-"""What the tasks of a graph share: `Shared` values, pickled once, and `Frozen` arrays, as they are committed now."""
+"""Values that the tasks of a graph share: `Shared` values, pickled once, and `Frozen` arrays in the committed state."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["Frozen", "Shared", "one_thread", "register_sizeof"]
 T = TypeVar("T")
 
 _KEPT = 16
-"""A process remembers as many shared values: the arrays that its tasks use now, and not all of the past."""
+"""The number of shared values that a process keeps: enough for present tasks, but not for all past tasks."""
 _known: OrderedDict[str, Shared[Any]] = OrderedDict()
 _mutex = threading.Lock()
 
 
 class Shared(Generic[T]):
-    """A value that never changes, known by a name, which no different value may have.
+    """A value that never changes, and its unique name.
 
-    A scheduler may pickle what a task depends on for every task, and the index of a large array takes a while. If the
-    process has the value already, unpickling finds it.
+    A scheduler may pickle the dependencies of a task again for every task, which is slow for the index of a large
+    array. If the process already has the value, unpickling reuses it.
 
     Examples
     --------
@@ -43,14 +43,14 @@ class Shared(Generic[T]):
 
     def __init__(self, name: str, value: T) -> None:
         self.name = name
-        # In a tuple, because the value may be None.
+        # Use a tuple, because the value may be None.
         self._unpickled: tuple[T] | None = (value,)
         self._pickled = b""
         _remember(self)
 
     @property
     def value(self) -> T:
-        """The value. If it came in a pickle, the first use unpickles it."""
+        """The value. After a transfer as a pickle, the first use unpickles it."""
         if self._unpickled is None:
             pickled = zlib.decompress(self._pickled)
             self._unpickled = (pickle.loads(pickled),)  # noqa: S301 - it is part of a pickle itself
@@ -79,7 +79,7 @@ def _load(name: str, pickled: bytes) -> Shared[Any]:
         shared = _known.get(name)
     if shared is None:
         shared = Shared[Any](name, None)
-        # Unpickling an index takes a while: the first task that needs it does so.
+        # To unpickle an index is slow, so only the first task that needs it does so.
         shared._unpickled = None
         shared._pickled = pickled
     return shared
@@ -87,8 +87,8 @@ def _load(name: str, pickled: bytes) -> Shared[Any]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread. Only the synchronous scheduler runs tasks in the main thread, which would use more."""
-    # No other thread notices: only the main thread uses more than one.
+    """Use one thread. This matters for the synchronous scheduler, whose tasks run in the main thread."""
+    # Other threads are not affected: only the main thread uses more than one thread.
     if threads.width() == 1:
         yield
         return
@@ -97,7 +97,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Frozen:
-    """An array as it is committed now, for graphs. ValueError: a transaction is under way."""
+    """An array in its committed state, for graphs. Raises ValueError if a transaction is under way."""
 
     __slots__ = ("_shared",)
 
@@ -114,12 +114,12 @@ class Frozen:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents in items."""
+        """The shape: extents in items."""
         return self.array.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the items."""
+        """The type of the items."""
         return self.array.dtype
 
     def __getitem__(self, key: Any) -> Any:
@@ -137,7 +137,7 @@ class Frozen:
 
 
 def register_sizeof(sizeof: Any) -> None:
-    """Tell dask how much memory handles take: their index, not their data."""
+    """Tell dask the memory use of handles: the size of the index, without the data."""
     sizeof.register(Readable, _sizeof)
     sizeof.register(Frozen, lambda frozen: _sizeof(frozen.array))
 

@@ -1,4 +1,4 @@
-"""`Indexed`: assigns the items of an array, and reads them in more ways than a view does."""
+"""`Indexed`: assignment to the items of an array, and reads that views do not support."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from b2array.grid.selection import Selection, check_entries, fields, select
 __all__ = ["Indexed"]
 
 _LARGE_NBYTES = 2**20
-"""Chunks of fewer bytes are written too fast to warn about."""
+"""The minimum size of a chunk for a warning, in bytes: smaller chunks are written fast enough."""
 _MANY_WRITES = 16
 _SMALL_SHARE = 4
-"""Warn about as many writes in a row of the same chunks, each of which has at most a fourth of their items."""
+"""The minimum ratio of a chunk to a write that counts as small: a write of at most a quarter of the items."""
 
 
 class Indexed(Described):
-    """The part of `b2array.NDArray` that assigns items, and reads what no view does."""
+    """The part of `b2array.NDArray` that assigns items, and has the reads that views do not support."""
 
     __slots__ = ()
 
@@ -45,14 +45,14 @@ class Indexed(Described):
         handle.require_writable()
         layout = handle.source.state.require_layout()
         arranged = _arrange(key, value, rule, layout)
-        # Nothing to write must not make a commit.
+        # Do not make a commit if there are no items to write.
         if not arranged.values.size:
             return
         for attempt in handle.attempts(anywhere=True):
             with attempt as draft:
                 now = draft.state.require_layout()
                 if now != layout:
-                    # Another writer has given the array another shape.
+                    # Another writer has changed the shape of the array.
                     if (now.ndim, now.dtype) != (layout.ndim, layout.dtype):
                         raise ConflictError(
                             f"{handle.url} has become an array of shape {now.shape} and type {now.dtype}"
@@ -66,9 +66,9 @@ class Indexed(Described):
 
     @property
     def chunk_view(self) -> Indexer:
-        """Whole chunks by their place in the grid, get and set; chunks at the edge are cut to the array.
+        """Read and write whole chunks by their position in the grid. Chunks at the edge end with the array.
 
-        Takes integers, slices without step, and Ellipsis. Integers drop no dimension.
+        Keys are integers, slices without step, and Ellipsis. Integers do not remove a dimension.
 
         Examples
         --------
@@ -81,10 +81,10 @@ class Indexed(Described):
         return self._indexer("chunk_view", lambda key, shape: _of_chunks(key, shape, self.chunks))
 
     def explain(self, key: Any) -> Reading:
-        """Say what ``a[key]`` would read now: chunks, blocks, requests and bytes; and what would make it cheaper.
+        """Report the chunks, blocks, requests and bytes that ``a[key]`` would read now, and how to reduce them.
 
-        In a notebook it draws the blocks. It does not count blocks that are in the cache. It reads no items, only heads
-        of chunks if neither the frame nor an earlier read tells how large their blocks are.
+        In a notebook, the report shows a drawing of the blocks. Cached blocks do not count. This reads no items, only
+        the heads of chunks if the sizes of their blocks are neither stored in the frame nor known from an earlier read.
 
         Examples
         --------
@@ -100,14 +100,14 @@ class Indexed(Described):
         return explain(source, layout, select(rest, layout.shape), self.dims)
 
     def read_direct(self, out: npt.NDArray[Any], key: Any = ...) -> npt.NDArray[Any]:
-        """Read into an existing array, and return it: for loops that read again and again.
+        """Read into an existing array, and return the array. This is useful in loops.
 
         Parameters
         ----------
         out : ndarray
-            C-contiguous, of the shape that ``a[key]`` has and of the array's type.
+            A C-contiguous array with the shape of ``a[key]`` and the array's type.
         key : optional
-            What to read; everything by default. No names of fields.
+            The items to read; by default all items. Names of fields are not supported.
 
         Raises
         ------
@@ -140,12 +140,13 @@ class Indexed(Described):
     def iter_chunks(self) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
         """Read the array chunk by chunk, in C order of the grid.
 
-        The next chunks are read while the caller works on one. All come from the state that the handle shows now.
+        The next chunks are read while the caller processes one. All chunks belong to the state that the handle shows
+        now.
 
         Yields
         ------
         box : tuple of slice
-            What the chunk covers of the array: ``a[box]``.
+            The part of the array that the chunk covers: ``a[box]``.
         values : ndarray
             The items there.
 
@@ -158,7 +159,7 @@ class Indexed(Described):
         (slice(0, 3, 1),) [0 1 2]
         (slice(3, 5, 1),) [3 4]
         """
-        # One state for the whole loop: other writers may commit in between.
+        # Use one state for the whole loop, because other writers may commit during the loop.
         source = self._handle.source
         layout = source.state.require_layout()
 
@@ -174,7 +175,7 @@ def _of_chunks(key: Any, shape: Sequence[int], chunks: Sequence[int]) -> Selecti
     """Resolve a key for the grid of chunks."""
     for entry in key if isinstance(key, tuple) else (key,):
         is_plain_slice = isinstance(entry, slice) and entry.step in (None, 1)
-        # Booleans are integers in Python, and masks in NumPy.
+        # Booleans are integers in Python, but masks in NumPy.
         is_number = isinstance(entry, int | np.integer) and not isinstance(entry, bool)
         if not (is_plain_slice or is_number or isinstance(entry, EllipsisType)):
             raise IndexError(f"only integers, slices without step and ellipsis (`...`) select chunks, found {entry!r}")
@@ -186,7 +187,7 @@ def _of_chunks(key: Any, shape: Sequence[int], chunks: Sequence[int]) -> Selecti
 
 
 class _Arranged(NamedTuple):
-    """Values that are laid out for a selection; `fields` of its items only, if they are named."""
+    """Values in the layout of a selection; with `fields`, values of only these fields."""
 
     selection: Selection
     values: npt.NDArray[Any]
@@ -194,7 +195,7 @@ class _Arranged(NamedTuple):
 
 
 def _arrange(key: Any, value: Any, rule: Select, layout: Layout) -> _Arranged:
-    """Find out what a key selects, and lay out the value for it."""
+    """Resolve a key, and arrange the value in the layout of the selection."""
     rest, names = fields(key, layout.dtype)
     try:
         selection = rule(rest, layout.shape)
@@ -211,7 +212,7 @@ def _arrange(key: Any, value: Any, rule: Select, layout: Layout) -> _Arranged:
 def _note_write(handle: Handle, layout: Layout, selection: Selection) -> None:
     """Count successive writes of small parts of the same chunks. When there are many, warn, once for each handle.
 
-    Each of them commits whole chunks. A transaction would commit them once; smaller chunks would also help.
+    Each write commits whole chunks. A transaction would commit them once; smaller chunks would also help.
     """
     coords = []
     part = []

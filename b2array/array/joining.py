@@ -1,4 +1,4 @@
-"""`concatenate`, `stack`: one array of several, whose chunks are copied as they are where the grids fit."""
+"""`concatenate`, `stack`: joins arrays, and copies chunks without decoding if the grids match."""
 
 from __future__ import annotations
 
@@ -55,40 +55,39 @@ def concatenate(
 ) -> NDArray:
     """Join arrays along an axis, as `numpy.concatenate`, and store the result in one commit.
 
-    Arrays and result may be larger than memory. Chunks of b2array's arrays are copied without decoding them where they
-    become whole chunks of the result: chunks, blocks and type are the same, and no compression is asked for. Only
-    chunks in which two arrays meet, and the ones after them, up to the next array that begins where a chunk begins, are
-    encoded again.
+    Arrays and result may be larger than memory. Chunks of b2array arrays are copied without decoding if they become
+    whole chunks of the result, with the same chunks, blocks and type, and without new compression options. If an array
+    does not begin at the border of a chunk in the result, its chunks and the last chunk before them are encoded again.
 
     Parameters
     ----------
     arrays : iterable of array-like
-        With the same extents except along `axis`. Those that are not in memory are read a piece at a time.
+        Arrays with the same extents except along `axis`. Arrays that are not in memory are read in pieces.
     axis : int, default 0
-        Along which axis to join them.
+        The axis along which the arrays are joined.
     url : str or os.PathLike, optional
-        Where to store it; in memory by default.
+        The place of the new array; in memory by default.
     dtype : dtype-like, optional
-        Type of the result; by default the one to which NumPy promotes the types of all.
+        The type of the result; by default the type to which NumPy promotes all types.
     casting : {"no", "equiv", "safe", "same_kind", "unsafe"}, default "same_kind"
         Which conversions are allowed; see `numpy.can_cast`.
     progress : bool, default False
-        Show on stderr how many chunks are done.
+        Whether to show on stderr the number of finished chunks.
     chunks, ..., fs
-        As for `create`. By default the result has chunks, blocks, compression, fill value, dims and attributes of the
-        first array of b2array among them. Snapshots are left out.
+        As for `create`. By default, the result has the chunks, blocks, compression, fill value, dims and attributes of
+        the first b2array array. Snapshots are not copied.
 
     Raises
     ------
     ValueError
-        There is no array, or they do not fit each other.
+        There are no arrays, or their extents do not match.
     TypeError
         A conversion is not allowed.
 
     See Also
     --------
     NDArray.append : Appends values to an array.
-    from_blocks : Stores blocks that are made one after the other.
+    from_blocks : Stores a sequence of blocks.
 
     Examples
     --------
@@ -129,15 +128,15 @@ def stack(
 ) -> NDArray:
     """Join arrays of one shape along a new axis, as `numpy.stack`, and store the result in one commit.
 
-    Chunks have an extent of 1 along the new axis by default, and are copied without decoding them where `concatenate`
-    would copy them.
+    By default, chunks have an extent of 1 along the new axis, and are copied without decoding under the conditions of
+    `concatenate`.
 
     Parameters
     ----------
     arrays : iterable of array-like
-        All of one shape.
+        Arrays of the same shape.
     axis : int, default 0
-        Where the new axis is in the result.
+        The position of the new axis in the result.
     url, dtype, casting, progress, chunks, ..., fs
         As for `concatenate`. The new dimension has no name unless `dims` gives it one.
 
@@ -168,7 +167,7 @@ def stack(
 
 
 def _list_sources(arrays: Iterable[Any], verb: str) -> list[Any]:
-    """List the arrays; the ones that cannot be read a part at a time become arrays in memory."""
+    """List the arrays. Convert arrays that cannot be read in parts to arrays in memory."""
     if isinstance(arrays, NDArray | View | np.ndarray) or not isinstance(arrays, Iterable):
         raise TypeError(f"{verb}() takes a sequence of arrays, found {type(arrays).__name__}")
     sources = []
@@ -186,7 +185,7 @@ def _drop_axis(entries: Sequence[_Entry], axis: int) -> tuple[_Entry, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """An array, and the positions of its items along the axis of the result; `is_new` if it does not have that axis."""
+    """An array, and its positions along the axis of the result; `is_new` says that the array lacks this axis."""
 
     array: Any
     axis: int
@@ -195,7 +194,7 @@ class _Operand:
     is_new: bool
 
     def read(self, box: Box) -> npt.NDArray[Any]:
-        """Read what a box of the result has of this array."""
+        """Read the items of this array in a box of the result."""
         axis = self.axis
         if self.is_new:
             items = copying.piece(self.array, _drop_axis(box, axis))
@@ -206,21 +205,21 @@ class _Operand:
         return copying.piece(self.array, (*box[:axis], inside, *box[axis + 1 :]))
 
     def rows(self, layout: Layout) -> range:
-        """Return the rows of chunks of the result that have items of this array only, from their first to their last.
+        """Return the range of rows of chunks in the result that consist only of items of this array.
 
-        They are also rows of chunks of the array, if one begins where the array begins.
+        If a row begins at the start of the array, these rows are also rows of chunks of the array.
         """
         length = layout.chunks[self.axis]
         if not length or self.start % length:
             return range(0)
         end = self.stop // length
         if self.stop == layout.shape[self.axis]:
-            # Nothing follows in the last row of chunks, even if it is not full.
+            # No other array follows in the last row of chunks, even if the row is not full.
             end = -(-self.stop // length)
         return range(self.start // length, end)
 
     def fits(self, source: Source, draft: Draft) -> bool:
-        """Say whether a chunk of the array has the bytes of a chunk of the result."""
+        """Return whether chunks of the array can be copied to the result without decoding."""
         old = source.state.require_layout()
         new = draft.state.require_layout()
         chunks = old.chunks
@@ -230,7 +229,7 @@ class _Operand:
             blocks = _insert_extent(blocks, self.axis, 1)
         if (chunks, blocks, old.dtype) != (new.chunks, new.blocks, new.dtype):
             return False
-        # Other software may have chosen other sizes in the frame than its array needs.
+        # Other software may have written other sizes to the frame than its array needs.
         before, after = source.frame, draft.frame
         old_sizes = (before.typesize, before.chunksize, before.blocksize)
         new_sizes = (after.typesize, after.chunksize, after.blocksize)
@@ -252,7 +251,7 @@ def _join(
     progress: bool,
     is_new: bool = False,
 ) -> Draft:
-    """Return the transaction of an array that joins others along an axis."""
+    """Return the transaction of an array that joins other arrays along an axis."""
     required = require_dtype(dtype)
     if required is None:
         kind = np.result_type(*(each.dtype for each in sources))
@@ -267,7 +266,7 @@ def _join(
     parts = [_Operand(each, axis, start, stop, is_new) for each, start, stop in places]
     outer = sources[0].shape if is_new else _drop_axis(sources[0].shape, axis)
     shape = _insert_extent(tuple(outer), axis, ends[-1])
-    # Only an array of b2array has chunks and attributes that the result could take.
+    # Only a b2array array has chunks and attributes for the result.
     model = next((each for each in sources if isinstance(each, NDArray)), None)
     options = wanted
     if model is not None:
@@ -298,7 +297,7 @@ def _join(
                 values[(*before, inside)] = part.read(box)
             return values
 
-        # Values that may have errors are not rounded again.
+        # Do not round values again that may be rounded already.
         rewrite(draft, layout, grid[is_missing].tolist(), read, bar.advance, exact=wanted.cparams is None)
     return draft
 
@@ -340,7 +339,7 @@ def _copy_chunks(
     places: npt.NDArray[np.int64],
     bar: Progress,
 ) -> bool:
-    """Copy the chunks of an array to these places, if the bytes fit, and say whether they do."""
+    """Copy the chunks of an array to these rows if their bytes fit; return whether they fit."""
     array: NDArray = part.array
     shape = array.shape
 
@@ -349,9 +348,9 @@ def _copy_chunks(
         if layout.shape != shape:
             raise ConflictError(f"{array.url} has become an array of shape {layout.shape}, while it was joined")
         if isinstance(source, Draft):
-            # Until then an open chunk keeps the code of its earlier content.
+            # Until a flush, the index has the code of an open chunk's earlier content.
             source.flush()
-        # A repair could not save all chunks of that array: reading it raises the error that says so.
+        # A repair could not save all chunks of this array: reading the array raises the error for this.
         if source.state.annotations.lost or not part.fits(source, draft):
             return False
         own = np.arange(layout.nchunks).reshape(layout.grid_shape)
@@ -367,7 +366,7 @@ def _copy_chunks(
                 stored_numbers.append(number)
                 targets.append(place)
             elif location != Special.ZEROS:
-                # Chunks of a new array are zeros already.
+                # The chunks of a new array are already zeros.
                 edits.set_special(draft, np.array([place]), location)
         for place, stored in zip(targets, read_chunks(source, stored_numbers), strict=True):
             draft.put(place, bytes(stored.region))

@@ -1,6 +1,7 @@
 """`make`: a new frame at a URL, alone or as a member of the group that the URL leads into.
 
-Members are made by the group, whose package is above this one. So the package b2array tells here how: `join_groups`.
+Groups make their members, but the package of groups is above this package. So the package b2array calls `join_groups`
+with the necessary functions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from b2array.store.open import address_of
 __all__ = ["NewDraft", "join_groups", "make", "member_at"]
 
 NewDraft = Callable[[AnyPlace, ArrayOptions], Draft]
-"""Makes the draft of a new frame in a place, with these options."""
+"""A function that makes the draft of a new frame in a place, with options."""
 
 
 class MemberMaker(Protocol):
@@ -36,15 +37,15 @@ _makers: dict[str, MemberMaker] = {}
 
 
 def join_groups(make_member: MemberMaker) -> None:
-    """Make the members of groups by this function from now on."""
+    """Set the function that makes the members of groups."""
     _makers["member"] = make_member
 
 
 def make(url: Url | None, options: ArrayOptions, new: NewDraft, suffix: str = ARRAY) -> Handle:
     """Make a new frame in one commit, and return a handle that can change it.
 
-    Where the URL leads into a group, the frame becomes the member that the URL names, with or without the ending of its
-    file; the suffix says of which kind it is.
+    If the URL leads into a group, the frame becomes the member that the URL names, with or without the ending of the
+    file. The suffix determines the kind of the member.
     """
     place = member_at(url, options)
     if place is None:
@@ -55,7 +56,7 @@ def make(url: Url | None, options: ArrayOptions, new: NewDraft, suffix: str = AR
 
 
 def member_at(url: Url | None, options: ArrayOptions) -> Place | None:
-    """Return the member of a group that a new frame will be; None if it will be in no group."""
+    """Return the member of a group that a new frame at a URL will be; None outside of groups."""
     if url is None:
         return None
     place = target_of(*address_of(url, options.storage_options, options.fs))

@@ -23,14 +23,14 @@ __all__ = ["read_many"]
 
 _SMALLEST_SHARED = 2**16
 _LARGEST_SHARED = 2**23
-"""Selections of local arrays with results between these sizes in bytes are read in one thread each. For smaller ones,
-threads mostly wait for the interpreter; larger ones use several threads themselves."""
+"""The sizes of results, in bytes, between which a selection of a local array is read in one of several threads. For
+smaller results, threads mostly wait for the interpreter; larger selections use several threads themselves."""
 _SMALLEST_BLOCK = 2**16
-"""So it is with smaller blocks: reading them hands the interpreter from thread to thread more often than it decodes."""
+"""The minimum size of blocks to read in several threads, in bytes: with smaller ones, threads mostly wait as well."""
 
 
 class _Wanted(NamedTuple):
-    """A selection that is read with others: its number, its reader, and its result."""
+    """A selection to read together with others: its number, its reader, and its result."""
 
     number: int
     reader: ChunkReader
@@ -42,15 +42,15 @@ class _Wanted(NamedTuple):
 def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
     """Read several selections at once, of one array or of several, wherever they are.
 
-    Over a network, one wave of requests asks for the blocks of all selections. Where the sizes of blocks are not noted,
-    one wave before it asks for the heads of all their chunks. The chunks are decoded in the threads. Large selections
-    are read a bounded number of bytes at a time. Selections of local arrays are shared out between the threads if the
-    blocks are larger than 64 KiB, and read one by one otherwise.
+    Over a network, the blocks of all selections are requested concurrently. If the sizes of blocks are not stored, the
+    heads of all chunks are requested first, also concurrently. Several threads decode the chunks. Large selections are
+    read in parts, a bounded number of bytes at a time. Selections of local arrays are read in several threads if the
+    blocks are larger than 64 KiB, and one by one otherwise.
 
     Parameters
     ----------
     selections : iterable of (NDArray, key)
-        Arrays, and what to read of them: keys as in ``a[key]``. Arrays of several groups and places may be mixed.
+        The arrays and the keys to read, as in ``a[key]``. The arrays may be in different groups and places.
 
     Returns
     -------
@@ -60,9 +60,9 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
     Raises
     ------
     TypeError
-        One of them is not an array.
+        An item of `selections` has no array.
     Exception
-        What ``a[key]`` raises, for the first selection that fails.
+        The error of ``a[key]`` for the first selection that fails.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
     far: list[_Wanted] = []
     near: list[int] = []
     for number, (array, key) in enumerate(asked):
-        # A view arranges what it reads, and does so itself.
+        # A view has to rearrange the items, so read it separately.
         wanted = None if isinstance(array, View) else _plan_remote_read(number, array, key)
         if wanted is None:
             near.append(number)
@@ -101,7 +101,7 @@ def read_many(selections: Iterable[tuple[Readable, Any]]) -> list[Any]:
         results[number] = array[key]
 
     shared = []
-    # A failed selection is read alone, from a newer state if there is one, or raises its error.
+    # Read a failed selection again by itself, from a newer state if there is one; it may raise its error.
     for number in sorted(near + list(failed)):
         if number not in failed and _is_worth_a_thread(*asked[number]):
             shared.append(number)
@@ -122,7 +122,7 @@ def _is_worth_a_thread(array: Readable, key: Any) -> bool:
 
 
 def _plan_remote_read(number: int, array: Readable, key: Any) -> _Wanted | None:
-    """Prepare to read a selection with others; None if the array is local, or being changed."""
+    """Prepare to read a selection together with others; None if the array is local, or in a transaction."""
     source = array._handle.source
     if source.is_local or source.buffer is not None:
         return None

@@ -25,15 +25,15 @@ _LENGTHS = "_batch_array_metadata"
 
 
 def holds_items(frame: Frame) -> bool:
-    """Whether a frame says that it holds objects of python-blosc2."""
+    """Return whether a frame contains objects of python-blosc2, according to its metalayers."""
     return any(frame.metalayer(kind) is not None for kind in _KINDS)
 
 
 class Items(Sequence[Any]):
-    r"""Python objects that python-blosc2 stored as msgpack, for reading; `b2array.open` returns them.
+    r"""Python objects that python-blosc2 stored as msgpack, read-only; `b2array.open` returns this class.
 
-    The objects of an object array, the lists of a list array, or the objects of all batches in a row. Pickled objects
-    are refused, because loading a pickle can run any program.
+    The items are the objects of an object array, the lists of a list array, or the objects of all batches in order.
+    Pickled objects are refused, because to load a pickle can run any program.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class Items(Sequence[Any]):
         self._counts = prefix_errors(self.url, self._read_counts)
 
     def _read_counts(self) -> list[int] | None:
-        """Return how many objects each chunk has; None for one."""
+        """Return the number of objects in each chunk, or None if every chunk has one."""
         about = decode_attr(self._handle.frame.metalayer(self._kind) or b"\xc0")
         serializer = about.get("serializer") if isinstance(about, Mapping) else None
         if serializer != "msgpack":
@@ -64,7 +64,7 @@ class Items(Sequence[Any]):
         if notes is None and not self._chunks.nchunks:
             return []
         counts = notes.get("batch_lengths") if isinstance(notes, Mapping) else None
-        # By type, since True is an integer as well.
+        # Compare types, because True is also an instance of int.
         if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
             raise FormatError(f"expected the lengths of batches in {_LENGTHS!r}, found {counts!r:.80}")
         if len(counts) != self._chunks.nchunks:
@@ -73,16 +73,16 @@ class Items(Sequence[Any]):
 
     @property
     def url(self) -> str:
-        """Where they are, without secrets."""
+        """The URL, without secrets."""
         return self._handle.url
 
     @property
     def cbytes(self) -> int:
-        """Compressed size of the chunks in bytes."""
+        """The compressed size of the chunks in bytes."""
         return self._chunks.cbytes
 
     def close(self) -> None:
-        """Close files. The handle opens them again when it needs them."""
+        """Close all files. They are opened again when necessary."""
         self._handle.close()
 
     def __enter__(self) -> Self:
@@ -113,7 +113,7 @@ class Items(Sequence[Any]):
         return self._item(number % length)
 
     def __iter__(self) -> Iterator[Any]:
-        # The iterator of Sequence ends at the first IndexError, whatever raised it.
+        # The iterator of Sequence would end at any IndexError, even one from damaged data.
         return map(self._item, range(len(self)))
 
     def _item(self, number: int) -> Any:

@@ -60,8 +60,8 @@ Data = Buffer | npt.NDArray[Any]
 class SChunk(Opened):
     """Numbered chunks of bytes.
 
-    Made by `open_schunk` and `create_schunk`. A handle shows one committed state; its own commits move it on, and it
-    sees other handles' commits after `refresh`.
+    `open_schunk` and `create_schunk` return super-chunks. A handle shows one committed state. A commit of the handle
+    updates this state; commits of other handles appear after `refresh`.
     """
 
     __slots__ = ()
@@ -77,7 +77,7 @@ class SChunk(Opened):
 
     @property
     def nchunks(self) -> int:
-        """Number of chunks."""
+        """The number of chunks."""
         return self.frame.nchunks
 
     @property
@@ -97,12 +97,12 @@ class SChunk(Opened):
 
     @property
     def chunksize(self) -> int:
-        """Uncompressed size in bytes of every chunk but a shorter last one; 0 if each has its own."""
+        """The uncompressed size of each chunk except a shorter last one, in bytes; 0 if the sizes differ."""
         return max(self.frame.chunksize, 0)
 
     @property
     def blocksize(self) -> int:
-        """Uncompressed size in bytes of a block; 0 if chunks choose."""
+        """The uncompressed size of a block in bytes; 0 if each chunk has a separate block size."""
         return self.frame.blocksize
 
     @property
@@ -139,7 +139,7 @@ class SChunk(Opened):
         return self._handle.reading(decode_chunk)
 
     def get_chunk(self, n: int) -> bytes:
-        """Return chunk `n` as it is stored."""
+        """Return chunk `n` in its stored form."""
 
         def copy(source: Source) -> bytes:
             stored = _fetch_chunk(source, _normalize_number(source, n))
@@ -148,7 +148,7 @@ class SChunk(Opened):
         return self._handle.reading(copy)
 
     def lazy_chunk(self, n: int) -> bytes:
-        """Return chunk `n` without its blocks: header, block starts, and where the blocks are.
+        """Return chunk `n` without its blocks: its header, the block starts, and the place of the blocks.
 
         Special and uncommitted chunks are returned whole.
         """
@@ -156,19 +156,19 @@ class SChunk(Opened):
         revision = self._handle.snapshot
         is_committed = self._handle.source is revision
         if not is_committed:
-            # It has no place in a file that other readers could read blocks from.
+            # The chunk has no place in a file from which other readers could read blocks.
             return buf
         n = _normalize_number(revision, n)
         where = revision.frame.entry(n)
         if isinstance(where, Special):
             return buf
         if revision.frame.frame_type == FrameType.SPARSE:
-            # Other readers find the chunk's file by the one field or the other.
+            # Some readers find the chunk's file by one field, some by the other.
             return lazy.pack(buf, where, where)
         return lazy.pack(buf, n, where + revision.frame.header_len)
 
     def get_slice(self, start: int = 0, stop: int | None = None) -> bytes:
-        """Return the items from `start` to `stop`, as slicing counts them."""
+        """Return the items from `start` to `stop`, like a slice."""
         return self._handle.reading(lambda source: _items(source, slice(start, stop)))
 
     def __getitem__(self, key: int | slice) -> bytes:
@@ -186,21 +186,21 @@ class SChunk(Opened):
         return self.get_slice(number, number + 1)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        # NumPy would make text of the chunks, which loses zeros at their ends.
+        # NumPy would convert the chunks to text, which loses zeros at their ends.
         raise TypeError(f"{self.url} is a super-chunk, whose bytes have no type: get_slice() returns them")
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the data of one chunk after the other."""
+        """Yield the data of the chunks in order."""
         return map(self.decompress_chunk, range(self.nchunks))
 
     @classmethod
     def from_bytes(cls, buf: Buffer) -> Self:
-        """Open a contiguous frame in memory, as `to_bytes` makes it; it can be read only."""
+        """Open a contiguous frame in memory, such as a result of `to_bytes`, read-only."""
         store = MemoryStore({"": bytes(buf)})
         return cls(Handle(load(store), "r"))
 
     def to_bytes(self) -> bytes:
-        """Return everything as one contiguous frame; the chunks are copied, not compressed again."""
+        """Return the super-chunk as one contiguous frame, without compressing chunks again."""
         target = MemoryStore()
         commit(self._handle.reading(lambda source: copy_frame(source, target, FrameType.CONTIGUOUS)))
         whole = Span("", 0, target.stamp("").size)
@@ -208,7 +208,7 @@ class SChunk(Opened):
         return bytes(view)
 
     def repack(self, *, progress: bool = False) -> None:
-        """Write a contiguous frame again, without dead space. Sparse frames have no dead space."""
+        """Rewrite a contiguous frame without dead space. Sparse frames have no dead space."""
         if self.frame.frame_type == FrameType.CONTIGUOUS:
             with track(self.nchunks, "chunks copied", progress, unit="items") as bar:
                 for attempt in self._handle.attempts(anywhere=True):
@@ -224,7 +224,7 @@ class SChunk(Opened):
         return self.insert_chunk(n, self._encode(data))
 
     def update_data(self, n: int, data: Data) -> int:
-        """Compress data and replace chunk `n` by it; return the number of chunks."""
+        """Compress data, and replace chunk `n` with the result; return the number of chunks."""
         return self.update_chunk(n, self._encode(data))
 
     def _encode(self, data: Data) -> bytes:
@@ -236,27 +236,27 @@ class SChunk(Opened):
         if not flat.nbytes:
             raise ValueError("a chunk needs at least one byte of data")
         has_several_blocks = 0 < self.blocksize < flat.nbytes
-        # A chunk notes items of more than 255 bytes as single bytes, which every block holds in full.
+        # In a chunk, items of more than 255 bytes count as single bytes, so any block consists of whole items.
         if self.typesize <= 255 and has_several_blocks and self.blocksize % self.typesize:
             where = f"{self.url}: blocks of {self.blocksize} bytes and items of {self.typesize}"
             raise UnsupportedError(f"{where} can be read but not written")
         return encode.encode(flat, typesize=self.typesize, blocksize=self.blocksize, cparams=self.cparams)
 
     def fill_special(self, nitems: int, value: Any = 0) -> int:
-        """Append equal items, which take next to no room; return the number of chunks.
+        """Append equal items, which need almost no space; return the number of chunks.
 
         Parameters
         ----------
         nitems : int
-            How many; all chunks except the last are full.
+            The number of items. All chunks except the last are full.
         value : bytes, scalar, or 0
-            The item: `bytes`, or what NumPy gives as many bytes as an item has; NaN for floats.
+            The item: `bytes`, or a value that NumPy converts to the size of an item; NaN for floats.
         """
         if not self.chunksize:
             raise ValueError("the chunks of this super-chunk have no common size")
         item = value if isinstance(value, bytes) else np.asarray(value).tobytes()
         if not any(item):
-            # Zeros of any type are the same, such as the Python integer 0 for floats.
+            # Zeros of all types are equal, for example the Python integer 0 and a float.
             item = bytes(self.typesize)
         if len(item) != self.typesize:
             raise ValueError(f"an item has {self.typesize} bytes, not {len(item)}; give it as bytes or a NumPy scalar")
@@ -278,15 +278,15 @@ class SChunk(Opened):
     def append_chunk(self, buf: Buffer) -> int:
         """Append a chunk; return the number of chunks.
 
-        A chunk that does not have the size of the others (or follows a short one) makes this a frame in which every
-        chunk has its own size.
+        If the size of the chunk differs from the other chunks, or if the last chunk is short, this becomes a frame with
+        chunks of different sizes.
 
         Raises
         ------
         FormatError, UnsupportedError
             `buf` is not a chunk.
         ValueError
-            The chunk does not fit into a frame, or not together with the chunks of this one.
+            The chunk does not fit into any frame, or not into a frame with the present chunks.
         ReadOnlyError
             The handle was opened for reading.
         """
@@ -318,17 +318,17 @@ class SChunk(Opened):
         return self._edit(lambda new: edits.delete(new, _normalize_number(new, n)))
 
     def reorder(self, order: Sequence[int]) -> None:
-        """Put the chunks into a new order: new chunk i is what chunk ``order[i]`` was.
+        """Reorder the chunks: the new chunk i is the old chunk ``order[i]``.
 
         Raises
         ------
         ValueError
-            `order` does not name every chunk once.
+            `order` does not contain the number of each chunk exactly once.
         """
         self._edit(lambda new: edits.reorder(new, order))
 
     def _edit(self, function: Callable[[Draft], None], *, anywhere: bool = False) -> int:
-        # Threads that share the handle must mean the same chunk by `n`.
+        # `n` must mean the same chunk for all threads that share the handle.
         with self._handle.mutex.held:
             for attempt in self._handle.attempts(anywhere=anywhere):
                 with attempt as draft:
@@ -345,9 +345,9 @@ def schunk_at(
     storage_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
 ) -> SChunk:
-    """Open the frame at a URL as numbered chunks. Members of groups are found by the path of their file only.
+    """Open the frame at a URL as a super-chunk. For a member of a group, the URL must be the path of the file.
 
-    Raises what `b2array.open_schunk` raises.
+    Raises the errors of `b2array.open_schunk`.
     """
     revision = load(open_store(url, storage_options=storage_options, fs=fs), start=offset, bare=at is not None)
     return SChunk(Handle(revision if at is None else kept.load_intact_state(revision, at), mode))
@@ -373,38 +373,38 @@ def create_schunk(
     Parameters
     ----------
     url : str or os.PathLike, optional
-        Where to store it; in memory by default.
+        The place of the new array; in memory by default.
     chunksize : int
-        Uncompressed size in bytes of the chunks, a multiple of `typesize`; 0 if every chunk has its own.
+        The uncompressed size of the chunks in bytes, a multiple of `typesize`; 0 for chunks of different sizes.
     typesize : int, default 1
         Size of an item in bytes.
     blocksize : int, default 0
-        Uncompressed size in bytes of a block; 0 lets each chunk choose.
+        The uncompressed size of a block in bytes; 0 chooses it for each chunk.
     cparams : CParams, optional
-        How to compress chunks.
+        The compression of chunks.
     meta : mapping, optional
-        Metalayers, which can never change: what msgpack takes, or bytes, which are stored as they are.
+        The metalayers, which can never change: values that msgpack supports, or bytes, which are stored unchanged.
     layout : {"auto", "contiguous", "sparse"}
-        One file, or a directory with a file a chunk; "auto": one file on local paths, else a directory.
+        One file, or a directory with one file per chunk; "auto": one file on local paths, else a directory.
     overwrite : bool, default False
         Whether to replace an existing frame.
     interop : bool, default True
-        Refuse parameters with which stock Blosc2 reads chunks or slices wrongly, or not at all.
+        Whether to refuse parameters with which the C library reads chunks or slices wrongly, or not at all.
     storage_options : mapping, optional
-        For fsspec.
+        Storage options for fsspec.
     fs : fsspec.AbstractFileSystem, optional
         A file system, in which the URL is a path.
 
     Raises
     ------
     FileExistsError
-        There is something already.
+        Something already exists at the URL.
     ValueError
-        Sizes are negative, or no whole number of items.
+        A size is negative, or is not a whole number of items.
     LimitError
-        Sizes are larger than the format allows.
+        A size is larger than the format allows.
     UnsupportedError
-        Stock Blosc2 would read wrong bytes (see `interop`).
+        The C library would read wrong bytes (see `interop`).
     """
     chunksize, typesize, blocksize = map(operator.index, (chunksize, typesize, blocksize))
     if typesize < 1:
@@ -443,7 +443,7 @@ def create_schunk(
 
 
 def _normalize_number(source: Source, n: int, *, end: bool = False) -> int:
-    """Return the number of a chunk counted from the first one; with `end`, the position after the last is valid."""
+    """Return the number of a chunk as counted from the first; with `end`, the position after the last is valid."""
     nchunks = source.frame.nchunks
     count = nchunks + 1 if end else nchunks
     number = operator.index(n)
@@ -485,7 +485,7 @@ def _items(source: Source, items: slice) -> bytes:
 
 
 def _list_edges(source: Source) -> npt.NDArray[Any]:
-    """Return where the data of each chunk begins, and where the last one ends."""
+    """Return the offset of each chunk's data, and the end of the last chunk's data."""
     header = source.frame
     if not header.variable_chunks:
         full = np.arange(header.nchunks + 1) * header.chunksize

@@ -1,4 +1,4 @@
-"""Makes arrays of numbers that follow a rule, or come one by one; they may be larger than memory."""
+"""Makes arrays of numbers by a rule or from an iterable; the arrays may be larger than memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from b2array.array.drafts import ArrayOptions, NewKeywords, Shape, Url, takes
 __all__ = ["arange", "eye", "fromiter", "linspace"]
 
 _ITEMS = 2**16
-"""Number of items to collect before they are written."""
+"""The number of items to collect before a write."""
 
 
 @takes(NewKeywords)
@@ -33,7 +33,7 @@ def arange(
 ) -> NDArray:
     """Make an array of numbers or dates at equal distances, as `numpy.arange`.
 
-    It is at `url`, or by default in memory. The other options are the same as in `b2array.create`.
+    The array is stored at `url`, or by default in memory. The other options are the same as for `b2array.create`.
 
     Examples
     --------
@@ -43,7 +43,7 @@ def arange(
     wanted = ArrayOptions(**options)
     ends = np.empty(0, dtype), *map(np.asarray, (start, stop, step))
     if not {"m", "M"}.isdisjoint(each.dtype.kind for each in ends):
-        # In one piece, because NumPy has special rules for units.
+        # Compute in one piece, because NumPy has special rules for units.
         dates: Any = np.arange
         values = dates(start, stop, step, dtype)
         return NDArray._make(url, wanted, lambda place, final: copying.holding(values, place, None, final))
@@ -52,7 +52,7 @@ def arange(
     # As in NumPy, the first two items determine the others.
     length = max(0, math.ceil((stop - start) / step))
     kind = np.dtype(np.result_type(np.intp, start, stop, step) if dtype is None else dtype)  # at least, as in NumPy
-    # NumPy also computes half floats as single ones.
+    # NumPy also computes half-precision floats in single precision.
     wide = np.dtype("f4") if kind == "f2" else kind
     first, second = np.asarray([start, start + step], kind).astype(wide)
     delta = second - first
@@ -78,14 +78,14 @@ def linspace(
 ) -> NDArray:
     """Make an array of `num` numbers at equal distances from `start` to `stop`, as `numpy.linspace`.
 
-    The last one is `stop`, unless `endpoint` is False. Other options as for `arange`.
+    The last number is `stop`, unless `endpoint` is False. Other options as for `arange`.
 
     Examples
     --------
     >>> linspace(0, 1, 5)[...]
     array([0.  , 0.25, 0.5 , 0.75, 1.  ])
     """
-    # NumPy checks the arguments, and knows the type of the result.
+    # NumPy checks the arguments, and determines the type of the result.
     model = np.linspace(start, stop, min(operator.index(num), 1), endpoint=endpoint, dtype=dtype)
     length = operator.index(num)
     wide = np.result_type(start, stop, float(num))
@@ -100,7 +100,7 @@ def linspace(
         distances = numbers * step if step else numbers / parts * delta
         values = distances + start
         if endpoint and part.stop == length > 1:
-            # The sum may miss it by a rounding.
+            # The sum may differ from `stop` by a rounding error.
             values[-1] = stop
         return np.floor(values) if model.dtype.kind in "iu" else values
 
@@ -131,7 +131,7 @@ def eye(
         offset = operator.index(k) + rows.start - columns.start
         n = rows.stop - rows.start
         m = columns.stop - columns.start
-        # Away from the diagonal nothing is written: the items are the fill value.
+        # Do not write items away from the diagonal: they have the fill value.
         is_on_diagonal = -n < offset < m
         return np.eye(n, m, offset, dtype) if is_on_diagonal else None
 
@@ -148,9 +148,9 @@ def fromiter(
     url: Url | None = None,
     **options: Unpack[NewKeywords],
 ) -> NDArray:
-    """Make an array of one dimension of items that come one by one, as `numpy.fromiter`, in one commit.
+    """Make a one-dimensional array of the items of an iterable, like `numpy.fromiter`, in one commit.
 
-    No more than a chunk is in memory at a time. Options as for `arange`.
+    At most one chunk is in memory at a time. Options as for `arange`.
 
     Examples
     --------

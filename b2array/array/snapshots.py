@@ -1,4 +1,4 @@
-"""Snapshots, as users see them: states of an array or super-chunk that keep their names."""
+"""Snapshots, as users see them: named states of an array or super-chunk."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ class SnapshotInfo:
     ----------
     name : str
     time : datetime.datetime
-        When it was made, in UTC.
+        The time of its creation, in UTC.
     message : str
     attrs : dict
-        What the caller of `snapshot` passed.
+        The attributes that were passed to `snapshot`.
     generation : str
-        Names the state: ``b2array.open(url, at=name).generation``.
+        The identifier of the state: ``b2array.open(url, at=name).generation``.
     shape : tuple of int, optional
-        The shape of the array then; None for super-chunks and groups.
+        The shape of the array at that time; None for super-chunks and groups.
     nbytes : int
-        Bytes that only this snapshot needs. They are free once it has been dropped, and the frame packed again or
-        vacuumed.
+        The number of bytes that only this snapshot needs. After the snapshot is dropped, `repack` or `vacuum` frees
+        them.
     error : str
-        Why it cannot be read; "" if its index is intact. `b2array.verify` also checks its chunks.
+        The reason why the snapshot cannot be read; "" if its index is intact. `b2array.verify` also checks its chunks.
     """
 
     name: str
@@ -91,7 +91,7 @@ class SnapshotInfo:
 
 
 def check_snapshot_name(name: str) -> str:
-    """Check the name of a snapshot, and return it; ValueError or TypeError say why it is refused."""
+    """Check the name of a snapshot, and return it; raise ValueError or TypeError for an invalid name."""
     if not isinstance(name, str):
         raise TypeError(f"names of snapshots are str, not {type(name).__name__}")
     if not name or len(name.encode(errors="replace")) > _NAME_NBYTES or _FORBIDDEN.search(name):
@@ -107,13 +107,14 @@ def keep(
     *,
     replace: bool,
 ) -> None:
-    """Keep the state that a handle shows, or that its transaction makes, under a name."""
+    """Keep the state that a handle shows, or the result of its transaction, under a name."""
     entry = make_entry(name, message, attrs)
     handle.require_writable()
     seen = handle.generation
     for attempt in handle.attempts():
         with attempt as draft:
-            # The draft may begin with a later state than the caller has seen, and would give that the name.
+            # The draft may begin with a later state than the caller has seen, and the name must not refer to that
+            # state.
             is_other = draft.base is not None and draft.base.generation != seen
             if is_other and not handle.in_transaction:
                 raise ConflictError(
@@ -121,7 +122,7 @@ def keep(
                 )
             draft.refuse_in_fork(_OF_TRANSACTION)
             _free_name(draft, name, replace=replace)
-            # The snapshot must stay as it is for as long as the array: later damage must show.
+            # The snapshot may be old when it is read, so later damage must be detectable.
             give_checksums(draft)
             draft.delta.keep(Keep(entry))
 
@@ -143,7 +144,7 @@ def make_entry(
 
 
 def _free_name(draft: Draft, name: str, *, replace: bool) -> None:
-    """Drop an earlier snapshot of this name; FileExistsError if that may not be replaced."""
+    """Drop an earlier snapshot with this name; FileExistsError if it must not be replaced."""
     entry = _entries(draft).get(name)
     if entry is not None:
         if not replace:
@@ -154,24 +155,24 @@ def _free_name(draft: Draft, name: str, *, replace: bool) -> None:
 
 
 def _entries(draft: Draft) -> dict[str, Kept]:
-    """Return the snapshots of the base alone by name, without the ones that the draft drops."""
+    """Return the array's own snapshots by name, except the snapshots that the draft drops."""
     entries = ledger_of(draft.state).without(draft.delta.drops).entries
     return {entry.name: entry for entry in entries if not entry.group}
 
 
 def lacks_checksums(revision: Snapshot) -> bool:
-    """Whether other software wrote the frame, or chunks of it have no checksums."""
+    """Return whether other software wrote the frame, or some of its chunks have no checksums."""
     return not revision.frame.is_ours or bool(_find_bare_chunks(revision.state).size)
 
 
 def _find_bare_chunks(state: State) -> Any:
-    """Return the numbers of stored chunks without checksums. Special chunks need none: the index has their items."""
+    """Return the numbers of stored chunks without checksums. Special chunks need no checksums."""
     is_stored = state.frame.offsets >= 0
     return np.flatnonzero(is_stored & (state.records == 0))
 
 
 def give_checksums(draft: Draft) -> None:
-    """Write chunks again that have no checksums: otherwise nobody sees if other software writes over them."""
+    """Rewrite chunks without checksums: otherwise nobody would notice that other software overwrites them."""
     draft.flush()
     bare = _find_bare_chunks(draft.state).tolist()
     source = draft.reader()
@@ -191,19 +192,19 @@ def drop(handle: Handle, name: str) -> None:
 
 
 def restore(handle: Handle, name: str) -> None:
-    """Go back to a snapshot, in one commit."""
+    """Restore a snapshot, in one commit."""
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
             draft.refuse_in_fork(_OF_TRANSACTION)
             # A new array in a transaction has no snapshots yet.
             if draft.base is None:
                 raise unknown_name(draft.url, name, ())
-            # Also its chunks: otherwise the commit could make a damaged snapshot the only state.
+            # Check the chunks as well: otherwise a damaged snapshot could become the current state.
             edits.restore_state(draft, kept.load_intact_state(draft.base, name, deep=True).state)
 
 
 def go_back(handle: Handle, earlier: Snapshot) -> None:
-    """Make a transaction go back to an earlier state of the frame that it began with."""
+    """Change a transaction to restore an earlier state of the frame."""
     for attempt in handle.attempts(anywhere=True):
         with attempt as draft:
             draft.refuse_in_fork(_OF_TRANSACTION)
@@ -211,7 +212,7 @@ def go_back(handle: Handle, earlier: Snapshot) -> None:
 
 
 def list_snapshots(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo, ...]:
-    """List the snapshots, the oldest first. If they are `alone`, the present state of the frame counts for nothing."""
+    """List the snapshots, the oldest first. With `alone`, bytes that the present state needs count as well."""
 
     def task(_: object) -> tuple[SnapshotInfo, ...]:
         revision = handle.snapshot
@@ -219,7 +220,8 @@ def list_snapshots(handle: Handle, *, alone: bool = False) -> tuple[SnapshotInfo
         states, errors = _load_states(revision, entries)
         compared = [*states.values()]
         if not alone:
-            # What the present state also needs, no snapshot holds alone. It comes last, and is not listed itself.
+            # Bytes that the present state also needs do not belong to a snapshot alone. This state is last, and is not
+            # listed.
             compared.append(revision.state)
         own = dict(zip(states, own_nbytes(compared), strict=False))
         infos = []
@@ -241,7 +243,7 @@ def _load_states(
     try:
         rebuilt_states = load_kept_states(revision, entries)
     except _UNREADABLE:
-        pass  # one is damaged, but they do not say which: read them one by one
+        pass  # a state is damaged, but the error does not say which one: read them one by one
     else:
         states = {entry: each.state for entry, each in zip(entries, rebuilt_states, strict=True)}
         return states, errors
@@ -256,17 +258,17 @@ def _load_states(
 
 
 def snapshot_info(entry: Kept, nbytes: int) -> SnapshotInfo:
-    """Return what users see of an entry, with the bytes that it holds alone."""
+    """Return the user's view of an entry, with the number of bytes that only this entry needs."""
     attrs = decode_attr(entry.attrs) if entry.attrs else {}
     when = datetime.fromtimestamp(entry.time, UTC)
     return SnapshotInfo(entry.name, when, entry.message, attrs, entry.generation.hex(), entry.shape, nbytes)
 
 
 def own_nbytes(states: Sequence[State]) -> list[int]:
-    """Return for each state how many bytes of its chunks no other one has."""
+    """Return for each state the number of bytes in chunks that no other state has."""
     if not states:
         return []
-    # No chunk is written over while a state needs it: equal places have equal chunks.
+    # No chunk is overwritten while a state needs it, so equal places mean equal chunks.
     places = []
     for state in states:
         offsets = state.frame.offsets
@@ -286,7 +288,7 @@ def own_nbytes(states: Sequence[State]) -> list[int]:
 
 Box = tuple[slice, ...]
 _Cells = tuple[tuple[int, int], ...]
-"""A box in a grid of chunks: where it begins and ends along each axis."""
+"""A box in a grid of chunks: its start and end along each axis."""
 
 
 def differences(handle: Handle, at: str, then: str | None) -> list[Box]:
@@ -294,7 +296,7 @@ def differences(handle: Handle, at: str, then: str | None) -> list[Box]:
 
     def task(_: object) -> list[Box]:
         revision = handle.snapshot
-        # Other software puts other items where a chunk was: then the place of the chunk says nothing.
+        # Other software may overwrite a chunk in place: then equal places do not mean equal chunks.
         now = revision if then is None else kept.load_intact_state(revision, then, deep=True)
         return differing(kept.load_intact_state(revision, at, deep=True).state, now.state)
 
@@ -304,7 +306,7 @@ def differences(handle: Handle, at: str, then: str | None) -> list[Box]:
 def differing(before: State, after: State) -> list[Box]:
     """Compare the indexes of two states of an array; return the boxes of items in which they may differ.
 
-    The boxes consist of whole chunks, cut off where the larger of the two shapes ends, and do not overlap.
+    The boxes consist of whole chunks within the larger of the two shapes, and do not overlap.
     """
     old, new = before.require_layout(), after.require_layout()
     shape = tuple(map(max, old.shape, new.shape))
@@ -315,7 +317,7 @@ def differing(before: State, after: State) -> list[Box]:
     for extent, chunk in zip(shape, old.chunks, strict=True):
         grid.append(-(-extent // chunk) if chunk else 0)
     changed = _cells(before, old, grid) != _cells(after, new, grid)
-    # An edge that moves inside a chunk changes items, even if the chunk is the same.
+    # If an edge moves inside a chunk, items change even if the chunk is the same.
     for axis, chunk in enumerate(old.chunks):
         was, now = old.shape[axis], new.shape[axis]
         if was != now and chunk:
@@ -332,8 +334,8 @@ def differing(before: State, after: State) -> list[Box]:
 
 
 def _cells(state: State, layout: Layout, grid: Sequence[int]) -> Any:
-    """Return what tells the chunks of a state from others, in a grid that may be larger than the state's."""
-    # No chunk has this place, so that cells outside the array differ from all others.
+    """Return values that identify the chunks of a state, in a grid that may be larger than the state's grid."""
+    # No chunk has this place, so cells outside the array differ from all chunks.
     cells = np.full(grid, np.iinfo(np.int64).max)
     own = tuple(map(slice, layout.grid_shape))
     cells[own] = state.frame.offsets.reshape(layout.grid_shape)
@@ -341,7 +343,7 @@ def _cells(state: State, layout: Layout, grid: Sequence[int]) -> Any:
 
 
 def _join_cells(changed: Any) -> list[_Cells]:
-    """Join cells of a grid to boxes: first along the last axis, then equal runs along the axis before it, and so on."""
+    """Join cells of a grid into boxes: along the last axis, then equal runs along the axis before it, and so on."""
     if not changed.ndim:
         return [()] if changed.any() else []
     boxes: list[_Cells] = []
@@ -352,7 +354,7 @@ def _join_cells(changed: Any) -> list[_Cells]:
 
 
 def _join_boxes(boxes: list[_Cells]) -> list[_Cells]:
-    """Join boxes that follow each other along the first axis, and are equal along the others."""
+    """Join boxes that are adjacent along the first axis, and equal along the other axes."""
     last: dict[_Cells, int] = {}
     merged: list[_Cells] = []
     for (start, stop), *others in boxes:

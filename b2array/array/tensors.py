@@ -23,14 +23,14 @@ from b2array.store.memory import MemoryStore
 __all__ = ["face", "from_bytes"]
 
 _TENSOR = "__pack_tensor__"
-"""The attribute in which python-blosc2's `save_array`, `save_tensor` and `pack_tensor` keep shape and type."""
+"""The attribute in which python-blosc2's `save_array`, `save_tensor` and `pack_tensor` store shape and type."""
 
 
 def from_bytes(buf: Buffer) -> NDArray:
-    """Open an array that is a contiguous frame in memory; `bytes` are not copied. It can be read only.
+    """Open a contiguous frame in memory as a read-only array. `bytes` are not copied.
 
-    It takes what ``a.to_bytes()`` gives, and what python-blosc2's ``to_cframe``, ``pack_tensor`` and ``pack_array2``
-    give.
+    The frame may be a result of ``a.to_bytes()``, or of python-blosc2's ``to_cframe``, ``pack_tensor`` and
+    ``pack_array2``.
 
     Raises
     ------
@@ -51,11 +51,11 @@ def from_bytes(buf: Buffer) -> NDArray:
         )
     handle = Handle(snapshot.load(MemoryStore({"": content})), "r")
     if handle.snapshot.state.layout is None:
-        # It may be an array that python-blosc2 packed into a super-chunk.
+        # The frame may be an array that python-blosc2 packed into a super-chunk.
         packed = face(handle)
         if isinstance(packed, NDArray):
             return packed
-    # For a frame without an array, its error says what it is instead.
+    # For a frame without an array, this error names its actual content.
     return NDArray(handle)
 
 
@@ -67,7 +67,7 @@ def _is_chunk(content: bytes) -> bool:
 
 
 def face(handle: Handle) -> NDArray | SChunk | Items:
-    """Return the array or super-chunk that users get for a frame."""
+    """Return the array or super-chunk in a frame, as users see it."""
     state = handle.source.state
     # A damaged metalayer of an array also leads to NDArray, whose error says so.
     metalayers = dict(state.frame.metalayers)
@@ -80,13 +80,13 @@ def face(handle: Handle) -> NDArray | SChunk | Items:
 
 
 def _tensor(chunks: SChunk) -> NDArray:
-    """Return the array whose bytes are in a super-chunk, in C order."""
+    """Return the array whose bytes a super-chunk contains, in C order."""
     if chunks.mode != "r":
         raise ReadOnlyError(f"{chunks.url} holds what blosc2.save_array wrote, which can only be read; copy it")
     try:
         _, shape, spec = chunks.vlmeta[_TENSOR]
         if not isinstance(spec, str):
-            # msgpack makes lists of the tuples that NumPy wants for fields.
+            # msgpack turns tuples into lists, but NumPy expects tuples for fields.
             spec = [tuple(field) for field in spec]
         dtype = dtypes.make_dtype(spec)
         nbytes = math.prod(shape) * dtype.itemsize

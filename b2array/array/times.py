@@ -1,4 +1,4 @@
-"""Snapshots by time: which name a moment stands for."""
+"""Snapshots by time: finds the snapshot for a moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from b2array.array.snapshots import SnapshotInfo
 __all__ = ["At", "name_of"]
 
 At = str | date | None
-"""A snapshot's name, or a moment: the latest snapshot until then."""
+"""The name of a snapshot, or a moment, which means the latest snapshot until then."""
 
 
 def name_of(
@@ -19,21 +19,22 @@ def name_of(
     open_now: Callable[[], Any],
     around: Callable[[], Sequence[SnapshotInfo]] = tuple,
 ) -> str | None:
-    """Return the name of the snapshot that `at` stands for.
+    """Return the name of the snapshot that `at` refers to.
 
-    `open_now` opens what has the snapshots; `around` gives the snapshots of the group around it.
+    `open_now` opens the object with the snapshots; `around` returns the snapshots of the group around it.
 
-    A moment without a time zone is in UTC, and a date alone is its end. A text is a name, if a snapshot has that name;
-    else it is a moment, if it has the form of one in ISO 8601. KeyError: there was no snapshot yet.
+    A moment without a time zone is in UTC, and a date alone means the end of the day. A text is a name if a snapshot
+    has this name; otherwise it is a moment if it is in ISO 8601 format. KeyError says that there was no snapshot at
+    that time.
     """
     if at is None or (isinstance(at, str) and _parse_moment(at) is None):
         return at
     try:
-        # It is not closed, because it may be the caller's open file.
+        # Do not close the object, because it may be the caller's open file.
         present = open_now()
     except FileNotFoundError:
         if isinstance(at, str):
-            # A snapshot may have what is missing now.
+            # A snapshot may contain objects that are missing now.
             return at
         raise
     snapshots = sorted([*present.snapshots, *around()], key=lambda each: each.time)
@@ -48,7 +49,7 @@ def _find_latest(snapshots: Sequence[SnapshotInfo], moment: datetime | None, url
         oldest = min(snapshots, key=lambda each: each.time, default=None)
         others = "it has none" if oldest is None else f"the oldest is {oldest.name!r} of {oldest.time.isoformat()}"
         raise KeyError(f"{url} has no snapshot from before {moment}; {others}")
-    # If several share a moment, the last one: max() returns the first of equal items.
+    # Of several snapshots at the same moment, choose the last: max() returns the first of equal items.
     latest = max(reversed(earlier), key=lambda each: each.time)
     return latest.name
 
@@ -61,7 +62,7 @@ def _parse_moment(at: Any) -> datetime | None:
         try:
             value = date.fromisoformat(at) if is_date else datetime.fromisoformat(at)
         except ValueError:
-            # It is a name.
+            # The text is a name.
             return None
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Advice on values for which NumPy has no type, such as times with time zones: what to store instead.
+"""Advice on values for which NumPy has no type, such as times with time zones.
 
 pandas is not imported: its types are known by their names.
 """
@@ -27,7 +27,7 @@ _TABLES = {
 
 
 def advise(dtype: object, values: str, index: str) -> str:
-    """Say what to store instead of items of a type of pandas.
+    """Return advice on which values to store instead of items of a pandas type.
 
     Parameters
     ----------
@@ -41,14 +41,14 @@ def advise(dtype: object, values: str, index: str) -> str:
 
 
 def refuse_objects(x: object, values: npt.NDArray[Any]) -> None:
-    """Refuse an array-like of pandas, and times with time zones, that NumPy made an array of objects of.
+    """Raise an error for pandas objects, or times with time zones, that NumPy converts to an array of objects.
 
     Parameters
     ----------
     x : array-like
-        What the user gave.
+        The argument of the user.
     values : numpy.ndarray
-        What NumPy made of it. Items that may be text are left to the caller.
+        The result of `numpy.asarray` for `x`. Items that may be text are the responsibility of the caller.
     """
     name, dtype = type(x).__name__, getattr(x, "dtype", None)
     are_text = [isinstance(item, str | bytes) for item in values.flat]
