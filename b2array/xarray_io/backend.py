@@ -98,12 +98,12 @@ class MemberStore(AbstractDataStore):
 
 
 def arrays_of(group: Group) -> dict[str, NDArray]:
-    """Open the arrays that are directly in a group."""
+    """Open the arrays directly in a group."""
     return {name: each for name, each in group.arrays().items() if isinstance(each, NDArray)}
 
 
 def _variable(name: str, array: NDArray) -> xr.Variable:
-    """Return an array as a variable, which is read when needed, and not decoded."""
+    """Return an array as a variable, which is read lazily and is not decoded."""
     dims = dims_of(name, array)
     encoding = {
         "chunks": array.chunks,
@@ -170,7 +170,7 @@ class Backend(BackendEntrypoint):
     supports_groups = True
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
-        """Say whether something is one of our files or handles, by its name if that is enough."""
+        """Return whether an object is one of our files or handles, by its name if the name is sufficient."""
         if isinstance(filename_or_obj, NDArray | Group):
             return True
         if not isinstance(filename_or_obj, str | os.PathLike):
@@ -179,7 +179,7 @@ class Backend(BackendEntrypoint):
         suffix = os.path.splitext(path.rstrip("/"))[1].lower()  # noqa: PTH122 - it may be a URL
         if suffix == ".b2nd" or _IN_GROUP.search(path):
             return True
-        # Frames may have no array, and directories any name: look inside.
+        # A frame need not contain an array, and a directory may have any name: look inside.
         if suffix in _FRAMES:
             return _holds_array(path)
         return Path(path, _INDEX).is_file() and _holds_array(path)
@@ -271,11 +271,11 @@ def _decode(node: Group | NDArray, url: Opened, decoding: Mapping[str, Any]) -> 
     if isinstance(node, NDArray):
         members, attrs, where = {_stem(url): node}, {}, node.url
     else:
-        # The attributes first: a commit in between then shows with its own, and nothing is missing.
+        # Read the attributes first: a commit in between then shows with its own attributes, and none is missing.
         attrs, where = dict(node.attrs), node.url
         members = arrays_of(node)
     ds = StoreBackendEntrypoint().open_dataset(MemberStore(members, attrs), **decoding)
-    ds.set_close(None)  # nothing is open, and the dataset must not take the arrays along when it is pickled
+    ds.set_close(None)  # nothing is open, and a pickle of the dataset must not contain the arrays
     ds.encoding["source"] = where
     return ds
 

@@ -31,7 +31,7 @@ __all__ = ["change", "group_at"]
 
 
 def group_at(target: Group, path: str, *, make: bool = True) -> Group:
-    """Return a group inside another one. If it is missing, make it, or raise FileNotFoundError without `make`."""
+    """Return a group inside another one. With `make`, make a missing group; otherwise raise FileNotFoundError."""
     if not path:
         return target
     if make:
@@ -62,7 +62,7 @@ def change(target: Group, nodes: Sequence[Node], task: WriteTask, *, is_tree: bo
 
 
 def _ancestors(path: str) -> Iterator[str]:
-    """Yield the paths of the nodes around one, the outermost first."""
+    """Yield the paths of the ancestors of a node, the outermost first."""
     names = path.split("/") if path else []
     for depth in range(len(names)):
         yield "/".join(names[:depth])
@@ -76,7 +76,7 @@ def _narrow(task: WriteTask, node: Node) -> WriteTask:
         return task
     region = {dim: part for dim, part in task.region.items() if dim in node.ds.dims}
     if task.region and not region:
-        # Indexes are not written into a region, and may stay.
+        # Indexes are not written into a region, so the dataset may contain them.
         names = [*node.ds.drop_vars(node.ds.indexes).variables]
         if names:
             raise ValueError(
@@ -115,7 +115,7 @@ def _change(
             name = str(key)
             _change_units_as_asked(target, name, variables.get(name), asked, arrays, task)
     existing = _encode_as_stored(existing, arrays, task)
-    # All places first: a variable that does not fit is refused before any values are written.
+    # Find all places first, so that a variable that does not fit is refused before any values are written.
     places = {}
     for name, variable in existing.items():
         places[name] = place(name, arrays[name], variable, task.append_dim, region)
@@ -163,7 +163,7 @@ def _put(
     where: tuple[slice, ...],
     task: WriteTask,
 ) -> Iterator[WritePart]:
-    """Write values into their place; yield the parts that dask has to compute."""
+    """Write values to their places; yield the parts that dask has to compute."""
     new_shape = tuple(max(extent, part.stop) for extent, part in zip(array.shape, where, strict=True))
     grows = new_shape != array.shape
     if grows:
@@ -197,7 +197,7 @@ def _change_units_as_asked(
     arrays: dict[str, NDArray],
     task: WriteTask,
 ) -> None:
-    """Store existing times again, in the units that the encoding asks for."""
+    """Store existing times again, in the units that the encoding requests."""
     if variable is None:
         raise KeyError(f"encoding is given for {name!r}, which is no variable")
     array = arrays[name]
@@ -221,8 +221,8 @@ def _change_units(
     asked: Mapping[Hashable, Any],
     arrays: dict[str, NDArray],
 ) -> None:
-    """Store times again in other units, and so the bounds that share them."""
-    # Ask for the bounds before the units change: their numbers are in the old ones.
+    """Store times again in other units, and the bounds that share these units."""
+    # Read the bounds before the units change: their numbers are in the old units.
     owners = find_bounds(arrays)
     array = arrays[name]
     encoding: dict[Hashable, Any] = {"dtype": array.dtype}
@@ -241,7 +241,7 @@ def _change_units(
 
 
 def _replace(target: Group, name: str, array: NDArray, variable: xr.Variable) -> NDArray:
-    """Replace a stored array; keep its attributes, except the ones that say what values mean."""
+    """Replace a stored array; keep its attributes, except those that define the meaning of the values."""
     attrs = {key: value for key, value in array.attrs.items() if key not in (*UNITS, "dtype", "_FillValue")}
     options = _list_options(array)
     options["attrs"] = {**attrs, **variable.attrs}
@@ -253,7 +253,7 @@ def _replace(target: Group, name: str, array: NDArray, variable: xr.Variable) ->
 
 
 def _list_options(array: NDArray) -> dict[str, Any]:
-    """List the options by which an array like this one is created."""
+    """Return the options for creating an array like this one."""
     return {
         "chunks": array.chunks,
         "cparams": readable(array.cparams),
@@ -269,7 +269,7 @@ def _encode_as_stored(
     arrays: dict[str, NDArray],
     task: WriteTask,
 ) -> dict[str, xr.Variable]:
-    """Encode variables as the existing ones are encoded. Where no stored item is a time yet, the units may change."""
+    """Encode variables like the existing ones. If no stored item is a time yet, the units may change."""
     result: dict[str, xr.Variable] = {}
     owners = find_bounds(arrays)
     # Bounds come last: they need the units of their coordinate, which may change before.
@@ -289,7 +289,7 @@ def _encode_as_stored(
 
 
 def _may_change_units(name: str, arrays: Mapping[str, NDArray]) -> bool:
-    """Whether nothing depends on the units of an array: no time is stored in it yet, nor in its bounds."""
+    """Return whether the units of an array may change: neither the array nor its bounds contain a time yet."""
     if not is_unknown(decode(name, arrays[name])):
         return False
     for bounds, (owner, units) in find_bounds(arrays).items():
@@ -298,20 +298,20 @@ def _may_change_units(name: str, arrays: Mapping[str, NDArray]) -> bool:
     return True
 
 
-# What must fit.
+# Checks.
 
 
 def _open_arrays(target: Group, ds: xr.Dataset, task: WriteTask) -> dict[str, NDArray]:
-    """Open the arrays that are directly in a group.
+    """Open the arrays directly in a group.
 
-    Other writers may change variables that are not in the dataset, and coordinates that say nothing about the region.
+    Other writers may change variables that are not in the dataset, and coordinates that do not affect the region.
     """
     has_given_region = isinstance(task.region, Mapping) and "auto" not in task.region.values()
     unneeded = {*ds.indexes} if has_given_region else set()
     arrays = {}
     for name, member in target._arrays_to_read().items():
         if isinstance(member, NDArray):
-            # What is taken from the group itself is part of the commit, which then fails if others have changed it.
+            # Arrays opened through the transaction count as read: the commit fails if other writers have changed them.
             is_part = name in ds.variables and name not in unneeded
             arrays[name] = target[name] if is_part else member
     return arrays
@@ -327,8 +327,8 @@ def _measure_dims(arrays: Mapping[str, NDArray]) -> dict[str, int]:
 
 
 def _is_unchanged(stored: npt.NDArray[Any], values: npt.NDArray[Any]) -> bool:
-    """Whether an array has these values already, as when each step of a simulation repeats the coordinates."""
-    # Bytes, since NaN differs from itself.
+    """Return whether an array has these values already, as when each step of a simulation repeats the coordinates."""
+    # Compare bytes, because NaN differs from itself.
     return np.asarray(stored).tobytes() == values.astype(stored.dtype).tobytes()
 
 

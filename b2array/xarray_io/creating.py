@@ -48,7 +48,7 @@ def create(
 
 
 def _keep_missing(options: dict[str, Any]) -> None:
-    """Make the value that marks missing items the fill value, which is never rounded."""
+    """Use the value that marks missing items as the fill value, which is never rounded."""
     missing = options["attrs"].get("_FillValue")
     cparams = resolve_cparams(options.get("cparams"))
     if missing is None:
@@ -61,7 +61,7 @@ def _keep_missing(options: dict[str, Any]) -> None:
 
 
 def _choose_chunks(variable: xr.Variable, access: Access | None) -> Any:
-    """Choose stored chunks that divide the chunks of dask; small ones stay as they are."""
+    """Choose stored chunks that divide dask's chunks; keep small chunks unchanged."""
     lengths = variable.chunks or ()
     itemsize = variable.dtype.itemsize
     chosen = dask_chunks.dividing(lengths, itemsize, access)
@@ -74,7 +74,7 @@ def _choose_chunks(variable: xr.Variable, access: Access | None) -> Any:
 
 
 def _update_attributes(target: Group, attrs: Mapping[str, Any]) -> None:
-    """Set the attributes that differ: an append that repeats them all would make each commit larger."""
+    """Set only the attributes that differ, because repeating all of them would make each commit larger."""
     for name, value in attrs.items():
         stored: Any = target.attrs.get(name)
         new = value

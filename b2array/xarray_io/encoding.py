@@ -1,6 +1,6 @@
 """Values -> what is stored: names, attributes, CF conventions, types and text.
 
-A new array is stored as the encoding asks. Values for an existing one go into a part of it, in the form that it has.
+A new array is stored as the encoding asks. Values for an existing array are encoded like its items.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ Encoding = Mapping[Hashable, Any]
 
 _OWN = ("chunks", "blocks", "access", "cparams", "layout", "fill_value")
 _INHERITED = {"source", "original_shape", "preferred_chunks", "char_dim_name", "unlimited_dims"}
-"""Entries of an encoding that only tell where a variable was read from, and not how to store it."""
+"""Entries of an encoding that only describe the source of a variable, and not how to store it."""
 _FINE_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
 _NONE_NAME = "__values__"
 """The name under which xarray stores and finds a variable whose name is None."""
 _CODED = ("units", "calendar", "scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "_Encoding")
-"""Attributes without which stored values mean something else."""
+"""Attributes that define the meaning of stored values."""
 # What xarray's coders and NumPy raise for values that they cannot encode.
 _KINDS_OF_ERRORS = (TypeError, OverflowError, NotImplementedError, ValueError)
 _MARKS = ("_FillValue", "missing_value")
@@ -58,7 +58,7 @@ _PLAIN_CALENDARS = {"standard", "gregorian", "proleptic_gregorian"}
 
 
 def is_dask(variable: xr.Variable) -> bool:
-    """Whether dask computes a variable in pieces."""
+    """Return whether dask computes a variable in pieces."""
     return variable.chunks is not None
 
 
@@ -107,7 +107,7 @@ def encode(
     plain = {}
     for name, variable in variables.items():
         plain[name] = _prepare(name, variable, encoding.get(name), options)
-    # Units before all else, since how finely times are resolved depends on them.
+    # Units come first, because the resolution of times depends on them.
     _choose_units(plain)
     widths = {name: _take_width(variable) for name, variable in plain.items()}
     fitted = {}
@@ -126,7 +126,7 @@ def _prepare(
     asked: Mapping[Hashable, Any] | None,
     options: Collection[str],
 ) -> xr.Variable:
-    """Return a variable with the encoding by which it is to be stored."""
+    """Return a variable with the encoding for storing it."""
     _require_plain(name, variable)
     chosen = preferences(name, variable, asked, options)
     variable = _as_declared(name, variable)
@@ -154,7 +154,7 @@ def _choose_units(variables: Mapping[str, xr.Variable]) -> None:
 
 
 def _are_known_instants(variable: xr.Variable) -> bool:
-    """Whether a variable has points in time in memory: how fine the times of dask are is unknown until it runs."""
+    """Return whether a variable has points in time in memory: before dask runs, nobody knows their resolution."""
     is_length = variable.dtype.kind == "m"
     return is_time(variable) and not is_length and not is_dask(variable)
 
@@ -164,7 +164,7 @@ def _by_conventions(variables: dict[str, xr.Variable]) -> dict[str, xr.Variable]
     try:
         coded, _ = conventions.cf_encoder(dict(variables), {})
     except Exception:
-        # xarray does not say which variable it was: encode them one by one until it fails again.
+        # xarray's error does not name the variable: encode them one by one until the error recurs.
         for name, variable in variables.items():
             _name_errors(name, partial(conventions.encode_cf_variable, variable, name=name))
         raise
@@ -178,7 +178,7 @@ def _name_errors(name: str, function: Callable[[], xr.Variable]) -> xr.Variable:
     except _KINDS_OF_ERRORS as error:
         if repr(name) in str(error):
             raise
-        # An error of a library may be of a class that takes other arguments.
+        # The class of a library's error may take other arguments.
         plain_kind = next(kind for kind in _KINDS_OF_ERRORS if isinstance(error, kind))
         raise plain_kind(f"variable {name!r} cannot be encoded: {error}") from error
 
@@ -217,11 +217,11 @@ def _require_same_times(name: str, times: xr.Variable, coded: xr.Variable) -> No
         raise _misfit(name, coded.dtype, f"{time}{hint}")
 
 
-# Arrays of other libraries.
+# Arrays from other libraries.
 
 
 def _require_plain(name: str, variable: xr.Variable) -> None:
-    """Refuse arrays whose items NumPy has no type for, and say what can be stored instead."""
+    """Refuse arrays of items for which NumPy has no type; the error suggests an alternative."""
     if not isinstance(variable.dtype, np.dtype):
         values = f"ds[{name!r}]"
         advice = advise(variable.dtype, values, f"{values}.to_index()")
@@ -236,7 +236,7 @@ def _require_plain(name: str, variable: xr.Variable) -> None:
         )
 
 
-# Marks of missing items.
+# Missing items.
 
 
 def _check_unmarked(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.Variable:
@@ -250,7 +250,7 @@ def _check_unmarked(name: str, variable: xr.Variable, coded: xr.Variable) -> xr.
             marks += _list_numbers(coded.attrs[key])
     is_text = variable.dtype.kind in "SUT"
     is_number = coded.dtype.kind in "iuf"
-    # Text that was cut into characters has one more axis.
+    # Text that was split into characters has one more axis.
     if not marks or is_text or not is_number or coded.shape != variable.shape:
         return coded
     check = partial(_refuse_marks, name=name, marks=np.array(marks))
@@ -291,7 +291,7 @@ def _refuse_marks(
 
 
 def _take_width(variable: xr.Variable) -> np.dtype[Any] | None:
-    """Take the width of text out of the encoding: xarray would cut longer text."""
+    """Remove the width of text from the encoding: xarray would truncate longer text."""
     asked = variable.encoding.get("dtype")
     if variable.dtype.kind not in "OSTU" or asked is None or asked == "S1":
         return None
@@ -309,7 +309,7 @@ def _to_storable(
     *,
     is_asked: bool,
 ) -> xr.Variable:
-    """Return an encoded variable in a form that can be stored; the encoding of one that is asked for must be valid."""
+    """Return an encoded variable in a form that can be stored. An encoding that the call requests must be valid."""
     variable = _name_errors(name, partial(as_text, name, variable))
     if width is not None and width.itemsize:
         is_narrower = variable.dtype.kind == width.kind and variable.dtype.itemsize < width.itemsize
@@ -325,8 +325,8 @@ def _to_storable(
 
 
 def _refuse_unknown(name: str, encoding: Mapping[Any, Any]) -> None:
-    """Refuse what xarray's coders have left of an encoding and `b2array.create` does not take."""
-    # xarray leaves _FillValue=None, which asks for no mark.
+    """Refuse entries of an encoding that neither xarray's coders nor `b2array.create` accept."""
+    # xarray leaves _FillValue=None, which means that no value marks missing items.
     left = {key for key, value in encoding.items() if key != "_FillValue" or value is not None}
     unknown = sorted(map(str, left - _INHERITED - {*_OWN}))
     if unknown:
@@ -334,7 +334,7 @@ def _refuse_unknown(name: str, encoding: Mapping[Any, Any]) -> None:
 
 
 def _choose_options(name: str, variable: xr.Variable, *, is_asked: bool) -> dict[str, Any]:
-    """Return the part of the encoding that `b2array.create` takes."""
+    """Return the entries of the encoding that `b2array.create` accepts."""
     options = {key: variable.encoding[key] for key in _OWN if variable.encoding.get(key) is not None}
     chunks, blocks = options.pop("chunks", "auto"), options.pop("blocks", None)
     if isinstance(chunks, str) and chunks == "auto":
@@ -351,7 +351,7 @@ def _choose_options(name: str, variable: xr.Variable, *, is_asked: bool) -> dict
     try:
         automatic(variable.shape, size, chunks=options["chunks"], blocks=blocks)
     except (TypeError, ValueError):
-        return options  # the blocks belong to other chunks, and do not fit these: others are chosen
+        return options  # the blocks belong to other chunks and do not fit: choose new ones
     return options | {"blocks": blocks}
 
 
@@ -463,7 +463,7 @@ def _convert(
     if is_whole:
         if values.dtype.kind == "f":
             rounded = np.around(values)
-        # NumPy wraps integers that are out of range without a word.
+        # NumPy silently wraps integers that are out of range.
         _check_range(rounded, name, dtype)
     try:
         with np.errstate(over="raise"):
@@ -494,7 +494,7 @@ def _check_range(
         is_missing = np.isnan(values)
         whole = np.around(values[~is_missing])
     if whole.size:
-        # As Python's numbers, which compare exactly.
+        # Compare Python's numbers, because they compare exactly.
         for extreme in (whole.min().item(), whole.max().item()):
             if not low <= extreme <= high:
                 raise _misfit(name, dtype, extreme)
@@ -509,9 +509,9 @@ def _misfit(name: str, dtype: np.dtype[Any], value: object) -> ValueError:
 
 
 def as_text(name: str, variable: xr.Variable, characters: int | None = None) -> xr.Variable:
-    """Turn objects into text of one width, or into the numbers that they are.
+    """Convert objects to text of one width, or to numbers.
 
-    Missing text becomes empty. With ``dtype="S1"`` in the encoding, text is encoded and cut into at least that many
+    Missing text becomes empty. With ``dtype="S1"`` in the encoding, text is encoded and split into at least that many
     characters along a new dimension, as in netCDF files.
     """
     if variable.dtype.kind not in "OSTU":
@@ -532,7 +532,7 @@ def as_text(name: str, variable: xr.Variable, characters: int | None = None) -> 
 
 
 def _unify(name: str, variable: xr.Variable) -> xr.Variable:
-    """Turn objects and text of variable width into items of one NumPy type."""
+    """Convert objects and text of variable width to items of one NumPy type."""
     if variable.dtype.kind == "T":
         texts = np.array(variable.values, dtype=object)
         for number, item in enumerate(texts.flat):
@@ -558,7 +558,7 @@ def _unify(name: str, variable: xr.Variable) -> xr.Variable:
     raise TypeError(f"variable {name!r} holds Python objects that are not all text; convert it first")
 
 
-# As existing arrays are encoded.
+# Values for existing arrays.
 
 
 def as_stored(
@@ -567,7 +567,7 @@ def as_stored(
     array: NDArray,
     bounded: Mapping[str, Any] = MappingProxyType({}),
 ) -> xr.Variable:
-    """Encode a variable as the existing one is encoded, with its dimensions in the same order.
+    """Encode a variable like the existing one, with its dimensions in the same order.
 
     Text from objects may come out wider than the stored text. If the variable holds the bounds of a coordinate,
     `bounded` has the units and calendar of that coordinate: bounds do not store them.
@@ -614,7 +614,7 @@ def as_stored(
 
 
 def is_time(variable: xr.Variable) -> bool:
-    """Whether a variable has points or lengths of time."""
+    """Return whether a variable has points or lengths of time."""
     return variable.dtype.kind in "mM" or contains_cftime_datetimes(variable)
 
 
@@ -646,20 +646,20 @@ def _code(
         # Numbers may have their own units, which are not encoded.
         encoding.pop("units", None)
         encoding.pop("calendar", None)
-    # Otherwise xarray would add one.
+    # Otherwise xarray would add a fill value.
     encoding.setdefault("_FillValue", None)
     variable.encoding = encoding
     is_packed = not attrs.keys().isdisjoint(("scale_factor", "add_offset", "_Unsigned"))
     with warnings.catch_warnings():
         # xarray chooses finer units then, which the caller refuses.
         warnings.filterwarnings("ignore", r"Time(delta)?s can't be serialized faithfully", UserWarning)
-        # Whoever packs numbers expects them to be rounded. Elsewhere a lost fraction would be an error.
+        # Users who pack numbers expect rounding. Elsewhere a lost fraction is an error.
         fitted = fit(name, variable, exact=not is_packed)
         return conventions.encode_cf_variable(fitted, name=name)
 
 
 def _check_kind(name: str, variable: xr.Variable, array: NDArray, attrs: Mapping[str, Any]) -> None:
-    """Refuse kinds of values that the array would store with another meaning."""
+    """Refuse kinds of values that would have another meaning in the array."""
     kind, stored_kind = variable.dtype.kind, array.dtype.kind
     units = str(attrs.get("units"))
     has_origin = " since " in units
@@ -696,7 +696,7 @@ def _require_calendar(name: str, times: xr.Variable, stored: str) -> None:
 
 
 def _require_fit(name: str, coded: xr.Variable, dtype: np.dtype[Any], array: NDArray) -> None:
-    """Refuse encoded values that lose something in the type of the array. `dtype` is their type before."""
+    """Refuse encoded values that the type of the array cannot hold exactly. `dtype` is their type before encoding."""
     stored = array.dtype
     if stored.kind in "SU" and coded.dtype.kind == stored.kind:
         if coded.dtype.itemsize > stored.itemsize and dtype.kind not in "OT":

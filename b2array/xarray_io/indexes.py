@@ -1,4 +1,4 @@
-"""Where values go in existing arrays, and whether the indexes that are stored agree."""
+"""Finds the places of values in existing arrays, and compares indexes with the stored ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def detect(
     labels: xr.Dataset,
     arrays: Mapping[str, NDArray],
 ) -> dict[Hashable, slice]:
-    """Check a region, and find the parts that are given by values of coordinates.
+    """Check a region, and locate the parts that coordinate values define.
 
     `labels` has the coordinates that the dataset inherits in a tree.
     """
@@ -89,7 +89,7 @@ def place(
     append_dim: Hashable | None,
     region: Region,
 ) -> tuple[slice, ...]:
-    """Return where a variable goes in an array. Its dimensions are in the stored order."""
+    """Return the place of a variable in an array. The variable's dimensions are in the stored order."""
     where = []
     for dim, n, length in zip(variable.dims, array.shape, variable.shape, strict=True):
         if dim == append_dim:
@@ -119,10 +119,10 @@ def check_indexes(
     region: Region | None,
     append_dim: Hashable | None,
 ) -> None:
-    """Refuse a dataset whose indexes differ from the stored ones where it goes, except along `append_dim`.
+    """Refuse a dataset whose indexes differ from the stored ones at its place, except along `append_dim`.
 
-    Its values would get the labels that are stored. Without a region the dataset may bring other labels along a
-    dimension, unless a stored variable that it does not overwrite would get these.
+    Its values would otherwise get the stored labels. Without a region the dataset may bring other labels along a
+    dimension, unless that would relabel a stored variable that the dataset does not overwrite.
     """
     dims = {*ds.indexes} - {append_dim}
     if region is None and append_dim is None:
@@ -180,7 +180,7 @@ def check_new_part(
 
 
 def _overlap(stored: Any, new: Any) -> bool:
-    """Whether some labels of one index lie between labels of the other; booleans have no between."""
+    """Return whether some labels of one index lie between labels of the other. Booleans have no order."""
     if not len(stored) or not len(new) or stored.dtype.kind == "b":
         return False
     try:
@@ -190,7 +190,7 @@ def _overlap(stored: Any, new: Any) -> bool:
 
 
 def _load_index(ds: xr.Dataset, dim: Hashable, array: NDArray) -> Any:
-    """Return a stored index, decoded unless the dataset's is the raw one, as with ``decode_times=False``."""
+    """Return a stored index. Decode it unless the dataset has raw values, as with ``decode_times=False``."""
     stored = xr.Variable(dims_of(str(dim), array), array[...], attributes_of(array.attrs))
     new = ds.variables[dim]
     if is_time(new) or " since " not in str(new.attrs.get("units")):

@@ -1,9 +1,10 @@
 """Reads the variables of a dataset together, when xarray loads all of them.
 
 xarray loads one variable after the other, and tells no array that others follow. So an array that is asked for its
-items looks for ``Dataset.load`` among its callers. If it is there, the other variables of the dataset are made to ask
-for their items as well, and get no answer yet; one `read_many` reads everything; then each variable gets its answer.
-Where xarray calls in other ways, each variable is read by itself.
+items looks for ``Dataset.load`` among its callers. If it finds that call, it makes the other variables of the dataset
+ask for their items as well, and delays their answers; one `read_many` reads everything; then each variable gets its
+answer.
+If xarray loads variables in other ways, each variable is read separately.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from b2array.array.many import read_many
 __all__ = ["MOST_NBYTES", "read"]
 
 MOST_NBYTES = 2**28
-"""Variables are read together up to this size, as all of them are in memory before the first one is decoded."""
+"""The maximum size, in bytes, of variables read together: all are in memory before the first one is decoded."""
 
 _OPENED_AT_ONCE = 16
-"""Open as many remote members at a time: each waits for a request, and hardly computes."""
+"""The number of remote members to open at a time. Each waits for a request, and hardly computes."""
 _LOADS_VARIABLE = xr.Variable.load.__code__
 _LOADS_DATASET = xr.Dataset.load.__code__
 _LOADS_TREE = xr.DataTree.load.__code__
 
 
 class Lazy(Protocol):
-    """An array of xarray's that is read when needed."""
+    """An array of xarray's that is read lazily."""
 
     @property
     def handle(self) -> NDArray:
@@ -43,7 +44,7 @@ class Lazy(Protocol):
 
 
 class _Question(NamedTuple):
-    """Items that a variable asks for."""
+    """The items that a variable requests."""
 
     lazy: Lazy
     key: indexing.ExplicitIndexer
@@ -61,7 +62,7 @@ class _AskedError(Exception):
 
 
 class _State(threading.local):
-    """Says whether this thread collects questions, or which answer waits for the variable that is being loaded."""
+    """Records whether this thread collects questions, or the answer for the variable that is being loaded."""
 
     collecting = False
     answered: tuple[_Question, Any] | None = None
@@ -97,7 +98,7 @@ def _read_with_others(question: _Question) -> Any:
     others = _list_others_to_load()
     if not others:
         return _read_alone(question)
-    # Members of a remote group are opened only now, and each waits for its own requests.
+    # Members of a remote group are opened only now; each open waits for requests.
     questions = [question, *(other for _, other in others)]
     arrays = list(threads.ahead(_open, questions, min(len(questions), _OPENED_AT_ONCE)))
     selections = []
@@ -121,7 +122,7 @@ def _open(question: _Question) -> NDArray:
 
 
 def _list_others_to_load() -> list[tuple[xr.Variable, _Question]]:
-    """Return variables that xarray is about to load after the present one, and what they ask for."""
+    """Return the variables that xarray will load after the present one, and the items that they request."""
     present, variables = _find_load_under_way()
     others: list[tuple[xr.Variable, _Question]] = []
     if present is None:
@@ -137,7 +138,7 @@ def _list_others_to_load() -> list[tuple[xr.Variable, _Question]]:
         if question is None:
             continue
         nbytes += variable.nbytes
-        # The next array that xarray asks begins again with the ones that are left.
+        # The next array that xarray asks starts over with the remaining variables.
         if nbytes > MOST_NBYTES:
             break
         others.append((variable, question))
@@ -145,7 +146,7 @@ def _list_others_to_load() -> list[tuple[xr.Variable, _Question]]:
 
 
 def _find_load_under_way() -> tuple[xr.Variable | None, Iterator[xr.Variable]]:
-    """Return the variable that xarray loads at this moment, and all of the dataset or the tree that it belongs to."""
+    """Return the variable that xarray is loading, and all variables of its dataset or tree."""
     present: xr.Variable | None = None
     frame = inspect.currentframe()
     try:
@@ -165,7 +166,7 @@ def _find_load_under_way() -> tuple[xr.Variable | None, Iterator[xr.Variable]]:
 
 
 def _ask(variable: xr.Variable) -> _Question | None:
-    """Return what a variable will ask an array for, or None if it asks none of ours."""
+    """Return the array and the key that a variable will read, or None if it reads no array of ours."""
     _state.collecting = True
     try:
         variable.load()

@@ -1,7 +1,7 @@
-"""How new variables are to be stored: what the call asks for, what dask cut, and what was read.
+"""Chooses the encoding of new variables from the call, dask's pieces, and the encoding of their source.
 
-For chunks the order is: the call, then the pieces that dask was told to cut, then what the variable was read with, then
-the automatic rule.
+Chunks come from the first of these that applies: the call, the pieces that the user cut with dask, the chunks of the
+source, and the automatic rule.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["preferences"]
 
 _PACKING = ("scale_factor", "add_offset")
 _OPENED = "open_dataset-"
-"""How names of dask arrays begin that xarray has opened."""
+"""The prefix of the names of dask arrays that xarray has opened."""
 _CUT = ("rechunk", "xarray-")
-"""How their names begin after somebody has cut them into other pieces."""
+"""The prefix of their names after the user has rechunked them."""
 
 _NETCDF_FILL = {
     "f4": np.float32(9.969209968386869e36),
@@ -32,8 +32,8 @@ _NETCDF_FILL = {
     "u4": 2**32 - 1,
     "u8": 2**64 - 2,
 }
-"""The values with which netCDF's libraries fill unwritten items, by netcdf.h. The ones of bytes and of u2 are left out:
-somebody may have chosen these numbers."""
+"""The values with which netCDF's libraries fill unwritten items, by netcdf.h. Those for bytes and u2 are omitted,
+because users may have chosen these numbers."""
 
 
 def preferences(
@@ -45,13 +45,13 @@ def preferences(
     """Return the encoding for a new variable.
 
     `asked` is the encoding of this variable in the call, `options` names the encodings for all variables. Both take
-    precedence over what the variable was read with.
+    precedence over the encoding of the variable's source.
     """
     inherited = _in_order(variable)
     if asked is None:
         chosen = {key: value for key, value in inherited.items() if key not in options}
         if "chunks" in options:
-            # Blocks belong to the chunks that they divide.
+            # Blocks are meaningful only with the chunks that they divide.
             chosen.pop("blocks", None)
         if "access" in options:
             for key in ("chunks", "blocks", "chunksizes"):
@@ -79,7 +79,7 @@ def preferences(
 
 
 def _choose_fill_value(variable: xr.Variable, chosen: dict[Any, Any]) -> None:
-    """Fill unwritten items with the value that marks missing ones, not with netCDF's default."""
+    """Use the value that marks missing items as the fill value, instead of netCDF's default."""
     if chosen.get("fill_value") is None:
         return
     missing = chosen.get("_FillValue", variable.attrs.get("_FillValue"))
@@ -90,13 +90,13 @@ def _choose_fill_value(variable: xr.Variable, chosen: dict[Any, Any]) -> None:
 
 
 def _is_default_of_netcdf(fill_value: Any) -> bool:
-    """Whether a fill value comes from netCDF's libraries, and nobody has chosen it: readers would take it for data."""
+    """Return whether a fill value is a default of netCDF's libraries, which readers would take for data."""
     value = np.asarray(fill_value)
     return bool(value.ndim == 0 and value == _NETCDF_FILL.get(value.dtype.str[1:]))
 
 
 def _by_axis(name: str, variable: xr.Variable, chunks: Mapping[Any, Any]) -> dict[int, Any]:
-    """Return chunks by the numbers of axes where they were given by the names of dimensions."""
+    """Convert chunks by dimension name to chunks by axis number."""
     axes: dict[Any, int] = {dim: axis for axis, dim in enumerate(variable.dims)}
     unknown = [key for key in chunks if key not in axes and not isinstance(key, int)]
     if unknown:
@@ -107,7 +107,7 @@ def _by_axis(name: str, variable: xr.Variable, chunks: Mapping[Any, Any]) -> dic
 
 
 def _in_order(variable: xr.Variable) -> dict[Any, Any]:
-    """Return the encoding that a variable was read with, its chunks in the present order of the dimensions."""
+    """Return the encoding of a variable's source, with chunks in the present order of the dimensions."""
     encoding = dict(variable.encoding)
     preferred = encoding.get("preferred_chunks")
     if not isinstance(preferred, Mapping) or {*preferred} != {*variable.dims}:
@@ -126,7 +126,7 @@ def _in_order(variable: xr.Variable) -> dict[Any, Any]:
 
 
 def _is_cut_anew(variable: xr.Variable, stored: Any) -> bool:
-    """Whether somebody has cut a variable into other pieces since it was opened.
+    """Return whether the user has rechunked a variable since it was opened.
 
     Only the name of a dask array tells whether it was opened in pieces of several chunks, or cut into them later.
     """
@@ -141,23 +141,23 @@ def _is_cut_anew(variable: xr.Variable, stored: Any) -> bool:
         return False
     if variable.data.name.startswith(_CUT):
         return True
-    # Selections and concatenations also make pieces, which nobody has asked for.
+    # Selections and concatenations also make pieces, without a request by the user.
     consists_of_chunks = all(_are_whole_chunks(lengths, n) for lengths, n in zip(cut, stored, strict=True))
     return not consists_of_chunks and dask_chunks.regular(cut) is not None
 
 
 def _are_stored_chunks(lengths: Sequence[int], n: int) -> bool:
-    """Whether pieces along an axis are chunks of n items, of which a selection may have cut the first and the last."""
+    """Return whether pieces along an axis are chunks of n items; a selection may have cut the first and the last."""
     return all(length == n for length in lengths[1:-1]) and max(lengths) <= n
 
 
 def _are_whole_chunks(lengths: Sequence[int], n: int) -> bool:
-    """Whether pieces along an axis consist of whole chunks of n items, except for the first and the last piece."""
+    """Return whether all pieces along an axis, except the first and the last, are whole chunks of n items."""
     return all(length % n == 0 for length in lengths[1:-1])
 
 
 def _chunks_of_pieces(name: str, variable: xr.Variable) -> tuple[int, ...]:
-    """Return chunks of which the pieces that dask cut consist."""
+    """Return chunks that divide the pieces of a dask array."""
     cut = variable.chunks or ()
     chosen = dask_chunks.joining(cut, variable.dtype.itemsize)
     if chosen is None:
@@ -169,7 +169,7 @@ def _chunks_of_pieces(name: str, variable: xr.Variable) -> tuple[int, ...]:
 
 
 def _warn_of_lost_packing(name: str, variable: xr.Variable, asked: Mapping[Hashable, Any]) -> None:
-    """Say that an encoding replaces one by which floats were packed into whole numbers."""
+    """Warn that an encoding replaces one that packed floats into integers."""
     inherited = variable.encoding
     packed = inherited.get("dtype")
     if packed is None or "dtype" in asked or variable.dtype.kind != "f" or np.dtype(packed).kind not in "iu":

@@ -1,4 +1,4 @@
-"""What `to_b2array` passes on to the steps of a write."""
+"""The values that `to_b2array` passes to the steps of a write."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class WriteTask(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A dataset with its path below the group, the encodings for it, and the same with what it inherits in a tree."""
+    """A dataset, its path below the group, its encodings, and the dataset with inherited coordinates."""
 
     path: str
     ds: xr.Dataset

@@ -22,7 +22,7 @@ _BOUNDS = ("bounds", "climatology")
 
 
 def find_bounds(arrays: Mapping[str, NDArray]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return for each array of bounds the name of its coordinate, with the units and the calendar of the latter."""
+    """Return for each array of bounds its coordinate's name, units and calendar."""
     owners: dict[str, tuple[str, dict[str, Any]]] = {}
     for name, array in arrays.items():
         attrs = attributes_of(array.attrs)
@@ -68,19 +68,19 @@ def decode(
 
 
 def is_unknown(times: xr.Variable) -> bool:
-    """Whether no item is a time, so that any units would do."""
+    """Return whether no item is a time, so that any units fit."""
     return not times.size or bool(times.isnull().all())
 
 
 def in_units(name: str, times: xr.Variable, asked: Mapping[Hashable, Any]) -> xr.Variable:
-    """Encode times in other units; ValueError says that these cannot hold all of them."""
+    """Encode times in other units; ValueError if these cannot represent all of them."""
     units = asked["units"]
     plain = xr.Variable(times.dims, times.values, times.attrs)
     with warnings.catch_warnings():
         # xarray chooses finer units then, which are refused below.
         warnings.filterwarnings("ignore", r"Time(delta)?s can't be serialized faithfully", UserWarning)
         coded = encode({name: plain}, {name: asked})[name]
-    # Small types and coarse units change times without an error: only decoding tells.
+    # Small types and coarse units change times without an error: only decoding reveals it.
     back = conventions.decode_cf_variable(name, coded.copy(deep=False), decode_timedelta=True)
     if not is_same(coded.attrs.get("units"), units) or not back.equals(plain):
         raise ValueError(

@@ -46,7 +46,7 @@ _NAMED = "__xarray_dataarray_name__"
 
 _WORTH_A_WARNING = 2**20
 _PATIENCE = 20
-"""Tries for each of `config.retries`: a writer of a group learns only at the end that another one was first."""
+"""The number of attempts for each of `config.retries`: a writer notices only at the end that another one was first."""
 
 
 class WriteKeywords(VariableKeywords, total=False):
@@ -182,7 +182,7 @@ def to_b2array(
         raise ValueError(f"no node of the tree has a dimension {append_dim!r}")
     new = []
     if task.mode in ("w", "x"):
-        # Check this before anything is touched.
+        # Check this before anything changes.
         new = [_encode(node, task) for node in nodes]
     name = (group or "").strip("/")
     for is_last in _try_again(nodes, task):
@@ -225,7 +225,7 @@ KEYWORDS: Final = {name: each.default for name, each in _PARAMETERS.items() if n
 """The keywords of `to_b2array` with their defaults."""
 
 
-# What is asked for.
+# Arguments.
 
 
 def _check_choices(task: WriteTask, snapshot: str | None, *, is_archive: bool) -> None:
@@ -241,7 +241,7 @@ def _check_choices(task: WriteTask, snapshot: str | None, *, is_archive: bool) -
 
 
 def _check_mode(mode: Mode | None, append_dim: Hashable | None, region: object) -> Mode:
-    """Return the mode, or the one that the other arguments imply; ValueError says that they contradict each other."""
+    """Return the mode, or the mode that the other arguments imply; ValueError if they contradict each other."""
     if mode is None:
         mode = _default_mode(append_dim, region)
     if mode not in ("w", "w-", "x", "a", "a-", "r+"):
@@ -275,13 +275,13 @@ def _list_nodes(
         nodes = []
         for node in ds.subtree:
             path = node.path[len(ds.path) :].strip("/")
-            # The root that is written may be a node of a larger tree, whose coordinates it would lose.
+            # The tree may be a subtree, which would lose the coordinates that it inherits.
             own = node.to_dataset(inherit=inherit or node is ds)
             whole_node = node.to_dataset(inherit=True)
             nodes.append(Node(path, own, encoding.get(node.path, {}), whole_node))
         return nodes
     if isinstance(ds, xr.DataArray):
-        # xarray refuses a dataset with a variable called as a coordinate or a dimension: note the name elsewhere.
+        # xarray refuses a dataset whose variable has the name of a coordinate or a dimension: note the name elsewhere.
         if ds.name is None or ds.name in ds.coords or ds.name in ds.dims:
             note = {} if ds.name is None else {_NAMED: ds.name}
             ds = ds.to_dataset(name=_NAMELESS).assign_attrs(note)
@@ -295,7 +295,7 @@ def _encode(node: Node, task: WriteTask) -> tuple[dict[str, xr.Variable], dict[s
     return encode(variables, node.encoding, task.options), attributes(attrs, "the dataset")
 
 
-# Where it goes.
+# The group.
 
 
 @contextmanager
@@ -330,7 +330,7 @@ def _transaction(
 
 
 def _find_group(home: Group, name: str, mode: Mode) -> Group | None:
-    """Return the group of that name, or None if it is to be made."""
+    """Return the group of this name, or None if it must be made."""
     inner = home.get(name)
     if inner is not None and not isinstance(inner, Group):
         raise TypeError(f"{name!r} in {home.url} is an array, and no group")
@@ -342,7 +342,7 @@ def _find_group(home: Group, name: str, mode: Mode) -> Group | None:
 
 
 def _open_home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) -> tuple[Group, bool]:
-    """Open the group, or make it; also say whether it was made."""
+    """Open the group, or make it; return it and whether it was made."""
     if is_changeable_archive(os.fspath(url), storage_options or {}):  # a new archive has no use for the old members
         return group.open_group(url, "a" if mode == "a-" else mode, storage_options=storage_options), False
     if mode != "x":
@@ -363,13 +363,13 @@ def _open_home(url: Url, mode: Mode, storage_options: Mapping[str, Any] | None) 
 
 
 def _outermost(target: Group) -> Group:
-    """Return the group that keeps snapshots of this one."""
+    """Return the group whose snapshots include this group."""
     while (outer := target.parent) is not None:
         target = outer
     return target
 
 
-# What dask computes.
+# Parts that dask computes.
 
 
 def _later(
