@@ -17,6 +17,7 @@ many         `read_many`: reads selections of several arrays with shared request
 sequences    `arange`, `linspace`, `eye`, `fromiter`
 snapshots    snapshots, as users see them; the boxes in which two states differ
 times        the snapshot for a moment in time
+objects      reads sequences of Python objects that python-blosc2 stored
 appender     `append`; `Appender`: collects a simulation's steps and writes whole chunks
 dask         graphs that read and write one array
 dask_chunks  divisions into pieces of whole chunks

@@ -12,6 +12,14 @@ frame gets its next state: it packs header, index and trailer, and does no I/O. 
 another writer was faster, `commit` repeats all of this; if that writer changed the same chunks, `Handle.attempts`
 yields another draft.
 
+The last write of a plan makes the commit visible, and is atomic. In one file, it changes the header, or a new file
+replaces the old one; in a directory, a new index replaces the old one. In an object store, it is a conditional request
+for the object or the index. A group's commit is the write of its manifest.
+
+A writer that is killed before that write leaves the last commit intact. The next writer cuts off what was appended to a
+file. Staged files (``.b2tmp``), and chunks and revisions to which nothing refers, remain until `b2array.vacuum` removes
+them.
+
 A transaction of a local group calls `entries.commit_entries`, which calls `one.stage` for each member: the same steps,
 except the last write. The group then writes its manifest once, with an entry for each member in its log: that write is
 the commit. `apply.apply_entry` takes the last step of each member; if the writer is killed first, the next writer does

@@ -1,5 +1,9 @@
 """Named arrays below one URL, changed together by one commit.
 
+`Group.transaction` calls `changing.begin`, which makes a `LocalTransaction` or, in an object store, a `RowTransaction`.
+It collects the changes until the end of the block. Then `entries.commit_entries` or `many.commit_rows` of
+`b2array.commit` writes the manifest once, which makes all of them visible.
+
 addressing   `open`: opens the array, super-chunk or group that a URL names
 sources      `load`, `copy`, `open_schunk`: read arrays and super-chunks by their URLs
 making       makes the member that a URL names
@@ -25,5 +29,6 @@ members      `Members`: names, and the groups that they make; `check_new`
 archive      members in a `.b2z` archive, for reading
 unpacked     members of an archive that is being made or changed, in a directory beside it
 tree         draws groups as text
+tables       `Table`: reads tables of python-blosc2
 embedded     members inside one frame (`.b2e`), for reading
 """
