@@ -68,7 +68,7 @@ class GroupOnDisk(Protocol):
         """Replace the manifest if it has this version, and return the new version; otherwise raise ConflictError."""
 
     def holds(self, manifest: Manifest) -> bool:
-        """Whether the stored manifest is this one."""
+        """Read the manifest in the store, and return whether it equals `manifest`."""
 
     def apply_log(
         self,
@@ -168,7 +168,10 @@ class GroupChange:
         }
 
     def only_read(self, changed: Collection[str]) -> list[str]:
-        """Return the paths of members that were read but not `changed`; deleted members count, moved ones do not."""
+        """Return the paths of members that were read but not `changed`, if the commit is `marked`; otherwise none.
+
+        Deleted members count, moved ones do not.
+        """
         if not self.marked:
             return []
         copied = {path for path, state in self.moved.items() if state}

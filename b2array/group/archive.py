@@ -159,7 +159,7 @@ class Archive:
         return self._listing
 
     def _read(self) -> tuple[Stamp, dict[str, _Entry], Members]:
-        """List the members from the directory of the archive, and from the frame of embedded members."""
+        """Read the archive's directory and the frame of embedded members; return stamp, entries and all members."""
         stamp = self.store.stamp("")
         inner: Mapping[str, str] = {}
         with self._of_one_archive(stamp):

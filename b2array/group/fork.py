@@ -84,7 +84,7 @@ class Changes(ABC):
 
     @abstractmethod
     def open_unnoted(self, path: str, mode: Mode) -> Handle:
-        """Open a member without noting that it was read."""
+        """Open a member without noting that it was read; for writing, it joins the transaction."""
 
     @abstractmethod
     def create(
@@ -451,7 +451,7 @@ class GroupFork(Changes):
             self.seen.add(path)
 
     def open_unnoted(self, path: str, mode: Mode) -> Handle:  # noqa: ARG002
-        """Open a member without noting that it was read."""
+        """Return the fork of a member, for writing as well; for other members, a handle for reading."""
         self.require_open()
         with self._mutex.held:
             fork = self._opened.get(path)

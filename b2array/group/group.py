@@ -224,7 +224,10 @@ def _prepare(home: AnyGroup, mode: AnyMode, *, required: bool) -> None:
 
 
 def _prepare_part(outer: Group, name: str, mode: AnyMode) -> Group:
-    """Return a group inside another one; make it or empty it first, according to the mode."""
+    """Return a group inside another one; make it or empty it first, according to the mode.
+
+    Also completes an interrupted commit of the outer group.
+    """
     home = cast(AnyGroup, outer._home)
     home.recover()
     part = outer._inner(name)
@@ -799,7 +802,10 @@ class Group(MutableMapping[str, Any]):
         into: Group,
         name: str | None,
     ) -> dict[str, Handle]:
-        """Copy members into a group, and return a handle to each source by its path."""
+        """Copy members into a group, and return a handle to each source by its path.
+
+        In a transaction, this notes that the sources were read. KeyError: there are no such members.
+        """
         start = source.removeprefix("/")
         chosen = self._below(start)
         if not chosen:

@@ -86,7 +86,7 @@ def _entry_of_snapshot(entry: Kept, at: Kept) -> Kept:
 
 
 def retire(view: LocalGroup, states: Sequence[Snapshot]) -> RetiredFrame:
-    """Copy kept states of one member to a retired frame; the caller lists the frame in the next manifest.
+    """Copy kept states of one member to a new retired frame on the disk; the caller lists it in the next manifest.
 
     The frame is sparse, so that python-blosc2 does not take it for a member. FormatError says that a state is damaged.
     """

@@ -156,7 +156,10 @@ class ListedGroup:
         self.show(Manifest(rows_among(paths)), None)
 
     def show(self, manifest: Manifest, version: Version | None) -> None:
-        """Show the members of a manifest until the next `refresh`, or until one of the members commits."""
+        """Show the members of a manifest until the next `refresh`, or until one of the members commits.
+
+        If the manifest has no rows, this lists the files of the group.
+        """
         self._lists_own = manifest.rows is not None
         manifest = complete_manifest(self.store, manifest, shows_mounts=True)
         self._listing = manifest, version, Members(manifest.members or {})

@@ -110,7 +110,7 @@ def copier_of(
 
 
 def _is_alike(store: Store, place: AnyPlace, storage_options: Mapping[str, Any]) -> bool:
-    """Return whether a place is in the same kind of store: both on a local disk, or both in an object store."""
+    """Return whether a store and a place are both on a local disk, or both in an object store."""
     if place is None:
         return False
     if isinstance(place, FreePlace):
@@ -376,7 +376,7 @@ class LocalGroup:
         return manifest
 
     def require_ledger(self) -> None:
-        """Raise UnsupportedError if the manifest cannot list snapshots."""
+        """Do nothing: the manifest of a local group can always list snapshots."""
 
     def write(self, manifest: Manifest, version: Version | None) -> Version | None:
         """Replace the manifest of this version, or raise ConflictError; return the new version.
@@ -386,7 +386,7 @@ class LocalGroup:
         return write_manifest(self.store, manifest, version)
 
     def holds(self, manifest: Manifest) -> bool:
-        """Return whether the manifest in the store equals this one."""
+        """Read the manifest in the store, and return whether it equals `manifest`."""
         return self.read()[0] == manifest
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:

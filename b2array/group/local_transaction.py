@@ -70,7 +70,10 @@ class LocalTransaction(Transaction):
             self.change.read.setdefault(path, state)
 
     def open_unnoted(self, path: str, mode: Mode) -> Handle:
-        """Open a member without noting that it was read."""
+        """Open a member without noting that it was read.
+
+        For writing, the member joins the transaction with a draft, after an earlier commit was applied to its frame.
+        """
         self._require_open()
         with self._mutex.held:
             member = self.change.members.get(path)

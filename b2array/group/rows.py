@@ -79,7 +79,7 @@ class RowTransaction(Transaction):
         change.read[name] = StateRead(row.revision, unadopted)
 
     def open_unnoted(self, path: str, mode: Mode) -> Handle:
-        """Open a member without noting that it was read."""
+        """Open a member without noting that it was read. For writing, the member joins the transaction with a draft."""
         self._require_open()
         member = self.change.members.get(path)
         if member is not None:

@@ -57,7 +57,8 @@ class SnapshotChanges:
     def make(self, entry: Kept, *, replace: bool) -> None:
         """Add a snapshot of the state that the commit makes.
 
-        Raises FileExistsError if there is a snapshot of this name, unless it may be replaced.
+        Raises FileExistsError if there is a snapshot of this name, unless it may be replaced; UnsupportedError if the
+        group cannot have snapshots.
         """
         self.group.require_ledger()
         url, name = self.group.url, entry.name
