@@ -64,7 +64,7 @@ _NEIGHBOURS: Mapping[str, tuple[str, str]] = {
     "order": ("chunks", "items are stored in C order"),
     "shards": ("chunks", "chunks= says how much is stored at once, blocks= how much of it is read alone"),
 }
-"""Names of arguments in other libraries: the keyword that the function must have, and the suggestion."""
+"""The names of arguments in other libraries: for each, the keyword that the function must have, and a suggestion."""
 
 
 def spell_out(kind: type | None = None, defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
@@ -175,7 +175,7 @@ def _hint(name: str, names: Collection[str]) -> str:
 
 
 class _Package(ModuleType):
-    # By default, calling a module raises only that modules are not callable.
+    # Python's own error for the call of a module says only that modules are not callable.
     def __call__(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(f"{self.__name__} is a package: {_PACKAGES[self.__name__]}")
 

@@ -184,5 +184,5 @@ class Appender:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Commit after an error as well, because the steps until then are still useful.
+        # Commit after an error as well, because the steps appended before it are still useful.
         self.commit()

@@ -227,7 +227,7 @@ class Work:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of items of the result along each axis of the arrays; for a dropped axis, all items."""
+        """The extent of the result along each axis of the arrays; for a dropped axis, the extent of the axis itself."""
         # Round up, because a remainder becomes one item.
         return tuple(-(-n // factor) for n, factor in zip(self.shape, self.factors, strict=True))
 

@@ -53,7 +53,7 @@ def concatenate(
     progress: bool = False,
     **options: Unpack[NewKeywords],
 ) -> NDArray:
-    """Join arrays along an axis, as `numpy.concatenate`, and store the result in one commit.
+    """Join arrays along an axis, like `numpy.concatenate`, and store the result in one commit.
 
     Arrays and result may be larger than memory. Chunks of b2array arrays are copied without decoding if they become
     whole chunks of the result, with the same chunks, blocks and type, and without new compression options. If an array
@@ -126,7 +126,7 @@ def stack(
     progress: bool = False,
     **options: Unpack[NewKeywords],
 ) -> NDArray:
-    """Join arrays of one shape along a new axis, as `numpy.stack`, and store the result in one commit.
+    """Join arrays of one shape along a new axis, like `numpy.stack`, and store the result in one commit.
 
     By default, chunks have an extent of 1 along the new axis, and are copied without decoding under the conditions of
     `concatenate`.

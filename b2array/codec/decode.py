@@ -359,7 +359,7 @@ def _decode_rows(
         _decode_one_by_one(plan, stored, starts, stops, rows)
     elif plan.streamwise:
         at, sizes = many_stream_positions(stored.region, starts, stops, plan.nstreams, plan.neblock)
-        # A run has the size 0, or a negative size followed by a token.
+        # The size of a run is 0, or it is negative and a token follows.
         ends = at + 4 + np.maximum(sizes, 0) + (sizes < 0)
         cblosc.decode(plan.blosc1, stored.region, at.ravel().tolist(), ends.ravel().tolist(), flat)
     else:

@@ -61,7 +61,7 @@ class Jpeg2000(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         """Refuse to encode."""
         raise UnsupportedError(f"blocks of {len(buf)} bytes cannot be encoded as JPEG 2000, only decoded")
 
-    def decode(self, buf: Buffer, out: None = None) -> bytes:  # noqa: ARG002 - a codec of numcodecs has it
+    def decode(self, buf: Buffer, out: None = None) -> bytes:  # noqa: ARG002 - numcodecs requires it
         """Decode a block."""
         data = bytes(buf)
         start = data.find(_START)

@@ -110,7 +110,7 @@ class Ndlz(Codec):  # type: ignore[misc]  # numcodecs has no type hints
         """Refuse to encode."""
         raise UnsupportedError(f"streams of {len(buf)} bytes cannot be encoded by NDLZ, only decoded")
 
-    def decode(self, buf: Buffer, out: None = None) -> bytes:  # noqa: ARG002 - a codec of numcodecs has it
+    def decode(self, buf: Buffer, out: None = None) -> bytes:  # noqa: ARG002 - numcodecs requires it
         """Decode a stream."""
         data = bytes(buf)
         if data[: _HEADER.size] != _HEADER.pack(2, *self._shape):

@@ -153,7 +153,7 @@ class Zfp(Codec):  # type: ignore[misc]  # numcodecs has no type hints
             errors = np.abs(differences)
         return bool((errors <= self._how["tolerance"]).all())
 
-    def decode(self, buf: Buffer, out: None = None) -> bytes:  # noqa: ARG002 - a codec of numcodecs has it
+    def decode(self, buf: Buffer, out: None = None) -> bytes:  # noqa: ARG002 - numcodecs requires it
         """Decompress a block."""
         return self._decompress(buf).tobytes()
 

@@ -351,7 +351,7 @@ def make_joint(
     The rules are NumPy's for `numpy.concatenate`, with casting "same_kind".
     """
     axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
-    # Unlike item assignment, which casts any values, appending must not lose a part of them silently.
+    # Unlike item assignment, which casts any values, appending must not silently lose a part of them.
     array = assignment.of_same_kind(values, dtype)
     if array.ndim != len(shape):
         raise ValueError(f"the values must have {len(shape)} dimensions, as the array has, not {array.ndim}")

@@ -199,7 +199,7 @@ class Staging:
     ) -> Staged:
         """Stage a chunk, which will be chunk `n`: write it to its file, or to the spool.
 
-        The row of sizes has a column for each of `nblocks`.
+        The chunk's row of sizes has a column for each of its `nblocks` blocks.
         """
         self.require_open()
         head = head or chunk.unpack_head(buf)

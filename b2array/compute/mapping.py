@@ -109,7 +109,7 @@ class Mapping:
         return np.broadcast_to(np.int8(0), self.lengths)
 
     def transpose(self, *axes: Any) -> Mapping:
-        """Reorder the axes, as `numpy.ndarray.transpose`."""
+        """Reorder the axes, like `numpy.ndarray.transpose`."""
         # NumPy transposes an array in which the length of each axis is its number, so NumPy's rules and errors apply.
         ndim = len(self.axes)
         numbered = np.broadcast_to(np.int8(0), range(ndim))
@@ -119,7 +119,7 @@ class Mapping:
         return replace(self, axes=moved, numbers=numbers)
 
     def squeeze(self, axis: Any) -> Mapping:
-        """Remove axes of length 1, as `numpy.squeeze`."""
+        """Remove axes of length 1, like `numpy.squeeze`."""
         shape = self.model.squeeze(axis).shape
         ndim = len(self.axes)
         if axis is None:

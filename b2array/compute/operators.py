@@ -141,11 +141,11 @@ class Operators:
         return self[tuple(map(operator.index, index))].item()
 
     def tolist(self) -> Any:
-        """Return all items as nested lists of Python scalars, as `numpy.ndarray.tolist`."""
+        """Return all items as nested lists of Python scalars, like `numpy.ndarray.tolist`."""
         return _apply(lambda x, _: x, self, 0).tolist()
 
     def clip(self, min: Any = None, max: Any = None, out: None = None, **options: Any) -> Any:
-        """Return all items within bounds, as `numpy.clip`, in a NumPy array.
+        """Return all items within bounds, like `numpy.clip`, in a NumPy array.
 
         Examples
         --------
@@ -163,7 +163,7 @@ class Operators:
         return _apply(limit, self, 0)
 
     def round(self, decimals: SupportsIndex = 0, out: None = None) -> Any:
-        """Return all items rounded to a number of decimals, as `numpy.round`, in a NumPy array.
+        """Return all items rounded to a number of decimals, like `numpy.round`, in a NumPy array.
 
         Examples
         --------

@@ -341,7 +341,7 @@ def _with_sized_fields(
 
 
 def _has_other_bytes(data: Any, where: str) -> bool:
-    """Return whether a dataset of ASCII text has items with other bytes: HDF5 has no type for bytes of any length."""
+    """Return whether a dataset of ASCII text contains other bytes, because HDF5 has no type for bytes of any length."""
     for box in boxes(data.shape, _TEXTS, data.chunks):
         with _reading(where):
             items = np.asarray(data[box], object)

@@ -319,7 +319,7 @@ def pack(frame: Frame, header: bytes | None = None) -> Packed:
 def pack_header(frame: Frame) -> bytes:
     """Return the bytes of a frame's header, with an unchanged `frame_len`, which is 0 before `pack`.
 
-    About variable-length metalayers, the header states only whether there are any.
+    The header does not list variable-length metalayers; it states only whether there are any.
     """
     packed = metalayers.pack(_b2nd_first(frame.metalayers), FIXED_LEN, uncounted=0)
     frame = replace(frame, **_compute_fields(frame, FIXED_LEN + len(packed)))

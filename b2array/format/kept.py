@@ -349,7 +349,7 @@ def _digest(packed: bytes) -> bytes:
 def _unpack_content(packed: bytes) -> dict[str, Any]:
     """Return the parts of a packed state, after a check of their types: the digest shows damage, but not malice."""
     content: Any = None
-    # For unreadable bytes, `content` remains None, and is refused below.
+    # If the bytes are unreadable, `content` remains None, and the check below rejects it.
     with suppress(*UNREADABLE):
         content = msgpack.unpackb(packed, unicode_errors="surrogateescape")
     if not isinstance(content, dict):

@@ -368,7 +368,7 @@ def _unpack_sizes(described: Frame, annotations: Annotations) -> Sizes:
     sizes = np.zeros((described.nchunks, 1 + count_sized_blocks(described)), np.uint32)
     # If other software wrote last, the sizes may belong to other chunks.
     if annotations.sizes is not None and described.is_ours:
-        # Large tables contain no sizes of blocks.
+        # Large tables omit the sizes of blocks.
         noted = unpack_fitting_sizes(annotations.sizes, *sizes.shape)
         if noted is not None:
             copy_into(sizes[:, : noted.shape[1]], noted)

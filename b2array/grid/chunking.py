@@ -288,9 +288,9 @@ class _Size(NamedTuple):
         return self.without(itemsize)
 
 
-# Zstd finds more in larger blocks, above all where whole items repeat, as decimals do. It finds most for their size
-# above 128 KiB, where it looks for shorter matches. Above 256 KiB it has larger tables, with which it takes half as
-# long again to write noise; noise of items of one or two bytes takes as long from 200 KiB on.
+# Zstd compresses larger blocks better, above all where whole items repeat, as decimals do. It gains most just above
+# 128 KiB, where it begins to look for shorter matches. Above 256 KiB it uses larger tables, and takes half as long
+# again to write noise; noise of items of one or two bytes takes as long from 200 KiB on.
 _BALANCED = _Size(2**17 + 1, 138 * 2**10, 192 * 2**10)
 _BALANCED_WIDE = _Size(192 * 2**10, 230 * 2**10, 2**18)
 _LONGER = 1.1

@@ -86,7 +86,7 @@ class SnapshotsOnDisk:
         """Raise ConflictError if the snapshots do not fit on top of other writers' commits."""
         changes, url = self.changes, self.view.url
         changes.require_fit(before)
-        # Retired frames keep states for a group by its identity, which must not change any more.
+        # Retired frames note the group by its identity, so from then on it must not change.
         is_other = before.identity not in ("", self.change.identity)
         if is_other and (changes.new or changes.copies):
             raise ConflictError(f"{url}: another writer has made the first commit meanwhile")

@@ -77,7 +77,7 @@ class _Bucket:
     failures: int = 0
     resting_until: float = 0.0
     pace: float = 1.0
-    """Seconds that an answer takes: a moving average."""
+    """The response time in seconds, as a moving average."""
 
     def note(self, seconds: float) -> None:
         self.failures = 0
@@ -230,7 +230,7 @@ def has_proxy() -> bool:
 
 def client_of(fs: Hashable, describe: Callable[[], Client | None]) -> Client | None:
     """Return the client of a file system, which `describe` makes for the first call."""
-    # The file system will meet the same problem, and reports it better.
+    # The file system meets the same problem when it reads, and raises a clearer error.
     with suppress(Exception):
         if fs not in _clients:
             while len(_clients) >= _MOST_CLIENTS:

@@ -282,7 +282,7 @@ def _frame(revision: Snapshot) -> dict[str, Any]:
         }
     a = NDArray(handle)
     info = dict(a.info)
-    # The program opens every handle for reading, and `generation` already identifies the state.
+    # Every handle is opened for reading here, and `generation` already identifies the state.
     for name in ("mode", "fingerprint"):
         info.pop(name, None)
     exact = {"nbytes": a.nbytes, "cbytes": a.cbytes, "ratio": round(a.cratio, 2)}

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["Repair", "repair"]
 
 BACKUP_SUFFIX = ".b2bak"
-"""The suffix of the name of a backup."""
+"""The suffix of a backup's name."""
 
 
 @dataclass(frozen=True, slots=True)
