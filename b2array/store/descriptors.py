@@ -21,9 +21,9 @@ __all__ = ["Keeper", "allow", "count_use", "keep", "limit", "open_descriptor"]
 
 _FEWEST, _MOST = 16, 1024
 _SHARE = 4
-"""Stores may use one in this many descriptors; locks, connections and the user's files need the others."""
+"""The divisor for the share of descriptors that stores may use. Locks, connections and the user need the rest."""
 _GONE: Final = 4
-"""If too many files are open, one in this many is closed, so that not every new file needs a search for the oldest."""
+"""The divisor for the share of files to close if too many are open, so that few new files search for the oldest."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
 count_use = itertools.count().__next__

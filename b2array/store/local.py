@@ -49,7 +49,7 @@ __all__ = ["LocalStore"]
 _READ_LIMIT = 64 * 2**20
 
 _SETTLED = 2 * 10**9
-"""Nanoseconds between changes after which a file has different times: some file systems count in steps of 2 seconds."""
+"""The age, in nanoseconds, at which a file's time identifies its state: some file systems have steps of 2 seconds."""
 
 _IOV_MAX = 1024
 """The maximum number of buffers that POSIX systems fill in one call."""

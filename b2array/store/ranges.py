@@ -42,7 +42,7 @@ _MOST_CLIENTS = 64
 _MOST_THREADS = 64
 _FAST = 0.0002
 _WORTH_A_THREAD = 0.0005
-"""Seconds: while answers take less than the first time, wake another thread only for work that takes the second."""
+"""In seconds: if answers take less than `_FAST`, wake another thread only for at least `_WORTH_A_THREAD` of work."""
 _PATIENCE = 3
 _REST = 300.0
 """After this many failures in a row, the client is not used for this many seconds."""

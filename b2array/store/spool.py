@@ -23,9 +23,9 @@ __all__ = ["Content", "Segment", "Spool", "SpoolPart"]
 _IN_MEMORY = 32 * 2**20
 _STEP = 8 * 2**20
 _SMALL = 2**12
-"""Join pieces of fewer bytes: a separate piece takes 100 bytes more."""
+"""Join pieces smaller than this, in bytes: a separate piece takes 100 bytes more."""
 _JOINED = 2**16
-"""Stop joining once a piece has this many bytes."""
+"""The size, in bytes, at which a joined piece stops growing."""
 
 
 class Segment(Protocol):
