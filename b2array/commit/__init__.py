@@ -14,7 +14,8 @@ yields another draft.
 
 The last write of a plan makes the commit visible, and is atomic. In one file, it changes the header, or a new file
 replaces the old one; in a directory, a new index replaces the old one. In an object store, it is a conditional request
-for the object or the index. A group's commit is the write of its manifest.
+for the object or the index. A group's commit is the write of its manifest. Only where the system cannot exchange two
+names in one step, a new frame of the other layout takes two renames to replace the old one.
 
 A writer that is killed before that write leaves the last commit intact. The next writer cuts off what was appended to a
 file. Staged files (``.b2tmp``), and chunks and revisions to which nothing refers, remain until `b2array.vacuum` removes
