@@ -48,12 +48,13 @@ def apply_log(
     locked: Collection[str] = (),
     states: Mapping[str, Snapshot] = MappingProxyType({}),
 ) -> Applied:
-    """Apply a log.
+    """Apply the entries of a log, deletions first; return the failed entries, and the versions of patched files.
 
-    The caller holds the manifest's lock, and the locks of the members `locked`. `states` has the old states that the
-    caller knows, by path. A damaged member, or an error of the store, stops its own entry only. Deletions are applied
-    first: a new name may differ from a deleted one only in case. The other changes are forced to the disk together; if
-    that fails, all of them stay in the log.
+    The caller holds the manifest's lock, and the locks of the members `locked`; this takes the lock of each other
+    member for its step. `states` has the old states that the caller knows, by path. `remove_embedded` applies the
+    entries of embedded members. A damaged member, or an error of the store, stops its own entry only. A new name may
+    differ from a deleted one only in case, so deletions come first. The other changes are forced to the disk together;
+    if that fails, all of them stay in the log.
     """
     applied = Applied()
 
@@ -93,9 +94,10 @@ def apply_entry(
 ) -> Version | None:
     """Give a member the state of its entry if `b2array.frame.log.TABLE` requires it; remove the files left over.
 
-    The caller holds the lock of the member if `locked`. A "patch" and an "index" need no other lock; for the other
-    kinds the caller holds the lock of the manifest. `state` is the old state, if the caller knows it. Return the
-    version of the file if this call has written its header.
+    This takes the lock of the member unless the caller holds it (`locked`), and reads the member again after a
+    conflict. A "patch" and an "index" need no other lock; for the other kinds the caller holds the lock of the
+    manifest. `state` is the old state, if the caller knows it. Return the version of the file if this call has written
+    its header. FileNotFoundError or NotADirectoryError: the staged files are gone.
     """
     store = store_of(path) if state is None else state.store
     version = None
@@ -138,7 +140,10 @@ def _take_step(
     there: Occupant,
     store: Store,
 ) -> Version | None:
-    """Give a member its new state, in one step if the system supports it. Return the version of a patched file."""
+    """Patch the header of a member, replace its index, or move its frame in or out; force what was written to the disk.
+
+    This takes one step if the system supports it. Return the version of a patched file, otherwise None.
+    """
     if entry.kind == "patch":
         stamp = store.patch("", 0, entry.header)
         store.force()
@@ -163,7 +168,10 @@ def _take_step(
 
 
 def _take_out(store: Store, aside: Store) -> None:
-    """Move a deleted or replaced frame to the place `aside`, which only its entry names."""
+    """Move a deleted or replaced frame to the place `aside`, which only its entry names.
+
+    FileExistsError: that place was occupied. Its content is removed, so that the next attempt succeeds.
+    """
     try:
         aside.take(store)
     except FileExistsError:

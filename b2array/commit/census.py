@@ -40,8 +40,8 @@ EMBEDDED_MAP = "embed_map"
 def complete_manifest(group: Store, manifest: Manifest, *, shows_mounts: bool = False) -> Manifest:
     """Return a manifest with rows; if it has none, list the files of the group, and add a row for each member.
 
-    With `shows_mounts`, members of groups inside this one get rows as well. A reader may list them; a commit of this
-    group must not.
+    The result then has no log. With `shows_mounts`, members of groups inside this one get rows as well. A reader may
+    list them; a commit of this group must not.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def rows_among(files: Collection[str]) -> dict[str, Row]:
 
 
 def _require_complete(group: Store, manifest: Manifest) -> None:
-    """Raise UnsupportedError if the log of a local group has an entry that was not applied before the copy."""
+    """Look at the members in a log; UnsupportedError if an entry was not applied before the group was copied."""
     for path, entry in manifest.log.items():
         if is_embedded(path) or entry.before == entry.after:
             continue
@@ -114,6 +114,7 @@ def embedded_extents(state: State, url: str) -> dict[str, range | None]:
 
 
 def _name(url: str, key: Any) -> str:
+    """Return the name of an embedded member, without the slash before it; FormatError if it is not a name."""
     name = ""
     # python-blosc2 writes a slash before each name.
     if isinstance(key, str) and key.startswith("/"):
@@ -124,6 +125,10 @@ def _name(url: str, key: Any) -> str:
 
 
 def _extent(url: str, nbytes: int, key: str, entry: Any) -> range | None:
+    """Return the byte range of an embedded member; None for a reference to a server.
+
+    FormatError: the range exceeds the data.
+    """
     start: Any = None
     count: Any = None
     if isinstance(entry, Mapping):

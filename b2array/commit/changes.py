@@ -92,6 +92,7 @@ class New:
 
 
 def _new(thin: Frame, packed_index: bytes, annotations: Annotations, *rest: Any) -> New:
+    """Restore a pickled `New` from its parts."""
     state = with_index(thin, packed_index, annotations)
     return New(state, *rest)
 
@@ -363,9 +364,10 @@ def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
 
 
 def join_changes(changes: Sequence[ChangeSet], url: str = "") -> ChangeSet:
-    """Join the changes of forks of one transaction.
+    """Join one or more changes of forks of the same state of a transaction.
 
-    ConflictError: two forks have put different bytes into one chunk, or different values into one attribute.
+    ConflictError: the forks started from different states, two forks have put different bytes into one chunk, or they
+    have given an attribute or an annotation different values.
     """
     joined = list(changes)
     # Join in pairs, and then pairs of pairs: this copies each row only a few times.
@@ -381,6 +383,10 @@ def join_changes(changes: Sequence[ChangeSet], url: str = "") -> ChangeSet:
 
 
 def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
+    """Join the changes of two forks; of a chunk that both have put, keep one copy.
+
+    Raises the errors of `join_changes`.
+    """
     ours, theirs = a.of_fork, b.of_fork
     if ours is None or theirs is None or _forked_state(a, ours) != _forked_state(b, theirs):
         raise ConflictError(f"{url}: expected forks of one state of a transaction, found forks of different ones")
@@ -461,6 +467,7 @@ def _key(segment: Segment) -> object:
 
 
 def _forked_state(change: ChangeSet, of_fork: OfFork) -> tuple[object, ...]:
+    """Return a value that identifies the state that a fork started from."""
     return of_fork.transaction, of_fork.epoch, change.base
 
 

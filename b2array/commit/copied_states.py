@@ -24,7 +24,7 @@ class KeptState(NamedTuple):
 
 
 def states_to_copy(source: Source) -> list[KeptState]:
-    """Return the states that the frame of a source keeps, except the states that belong to snapshots of a group.
+    """Load the states that the frame of a source keeps, except the states that belong to snapshots of a group.
 
     If the source is a transaction, these are the states that the frame will keep after the commit: without the states
     that it drops, and with the new ones.
@@ -46,5 +46,6 @@ def states_to_copy(source: Source) -> list[KeptState]:
 
 
 def _load_states(revision: Snapshot, drops: tuple[str, ...]) -> list[KeptState]:
+    """Load the kept states of a frame from the store, except `drops` and the states for snapshots of groups."""
     entries = ledger_in(revision).without(drops).entries
     return [KeptState(entry, load_intact_state(revision, entry.name)) for entry in entries if not entry.group]

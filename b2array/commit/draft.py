@@ -137,7 +137,7 @@ class Delta:
         self.drops = (*self.drops, name)
 
     def reorder(self, order: npt.NDArray[np.int64]) -> None:
-        """Note that the chunks have another order or count."""
+        """Note another order or count of the chunks; the notes on each chunk move with it."""
         self.epoch += 1
         self.touched, self.read = (np.append(mask, False)[order] for mask in (self.touched, self.read))
         self.order = order if self.order is None else np.append(self.order, -1)[order]
@@ -238,7 +238,10 @@ class Draft(Source):
     # Reading.
 
     def staleness(self) -> ConflictError | None:
-        """Return the error for a reader if the store has another state than the base; None if it has the base."""
+        """Read the state in the store: return the error for a reader if it is not the base, or None if it is.
+
+        A new frame has no base: return the error if its transaction has ended.
+        """
         if self.base is None:
             return make_abandoned_error(self.url) if self.staging.is_closed else None
         return self.base.staleness()
@@ -276,7 +279,10 @@ class Draft(Source):
         return self.base.gather(spans, places, nbytes)
 
     def reader(self, state: State | None = None) -> Self:
-        """Return a copy that notes no reads, with the present state or an earlier `state` that the commit will keep."""
+        """Return a copy that notes no reads, with the present state or an earlier `state` that the commit will keep.
+
+        The copy shares the staged chunks and, with the present state, the open chunks.
+        """
         source = copy.copy(self)
         if state is None:
             source.delta = replace(self.delta, read=self.delta.read.copy())
@@ -300,7 +306,10 @@ class Draft(Source):
         return self.stage_chunk(n, buf, head)
 
     def stage_chunk(self, n: int, buf: bytes, head: ChunkHead | None = None) -> Staged:
-        """Stage a chunk that will be chunk `n`, and store its bytes even if it is all zeros."""
+        """Stage a chunk that will be chunk `n`, and store its bytes even if it is all zeros; the index does not change.
+
+        ConflictError: the transaction has ended, or a file has replaced the directory of the frame.
+        """
         try:
             return self.staging.put(n, buf, self.state.sizes.shape[1] - 1, head)
         except NotADirectoryError:
@@ -309,7 +318,11 @@ class Draft(Source):
             raise _replaced_by_file(self.url) from None
 
     def set_chunk(self, n: int, staged: Staged) -> None:
-        """Replace chunk `n` by a staged one."""
+        """Make the index refer to a staged chunk as chunk `n`, and note the change.
+
+        This drops an open chunk with the same number, and the mark of a lost chunk. Inside an `attempt`, the change can
+        be undone.
+        """
         state, delta = self.changeable_state(), self.delta
         if self.undo is not None:
             code, record = int(state.frame.offsets[n]), int(state.records[n])
@@ -341,7 +354,7 @@ class Draft(Source):
     # Open chunks.
 
     def flush(self, numbers: Iterable[int] | None = None) -> None:
-        """Encode and store the open chunks with these numbers; by default all open chunks."""
+        """Encode and stage the open chunks with these numbers, by default all, and make the index refer to them."""
         if self.buffer is None or not self.buffer.chunks:
             return
         with self.buffer.mutex.held:
@@ -363,11 +376,14 @@ class Draft(Source):
     # Geometry and metadata.
 
     def annotate(self, **fields: Any) -> None:
-        """Set fields of the annotations."""
+        """Set fields of the annotations in the state."""
         self.state = self.state.with_annotations(replace(self.state.annotations, **fields))
 
     def set_attr(self, name: str, content: bytes | None) -> None:
-        """Set or remove (None) an attribute: in a separate metalayer if it fits, else in b2array's metalayer."""
+        """Set an attribute, or remove it (None), and note the change.
+
+        It is in a separate metalayer if it fits, else in b2array's metalayer.
+        """
         self.delta.attrs[name] = content
         self.state = self.state.with_attr(name, content)
 
@@ -375,7 +391,8 @@ class Draft(Source):
         """Change the order, count or size of the chunks, and perhaps the shape of the state.
 
         `order` has the old position for each new one, or -1 for a chunk of zeros. `fields` are new values for fields of
-        the frame, or of the frame of the `new` state.
+        the frame, or of the frame of the `new` state. Open chunks move as well. ValueError: this is a fork.
+        FormatError: the size of the frame is out of range, because its header is damaged.
         """
         nbytes = fields.get("nbytes", 0)
         if not 0 <= nbytes < 2**63:  # a damaged header may not agree with the chunks
@@ -384,7 +401,7 @@ class Draft(Source):
         self.restructure(np.asarray(order, np.int64).reshape(-1), geometry)
 
     def restructure(self, order: npt.NDArray[np.int64], geometry: Frame) -> None:
-        """Do the same as `reindex`, given a frame with all new fields."""
+        """Do the same as `reindex`, given a frame with all new fields; raise ValueError in a fork."""
         self.refuse_in_fork("change the shape, or the order of the chunks: resize before you fork")
         if self.buffer is not None and self.buffer.chunks:
             open_chunks = self.buffer.chunks
@@ -400,7 +417,7 @@ class Draft(Source):
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Undo the changes of the block if it raises."""
+        """Undo the changes of the block if it raises; ConflictError if the transaction has ended."""
         self.staging.require_open()
         # The log undoes changes of single chunks. For all other changes, the draft goes back to this state and delta.
         state, delta = self.state, self.delta.copy()
@@ -430,7 +447,10 @@ class Draft(Source):
         return self.base is None or is_written or self.delta.changes_anything(self.state.annotations)
 
     def freeze(self) -> ChangeSet:
-        """Return all changes as a value. Open chunks count as read, because their changes are not staged yet."""
+        """Return all changes as a value.
+
+        This does not encode open chunks. They count as read, because their changes are not staged yet.
+        """
         state, delta = self.state, self.delta
         numbers = np.flatnonzero(delta.touched)
         reads = delta.read
@@ -498,7 +518,10 @@ class Draft(Source):
                 self.store.withdraw(unused)
 
     def abort(self) -> None:
-        """Give up the changes, and remove the files that were created for them and that no index names."""
+        """Give up the changes: refuse new chunks, remove their files unless an index names them, and end the forks.
+
+        In a process that was forked from the process of the transaction, this removes nothing.
+        """
         self.staging.close()
         if not self.staging.is_ours:
             return
@@ -516,7 +539,10 @@ class Draft(Source):
 
 
 def _destination(place: Store, *, is_sparse: bool, overwrite: bool) -> tuple[Destination, Store]:
-    """Return the destination of a new frame, and the store to write to: beside the place if it is occupied."""
+    """Look for an old frame; return the destination of a new one, and the store to write to.
+
+    If the place is occupied, that store is beside it.
+    """
     old = find_frame(place) if overwrite else None
     # If a group lists revisions, frames of both layouts can be in one place at the same time.
     needs_room = overwrite and (old is None or old.member is None)
@@ -526,6 +552,7 @@ def _destination(place: Store, *, is_sparse: bool, overwrite: bool) -> tuple[Des
 
 
 def _new_staging(draft: Draft, first: int) -> Staging:
+    """Return an empty staging area: chunks of a sparse frame get files, other chunks a spool in memory or in a file."""
     if draft.sparse:
         return Staging(draft.store, None, _first_number(draft, first))
     base, place = draft.base, draft.destination.place
@@ -558,7 +585,7 @@ def _first_free(state: State) -> int:
 
 
 def _with_used_numbers(new: State, old: Snapshot | None) -> State:
-    """Return the state of a new contiguous frame, with a note of the numbers that chunks had in its place.
+    """Return the state of a new frame; if it is contiguous, with a note of the numbers that chunks had in its place.
 
     A delayed request to delete an old chunk must not delete a chunk of a later frame.
     """
@@ -568,9 +595,9 @@ def _with_used_numbers(new: State, old: Snapshot | None) -> State:
 
 
 def _renumber(draft: Draft) -> None:
-    """Put new chunks into other files if their numbers belong to files that were deleted meanwhile.
+    """Copy new chunks to other files if their numbers belong to files that were deleted meanwhile.
 
-    A request to delete such a file may be delayed or repeated.
+    A request to delete such a file may be delayed or repeated. ConflictError: the file of such a chunk is gone.
     """
     floor = draft.state.annotations.floor or 0
     if draft.base is not None and floor > draft.delta.floor:
@@ -578,9 +605,9 @@ def _renumber(draft: Draft) -> None:
 
 
 def rise_above(draft: Draft, floor: int) -> bool:
-    """Copy new chunks with file numbers below a floor to files above it; return whether there were any.
+    """Move new chunks with file numbers below a floor to files above it; return whether there were any.
 
-    ConflictError: the file of such a chunk is gone.
+    This copies the files, and makes the index refer to the copies. ConflictError: the file of such a chunk is gone.
     """
     if not draft.sparse:
         return False
@@ -610,11 +637,12 @@ def detect_replacement(draft: Draft) -> Iterator[None]:
 
 
 def _replaced_by_file(url: str) -> ConflictError:
+    """Return the error for a writer whose directory is a file now."""
     return ConflictError(f"{url} was replaced by a file since it was opened")
 
 
 def _is_vacant(store: Store) -> bool:
-    """Whether a new local frame will create its own directory."""
+    """Look whether a new local frame will create its own directory."""
     if store.in_process or not store.can.local:
         return False
     try:
@@ -627,7 +655,11 @@ def _is_vacant(store: Store) -> bool:
 
 
 def withdraw(store: Store, files: CreatedFiles) -> None:
-    """Remove the created files that no commit needs, as far as possible; in stores without locks, do nothing."""
+    """Remove the created files that no state in the store needs, as far as possible; without locks, do nothing.
+
+    This reads the present state and the kept states of the frame, under the locks of the groups around it. If another
+    writer holds such a lock, or a commit may have succeeded, it does nothing.
+    """
     if files.is_needed or not store.can.lock or not files.rows().size:
         return
     # No reader sees leftover files.
@@ -648,6 +680,7 @@ def withdraw(store: Store, files: CreatedFiles) -> None:
 
 
 def _set(state: State, n: int, staged: Staged) -> None:
+    """Enter a staged chunk in the index and the tables of a state, in place."""
     sizes = state.sizes
     state.frame.offsets[n] = staged.code
     sizes[n] = 0 if staged.sizes is None else staged.sizes[: sizes.shape[1]]
@@ -655,6 +688,7 @@ def _set(state: State, n: int, staged: Staged) -> None:
 
 
 def _undo_set(state: State, mask: Mask, digests: dict[int, bytes], n: int, was: Staged, touched: bool) -> None:
+    """Enter the old chunk again in the index and the tables of a state, in place, with its old mark and digest."""
     _set(state, n, was)
     mask[n] = touched
     digests[n] = was.digest

@@ -41,7 +41,10 @@ __all__ = [
 
 
 def check_chunk(buf: Buffer) -> ChunkHeader:
-    """Return the header of a chunk; raise ValueError for a lazy or empty chunk, which a frame cannot store."""
+    """Return the header of a chunk; ValueError for a lazy, empty, short or cut one, which a frame cannot store.
+
+    FormatError: the header or the places of the blocks are damaged.
+    """
     buf = memoryview(buf).cast("B")
     header = ChunkHeader.unpack(buf)
     header.require_known_version()
@@ -59,7 +62,11 @@ def check_chunk(buf: Buffer) -> ChunkHeader:
 
 
 def insert(draft: Draft, n: int, buf: bytes, added: ChunkHeader) -> None:
-    """Insert a chunk before chunk `n`; raise ValueError if its blocks are of another kind than the frame's."""
+    """Insert the chunk `buf`, with the header `added`, before chunk `n`.
+
+    If the sizes of the chunks begin to differ, this stores chunks of special values as well. ValueError: the blocks are
+    of another kind than the frame's, or the draft is a fork.
+    """
     now = draft.frame
     if now.nchunks:
         _check_kind(draft, added)
@@ -81,7 +88,11 @@ def insert(draft: Draft, n: int, buf: bytes, added: ChunkHeader) -> None:
 
 
 def update(draft: Draft, n: int, buf: bytes, new: ChunkHeader) -> None:
-    """Replace chunk `n`; raise ValueError if its blocks are of another kind than the frame's."""
+    """Replace chunk `n` by `buf`, with the header `new`; its size may differ.
+
+    This reads the size of the old chunk. If the sizes of the chunks begin to differ, it stores chunks of special values
+    as well. ValueError: the blocks are of another kind than the frame's, or a fork changes the size.
+    """
     _check_kind(draft, new)
     now = draft.frame
     (old_nbytes,) = chunk_sizes(draft, [n])
@@ -95,7 +106,7 @@ def update(draft: Draft, n: int, buf: bytes, new: ChunkHeader) -> None:
 
 
 def delete(draft: Draft, n: int) -> None:
-    """Remove chunk `n`."""
+    """Remove chunk `n`, after reading its size; the later chunks move up. ValueError in a fork."""
     frame = draft.frame
     (nbytes,) = chunk_sizes(draft, [n])
     numbers = np.arange(frame.nchunks)
@@ -104,7 +115,11 @@ def delete(draft: Draft, n: int) -> None:
 
 
 def reorder(draft: Draft, order: Sequence[int]) -> None:
-    """Move chunk ``order[i]`` to position i, for each i; raise ValueError unless `order` names every chunk once."""
+    """Move chunk ``order[i]`` to position i, for each i; raise ValueError unless `order` names every chunk once.
+
+    If a short chunk leaves the end, this stores chunks of special values as well. TypeError: the order is not a
+    sequence of integers. ValueError: the draft is a fork.
+    """
     now = draft.frame
     wanted = np.asarray(order)
     is_integer = not wanted.size or wanted.dtype.kind in "iu"
@@ -122,20 +137,26 @@ def reorder(draft: Draft, order: Sequence[int]) -> None:
 
 
 def set_special(draft: Draft, numbers: npt.NDArray[np.int64], special: Special) -> None:
-    """Fill chunks with zeros or NaN; only the index changes."""
+    """Fill chunks with zeros or NaN, and note the change; only the index changes."""
     state = draft.changeable_state()
     state.frame.offsets[numbers] = index.special_offset(special)
     draft.delta.touched[numbers] = True
 
 
 def compact(draft: Draft, progress: Progress | None = None) -> None:
-    """Make the commit rewrite the whole frame without dead space; `progress` counts the chunks."""
+    """Make the commit rewrite the whole frame without dead space; raise ValueError in a fork.
+
+    `progress` counts the chunks.
+    """
     draft.refuse_in_fork("write the frame again: the transaction can")
     draft.delta.compacts = progress or Progress(None)
 
 
 def reserve_up_to(draft: Draft, number: int) -> None:
-    """Make the commit reserve the numbers of chunk files up to `number`, so that no unfinished draft uses one."""
+    """Make the commit reserve the numbers of chunk files up to `number`, so that no unfinished draft uses one.
+
+    The change then fits only its base. ValueError: the draft is a fork.
+    """
     # A structural change, even to the same order, fits only its base: the commit fails if another writer was faster.
     same_order = np.arange(draft.frame.nchunks)
     draft.restructure(same_order, draft.frame)
@@ -144,9 +165,10 @@ def reserve_up_to(draft: Draft, number: int) -> None:
 
 
 def restore_state(draft: Draft, state: State) -> None:
-    """Restore a kept state of the draft's base, but keep the present list of kept states.
+    """Replace chunks, shape, attributes and annotations by a kept state of the base, but not the list of kept states.
 
-    The blocks of the kept state may differ: other software chooses chunks and blocks when it writes the first items.
+    This drops open chunks, and marks all chunks as changed. The blocks of the kept state may differ: other software
+    chooses chunks and blocks when it writes the first items. ValueError: the draft is a fork.
     """
     # Open chunks belong to the state that this replaces.
     if draft.buffer is not None:
@@ -174,7 +196,7 @@ def restore_state(draft: Draft, state: State) -> None:
 
 
 def _copy_sizes(state: State, other: State) -> None:
-    """Copy the sizes of blocks from another state, for the chunks that both states share: a kept state lacks them."""
+    """Copy sizes of blocks into a state, in place, for chunks that `other` has as well: a kept state lacks them."""
     offsets = state.frame.offsets
     others = other.frame.offsets
     same_width = state.sizes.shape[1:] == other.sizes.shape[1:]
@@ -190,6 +212,7 @@ def _copy_sizes(state: State, other: State) -> None:
 
 
 def _check_kind(draft: Draft, header: ChunkHeader) -> None:
+    """Raise ValueError if the blocks of a chunk are of another kind than the frame's: of one length, or of several."""
     if header.vl_blocks != draft.frame.vl_blocks:
         kinds = ("blocks of one length", "blocks of variable length")
         raise ValueError(f"chunks of this frame have {kinds[draft.frame.vl_blocks]}, not {kinds[header.vl_blocks]}")
@@ -219,7 +242,8 @@ def chunk_sizes(source: Source, numbers: Sequence[int]) -> list[int]:
     """Return the uncompressed sizes of chunks in bytes.
 
     If the chunks of a frame have different sizes, the index does not list the sizes, and this reads them from the
-    chunks.
+    headers of the chunks; a draft encodes open chunks first, and notes the reads. FormatError: such a chunk is not
+    stored.
     """
     frame = source.frame
     if not frame.variable_chunks:

@@ -200,6 +200,7 @@ class _Attempt:
 
     @property
     def number(self) -> int:
+        """The number that the manifest gets with this commit."""
         return self.before.number + 1
 
 
@@ -214,6 +215,10 @@ def commit_entries(
     show: Callable[[Manifest], object],
 ) -> tuple[Manifest, Manifest | None]:
     """Commit changes of members, new members and deletions.
+
+    This first encodes open chunks, and commits new members next to their paths. Each attempt takes the locks of the
+    manifest and of the changed members, applies the log of earlier commits, rebases the drafts, and writes the
+    manifest. Then this applies the new log, and ends the transactions of the handles.
 
     Return the manifest before the commit, and the manifest after it; None for the latter if a single step was the
     commit.
@@ -272,7 +277,11 @@ def _require_no_locks(group: GroupOnDisk) -> None:
 
 
 def _complete_new(group: GroupOnDisk, written: Mapping[str, MemberChange]) -> None:
-    """Encode open chunks, and commit new members next to their paths. This precedes the locks because it takes long."""
+    """Encode open chunks, commit new members next to their paths, and force them to the disk.
+
+    This precedes the locks because it takes long. It ends the transactions of the new members. ConflictError: a member
+    to change is gone.
+    """
     with together():
         for path, member in written.items():
             draft = member.draft
@@ -295,7 +304,10 @@ def _begin(
     written: Mapping[str, MemberChange],
     locks: list[AbstractContextManager[object]],
 ) -> _Attempt:
-    """Read the manifest, apply its log, lock the members, and add their locks to `locks`."""
+    """Read the manifest, apply its log, lock the members, and add their locks to `locks`; return the new attempt.
+
+    The `change` gets the identity of the group, if there is one. ConflictError: a member is gone.
+    """
     before, version = group.read()
     # The first transactions of a group may have begun before it had an identity.
     change.identity = before.identity or change.identity
@@ -311,12 +323,14 @@ def _begin(
 
 
 def _lock(group: GroupOnDisk, change: GroupChange, path: str, locks: list[AbstractContextManager[object]]) -> None:
+    """Take the lock of a member, and add it to `locks`; ConflictError if the member is gone."""
     lock = _lock_of(group, path, change.members.get(path))
     locks.append(lock)
     lock.__enter__()
 
 
 def _lock_of(group: GroupOnDisk, path: str, member: MemberChange | None) -> AbstractContextManager[object]:
+    """Take the lock of a member's frame, and return it; ConflictError if the member is gone."""
     if member is None or member.draft is None:
         store = group.store_of(path)
         name = inspect_place(store).name
@@ -337,7 +351,10 @@ def _commit(
     edit: Edit,
     members: Callable[[], Mapping[str, str]],
 ) -> bool:
-    """Check and stage all changes, and commit them in one step; return False if another writer was faster."""
+    """Check and stage all changes, and commit them in one step; return False if another writer was faster.
+
+    This notes the outcome in `change`. Unless the commit may have succeeded, an error removes the staged files.
+    """
 
     def lock(path: str, name: str) -> None:
         if path not in attempt.locked:
@@ -378,7 +395,7 @@ def _commit(
 
 
 def _check_copied(group: GroupOnDisk, change: GroupChange) -> None:
-    """Raise ConflictError if another writer has changed a member since it was copied to its new name."""
+    """Read the states of moved members; ConflictError if another writer has changed one since it was copied."""
     for path, state in change.moved.items():
         store = group.store_of(path)
         if inspect_place(store).state != state:
@@ -386,7 +403,7 @@ def _check_copied(group: GroupOnDisk, change: GroupChange) -> None:
 
 
 def _check_read(group: GroupOnDisk, change: GroupChange, paths: Iterable[str]) -> None:
-    """Raise ConflictError if another writer has changed or deleted a member that was only read."""
+    """Read the states of members that were only read; ConflictError if another writer has changed or deleted one."""
     for path in paths:
         store = group.store_of(path)
         if is_embedded(path):
@@ -401,7 +418,10 @@ def _check_read(group: GroupOnDisk, change: GroupChange, paths: Iterable[str]) -
 
 
 def _stage(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, path: str) -> None:
-    """Write everything for a member except its last step, and add the entry for that step to the log."""
+    """Rebase the draft of a member, write everything except its last step, and add the entry for that step to the log.
+
+    ConflictError: another writer has changed the same chunks, or the member is gone.
+    """
     member = attempt.written[path]
     note = GroupCommit(change.identity, attempt.number, path) if change.marked else None
     if member.draft is None:
@@ -437,7 +457,10 @@ def _stage(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, path: str
 
 
 def _entry_of_new(group: GroupOnDisk, path: str, member: MemberChange, note: GroupCommit | None) -> Entry:
-    """Return the entry of a new member, after adding the `note` to its frame, which is in a place next to its path."""
+    """Commit the `note` to the frame of a new member, in its place next to the path, and return its entry.
+
+    ConflictError: somebody has removed that frame.
+    """
     if note is not None and member.handle.snapshot.state.annotations.group_commit != note:
         for attempt in member.handle.attempts():
             with attempt as noting:
@@ -505,6 +528,7 @@ def _describe(attempt: _Attempt, path: str) -> Record | None:
 
 
 def _take_only_step(group: GroupOnDisk, attempt: _Attempt) -> None:
+    """Apply the only entry of an attempt, which is the commit."""
     ((path, entry),) = attempt.log.items()
     if is_embedded(path):
         group.remove_embedded(path, entry)
@@ -528,9 +552,11 @@ def _has_committed(
     attempt: _Attempt,
     error: BaseException,
 ) -> bool:
-    """Return whether the manifest was replaced despite an error, for example while it was forced to the disk.
+    """Read the manifest, and return whether it was replaced despite an error.
 
-    Raises `error` if that is unknown. Then no file is removed, because the manifest may refer to it.
+    The error may have come, for example, while the manifest was forced to the disk. If the outcome is unknown, this
+    notes it in `change`, ends the transactions of the members, and raises `error`. Then no file is removed, because the
+    manifest may refer to it.
     """
     # If the disk cannot be reached, the outcome is unknown.
     with suppress(OSError, B2ArrayError):
@@ -553,7 +579,10 @@ def _finish(
     attempt: _Attempt,
     show: Callable[[Manifest], object],
 ) -> None:
-    """Show the changes, apply the log, and remove it from the manifest. The next writer completes failed steps."""
+    """Show the changes, apply the log, end the transactions of members, and remove the log from the manifest.
+
+    Errors of the store are ignored, because the next writer completes failed steps.
+    """
     after, applied = attempt.tried, Applied()
     show(after or attempt.before)
     # The commit has happened: the log shows it to readers, and the next writer completes failed steps.
@@ -572,7 +601,10 @@ def _finish(
 
 
 def _move_on(group: GroupOnDisk, attempt: _Attempt, applied: Applied) -> None:
-    """Make the handles show the committed states, end their transactions, and clean up their drafts."""
+    """Make the handles show the committed states, end their transactions, and clean up their drafts.
+
+    A state that is not known is read from the store.
+    """
     for path, member in attempt.written.items():
         state = None
         # If the state cannot be read now, the handle reads it at its next use.
@@ -599,7 +631,10 @@ def _clear_log(
     version: Version | None,
     left: Mapping[str, Entry],
 ) -> Manifest:
-    """Remove the log from the manifest that the commit has written, and return the new manifest."""
+    """Remove the log from the manifest that the commit has written, and return the manifest; entries in `left` stay.
+
+    If the version is not known, this reads the manifest first, and writes nothing if another commit has followed.
+    """
     if version is None:  # the write succeeded, but raised an error
         now, version = group.read()
         if now.commit != after.commit:

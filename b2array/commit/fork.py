@@ -119,7 +119,8 @@ def make_fork_point(draft: Draft, *, lasts: bool = False) -> ForkPoint:
 
     This encodes open chunks. The first call writes the journal, and starts a thread that rewrites it. With `lasts`,
     there is no thread, and the chunks of forks remain when this draft ends, because `commit_changes` will commit them,
-    perhaps in another process.
+    perhaps in another process. FileExistsError: the draft replaces a frame of the other layout. ConflictError: the
+    transaction has ended.
     """
     draft.staging.require_open()
     draft.flush()
@@ -193,6 +194,7 @@ def _is_unchanged(one: ChangeSet, other: ChangeSet) -> bool:
 
 
 def _write_journal(point: ForkPoint) -> None:
+    """Write or replace the journal in the store; do nothing if the forks need none."""
     store = point.journal_store
     if store is not None:
         generation = "" if point.base is None else point.base.generation
@@ -289,6 +291,7 @@ def begin_fork(point: ForkPoint, name: bytes, region: Part | None = None) -> Dra
 
 
 def _staging_of(point: ForkPoint, region: Part | None) -> Staging:
+    """Return an empty staging area for a fork; the transaction lists the files that it creates."""
     if point.uses_files:
         slots, nslots = None, 0
         if region is not None:
@@ -337,7 +340,10 @@ def _slots(
 
 
 def change_of(draft: Draft) -> ChangeSet:
-    """Return the change of a fork, with the values that a merge will compare with the transaction."""
+    """Return the change of a fork, with the values that a merge will compare with the transaction.
+
+    The caller has encoded the open chunks. ValueError: this is not the draft of a fork.
+    """
     point = draft.point
     if point is None:
         raise ValueError(f"{draft.url}: expected the draft of a fork")
@@ -392,11 +398,11 @@ def check_related(draft: Draft, changes: Iterable[ChangeSet]) -> None:
 def prepare_merge(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]]:
     """Rebase the joined changes of forks on the draft's base; return them, and the rows of the chunks to take over.
 
-    This first encodes the draft's open chunks. The rows omit chunks that the draft already has because a task ran
-    twice.
+    This first encodes the draft's open chunks, but adds nothing to the draft. The rows omit chunks that the draft
+    already has because a task ran twice.
 
     ConflictError: since the fork, the draft has changed the order of the chunks, or has given the same chunks or
-    attributes different values.
+    attributes different values; or another writer has changed the chunks, or the transaction has ended.
     """
     draft.staging.require_open()
     draft.flush()
@@ -424,7 +430,10 @@ def prepare_merge(draft: Draft, change: ChangeSet) -> tuple[ChangeSet, list[int]
 
 
 def _base_of(draft: Draft, change: ChangeSet) -> Snapshot:
-    """Return the state that the forks started from: the base of the draft, or an earlier base."""
+    """Return the state that the forks started from: the base of the draft, or an earlier base.
+
+    ConflictError: they started from another state.
+    """
     base = draft.base
     if base is not None and change.base != base.generation:
         bases = {} if draft.forks is None else draft.forks.bases
@@ -435,7 +444,7 @@ def _base_of(draft: Draft, change: ChangeSet) -> Snapshot:
 
 
 def _has_chunk(draft: Draft, change: ChangeSet, row: int) -> bool:
-    """Whether a draft already has the chunk in one row of a fork's change, because a task ran twice."""
+    """Read a draft's chunk: whether it equals the chunk in a row of a fork's change, because a task ran twice."""
     n = int(change.numbers[row])
     code = int(change.codes[row])
     location = draft.locate(n)
@@ -454,7 +463,11 @@ def _has_chunk(draft: Draft, change: ChangeSet, row: int) -> bool:
 
 
 def take_over(draft: Draft, change: ChangeSet, rows: Iterable[int]) -> None:
-    """Add the changes of forks to a draft, with only the chunks in these `rows` of the change."""
+    """Add the changes of forks to a draft, with only the chunks in these `rows` of the change.
+
+    The draft takes over all files and spools of the forks, and notes that they were merged. A spooled chunk gets a file
+    if the frame is sparse. The caller has checked the changes with `prepare_merge`.
+    """
     staging = draft.staging
     staging.take_over_files(change.files)
     shift = staging.take_over_segments(change.segments, change.extents)
@@ -532,13 +545,17 @@ class Fork(Handle):
         self.cursor, self._draft = Ended(merged), None
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Encode open chunks, and pickle the fork with its changes."""
         change = make_portable(self.freeze())
         is_untouched = change.is_empty and not change.reads.size
         return type(self), (self._point, self._name, None if is_untouched else change)
 
 
 def fork(handle: Handle) -> Fork:
-    """Fork the transaction that is under way on a handle, and return the fork."""
+    """Fork the transaction that is under way on a handle, and return the fork; ValueError outside of a transaction.
+
+    This encodes open chunks. The first fork of a transaction writes the journal.
+    """
     draft = handle.draft
     if draft is None:
         raise ValueError("fork() needs a transaction: with a.transaction() as changes: fork = changes.fork()")
@@ -550,7 +567,13 @@ def fork(handle: Handle) -> Fork:
 
 
 def merge(handle: Handle, forks: Sequence[Handle]) -> None:
-    """Add the changes of forks to the transaction that is under way on a handle, and end the forks."""
+    """Add the changes of forks to the transaction that is under way on a handle, and end the forks.
+
+    This encodes the open chunks of the forks and of the transaction.
+
+    ConflictError: forks have changed the same chunks or attributes, or belong to another transaction, or the
+    transaction has ended. Nothing was merged then.
+    """
     ours: list[Fork] = []
     for each in forks:
         if not isinstance(each, Fork):
@@ -582,9 +605,10 @@ def write_part(
     values: npt.NDArray[Any],
     region: Part | None = None,
 ) -> ChangeSet:
-    """Write values to a box of the array in a new fork, and return the change; abort if the whole write has failed.
+    """Write values to a box of the array in a new fork, and return the change.
 
-    The `region` is the box that all tasks together write, if the caller knows it.
+    The `region` is the box that all tasks together write, if the caller knows it. After an error, this removes the
+    files of the fork. ConflictError: another task has failed, and the write was given up.
     """
     draft = begin_fork(point, os.urandom(16), region)
     try:
@@ -602,10 +626,11 @@ def write_part(
 
 
 def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = False) -> None:
-    """Add the changes of forks to a transaction.
+    """Add the changes of forks to a transaction, after encoding its open chunks.
 
     With `again`, a scheduler may run this task more than once. Then the transaction never removes the files of the
-    forks, because another run of the task may have committed them.
+    forks, because another run of the task may have committed them. Raises the errors of `join_changes` and
+    `prepare_merge`.
     """
     if not changes:
         return
@@ -619,7 +644,10 @@ def merge_changes(draft: Draft, changes: Sequence[ChangeSet], *, again: bool = F
 
 
 def accept_forks(point: ForkPoint, draft: Draft) -> None:
-    """Make a draft accept the forks of another transaction, which has written no chunks itself."""
+    """Make a draft accept the forks of another transaction, which has written no chunks itself.
+
+    This replaces the draft's register of forks.
+    """
     draft.forks = Forks(point.transaction, point.first, point.place)
     draft.delta.epoch = point.epoch
     draft.staging.began_before(time.time() - point.since)
@@ -628,7 +656,10 @@ def accept_forks(point: ForkPoint, draft: Draft) -> None:
 
 
 def _resume(point: ForkPoint) -> Draft:
-    """Return a new draft that continues the forked transaction."""
+    """Begin a draft that continues the forked transaction, and accepts its forks.
+
+    If a commit of the group still waits to be applied to the frame, this applies it first.
+    """
     if point.base is not None:
         draft = Handle(point.base, "r+").new_draft()
     else:
@@ -647,7 +678,8 @@ def _resume(point: ForkPoint) -> Draft:
 def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: bool = False) -> Snapshot:
     """Commit the changes of forks, unless an earlier call has committed them, and return the state with the changes.
 
-    With `again`, dask may run this task more than once, even concurrently. Then a failed task removes no files.
+    This then removes the journal. After an error, it removes the files of the forks as well, unless a commit may need
+    them. With `again`, dask may run this task more than once, even concurrently. Then a failed task removes no files.
 
     Raises
     ------
@@ -680,7 +712,10 @@ def commit_changes(point: ForkPoint, changes: Sequence[ChangeSet], *, again: boo
 
 
 def _find_commit(point: ForkPoint) -> Snapshot | None:
-    """Return the present state if it is the commit of these forks, whose answer may have been lost; otherwise None."""
+    """Load the present state, and return it if it is the commit of these forks; otherwise None.
+
+    The answer to an earlier commit may have been lost.
+    """
     try:
         current = load(point.store)
     except (FileNotFoundError, FormatError):

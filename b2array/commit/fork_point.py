@@ -136,6 +136,7 @@ class ForkPoint:
 
 
 def _point(store: Store, base: Snapshot | None, transaction: bytes, *rest: Any) -> ForkPoint:
+    """Restore a pickled fork point; in the process of its transaction, with the list of the transaction's files."""
     # The store of the base may have open files, so share this store.
     point = ForkPoint(store if base is None else base.store, base, transaction, *rest)
     files = UNDER_WAY.get(transaction)

@@ -98,15 +98,20 @@ class Handle:
             self.enter(draft)
 
     def _show(self, snapshot: Snapshot, draft: Draft | None = None) -> None:
+        """Show a snapshot from now on, in the transaction of `draft`; by default outside of transactions."""
         self._move(self.cursor.at(snapshot), draft)
 
     def _move(self, cursor: Pinned | Following, draft: Draft | None) -> None:
+        """Take a cursor and a draft, and the store of the cursor's state."""
         self.store = cursor.snapshot.store
         self.cursor, self._draft = cursor, draft
 
     @property
     def source(self) -> Source:
-        """The source of chunks: the transaction under way, or the committed state that this handle shows now."""
+        """The source of chunks: the transaction under way, or the committed state that this handle shows now.
+
+        A cursor may load that state first: `Following` at each use, `Promised` once.
+        """
         if self._draft is not None:
             return self._draft
         cursor = self.cursor
@@ -155,14 +160,19 @@ class Handle:
 
     @property
     def generation(self) -> str:
-        """The name of the committed state that this handle shows; it changes with every commit."""
+        """The name of the committed state that this handle shows; it changes with every commit.
+
+        Outside of transactions, the cursor may load that state first.
+        """
         return self.snapshot.generation if self._draft is not None else self._look().generation
 
     def recover(self, source: Source, error: B2ArrayError | OSError) -> Source:
         """After an error, return the source to read from next, or raise the error with the URL in it.
 
         A commit through this handle may have removed the bytes that were read; then a newer source has replaced the old
-        one. ConflictError: another writer has removed them.
+        one. If a commit of the group has moved the state, the handle shows it in its new place. If another writer's
+        commit has removed bytes of the transaction's base, the transaction is rebased. ConflictError: another writer
+        has removed the bytes that were read.
         """
         if not isinstance(error, UnsupportedError):
             with self.mutex.held:  # once a commit under way is over
@@ -240,7 +250,11 @@ class Handle:
 
     @contextmanager
     def _last_attempt(self, *, anywhere: bool) -> Iterator[Draft]:
-        """Commit the changes of the block on top of the newest state, while a lock makes other writers wait."""
+        """Take the lock of the frame, reload the newest state, and commit the changes of the block on top of it.
+
+        Inside a transaction, the changes join the transaction, without the lock. ConflictError: another writer has
+        changed the number or order of the chunks.
+        """
         before = self.snapshot
         with self.mutex.held, ExitStack() as locks:
             if self._draft is None:
@@ -253,7 +267,7 @@ class Handle:
             yield locks.enter_context(self._changing(locked=self._draft is None))
 
     def _reload(self) -> Snapshot:
-        """Return the state that the store holds now; ConflictError if the frame was deleted or moved."""
+        """Load the state that the store holds now, and return it; ConflictError if the frame was deleted or moved."""
         try:
             return reload(self.snapshot)
         except MISSING as error:
@@ -270,7 +284,10 @@ class Handle:
 
     @contextmanager
     def _changing(self, *, locked: bool = False) -> Iterator[Draft]:
-        """Commit the changes of the block, or add them to the transaction; if `locked`, the caller has the lock."""
+        """Commit the changes of the block, or add them to the transaction; if `locked`, the caller has the lock.
+
+        If the block raises, its changes are undone.
+        """
         with self.mutex.held:
             joined = self._draft
             if joined is not None:
@@ -293,6 +310,7 @@ class Handle:
             self._commit(draft)
 
     def _commit(self, draft: Draft) -> None:
+        """Commit a draft, and show the new state; warn of forks that were never merged."""
         try:
             committed = commit(draft)
             # Without changes there was no commit, and the handle may already show a later commit of another thread.
@@ -337,7 +355,11 @@ class Handle:
                 self._draft = None
 
     def begin(self) -> Draft:
-        """Return a draft for a transaction of this handle, on top of the committed state that it shows now."""
+        """Return a draft for a transaction of this handle, on top of the committed state that it shows now.
+
+        The handle does not enter the transaction. A commit of the member's group that still waits is applied first.
+        ValueError: a transaction is under way. ReadOnlyError: the handle was opened for reading.
+        """
         self.require_writable()
         with self.mutex.held:
             self._require_no_transaction()
@@ -346,7 +368,11 @@ class Handle:
             return self.new_draft()
 
     def enter(self, draft: Draft) -> None:
-        """Enter a transaction with a draft from `begin` or of a new frame; the caller commits it and calls `leave`."""
+        """Enter a transaction with a draft from `begin` or of a new frame; the caller commits it and calls `leave`.
+
+        If another thread has committed since the draft began, this rebases the draft. From now on, chunks that are
+        written in part stay open. ValueError: a transaction is under way.
+        """
         self.require_writable()
         with self.mutex.held:
             self._require_no_transaction()
@@ -356,6 +382,7 @@ class Handle:
             self._draft = draft
 
     def _require_no_transaction(self) -> None:
+        """Raise ValueError if a transaction is under way."""
         if self._draft is not None:
             raise ValueError("a transaction is under way on this handle already")
 
@@ -395,7 +422,10 @@ class Handle:
         return Draft(self.store, snapshot, locked=locked or self.locked)
 
     def at_snapshot(self, mode: Mode = "r") -> Handle:
-        """Return another handle that keeps showing the present committed state, whatever this handle commits."""
+        """Return another handle that keeps showing the present committed state, whatever this handle commits.
+
+        ValueError: a transaction is under way.
+        """
         if self._draft is not None:
             raise ValueError("a transaction is under way on this handle; what it changes is not committed yet")
         return Handle(self._look(), mode)
@@ -407,9 +437,9 @@ class Handle:
                 self._show(snapshot)
 
     def refresh(self) -> None:
-        """Show the commits of other writers since this handle was opened, or last committed.
+        """Load and show the commits of other writers since this handle was opened, or last committed.
 
-        The new state may be of another frame, which has replaced this one.
+        The new state may be of another frame, which has replaced this one. ValueError: a transaction is under way.
         """
         with self.mutex.held:
             if self._draft is not None:
@@ -421,6 +451,10 @@ class Handle:
         self.store.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the handle with the state that it shows, or to follow the newest one.
+
+        ValueError: a transaction is under way.
+        """
         if self._draft is not None:
             raise ValueError("a handle with a transaction under way cannot be pickled")
         snapshot = self.snapshot
@@ -447,7 +481,10 @@ def _check_writable(snapshot: Snapshot) -> None:
 
 
 def _catch_up(draft: Draft) -> bool:
-    """Rebase a draft if another writer's commit has removed the bytes of its base; return whether it was rebased."""
+    """Rebase a draft if another writer's commit has removed the bytes of its base; return whether it was rebased.
+
+    This reads the newest state. ConflictError: the other writer has changed the same chunks.
+    """
     base = draft.base
     if base is None or draft.sparse or draft.store.can.append or draft.undo is not None or draft.point is not None:
         return False
@@ -467,7 +504,7 @@ def _identity(source: Source) -> object:
 
 
 def _find_moved(source: Snapshot, error: Exception) -> Snapshot | None:
-    """Return the same state from the place to which a commit of its group has moved it; None if it was not moved.
+    """Load a state from the place to which a commit of its group has moved it; None if it was not moved.
 
     SnapshotLostError: other software has overwritten it.
     """
@@ -484,7 +521,8 @@ def _find_moved(source: Snapshot, error: Exception) -> Snapshot | None:
 def _explain(source: Source, error: B2ArrayError | OSError) -> None:
     """Raise a clearer error if possible: one with the URL in it, or a ConflictError if another writer is the cause.
 
-    Other software moves chunks within its file, and a writer may replace a directory by a file.
+    To find the cause, this reads the state in the store. Other software moves chunks within its file, and a writer may
+    replace a directory by a file.
     """
     if isinstance(error, FormatError | UnsupportedError | FileNotFoundError | NotADirectoryError):
         stale = source.staleness()

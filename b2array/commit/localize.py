@@ -21,7 +21,9 @@ __all__ = ["localize"]
 
 
 def localize(group: Store, manifest: Manifest, version: Version | None) -> None:
-    """Convert the files of a group to the form of a local group. The caller holds the lock of the manifest.
+    """Convert the files of a group to the form of a local group, and write the manifest; do nothing if it has no rows.
+
+    The caller holds the lock of the manifest. This deletes the revisions.
 
     Raises
     ------
@@ -47,7 +49,7 @@ def localize(group: Store, manifest: Manifest, version: Version | None) -> None:
 
 
 def _publish(group: Store, row: Row) -> None:
-    """Copy the listed index of a member to its usual name."""
+    """Copy the listed index of a member to its usual name, unless it is there already, and force it to the disk."""
     store = group.below(row.path)
     try:
         if load_published(store).generation == row.revision:

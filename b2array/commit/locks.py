@@ -67,6 +67,10 @@ def _once_nothing_waits(
     store: Store,
     take: Callable[[], AbstractContextManager[object]],
 ) -> AbstractContextManager[object]:
+    """Take a lock once no commit of a group waits to be applied to the frame.
+
+    If one waits, this releases the lock, applies the commit, and takes the lock again.
+    """
     while True:
         lock: AbstractContextManager[object] | None = None
         try:
@@ -82,6 +86,7 @@ def _once_nothing_waits(
 
 
 def _apply(group: str, path: str, entry: Entry) -> None:
+    """Take the lock of a local group's manifest, if this thread does not hold it, and apply an entry of its log."""
     store = LocalStore(group)
     with nullcontext() if store.holds_lock() else store.lock(MANIFEST):
         apply_entry(store.below, path, entry)
@@ -94,9 +99,9 @@ def _release(lock: AbstractContextManager[object] | None) -> None:
 
 
 def groups_above(place: str, marks: Sequence[str] = (MANIFEST,)) -> Iterator[tuple[str, str]]:
-    """Yield the local groups that a path leads through, the innermost first, with the path of the frame in each.
+    """Look for files, and yield the local groups that a path leads through, with the path of the frame in each.
 
-    `marks` are the names of files that mark a directory as a group.
+    The innermost group comes first. `marks` are the names of files that mark a directory as a group.
     """
     if place.endswith(TEMPORARY):  # no log and no snapshot names the temporary places next to members
         return
@@ -118,7 +123,10 @@ def _group_around(store: Store, marks: Sequence[str] = (MANIFEST,)) -> tuple[str
 
 
 def _waiting(store: Store) -> tuple[str, str, Entry] | None:
-    """Return a local frame's group, its path there, and its entry that waits to be applied; None without an entry."""
+    """Read the log of the group around a local frame: return the group, the frame's path there, and its waiting entry.
+
+    None if no entry waits to be applied, or the manifest cannot be read.
+    """
     around = _group_around(store)
     if around is None:
         return None
@@ -142,6 +150,7 @@ def _read_log(group: LocalStore) -> Mapping[str, Entry]:
 
 
 def _log_of(group: LocalStore) -> Mapping[str, Entry]:
+    """Return the log of a local group, from a cache unless the manifest may have changed since."""
     (head,) = group.head([MANIFEST], 1)
     # Right after a change, a second change might leave the same times, so do not use the cache.
     if isinstance(head, Exception) or not head.unique:
@@ -151,4 +160,5 @@ def _log_of(group: LocalStore) -> Mapping[str, Entry]:
 
 @lru_cache(maxsize=16)
 def _known_log(url: str, unique: str) -> Mapping[str, Entry]:  # noqa: ARG001 - it tells states of the manifest apart
+    """Read the log of a local group once for each state of the manifest, which `unique` identifies."""
     return _read_log(LocalStore(url))

@@ -13,8 +13,9 @@ __all__ = ["replace_manifest", "write_manifest"]
 def write_manifest(group: Store, manifest: Manifest, version: Version | None) -> Version | None:
     """Replace the manifest of that version, or raise ConflictError; return the new version. The caller holds its lock.
 
-    The answer to a successful request may be lost; the client then repeats the request, which fails. So after a
-    failure, this reads the manifest, and succeeds if it is the one that was written.
+    Without a version, this makes the first manifest. It forces the manifest to the disk. The answer to a successful
+    request may be lost; the client then repeats the request, which fails. So after a failure, this reads the manifest,
+    and succeeds if it is the one that was written.
     """
     content = manifest.pack()
     try:
@@ -32,7 +33,10 @@ def write_manifest(group: Store, manifest: Manifest, version: Version | None) ->
 
 
 def replace_manifest(catalog: Catalog, manifest: Manifest, version: Version | None) -> None:
-    """Replace the manifest of that version, or raise ConflictError. The caller holds its lock, if there is one."""
+    """Replace the manifest of that version, or raise ConflictError; note the new one in the catalog.
+
+    The caller holds the lock of the manifest, if there is one.
+    """
     catalog.note(None)
     written = write_manifest(catalog.group, manifest, version)
     catalog.note((manifest, written), is_written=True)

@@ -107,7 +107,7 @@ class _Prepared:
 def commit_member(draft: Draft) -> Snapshot:
     """Commit one member through its group: changes of the member, or a new frame in its place.
 
-    Raises the errors of `commit_rows`.
+    Raises the errors of `commit_rows`, and ValueError if the frame is not a member of a group.
     """
     base = draft.destination.old if draft.base is None else draft.base
     if base is None or base.member is None:
@@ -132,6 +132,10 @@ def commit_rows(
     start: tuple[Manifest, Version | None] | None = None,
 ) -> Committed:
     """Commit changes of members, new members and deletions: one write of the manifest.
+
+    This first encodes open chunks. Each attempt takes the lock of the manifest, if there is one, rebases the drafts,
+    adopts members that note no group yet, and writes the new revisions. A group without rows first gets a manifest with
+    rows. After the commit, this publishes the new revisions. The caller ends the drafts.
 
     Parameters
     ----------
@@ -215,7 +219,10 @@ def map_concurrently(
     function: Callable[[T], R],
     items: Collection[T],
 ) -> list[R]:
-    """Call a function for each item, with several calls at a time, because most calls wait for requests."""
+    """Call a function for each item, and return the results in order; several calls run at a time.
+
+    Most calls wait for requests.
+    """
     width = min(len(items), _AT_ONCE)
     return list(threads.ahead(function, list(items), max(1, width)))
 
@@ -230,6 +237,7 @@ def _adopt_members(unadopted: Mapping[str, Snapshot], manifest: Manifest) -> Non
 
 
 def _is_adopted(member: Snapshot, manifest: Manifest, row: Row) -> bool:
+    """Whether a member notes the group of a manifest, at the path in its row."""
     return member.state.annotations.is_member(manifest.identity, row.path)
 
 
@@ -280,7 +288,7 @@ def _outcome(
     version: Version | None,
     error: BaseException,
 ) -> bool | None:
-    """Return whether the manifest was replaced despite an error, such as a lost answer; None if that is unknown."""
+    """Read the manifest: whether it was replaced despite an error, such as a lost answer; None if that is unknown."""
     # If the store cannot be read either, the outcome is unknown.
     with suppress(OSError, B2ArrayError):
         manifest, now = catalog.read()
@@ -307,7 +315,11 @@ def _prepare(
     manifest: Manifest,
     prepared: dict[str, _Prepared],
 ) -> None:
-    """Prepare the revisions for the manifest, except those that an earlier attempt has prepared for the same rows."""
+    """Rebase drafts, write their revisions, and add these to `prepared`.
+
+    Revisions that an earlier attempt has prepared for the same rows stay. ConflictError: another writer has changed the
+    same chunks, or files were removed.
+    """
     rows = manifest.rows or {}
 
     def is_ready(name: str) -> bool:
@@ -340,7 +352,10 @@ def _prepare(
 
 
 def _rebase_and_adopt(member: Member, draft: Draft, manifest: Manifest) -> None:
-    """Put the changes of a draft on top of the listed state of its member; adopt the member if it notes no group."""
+    """Put the changes of a draft on top of the listed state of its member; adopt the member if it notes no group.
+
+    ConflictError: another writer has changed the same chunks, or the member is gone.
+    """
     if draft.base is None:
         raise ValueError(f"{draft.url}: expected a draft of an existing member, found one of a new member")
     try:
@@ -416,7 +431,8 @@ def _prepare_revision(
 ) -> _Prepared:
     """Write the index of the next revision of a member, where no reader looks yet.
 
-    With `publishes`, also publish it under the usual name.
+    The draft notes the commit. A contiguous member is written as a whole, after copying its chunks. With `publishes`,
+    also publish the revision under the usual name. ConflictError: files of new chunks were removed.
     """
     number = manifest.number + 1
     draft.annotate(group_commit=GroupCommit(manifest.identity, number, path))
@@ -492,6 +508,7 @@ def write_earlier_revision(
 
 
 def _member_name(path: str) -> str:
+    """Return the name of the member at a path: the path without its suffix."""
     return path.rpartition(".")[0]
 
 
@@ -564,7 +581,7 @@ def _publish(
 ) -> dict[str, Snapshot]:
     """Publish the new revisions that the `newest` manifest lists, and remove the published indexes of deleted members.
 
-    Returns the new states of the prepared members.
+    Return the new states of the prepared members. The copies of contiguous drafts end.
 
     Errors of the store are ignored: the commit has succeeded, and the next one publishes its own revision.
     """
@@ -630,7 +647,10 @@ def publish_again(catalog: Catalog, row: Row) -> None:
 
 
 def _replace_published(catalog: Catalog, new: _Prepared) -> Version | None:
-    """Replace the published index of a member by the index of a new revision; ConflictError if it is not older."""
+    """Replace the published index of a member by the index of a new revision, and return its version.
+
+    ConflictError: the published index is not older.
+    """
     store = catalog.group.below(new.row.path)
     name = FRAME_NAME if new.row.sparse else ""
     content = b"".join(pieces(new.plan, new.source))
@@ -650,7 +670,7 @@ def _replace_published(catalog: Catalog, new: _Prepared) -> Version | None:
 
 
 def _version_of_older(store: Store, new: _Prepared) -> Version | None:
-    """Return the version of the published index, or None without one; ConflictError if it is not older."""
+    """Read the published index, and return its version; None without one, ConflictError if it is not older."""
     try:
         published = load_published(store, sparse=new.row.sparse)
     except MISSING:

@@ -74,6 +74,7 @@ def commit(draft: Draft) -> Snapshot:
 
 
 def _commit_draft(draft: Draft) -> Snapshot:
+    """Commit the changes of a draft, through its group or alone, and return the new state."""
     last = draft.destination.old if draft.base is None else draft.base
     # In an object store, only the group may replace a member.
     if last is not None and last.member is not None:
@@ -82,7 +83,11 @@ def _commit_draft(draft: Draft) -> Snapshot:
 
 
 def _make(draft: Draft) -> Snapshot:
-    """Commit a new frame, which may replace an old one, and return its first state."""
+    """Commit a new frame, which may replace an old one, and return its first state.
+
+    This takes the lock of the manifest around the place, if there is one, and the lock of the old frame. It removes the
+    old frame.
+    """
     place, old, aside, _ = draft.destination
     with nullcontext() if draft.locked else makers_lock(place):
         # Lock out the writers of the old frame while it is replaced: they might write into the new one.
@@ -102,7 +107,7 @@ def _make(draft: Draft) -> Snapshot:
 
 
 def _has_other_writers(draft: Draft, name: str) -> bool:
-    """Whether the frame to replace may have other writers, which respect a lock."""
+    """Look whether the frame to replace may have other writers, which respect a lock."""
     if draft.locked or draft.new is None or not draft.new.overwrite or not draft.destination.place.can.lock:
         return False
     try:
@@ -121,7 +126,10 @@ def _may_be_adopted(draft: Draft) -> bool:
 
 
 def _overwrite(draft: Draft) -> Snapshot:
-    """Replace the old frame, or a newer one in its place; if a group has adopted it, commit through the group."""
+    """Replace the old frame, or a newer one in its place; if a group has adopted it, commit through the group.
+
+    Retry if another writer was faster. The draft then has another destination.
+    """
     place, new = draft.destination.place, draft.new
     if new is None:
         raise ValueError(f"{draft.url}: expected the draft of a new frame")
@@ -149,7 +157,7 @@ def _overwrite(draft: Draft) -> Snapshot:
 
 
 def _has_changed(old: Snapshot | None, committed: Snapshot) -> bool:
-    """Whether another writer has changed a frame of the other layout since it was read."""
+    """Look whether another writer has changed a frame of the other layout since it was read."""
     if old is None or old.name == committed.name:
         return False
     try:
@@ -159,7 +167,7 @@ def _has_changed(old: Snapshot | None, committed: Snapshot) -> bool:
 
 
 def _version_there(draft: Draft) -> Version | None:
-    """Return the version of an unreadable file in the place of a frame; None if there is no file."""
+    """Read the version of a file in the place of a frame; None if there is no file."""
     try:
         return draft.destination.place.stamp(draft.name).version
     except MISSING:
@@ -183,7 +191,10 @@ def _remove_old(draft: Draft, committed: Snapshot) -> None:
 
 
 def _change(draft: Draft) -> Snapshot:
-    """Put the changes on top of the newest state, and publish the result; retry if another writer was faster."""
+    """Rebase a draft on the newest state, and publish the result; retry if another writer was faster.
+
+    Each attempt takes the lock of the frame. If a group has adopted the frame, this commits through the group.
+    """
     waits = False
     for attempt in attempts(draft.store):
         # The holder of the manifest's lock may be waiting for a lock of this thread.
@@ -240,7 +251,8 @@ class _Kept(NamedTuple):
 def _keep_pins(intended: Plan, draft: Draft, current: Snapshot) -> Iterator[_Kept | None]:
     """Change a plan so that no snapshot of a group loses data. During the block, no writer can make a snapshot.
 
-    Yield None if the plan destroys bytes while another writer holds the lock of a group.
+    If the plan destroys bytes, this takes the free locks of the groups around the frame, and reads their manifests.
+    Yield None if the plan destroys bytes while another writer holds such a lock.
     """
     if not (intended.destroys and draft.store.can.local):
         yield _Kept(intended)
@@ -278,6 +290,7 @@ def _warn_of_dead_space(url: str) -> None:
 
 
 def _carry_out(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
+    """Carry out a plan, by compacting the frame if it says so, and return the new state."""
     if kept.plan.step == CommitStep.COMPACT:
         return _compact(kept, draft, current)
     return publish(kept.plan, draft, current)
@@ -302,8 +315,9 @@ def stage(
 ) -> Prepared:
     """Rebase a draft on the newest state, and write all but the last step of its commit. The caller holds the lock.
 
-    A commit of several frames uses this. `put` writes the pieces of a new object that will replace the old one.
-    `group_commit` names the commit in the annotations.
+    This encodes open chunks first. A commit of several frames uses it. `put` writes the pieces of a new object that
+    will replace the old one. `group_commit` names the commit in the annotations. ConflictError: another writer has
+    changed the same chunks, or files of new chunks were removed.
     """
     draft.flush()
     for _ in attempts(draft.store):
@@ -330,6 +344,7 @@ def _stage(
     current: Snapshot | None,
     put: Callable[[Iterable[Buffer]], object],
 ) -> Prepared:
+    """Write all but the last step of a plan: append to the file, or `put` a new object."""
     intended = kept.plan
     if intended.step == CommitStep.COMPACT and current is not None:
         return _stage_compacted(kept, draft, current, put)
@@ -345,7 +360,10 @@ def _stage(
 
 
 def _rebase_on_newest(draft: Draft) -> Snapshot:
-    """Put the changes of a draft on top of the newest state, and return that state."""
+    """Load the newest state, put the changes of a draft on top of it, and return that state.
+
+    ConflictError: another writer has changed a chunk or a value on which these changes depend.
+    """
     if draft.base is None:
         raise ValueError("a new frame has no earlier state")
     current = reload(draft.base)
@@ -357,10 +375,11 @@ def _rebase_on_newest(draft: Draft) -> Snapshot:
 
 
 def publish(intended: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
-    """Carry out a plan, and return the new state.
+    """Write the objects, the chunks and the state of a plan to the store, and return the new state.
 
     If a write raises an error, for example because an answer was lost, but the store has the new state, this ignores
-    the error.
+    the error. If the write may still happen, the draft keeps its files. ConflictError: another writer was faster, or
+    files of new chunks were removed.
     """
     state = intended.require_state()
     require_files(intended, draft)
@@ -404,7 +423,11 @@ def _write(intended: Plan, draft: Draft, current: Snapshot | None) -> Version | 
 
 
 def _extend(intended: Plan, draft: Draft, current: Snapshot) -> Version | None:
-    """Append the chunks and the tail to the file, then change its header, and return the new version."""
+    """Append the chunks and the tail to the file, then change its header, and return the new version.
+
+    After a failure, this restores the old header and the old length. A store that cannot append gets a whole new
+    object.
+    """
     store = draft.store
     if not store.can.append:
         content = pieces(intended, draft, _behind_header(current))
@@ -421,6 +444,7 @@ def _extend(intended: Plan, draft: Draft, current: Snapshot) -> Version | None:
 
 
 def _behind_header(current: Snapshot) -> Iterator[Buffer]:
+    """Read the bytes of a contiguous frame after its header, in pieces."""
     start, stop = len(current.header), current.frame.frame_len
     for first in range(start, stop, _COPIED_AT_ONCE):
         span = Span("", first, min(first + _COPIED_AT_ONCE, stop))
@@ -428,6 +452,7 @@ def _behind_header(current: Snapshot) -> Iterator[Buffer]:
 
 
 def _append(intended: Plan, draft: Draft, current: Snapshot) -> None:
+    """Append the new chunks and the tail of a plan behind the present frame, in its file."""
     chunks = draft.staging.pieces(intended.pieces)
     draft.store.append("", current.frame.frame_len, chain(chunks, (intended.tail,)))
 
@@ -458,6 +483,7 @@ def _stage_compacted(
     current: Snapshot,
     put: Callable[[Iterable[Buffer]], object],
 ) -> Prepared:
+    """Copy all chunks of a frame, and `put` them as a new object without dead space."""
     copy = whole(draft, current, kept.pinned, kept.unpinned)
     try:
         intended = make_plan(copy, None)

@@ -108,6 +108,7 @@ class OpenChunk:
             self._stored = None
 
     def _add(self, numbers: Iterable[int], data: Bytes) -> None:
+        """Keep decoded blocks, so that they count as changed."""
         tile = Tile(data)
         for row, n in enumerate(numbers):
             self._blocks[n] = CacheEntry(tile, row)
@@ -119,7 +120,7 @@ class OpenChunk:
         return stored + len(self._blocks) * self.form.layout.block_nbytes
 
     def entries(self, numbers: Sequence[int]) -> dict[int, CacheEntry]:
-        """Return decoded blocks by number, at least the requested ones.
+        """Return decoded blocks by number, at least the requested ones; decode the missing ones.
 
         The chunk does not keep blocks that no write has touched: it would count them as changed when it is encoded.
         """
@@ -131,6 +132,7 @@ class OpenChunk:
         return {**self._blocks, **decoded}
 
     def _decode(self, numbers: list[int]) -> Bytes:
+        """Decode blocks of the old chunk into new memory; without an old chunk, the memory is not initialized."""
         block_nbytes = self.form.layout.block_nbytes
         context = self.form.context
         data = np.empty((len(numbers), block_nbytes), np.uint8)
@@ -150,9 +152,10 @@ class OpenChunk:
         filled: Sequence[bool] | None = None,
         undo: Undo | None = None,
     ) -> None:
-        """Load the blocks that are not in memory yet.
+        """Decode and keep the blocks that are not in memory yet.
 
         `filled` tells for each block whether values will fill all of it: such a block starts blank, and is not decoded.
+        `undo` collects a function that forgets the new blocks.
         """
         missing = [n for n in numbers if n not in self._blocks]
         if not missing:
@@ -183,7 +186,7 @@ class OpenChunk:
         fields: Any,
         undo: Undo | None,
     ) -> None:
-        """Copy values into the blocks of a part of the chunk.
+        """Copy values into the blocks of a part of the chunk, after decoding the blocks that they do not fill.
 
         Parameters
         ----------
@@ -238,7 +241,11 @@ class OpenChunk:
         return tile.data[first : first + len(numbers)]
 
     def encode(self) -> bytes:
-        """Return the encoded chunk with all values that were written to it."""
+        """Return the encoded chunk with all values that were written to it.
+
+        Blocks that no write has touched are copied without decoding if possible. If the user allows errors, the others
+        are rounded; the open chunk keeps its exact values.
+        """
         layout = self.form.layout
         cparams = self.form.cparams
         typesize = self.form.typesize
@@ -302,7 +309,10 @@ def _put_runs(
     values: Array,
     undo: Undo | None,
 ) -> None:
-    """Copy values into blocks. The first dimensions of `grid` count blocks; the other ones are within a block."""
+    """Copy values into blocks. The first dimensions of `grid` count blocks; the other ones are within a block.
+
+    `undo` collects a function that restores the old values.
+    """
     ndim = len(runs)
     outside = [run.outside for run in runs]
     region = values[cast(Any, (*outside, ...))]

@@ -90,7 +90,7 @@ class Journal:
 
 
 def read_journal(store: Store, name: str) -> Journal | None:
-    """Read the journal of a write; None if it does not exist."""
+    """Read the journal of a write; None if it does not exist, FormatError if it is damaged."""
     (head,) = store.head([name], _JOURNAL_NBYTES)
     if isinstance(head, FileNotFoundError | NotADirectoryError):
         return None
@@ -128,8 +128,8 @@ def find_orphans(
 ) -> dict[str, Listed]:
     """Find the chunks in a directory or prefix that no index names, and the journals of uncommitted writes.
 
-    All files of one write get the timestamp of its newest file. Other writers may use numbers between the numbers of a
-    write, so this treats every file from the first number of the write on as part of it.
+    This reads the journals. All files of one write get the timestamp of its newest file. Other writers may use numbers
+    between the numbers of a write, so this treats every file from the first number of the write on as part of it.
 
     Parameters
     ----------
@@ -207,6 +207,10 @@ def find_leftovers(store: Store, files: Mapping[str, Listed]) -> dict[str, Liste
 
 
 def _find_beside(store: Store) -> dict[str, Path]:
+    """List the temporary files and journals next to a local frame: their paths, by name.
+
+    The name of a directory ends with a slash. Other stores have no such files.
+    """
     if not isinstance(store, LocalStore):
         return {}
     path = Path(store.url)
@@ -217,6 +221,7 @@ def _find_beside(store: Store) -> dict[str, Path]:
 
 
 def _siblings(path: Path, suffix: str) -> Iterator[Path]:
+    """List the files next to a path whose names add a token and a suffix to its name, except links."""
     name = re.escape(path.name)
     pattern = re.compile(f"{name}[.][0-9a-f]{{16}}{re.escape(suffix)}")
     # If the directory of a file does not exist, no files are next to it.
@@ -227,7 +232,7 @@ def _siblings(path: Path, suffix: str) -> Iterator[Path]:
 
 
 def _measure(path: Path) -> Listed | None:
-    """Return the size and the time of a file; for a directory, the total size of its frame files and the latest time.
+    """Read the size and the time of a file; for a directory, the total size of its frame files and the latest time.
 
     None for a directory with only files of other kinds.
     """
@@ -244,7 +249,7 @@ def _measure(path: Path) -> Listed | None:
 def remove(store: Store, names: Collection[str]) -> None:
     """Remove orphans and leftovers by their names, as `find_orphans` and `find_leftovers` return them.
 
-    Files of other kinds stay.
+    Before that, this forces the store to the disk. Files of other kinds stay.
     """
     beside = _find_beside(store)
     if not isinstance(store, LocalStore) or Path(store.url).is_dir():

@@ -67,7 +67,7 @@ class Pin(NamedTuple):
 
 
 def pins_of(store: Store) -> list[Pin]:
-    """Return the states of a frame that snapshots of the local groups around it need.
+    """Read which states of a frame the snapshots of the local groups around it need, and return them.
 
     FormatError or UnsupportedError: the list of members in a snapshot cannot be read.
     """
@@ -80,7 +80,7 @@ def pins_of(store: Store) -> list[Pin]:
 
 
 def _groups(store: Store) -> list[tuple[str, str]]:
-    """Return the local groups around a frame, the innermost first, each with the path of the frame in it.
+    """Look for the local groups around a frame; return them, innermost first, each with the frame's path in it.
 
     Outer groups count as well: a snapshot of an outer group may be older than the manifest of the inner one.
     """
@@ -102,7 +102,7 @@ def pins_in(
     path: str,
     names: Collection[str] | None = None,
 ) -> list[Pin]:
-    """Return the states of a member that the snapshots of one group need, or only the snapshots with some names.
+    """Read which states of a member the snapshots of one group need, or only the snapshots with some names.
 
     The result omits states in retired frames, because the frame of the member does not need them. Raises what `pins_of`
     raises.
@@ -132,9 +132,10 @@ def pinned_states(
     *,
     is_same: bool = False,
 ) -> list[tuple[Kept, Snapshot]]:
-    """Return the pinned states that the frame does not keep itself yet, with entries for its ledger.
+    """Load the pinned states that the frame does not keep itself yet, and return them with entries for its ledger.
 
-    With `is_same`, the caller knows that the frame is the one that the snapshots name. Raises what `find_state` raises.
+    States of another frame, which was in this place before, are omitted. With `is_same`, the caller knows that the
+    frame is the one that the snapshots name. Raises what `find_state` raises.
     """
     existing = {(entry.name, entry.group) for entry in ledger_in(revision).entries}
     states: dict[tuple[str, bytes], tuple[Kept, Snapshot]] = {}
@@ -163,13 +164,13 @@ def unneeded_names(
 
 
 def pinned_places(revision: Snapshot, pins: Sequence[Pin]) -> npt.NDArray[np.int64]:
-    """Return the entries in the index of all chunks of pinned states that the frame does not keep itself."""
+    """Load the pinned states that the frame does not keep itself, and return all entries in their indexes."""
     places = [state.frame.offsets for _, state in pinned_states(revision, pins)]
     return np.concatenate(places) if places else index.NO_OFFSETS
 
 
 def identities_of(store: Store) -> set[bytes]:
-    """Return the identities of the local groups around a frame."""
+    """Read the identities of the local groups around a frame."""
     identities = set()
     for url, _ in _groups(store):
         manifest, _ = read_manifest(LocalStore(url), versioned=False)

@@ -185,6 +185,7 @@ def _fits(current: Snapshot, intended: Plan) -> bool:
 
 
 def _is_mostly_dead(state: State) -> bool:
+    """Whether most of a contiguous file is dead space, so that it is worth rewriting the whole file."""
     dead = _dead_nbytes(state, ledger_of(state))
     if dead is None:
         return False
@@ -279,6 +280,7 @@ def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: 
 
 
 def _start(change: ChangeSet, current: Snapshot | None) -> State:
+    """Return the state to which a change is made: the current one, or the first one of a new frame."""
     if current is not None:
         return current.state
     if change.new is None:
@@ -297,7 +299,7 @@ class _Placed(NamedTuple):
     end: int
 
     def replace_codes(self, codes: Int64Array) -> Int64Array:
-        """Return an index with places instead of codes."""
+        """Return an index with places instead of codes; the same object if there are no codes to replace."""
         if not self.starts.size:  # keep the object, because the same index may be packed already
             return codes
         offsets = np.array(codes, np.int64)
@@ -306,7 +308,10 @@ class _Placed(NamedTuple):
         return offsets
 
     def resolve(self, codes: Int64Array, change: ChangeSet) -> Int64Array:
-        """Do the same, in place, for the index that a change has just made: only the chunks that it puts have codes."""
+        """Replace codes by places in the index that a change has just made, in place if possible, and return it.
+
+        Only the chunks that the change puts have codes.
+        """
         if not (self.starts.size and change.numbers.size) or change.new is not None:
             return self.replace_codes(codes)
         spooled = is_spooled(change.codes)
@@ -419,6 +424,7 @@ def _require_room(change: ChangeSet, current: Snapshot | None, coming: State, fa
 
 
 def _with_places(keep: Keep, coming: State, placed: _Placed) -> State:
+    """Return the state that a change keeps, with places instead of codes in its index."""
     if keep.state is None:
         return coming
     offsets = placed.replace_codes(keep.state.frame.offsets)
@@ -507,6 +513,7 @@ def _counts(change: ChangeSet, current: Snapshot | None) -> tuple[int, _Count, _
 
 
 def _count(numbers: Int64Array, nbytes: npt.NDArray[Any]) -> _Count:
+    """Return the chunk files among entries of an index, with their sizes."""
     stored = numbers >= 0
     return _Count(numbers[stored], nbytes[stored].astype(np.int64))
 
@@ -520,6 +527,7 @@ def find_unnoted(change: ChangeSet, current: Snapshot | None) -> list[int]:
 
 
 def _without_size(count: _Count) -> list[int]:
+    """Return the numbers of the files whose sizes were not noted."""
     numbers: list[int] = count.numbers[count.nbytes == 0].tolist()
     return numbers
 
@@ -531,6 +539,7 @@ def _stored_nbytes(change: ChangeSet, current: Snapshot | None, facts: Facts) ->
 
 
 def _total(count: _Count, facts: Facts) -> int:
+    """Return the total size of files in bytes, with the sizes in `facts` where none was noted."""
     # A missing file takes no bytes.
     sizes = [facts.unnoted.get(number, 0) for number in _without_size(count)]
     return int(count.nbytes.sum()) + sum(sizes)

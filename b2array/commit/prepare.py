@@ -39,7 +39,11 @@ _SALT_NBYTES = 16
 
 
 def make_plan(draft: Draft, current: Snapshot | None, *, pinned: bool = False) -> Plan:
-    """Return the plan for committing a draft on top of the current state; see `Facts` for `pinned`."""
+    """Return the plan for committing a draft on top of the current state; see `Facts` for `pinned`.
+
+    This reads facts from the store, but writes nothing. The caller has encoded open chunks, and rebased the draft.
+    ReadOnlyError: the draft changes the values of a column in a table of python-blosc2.
+    """
     change = draft.freeze()
     if change.changes_values:
         refuse_columns(draft.destination.place)
@@ -74,7 +78,10 @@ def _staying(change: ChangeSet, current: Snapshot | None) -> tuple[State, ...] |
 
 
 def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
-    """Read the sizes of chunk files, and omit missing files."""
+    """Read the sizes of chunks from the headers of their files; omit missing files.
+
+    FormatError: a header is damaged.
+    """
     sizes: dict[int, int] = {}
     if not numbers:
         return sizes
@@ -88,7 +95,10 @@ def _file_sizes(store: Store, numbers: list[int]) -> dict[int, int]:
 
 
 def require_files(intended: Plan, draft: Draft) -> None:
-    """Raise ConflictError if `vacuum` has removed files to which the new state refers."""
+    """Look for new files to which the new state refers; ConflictError if `vacuum` has removed one.
+
+    A transaction under way for less than an hour needs no look.
+    """
     if intended.state is None:
         return
     gone = draft.staging.find_missing(intended.state.frame.offsets)
@@ -103,7 +113,7 @@ def make_objects(intended: Plan, draft: Draft) -> None:
 
 
 def pieces(intended: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator[Buffer]:
-    """Return the bytes of a new file; `old` bytes follow the header, before the new chunks."""
+    """Return an iterator over the bytes of a new file; `old` bytes follow the header, before the new chunks."""
     return chain((intended.header,), old, draft.staging.pieces(intended.pieces), (intended.tail,))
 
 
@@ -113,10 +123,11 @@ def pieces(intended: Plan, draft: Draft, old: Iterable[Buffer] = ()) -> Iterator
 def whole(
     draft: Draft, current: Snapshot, pinned: Sequence[tuple[Kept, Snapshot]] = (), unpinned: tuple[str, ...] = ()
 ) -> Draft:
-    """Return a draft with copies of all chunks, for a new file of the same frame in the place of the old file.
+    """Begin a draft with copies of all chunks, for a new file of the same frame in the place of the old file.
 
     The new file keeps the states of the old file, except the `unpinned` ones and the ones that the draft drops, and
-    also keeps the `pinned` states.
+    also keeps the `pinned` states. This encodes the open chunks of the draft. The caller commits or aborts the new
+    draft.
     """
     stay = ledger_of(current.state).without((*draft.delta.drops, *unpinned)).entries
     states = load_kept_states(current, stay)
@@ -149,10 +160,11 @@ def copy_frame(
     kept: Sequence[KeptState] = (),
     first: int = 0,
 ) -> Draft:
-    """Return a draft of a new frame with copies of the stored chunks of `source`; `lost` ones are marked as lost.
+    """Begin a draft of a new frame, and copy the stored chunks of `source` to it; `lost` chunks are marked as lost.
 
-    With `is_same`, it is the same frame in another file. The copy keeps the `kept` states. In a sparse frame, the
-    numbers of chunk files begin with `first`.
+    If the source is a transaction, this encodes its open chunks first. After an error, it aborts the new draft. With
+    `is_same`, it is the same frame in another file. The copy keeps the `kept` states. In a sparse frame, the numbers of
+    chunk files begin with `first`.
     """
     old = source.state
     if isinstance(source, Draft):
@@ -202,7 +214,8 @@ def _without_chunks(old: State, frame_type: FrameType, *, is_same: bool) -> Stat
 def _copy_kept(new: Draft, old: State, kept: Sequence[KeptState]) -> None:
     """Copy kept states to a draft, which will keep them. Chunks in several states are copied once.
 
-    If other software may have overwritten chunks of a state, this compares them with the checksums in the state.
+    If other software may have overwritten chunks of a state, this compares them with the checksums in the state, and
+    raises FormatError or SnapshotLostError if they differ.
     """
     stored = np.flatnonzero(_is_stored(old.frame.offsets)).tolist()
     # A place does not identify a chunk: other software may have written another chunk there.
@@ -246,4 +259,5 @@ def _keys_of(
 
 
 def _is_stored(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return for each code whether the chunk has bytes, in a file or in a spool."""
     return (codes >= 0) | is_spooled(codes)

@@ -45,7 +45,11 @@ Box = tuple[slice, ...]
 
 
 def resize(draft: Draft, shape: tuple[int, ...]) -> None:
-    """Change the shape of the array; new items have the fill value."""
+    """Change the shape of the array; new items have the fill value.
+
+    This encodes open chunks first, and writes the chunks in which old and new items meet. ValueError: the draft is a
+    fork.
+    """
     draft.flush()
     # This reader shares the chunks with the draft, but still has the old index.
     before = draft.reader()
@@ -97,7 +101,10 @@ def _mixed_chunks(draft: Draft, old: Layout, new: Layout, item: bytes) -> Iterat
 
 
 def append(draft: Draft, values: Array, axis: int) -> None:
-    """Put values of the array's type after the last items along an axis."""
+    """Put values of the array's type after the last items along an axis; ValueError in a fork.
+
+    Like `write`, this keeps chunks open in a transaction.
+    """
     old = draft.state.require_layout()
     length = old.shape[axis]
     extent = length + values.shape[axis]
@@ -120,6 +127,7 @@ class _Piece(NamedTuple):
 
     @property
     def length(self) -> int:
+        """The number of positions."""
         positions = self.positions
         if isinstance(positions, slice):
             covered = range(positions.start, positions.stop, positions.step or 1)
@@ -128,7 +136,10 @@ class _Piece(NamedTuple):
 
 
 def insert(draft: Draft, values: Array, position: int, axis: int) -> None:
-    """Put values of the array's type before a position along an axis."""
+    """Put values of the array's type before a position along an axis; ValueError in a fork.
+
+    This encodes open chunks first, and rewrites the chunks that do not move as a whole.
+    """
     length = draft.state.require_layout().shape[axis]
     before = slice(0, position, 1)
     added = slice(0, values.shape[axis], 1)
@@ -142,7 +153,11 @@ def delete(
     positions: slice | npt.NDArray[np.int64],
     axis: int,
 ) -> None:
-    """Remove positions along an axis: a slice of step 1 within bounds, or sorted positions without repeats."""
+    """Remove positions along an axis: a slice of step 1 within bounds, or sorted positions without repeats.
+
+    This encodes open chunks first, and rewrites the chunks that do not move as a whole. ValueError: the draft is a
+    fork.
+    """
     length = draft.state.require_layout().shape[axis]
     if isinstance(positions, slice):
         before = slice(0, positions.start, 1)
@@ -160,7 +175,10 @@ def _splice(
     axis: int,
     values: Array | None,
 ) -> None:
-    """Recompose the array along an axis from pieces of the old array and of new values."""
+    """Recompose the array along an axis from pieces of the old array and of new values.
+
+    This encodes open chunks first. Chunks that move as a whole keep their bytes; the others are read and written.
+    """
     draft.flush()
     before = draft.reader()
     old = draft.state.require_layout()
@@ -287,7 +305,10 @@ def fill_chunks(
     item: bytes,
     numbers: npt.NDArray[np.int64],
 ) -> None:
-    """Fill chunks with an item: by special values in the index if possible, else by small chunks that repeat it."""
+    """Fill chunks with an item: by special values in the index if possible, else by small chunks that repeat it.
+
+    The small chunks are staged.
+    """
     special = special_of(item, layout.dtype)
     if special is not None:
         # Leave equal entries alone, so that the commit does not count them as changed.
@@ -348,7 +369,8 @@ def make_joint(
 ) -> Joint:
     """Convert values to be appended or inserted along an axis, and check that they fit the array.
 
-    The rules are NumPy's for `numpy.concatenate`, with casting "same_kind".
+    The rules are NumPy's for `numpy.concatenate`, with casting "same_kind". ValueError: the values have other extents
+    or dimensions. TypeError: casting would lose a part of them.
     """
     axis = np.lib.array_utils.normalize_axis_index(axis, len(shape))
     # Unlike item assignment, which casts any values, appending must not silently lose a part of them.
@@ -377,6 +399,8 @@ def select_positions(
     axis: int,
 ) -> slice | npt.NDArray[np.int64]:
     """Return the positions that an integer, slice, index array or mask selects along an axis, as `delete` takes them.
+
+    IndexError: the key addresses several axes, or is out of bounds.
 
     Examples
     --------
@@ -409,8 +433,10 @@ def _with_extent(
     axis: int,
     extent: int,
 ) -> tuple[int, ...]:
+    """Return extents with another one along an axis."""
     return (*extents[:axis], extent, *extents[axis + 1 :])
 
 
 def _lengths(box: Box) -> tuple[int, ...]:
+    """Return the shape of a box."""
     return tuple(i.stop - i.start for i in box)

@@ -82,7 +82,10 @@ class CreatedFiles:
         return self._ended
 
     def add(self, rows: Iterable[int]) -> None:
-        """Add files: for each file its number, and then the digest of its stamp."""
+        """Add files: for each file its number, and then the digest of its stamp; once the list has ended, ignore them.
+
+        The list of the transaction gets them as well.
+        """
         rows = array("q", rows)
         with self._mutex.held_once(_MUTEX_OF):
             if not self._ended:
@@ -197,9 +200,10 @@ class Staging:
         nblocks: int,
         head: ChunkHead | None = None,
     ) -> Staged:
-        """Stage a chunk, which will be chunk `n`: write it to its file, or to the spool.
+        """Stage a chunk, which will be chunk `n`: write it to a new file, or to the spool.
 
-        The chunk's row of sizes has a column for each of its `nblocks` blocks.
+        The chunk's row of sizes has a column for each of its `nblocks` blocks. A chunk of zeros or NaN is encoded
+        again, so that its bytes are stored. ConflictError: the transaction has ended, or belongs to another process.
         """
         self.require_open()
         head = head or chunk.unpack_head(buf)
@@ -255,7 +259,7 @@ class Staging:
             self.next = max(self.next, number + 1)
 
     def _append(self, spool: Spool, buf: bytes, record: bytes = b"") -> int:
-        """Append a chunk to the spool, and return its code."""
+        """Append a chunk and its record of checksums to the spool, and return the chunk's code."""
         with self._mutex.held_once(_MUTEX_OF):
             count = len(self._extents)
             start = spool.length
@@ -289,7 +293,7 @@ class Staging:
         raise AssertionError
 
     def _candidates(self, n: int) -> Iterator[int]:
-        """Yield numbers to try for the file of chunk `n`."""
+        """Yield numbers to try for the file of chunk `n`, without end, and reserve them."""
         if self._slots is not None:
             yield self._first + self._slots(n)
         if not self._is_shared:
@@ -308,7 +312,7 @@ class Staging:
             self._window *= 2
 
     def _pass_others(self) -> None:
-        """Reserve all numbers up to the highest one that other writers use."""
+        """List the files in the store, and reserve all numbers up to the highest one that other writers use."""
         # If the store cannot list files, the writer tries one number after the other.
         with suppress(OSError, B2ArrayError):
             numbers = [chunk_number(name) for name in self._store.listing()]
@@ -378,6 +382,7 @@ class Staging:
             yield from segment.pieces(start - base, stop - base)
 
     def _segment_at(self, address: int) -> tuple[Segment, int]:
+        """Return the segment with an address, and the address of its first byte; ValueError without such a segment."""
         k = address // SEGMENT
         if k >= len(self._segments):
             raise ValueError("expected a chunk in the spool, found one in a separate file")
@@ -395,7 +400,10 @@ class Staging:
         return spool.reserved if len(self._segments) == 1 else None
 
     def finish(self, header: Buffer, tail: Buffer, *, durable: bool) -> str:
-        """Write header and tail of a frame to the spool's file, and return its path."""
+        """Write header and tail of a frame to the spool's file, and return its path.
+
+        If `durable`, the file is forced to the disk. ValueError: the spool has no file.
+        """
         spool = self._spool
         if spool is None or spool.path is None:
             raise ValueError("expected a spool with a file, found one in memory")
@@ -418,7 +426,10 @@ class Staging:
         return elapsed >= CHECKED_AFTER
 
     def find_missing(self, offsets: Int64Array) -> list[str]:
-        """Return the names of new files that an index refers to but that do not exist any more."""
+        """Look for new files that an index refers to; return the names of the ones that do not exist any more.
+
+        If the transaction is not old, none can be missing, and this does not read the store.
+        """
         # `vacuum` does not remove newer files.
         if not (self.is_old and self._numbers):
             return []

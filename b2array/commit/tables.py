@@ -24,7 +24,10 @@ _DESCRIPTION = ("_meta.b2f", "_meta.b2nd", "_meta.b2frame")
 
 
 def refuse_columns(store: Store) -> None:
-    """Raise ReadOnlyError if the array in a store is a column of a table, or another part of a table."""
+    """Raise ReadOnlyError if the array in a store is a column of a table, or another part of a table.
+
+    If its path may be in a table, this reads the description of the table.
+    """
     # The columns of a table have fixed paths, so other arrays need no look at the store.
     parts = _COLUMN.fullmatch(store.url)
     if parts is None:
@@ -46,6 +49,7 @@ def _descriptions(store: Store, table: str, path: str) -> list[Store]:
 
 
 def _describes_a_table(store: Store) -> bool:
+    """Read a frame: whether it describes a table. A missing or unreadable frame does not."""
     # If the description is missing or unreadable, python-blosc2 does not open the group as a table either.
     with suppress(*MISSING, B2ArrayError):
         kind = load(store).state.attr("kind")

@@ -44,7 +44,7 @@ def write(
     """Write values to the selected items: encode and store new chunks, or keep them open in a transaction.
 
     `values` have one dimension for each factor of the selection, and are converted to the array's type block by block.
-    With `fields`, only these fields are changed.
+    With `fields`, only these fields are changed. Chunks that are written in part are read first.
     """
     chunks = parts_of_chunks(layout, positions, axes)
     first = list(islice(chunks, 2))
@@ -71,8 +71,8 @@ def rewrite(
 ) -> None:
     """Write whole chunks from new items, a few at a time, and call `after_each` after each chunk.
 
-    Threads call `produce` with a box of the array; it returns the items of the box. Items of `exact` chunks are never
-    rounded.
+    Threads call `produce` with a box of the array; it returns the items of the box. The chunks are encoded and stored.
+    Items of `exact` chunks are never rounded.
     """
     form = Form.of(draft.state, layout)
     if exact:
@@ -130,7 +130,7 @@ class _Writer:
     alone: bool = False
 
     def keep_open(self, buffer: WriteBuffer, chunks: Iterator[tuple[int, Part]]) -> None:
-        """Write to chunks, and keep them open in the buffer while it has room."""
+        """Write to chunks, and keep them open in the buffer; encode the least recently written ones when it is full."""
         with buffer.mutex.held:
             # Chunks that must leave the buffer are encoded between two windows, while nothing is added to it.
             while window := list(islice(chunks, 4 * threads.width())):
@@ -138,7 +138,10 @@ class _Writer:
                 self.draft.flush(buffer.excess())
 
     def make(self, of_chunk: tuple[int, Part]) -> NewChunk:
-        """Write to a chunk; encode it unless it stays open, and store it at once if it gets a separate file."""
+        """Write to a chunk; encode it unless it stays open, and store it at once if it gets a separate file.
+
+        The old chunk is read if the write covers only part of it. The index does not change.
+        """
         number, part = of_chunk
         draft, buffer = self.draft, self.draft.buffer
         patch = patch_of(self.form.layout, part) if self.by_slices else None
@@ -162,6 +165,7 @@ class _Writer:
         return number, buf
 
     def _read_stored(self, number: int, *, private: bool) -> Stored:
+        """Read the present bytes of a chunk; if `private`, return a copy."""
         (stored,) = fetch(self.draft, [ChunkRequest(number, None)])
         # Otherwise, the open chunk would hold all scratch memory of this thread, but count only its own bytes.
         return Stored.whole(bytes(stored.region), stored.head) if private else stored
