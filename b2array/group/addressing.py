@@ -192,7 +192,7 @@ def _open_existing(
 ) -> Any:
     """Open the frame at a URL, or the group or member that the URL names; with a `name`, at this snapshot.
 
-    Raises the errors of `open`.
+    A read-only group that python-blosc2 wrote as a table is returned as a `Table`. Raises the errors of `open`.
     """
     try:
         store = open_store(url, storage_options=storage_options)
@@ -237,7 +237,7 @@ def _open_file(
     follow: bool,
     at: str | None,
 ) -> NDArray | SChunk | Items | Group:
-    """Open the frame or the archive in an open file, for reading."""
+    """Open the frame or the archive in an open file, for reading; raise ReadOnlyError for any other mode."""
     if mode != "r":
         raise ReadOnlyError(f"{type(file).__name__}: an open file can only be read; to change it, open it by its name")
     try:
@@ -258,7 +258,10 @@ def _wrap(
     follow: bool,
     at: str | None,
 ) -> NDArray | SChunk | Items:
-    """Return the object for users that shows a state of a frame, or its state `at` a snapshot."""
+    """Return the object for users that shows a state of a frame, or its state `at` a snapshot.
+
+    The state at a snapshot is read and checked first. With `follow`, the object shows later commits as well.
+    """
     if at is not None:
         source = kept.load_intact_state(source, at)
     cursor = Following(source) if follow else source
@@ -326,7 +329,11 @@ def _make(
     storage_options: Storage,
     options: MemberKeywords,
 ) -> NDArray | Group:
-    """Make an array of this shape, or a group if the user passes no shape; in a group, make a member of the group."""
+    """Make an array of this shape, or a group if the user passes no shape; in a group, make a member of the group.
+
+    Mode "w" replaces what exists at the URL; the other modes raise FileExistsError. Without a shape, a URL that ends
+    like the file of an array or a super-chunk raises ValueError.
+    """
     overwrite = mode == "w"
     if shape is not None:
         place = group_of(url, storage_options)
@@ -342,6 +349,7 @@ def _make(
         wanted = ArrayOptions(**options, overwrite=overwrite, storage_options=storage_options)
 
         def new(at: AnyPlace, final: ArrayOptions) -> Draft:
+            """Return a draft of the member, filled with its fill value."""
             return drafts.draft_filled(at, shape, dtype, final)
 
         return NDArray(make_member(place, wanted, ARRAY, new))
@@ -352,7 +360,10 @@ def _make(
 
 
 def _as_table(member: Any) -> Any:
-    """Return a read-only group as a `Table` if python-blosc2 wrote it as one; return anything else unchanged."""
+    """Return a read-only group as a `Table` if python-blosc2 wrote it as one; return anything else unchanged.
+
+    This may read the description of the table.
+    """
     if isinstance(member, Group) and member.mode == "r" and is_table(member._home, member._prefix):
         return Table(member._home, member._prefix)
     return member
@@ -386,7 +397,8 @@ def _open_in_snapshot_of_group(
 ) -> Any:
     """Open the member at a URL as it was at a snapshot of its group.
 
-    Return None if the frame itself, which is the `source`, has a snapshot of this name, or if its group has none.
+    Return None if the frame itself, which is the `source`, has a snapshot of this name, if the URL does not lead into a
+    group, or if the group had no such member at a snapshot of this name.
     """
     if ledger_in(source).find(at) is not None:
         return None
@@ -404,7 +416,10 @@ def _snapshots_around(
     storage_options: Storage,
     fs: AbstractFileSystem | None,
 ) -> Sequence[SnapshotInfo]:
-    """Return the snapshots of the group around a URL; an empty tuple if the URL does not name a member."""
+    """Return the snapshots of the group around a URL; an empty tuple if the URL does not name a member.
+
+    This reads the indexes of all members, to count the bytes of each snapshot.
+    """
     if is_open_file(url):
         return ()
     address, options = address_of(cast(Url, url), storage_options, fs)
@@ -415,7 +430,10 @@ def _snapshots_around(
 
 
 def _open_part_at(place: Place, storage_options: Storage, at: str) -> Any:
-    """Open a member at a snapshot of its group, or at a snapshot of the member itself."""
+    """Open a member at a snapshot of its group, or at a snapshot of the member itself.
+
+    Raises KeyError if neither has a snapshot of this name, and FileNotFoundError if there is no such member or group.
+    """
     missing: KeyError | None = None
     try:
         then = open_group(place.group, at=at, storage_options=storage_options)
@@ -451,7 +469,8 @@ def open_listed_member(
 ) -> Any:
     """Open a member of a group in an object store if the ending ``.b2d`` in the URL shows the group; otherwise None.
 
-    This takes one request for the manifest, and one for the member.
+    This takes one request for the manifest, and one for the member. It also returns None if the store is read-only, or
+    if the manifest does not list the member.
     """
     front, path, back = cut(os.fsdecode(url))
     names = path.split("/")
@@ -484,7 +503,8 @@ def _open_in_group(
 ) -> Any:
     """Open a group or a member of a group; None if the URL names neither.
 
-    With `foreign`, a file exists at the URL that is not a frame, but may be an archive.
+    With `foreign`, a file exists at the URL that is not a frame, but may be an archive. Raises FileNotFoundError if the
+    group has no such member, and ReadOnlyError for changing a single member of an archive.
     """
     place = group_of(url, storage_options, is_missing=not foreign)
     if place is None:
@@ -523,7 +543,8 @@ def _open_unmarked(
 ) -> Any:
     """Open a frame whose URL lacks the ending of its file, or a directory of arrays without the mark of a group.
 
-    Return None if neither exists.
+    This requests the file with each possible ending. Return None if nothing can be opened; a missing bucket raises
+    FileNotFoundError.
     """
     front, parts, back = cut_path(url, storage_options)
     path = "/".join(parts)

@@ -36,7 +36,7 @@ def writable(home: Home, mode: Mode, url: str) -> AnyGroup | Changes:
 
 @cache
 def _empty_frame() -> Handle:
-    """Return a read-only frame without attributes, for a group that has no frame of attributes."""
+    """Return the shared, read-only frame without attributes, for a group that has no frame of attributes."""
     return create_schunk(chunksize=2**13)._handle.at_snapshot()
 
 
@@ -51,6 +51,10 @@ class Attrs(Attributes):
         self._mode: Mode = mode
 
     def __getattr__(self, name: str) -> Any:
+        """Open the frame of attributes when `_handle` is first used, and keep it.
+
+        If the group has no such frame, an empty frame takes its place. Any other name raises AttributeError.
+        """
         # Open the frame once: a loop over the attributes reads each of them through it.
         if name != "_handle":
             raise AttributeError(name)
@@ -65,7 +69,11 @@ class Attrs(Attributes):
         return self._home.open(path, self._mode, lazy=True)
 
     def require(self) -> Handle:
-        """Open the frame for changes; make a missing frame, with which the group exists even without members."""
+        """Open the frame for changes; make a missing frame, with which the group exists even without members.
+
+        A frame that can only be read, because it is embedded, is replaced by a copy. Making a frame is a commit, or
+        part of the transaction under way. Raises ReadOnlyError if the group cannot be changed.
+        """
         writable(self._home, self._mode, self._home.url)
         frame = self._open_frame()
         if frame is not None and frame.mode == "r+":
@@ -73,7 +81,10 @@ class Attrs(Attributes):
         return self._make_frame(frame, {})
 
     def _make_frame(self, embedded: Handle | None, values: Mapping[str, Any]) -> Handle:
-        """Make the frame with these attributes, and with the attributes of the `embedded` frame that it replaces."""
+        """Make the frame with these attributes, and with the attributes of the `embedded` frame that it replaces.
+
+        This is one commit, or part of the transaction under way. Raises ReadOnlyError if the group cannot be changed.
+        """
         home = writable(self._home, self._mode, self._home.url)
         new = create_schunk(chunksize=2**13)._handle
         attributes = {} if embedded is None else dict(Attributes(embedded))
@@ -87,14 +98,17 @@ class Attrs(Attributes):
             return changes.create(self._name, OTHER, copy_into, overwrite=True)
 
     def add(self, others: Attributes) -> None:
-        """Add attributes; raise FileExistsError if the group already has one of them."""
+        """Add attributes in one commit; raise FileExistsError if the group already has one of them."""
         clash = sorted(self.keys() & others.keys())
         if clash:
             raise FileExistsError(f"{self._home.url}: there is an attribute {clash[0]!r}")
         self.update(others)
 
     def update(self, other: Any = (), /, **named: Any) -> None:
-        """Set several attributes like `dict.update`, in one commit."""
+        """Set several attributes like `dict.update`, in one commit; make the frame of attributes if it is missing.
+
+        Raises ReadOnlyError if the group cannot be changed.
+        """
         writable(self._home, self._mode, self._home.url)
         values = dict(other, **named)
         frame = self._open_frame()
@@ -105,6 +119,7 @@ class Attrs(Attributes):
             self._handle = self._make_frame(frame, values)
 
     def __delitem__(self, name: str) -> None:
+        """Delete an attribute in one commit; raise KeyError for a missing one."""
         writable(self._home, self._mode, self._home.url)
         if name not in self:
             raise KeyError(name)

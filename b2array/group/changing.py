@@ -25,7 +25,7 @@ def begin(
     """Begin a transaction, after completing the commit of a writer that was killed.
 
     The transaction starts by deleting the members whose names begin with `replacing`. `GroupChange` and `RowChange`
-    describe `marked`.
+    describe `marked`; a marked transaction first lists the members again, in the handle `home` as well.
     """
     if marked:  # other callers have just read the list of members
         home.refresh()
@@ -48,7 +48,7 @@ def changing(home: AnyGroup | Changes) -> AbstractContextManager[Changes]:
 
 @contextmanager
 def committing(home: AnyGroup) -> Iterator[AnyTransaction]:
-    """Begin a transaction for the block, and commit it at the end; abort it if the block raises."""
+    """Begin an unmarked transaction for the block, and commit it at the end; abort it if the block raises."""
     changes = begin(home, marked=False)
     try:
         yield changes

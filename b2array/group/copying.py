@@ -26,7 +26,8 @@ def copy_snapshots(changes: AnyTransaction, moments: Sequence[Moment]) -> None:
     """Add the snapshots of another group, which replace snapshots of the same names.
 
     The transaction has already copied the members of that group, each with its earlier states. This copies the states
-    of deleted and replaced members, which belong to no member of the copy.
+    of deleted and replaced members, which belong to no member of the copy, and writes them to the store. Raises
+    UnsupportedError if the group cannot have snapshots.
     """
     changes.view.require_ledger()
     if isinstance(changes, RowTransaction):
@@ -39,6 +40,7 @@ def copy_snapshots(changes: AnyTransaction, moments: Sequence[Moment]) -> None:
 
 
 def _copy_to_disk(changes: LocalTransaction, moments: Sequence[Moment]) -> None:
+    """Add the snapshots to a local transaction; write the states that no new member keeps to retired frames."""
     copies = _states_of_new(changes)
     missing = defaultdict[Hashable, list[Snapshot]](list)
     group = changes.change.identity.encode()
@@ -79,6 +81,7 @@ def _states_of_new(
 
 
 def _copy_to_rows(changes: RowTransaction, moments: Sequence[Moment]) -> None:
+    """Add the snapshots to a transaction in an object store; write a revision of each state that they name."""
     copies = _write_earlier(changes)
     members = changes.change.members
     paths = {member.name: path for path, member in members.items() if member.is_new}
@@ -107,7 +110,10 @@ def _write_earlier(
 
 
 def _copy_unlisted(changes: RowTransaction, path: str, source: Snapshot) -> MemberState:
-    """Copy a state with its chunks, as a revision that no row of the manifest lists."""
+    """Copy a state with its chunks, as a revision that no row of the manifest lists.
+
+    This notes in the change which numbers of chunks are in use at the path.
+    """
     new = copier_of(Handle(source, "r"), changes.storage_options, snapshots=False)
     draft = new(free_place(changes, path), overwrite=False)
     state = _write_state(changes, draft, path, draft.state)
@@ -124,7 +130,7 @@ def _write_state(
     path: str,
     state: FrameState,
 ) -> MemberState:
-    """Write the revision of a state whose chunks are in the draft of a copy."""
+    """Write the revision of a state whose chunks are in the draft of a copy, and return how a snapshot names it."""
     note = next_note(changes, path)
     row = write_earlier_revision(changes.view.catalog, draft, path, state, note)
     return MemberState(path, bytes.fromhex(row.revision), row.sparse)

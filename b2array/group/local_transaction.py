@@ -53,7 +53,8 @@ class LocalTransaction(Transaction):
     def note_read(self, path: str) -> None:
         """Note that a member was read, so that the commit is refused if another writer changes it first.
 
-        This opens the member for writing, unless it is embedded.
+        This opens the member for writing, unless it is embedded. New members are not noted, and an unmarked transaction
+        notes nothing. ConflictError says that the transaction has ended.
         """
         self._require_open()
         if not self.change.marked:
@@ -72,7 +73,9 @@ class LocalTransaction(Transaction):
     def open_unnoted(self, path: str, mode: Mode) -> Handle:
         """Open a member without noting that it was read.
 
-        For writing, the member joins the transaction with a draft, after an earlier commit was applied to its frame.
+        Opening for writing first puts the frame of an earlier commit in its place; then the member joins the
+        transaction with a new draft. Embedded members are opened read-only. Raises ValueError if an inner group owns a
+        member to write, and ConflictError if the transaction has ended.
         """
         self._require_open()
         with self._mutex.held:
@@ -99,6 +102,11 @@ class LocalTransaction(Transaction):
         *,
         overwrite: bool,
     ) -> tuple[str, Handle]:
+        """Begin a new member in a place next to its path; return the path, and a handle with its draft.
+
+        In a marked transaction, the draft gets a note of the commit. Raises ValueError if an inner group owns the path,
+        and the errors of `_require_place` if the path is not free.
+        """
         change, path = self.change, name + suffix
         self.view.require_own(path)
         overwrite = overwrite or name in change.removed
@@ -123,7 +131,7 @@ class LocalTransaction(Transaction):
         """Delete members in the commit, given as paths by name; give up new ones at once.
 
         `states` are the generations of members that were copied, by path. The commit is refused if another writer
-        changes one of them first.
+        changes one of them first. If an inner group owns one of the members, raise ValueError and change nothing.
         """
         self._require_open()
         change = self.change
@@ -147,6 +155,10 @@ class LocalTransaction(Transaction):
     # The end.
 
     def _discard(self) -> None:
+        """Give up all changes, and remove staged files and data of snapshots.
+
+        Does nothing once the manifest may refer to these files.
+        """
         if self.change.outcome != "open":  # the manifest may refer to the staged files
             return
         for path, member in self.change.members.items():
@@ -154,6 +166,10 @@ class LocalTransaction(Transaction):
         self.on_disk.discard()
 
     def _commit(self) -> list[Draft]:
+        """Commit the changed members, deletions and snapshots; give up drafts without changes. Return all drafts.
+
+        New snapshots first prepare all members. Without any change, nothing is written.
+        """
         change = self.change
         # `commit_entries` removes the drafts of new members, so collect all drafts first.
         members = change.members.values()
@@ -171,9 +187,14 @@ class LocalTransaction(Transaction):
         return drafts
 
     def _commit_entries(self, written: Mapping[str, MemberChange]) -> None:
+        """Commit the written members, deletions and snapshots, and show the result in both handles of the group.
+
+        After the commit, this removes files that only dropped snapshots needed.
+        """
         change, view = self.change, self.view
 
         def require(before: Manifest) -> None:
+            """Raise ConflictError if names or snapshots do not fit on top of the manifest `before` the commit."""
             names = {*change.names.values()} - change.removed.keys()
             if names:
                 near = _members_near(view, names, before)
@@ -183,6 +204,7 @@ class LocalTransaction(Transaction):
             self.on_disk.require_fit(before)
 
         def members_after() -> Members:
+            """Return the list of members after the commit."""
             if change.marked:
                 return self.members()
             # If the commit fails, the handle of the group must still show the old list.
@@ -191,6 +213,7 @@ class LocalTransaction(Transaction):
             return members
 
         def show(after: Manifest) -> None:
+            """Show the committed members in the transaction's view and in the group's handle."""
             # The handle of the group may have committed other changes since the transaction began.
             members = self._group.members()
             if change.marked and (change.removed or change.names):
@@ -214,7 +237,7 @@ class LocalTransaction(Transaction):
 
 
 def _discard_member(view: LocalGroup, path: str, member: MemberChange) -> None:
-    """Give up the changes to a member, and remove its staged files."""
+    """Give up the changes to a member, end the transaction of its handle, and remove its staged files if possible."""
     if member.draft is not None:
         if member.is_new:
             member.handle.abandon()
@@ -239,7 +262,8 @@ def _require_place(
 ) -> None:
     """Raise FileExistsError if a file or directory is in the place of a new member.
 
-    In a `marked` transaction, raise ConflictError if it is a member that another writer has made since.
+    With `overwrite`, a frame may be there. If another writer has made a member there since the transaction began, a
+    marked transaction raises ConflictError. Tries again for a while, because another writer may be deleting the frame.
     """
     store = view.store_of(path)
     tries = attempts(store)
@@ -260,7 +284,7 @@ def _require_place(
 
 
 def _members_near(view: LocalGroup, names: set[str], manifest: Manifest) -> Members:
-    """Return the members that have these names, or exclude them.
+    """Look in the store for the members that have these names, or exclude them, and return them.
 
     This looks only for these members, because it takes long to list all members of a large group.
     """
@@ -271,7 +295,7 @@ def _members_near(view: LocalGroup, names: set[str], manifest: Manifest) -> Memb
 
 
 def _list_changes(change: GroupChange, members: Members) -> None:
-    """Update the list of a group's members after a commit."""
+    """Remove deleted members from a list of a group's members, and add new ones."""
     for name in change.removed:
         members.remove(name)
     for path, name in change.names.items():
@@ -284,9 +308,10 @@ def _list_changes(change: GroupChange, members: Members) -> None:
 def _prepare_members(changes: LocalTransaction) -> dict[str, str]:
     """Prepare all members for a new snapshot, and return their paths by name.
 
-    A snapshot changes only members without checksums, which other software wrote: without checksums, a reader cannot
-    notice that other software has overwritten a chunk of the snapshot. Warns if separate groups inside this one have
-    members, which the snapshot does not have.
+    Embedded members get separate frames. Members without checksums, which other software wrote, are rewritten: without
+    checksums, a reader cannot notice that other software has overwritten a chunk of the snapshot. For all other
+    unchanged members, this reads their states, and notes them in `on_disk.bases`. Warns if separate groups inside this
+    one have members, which the snapshot does not have.
     """
     _move_out_embedded(changes)
     members = changes.view.without_mounts(changes.members())
@@ -321,7 +346,7 @@ def _give_checksums(handle: Handle, note: GroupCommit | None) -> None:
 
 
 def _move_out_embedded(changes: LocalTransaction) -> None:
-    """Give each embedded member a separate frame, because the embedding frame keeps no states."""
+    """Replace each embedded member by a new one with a separate frame, because the embedding frame keeps no states."""
     members = changes.members().items()
     embedded = {name: path for name, path in members if is_embedded(path)}
     for name, path in embedded.items():

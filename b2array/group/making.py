@@ -28,7 +28,9 @@ def make_member(
 ) -> Handle:
     """Make a member of a group in one commit, and return its handle. With `options.overwrite`, replace a member.
 
-    Raises the errors of `Group.create`, and ReadOnlyError for an archive.
+    If the group's lock cannot be taken, make only the file of the member, which the directory then lists. Raises
+    RuntimeError if such a file would replace a member of a group with snapshots; also the errors of `Group.create`, and
+    ReadOnlyError for an archive.
     """
     home = whole.home_of(place.group, options.storage_options or {})
     if isinstance(home, Archive):
@@ -47,6 +49,7 @@ def make_member(
         return Handle(commit(new(address, replace(options, fs=None))), "r+")
 
     def draft(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+        """Return a draft of the member with the user's options, and the storage options of the group."""
         wanted = options.layout if options.layout != "auto" else layout
         final = replace(
             options,
@@ -61,7 +64,7 @@ def make_member(
 
 
 def _can_lock(home: LocalGroup) -> bool:
-    """Return whether this thread can take the group's lock now."""
+    """Return whether this thread can take the group's lock now, by taking it for a moment."""
     # If this thread holds the lock of a member, a commit with the group's lock may be waiting for it: a deadlock.
     if holds_locks():
         return False
@@ -74,7 +77,10 @@ def _can_lock(home: LocalGroup) -> bool:
 
 
 def _show_near(home: LocalGroup, name: str) -> None:
-    """Show only the members that decide whether a new member can have a name: a group may have very many others."""
+    """Complete an interrupted commit, and show only the members that decide whether a new member can have a name.
+
+    A group may have very many other members. If this thread holds a lock, the commit is not completed.
+    """
     # Recovery takes the group's lock; see `_can_lock`.
     if not holds_locks():
         home.recover()

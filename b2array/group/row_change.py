@@ -125,7 +125,10 @@ def first_number(change: RowChange, view: ListedGroup, path: str) -> int:
 
 
 def note_moved(change: RowChange, view: ListedGroup, path: str, generation: str) -> None:
-    """Note that a member was copied in this state and will be deleted; ConflictError if its state has changed since."""
+    """Note that a member was copied in this state and will be deleted; ConflictError if its state has changed since.
+
+    If the manifest lists no revision of the member, this reads the present state from the store.
+    """
     name = name_of(path)
     revision = view.rows[name].revision
     # Without a revision, only the published index shows the state.
@@ -142,7 +145,7 @@ def require_unchanged_reads(
     rows: Mapping[str, Row],
     written: Collection[str],
 ) -> None:
-    """Raise ConflictError if another writer has changed a member that the transaction has only read.
+    """Raise ConflictError if another writer has changed or deleted a member that the transaction has only read.
 
     `written` are the names of the members that the commit writes.
     """

@@ -27,7 +27,10 @@ _outdated: set[tuple[str, bytes]] = set()
 
 
 def promise(store: Store, record: Any) -> Handle | None:
-    """Return a handle to a local member from its summary; None if the member must be read at once."""
+    """Return a handle to a local member from its summary; None if the member must be read at once.
+
+    This reads the head of the member, to check that the summary is up to date. The handle reads the rest on demand.
+    """
     described = _try_unpack(record)
     if described is None:
         return None
@@ -41,6 +44,7 @@ def promise(store: Store, record: Any) -> Handle | None:
         data = memoryview(described.header)
 
     def read() -> Snapshot:
+        """Load the member from the header that was checked."""
         return load_from_header(store, data, head.version, head.unique)
 
     return Handle(Promised(store, described, read), "r")
@@ -62,6 +66,7 @@ def promise_revision(
         return None
 
     def read_and_compare() -> Snapshot:
+        """Read the member; raise ConflictError if it differs from its summary."""
         source = read()
         _require_described(source, described)
         return source
@@ -74,7 +79,10 @@ def promise_revision(
 
 
 def _require_described(source: Snapshot, described: Summary) -> None:
-    """Raise ConflictError if a member differs from its summary in anything but items."""
+    """Raise ConflictError if a member differs from its summary in anything but items.
+
+    Such a summary is not used again in this process.
+    """
     if source.frame.fingerprint == described.fingerprint:
         return
     if _description(source.state) != _description(described.state):

@@ -43,7 +43,10 @@ __all__ = [
 
 
 def home_of(url: str, storage_options: Mapping[str, Any], *, required: bool = True) -> AnyGroup | Archive:
-    """Return the home of a group at a URL; raise FileNotFoundError if the group is `required` and missing."""
+    """Return the home of a group at a URL; raise FileNotFoundError if the group is `required` and missing.
+
+    This reads the manifest. Raises FormatError if another kind of file is at the URL.
+    """
     home = group_at(url, storage_options)
     # Look for the manifest first: if there is one, this is the only request.
     has_manifest = not home.url.endswith(".b2z") and home.show_manifest()
@@ -59,8 +62,8 @@ def find_outer_group(home: AnyGroup) -> tuple[AnyGroup, str] | None:
     """Return the group around a place where a group is or will be, and its name there; None for a separate group.
 
     A manifest or an embedding frame marks a separate group. Any other group exists because of the names of members,
-    which the outer group lists, commits and keeps in snapshots; so changes go through the outer group. ReadOnlyError
-    says that the outer group is an archive.
+    which the outer group lists, commits and keeps in snapshots; so changes go through the outer group. This looks for
+    both in the store. ReadOnlyError says that the outer group is an archive.
     """
     is_separate = home.is_listed() if isinstance(home, ListedGroup) else _is_marked(home)
     if is_separate:
@@ -87,7 +90,10 @@ def home_in_file(file: BinaryFile) -> Archive:
 
 
 def _explain_missing_list(store: Store) -> str:
-    """Return the end of an error message if the store cannot list files, so that only a manifest could show a group."""
+    """Return the end of an error message if the store cannot list files, so that only a manifest could show a group.
+
+    This tries to list the files.
+    """
     try:
         store.listing()
     except UnsupportedError:
@@ -101,7 +107,11 @@ def _explain_missing_list(store: Store) -> str:
 
 
 def is_archive(store: Store) -> bool:
-    """Return whether a store is a zip archive, and not a directory or prefix; raise FormatError for other files."""
+    """Return whether a store is a zip archive, and not a directory or prefix.
+
+    This reads the head of the file. Raises FormatError for a frame, and for any other file on a local disk or with the
+    ending ``.b2z``.
+    """
     if store.is_prefix:
         return False
     (head,) = store.head([""], 16)
@@ -135,7 +145,8 @@ def exists(group: AnyGroup, *, visible: bool = False) -> bool:
     """Return whether there is a group, or a local directory with any files, which can become a group.
 
     With `visible`, a local directory counts only if it or a directory around it is marked as a group, or if members are
-    in it or one level below; nothing further down is examined.
+    in it or one level below; nothing further down is examined. Raises the store's error if it hides whether the group
+    is marked.
     """
     if _is_marked(group):
         return True
@@ -156,6 +167,7 @@ def exists(group: AnyGroup, *, visible: bool = False) -> bool:
 
 
 def _is_inside_group(place: Path) -> bool:
+    """Return whether any directory around a place is marked as a group."""
     signs = MANIFEST, EMBEDDED
     return any(Path(outer, sign).is_file() for outer in place.parents for sign in signs)
 
@@ -181,7 +193,11 @@ def _is_marked(group: AnyGroup) -> bool:
 
 
 def initialise(group: AnyGroup) -> None:
-    """Make an empty group: an embedding frame, and a manifest where one is needed."""
+    """Make an empty group: an embedding frame, and a manifest where one is needed.
+
+    Raises ReadOnlyError for a read-only store, FileExistsError if another file or group is there, and ValueError for a
+    URL below which no member can have a name.
+    """
     if not group.store.can.write:
         raise ReadOnlyError(f"{group.url} can only be read")
     # Raises ValueError for a URL below which no member can have a name.
@@ -193,7 +209,7 @@ def initialise(group: AnyGroup) -> None:
 
 
 def _list_nothing(group: ListedGroup) -> None:
-    """Write the manifest of a group without members, under a new identity."""
+    """Write the manifest of a group without members, under a new identity, and show it."""
     empty = Manifest({}, os.urandom(8).hex())
     replace_manifest(group.catalog, empty, None)
     group.show(*group.catalog.last_seen())
@@ -208,7 +224,10 @@ def _require_no_frame(group: AnyGroup) -> None:
 
 
 def complete(group: AnyGroup) -> None:
-    """Add a missing embedding frame to a local group; python-blosc2 opens no directory without it."""
+    """Add a missing embedding frame to a local group; python-blosc2 opens no directory without it.
+
+    Does nothing in an object store. Raises FileExistsError if an array is there.
+    """
     if not group.is_local:
         return
     (head,) = group.store.head([EMBEDDED], 1)
@@ -220,7 +239,11 @@ def complete(group: AnyGroup) -> None:
 
 
 def consolidate(group: AnyGroup | Changes) -> None:
-    """Write summaries of the present states of all members into the manifest."""
+    """Write summaries of the present states of all members into the manifest.
+
+    This first completes an interrupted commit, and lists and reads the members again; the handle then shows the latest
+    list. Raises ValueError inside a transaction.
+    """
     if isinstance(group, Changes):
         raise ValueError("consolidate() inside a transaction would describe uncommitted changes")  # noqa: TRY004
     group.recover()
@@ -242,7 +265,10 @@ def check_replaceable(group: AnyGroup) -> None:
 
 
 def clear(group: AnyGroup) -> None:
-    """Remove all members and snapshots of a group; raise FileExistsError for anything but a group."""
+    """Remove all members and snapshots of a group in one commit; raise FileExistsError for anything but a group.
+
+    This first completes an interrupted commit, and at the end adds a missing embedding frame or manifest.
+    """
     check_replaceable(group)
     group.recover()
     with committing(group) as changes:
@@ -255,7 +281,7 @@ def clear(group: AnyGroup) -> None:
 
 
 def discard(group: AnyGroup) -> None:
-    """Remove a new group whose first commit failed, unless another writer has added members."""
+    """Remove a new group whose first commit failed, unless another writer has added members; ignore errors."""
     # The caller raises the error of the commit, which is more important than a failure to clean up.
     with suppress(OSError, B2ArrayError), group.store.lock(MANIFEST):
         group.refresh()
