@@ -59,6 +59,7 @@ def apply_log(
     applied = Applied()
 
     def take(path: str, entry: Entry) -> None:
+        """Apply one entry, and note the result in `applied`; never raise an error of the store."""
         try:
             if is_embedded(path):
                 remove_embedded(path, entry)
@@ -181,7 +182,7 @@ def _take_out(store: Store, aside: Store) -> None:
 
 
 def _is_there(store: Store) -> bool:
-    """Whether the place is occupied, even by chunks without an index that a killed writer has left."""
+    """Ask the store whether the place is occupied, even by chunks without an index that a killed writer has left."""
     try:
         store.listing()
     except MISSING:

@@ -100,9 +100,9 @@ def _require_complete(group: Store, manifest: Manifest) -> None:
 
 
 def embedded_extents(state: State, url: str) -> dict[str, range | None]:
-    """Return the byte range of each member in an embedding frame; None for a reference to a server.
+    """Return the byte range of each member in an embedding frame, by name; None for a reference to a server.
 
-    FormatError: a range exceeds the data of the frame.
+    FormatError: the map of members is damaged, or a range exceeds the data of the frame.
     """
     packed = state.attr(EMBEDDED_NOTES)
     notes = {} if packed is None else decode_attr(packed)

@@ -80,6 +80,7 @@ class New:
     is_same: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the new frame, with a packed index."""
         thin, packed_index = self.state.without_index(0)
         return _new, (
             thin,
@@ -322,7 +323,10 @@ def rebase_change(change: ChangeSet, base: Snapshot, current: Snapshot) -> Chang
 
 
 def _check_snapshots(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
-    """Raise ConflictError if another writer has changed a snapshot that the change makes or drops."""
+    """Raise ConflictError if another writer has changed a snapshot that the change makes or drops.
+
+    A change that only makes a snapshot conflicts with every commit.
+    """
     if change.keeps and change._leaves_state:
         # A commit that only makes a snapshot must keep the state that its caller saw.
         raise ConflictError(f"{current.url} was changed by another writer; call refresh() and repeat the snapshot")
@@ -341,7 +345,10 @@ def _identify(entry: Kept | None) -> object:
 
 
 def _check_chunks(change: ChangeSet, base: Snapshot, current: Snapshot) -> None:
-    """Raise ConflictError if other writers have changed chunks that the change reads or puts."""
+    """Raise ConflictError if other writers have changed chunks that the change reads or puts.
+
+    A change of the shape, or of the order of the chunks, conflicts with every commit, and so does a rewrite.
+    """
     # Other software overwrites chunks in place, and a writer that replaces the whole file moves its chunks. The tag of
     # a version tells files apart.
     old_tag = base.version and base.version.tag
@@ -415,6 +422,7 @@ def _join_two(a: ChangeSet, b: ChangeSet, url: str) -> ChangeSet:
     filters = [each for each in (a.filters, b.filters) if each is not None]
 
     def merge_rows(first: Any, second: Any) -> Any:
+        """Join two columns, in the order of the chunks."""
         return np.concatenate([first, second])[order]
 
     return replace(

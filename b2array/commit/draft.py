@@ -159,8 +159,9 @@ class Delta:
 class Draft(Source):
     """Changes on top of a snapshot `base`, or of nothing for a `new` frame.
 
-    Threads may put chunks at the same time; other methods allow only one thread at a time. A frame inside a larger
-    file, or by a later version of b2array, cannot be changed.
+    Threads may put chunks at the same time; other methods allow only one thread at a time. With `overwrite`, a new
+    draft looks for the old frame in the store. ReadOnlyError: the frame is inside a larger file. UnsupportedError: a
+    later version of b2array has written the frame.
 
     Parameters
     ----------
@@ -247,7 +248,10 @@ class Draft(Source):
         return self.base.staleness()
 
     def locate(self, n: int) -> Location | Special:
-        """Return the location of chunk `n`; encode it first if it is open, and note the read of an old chunk."""
+        """Return the location of chunk `n`; encode it first if it is open, and note the read of an old chunk.
+
+        ChunkLostError: the chunk is lost.
+        """
         if self.buffer is not None and n in self.buffer.chunks:
             self.flush((n,))
         extent = self.staging.extent(int(self.state.frame.offsets[n])) if 0 <= n < self.state.frame.nchunks else None
@@ -294,11 +298,14 @@ class Draft(Source):
     # Chunks.
 
     def put(self, n: int, buf: bytes) -> None:
-        """Stage the bytes of a chunk, and replace chunk `n` by it; a chunk of zeros or NaN is not stored."""
+        """Stage a chunk, and replace chunk `n` by it; a chunk of zeros or NaN is not stored."""
         self.set_chunk(n, self.store_chunk(n, buf))
 
     def store_chunk(self, n: int, buf: bytes) -> Staged:
-        """Stage a chunk that will be chunk `n`; if possible, an index entry stands for a chunk of zeros or NaN."""
+        """Stage a chunk that will be chunk `n`; if possible, an index entry stands for a chunk of zeros or NaN.
+
+        The draft's index does not change: pass the result to `set_chunk`. Raises the errors of `stage_chunk`.
+        """
         head = chunk.unpack_head(buf)
         special = head.header.special
         if special in index.SPECIAL_OFFSETS and not self.state.frame.variable_chunks:
@@ -363,6 +370,7 @@ class Draft(Source):
             chosen = [(n, chunks[n]) for n in wanted if n in chunks]
 
             def store(numbered: tuple[int, OpenChunk]) -> bytes | Staged:
+                """Encode a chunk; in a sparse frame, stage it as well."""
                 n, chunk = numbered
                 buf = chunk.encode()
                 return self.store_chunk(n, buf) if self.sparse else buf
@@ -484,11 +492,11 @@ class Draft(Source):
     # Rebasing on the commits of other writers.
 
     def rebase(self, current: Snapshot, *, is_equal: bool = False) -> None:
-        """Put the changes on top of the `current` state, which another writer has committed.
+        """Put the changes on top of the `current` state, which another writer has committed: it becomes the base.
 
-        New chunks whose files may have been deleted move to other files. With `is_equal`, the state equals the base and
-        has the chunks in the same places. ConflictError: the other writer has changed a chunk or a value on which these
-        changes depend.
+        New chunks whose files may have been deleted are copied to other files. With `is_equal`, the state equals the
+        base and has the chunks in the same places. ConflictError: the other writer has changed a chunk or a value on
+        which these changes depend.
         """
         _renumber(self)
         if self.base is None or current.generation == self.base.generation:
@@ -642,7 +650,7 @@ def _replaced_by_file(url: str) -> ConflictError:
 
 
 def _is_vacant(store: Store) -> bool:
-    """Look whether a new local frame will create its own directory."""
+    """Ask the store whether a new local frame will create its own directory."""
     if store.in_process or not store.can.local:
         return False
     try:
@@ -695,7 +703,7 @@ def _undo_set(state: State, mask: Mask, digests: dict[int, bytes], n: int, was: 
 
 
 def warn_of_forgotten(draft: Draft) -> None:
-    """Warn of the forks of a committed draft that were never merged."""
+    """Warn of the forks of a draft that were never merged; the draft was committed."""
     if draft.forks is not None:
         draft.forks.roster.warn_of_forgotten(draft.url)
 

@@ -77,22 +77,22 @@ class GroupOnDisk(Protocol):
         locked: Collection[str] = (),
         states: Mapping[str, Snapshot] = MappingProxyType({}),
     ) -> Applied:
-        """Apply the log to members; `states` has the old states that the caller knows."""
+        """Give members the states that the log specifies; `states` has the old states that the caller knows."""
 
     def paths_of(self, names: Collection[str], manifest: Manifest) -> dict[str, str]:
-        """Return the names of members by path; one name may have several paths."""
+        """Find all paths of members with these names, and return the names by path; one name may have several paths."""
 
     def current(self, path: str) -> Snapshot:
-        """Return the state of a member in the manifest that the group shows."""
+        """Load the state of a member in the manifest that the group shows."""
 
     def remember(self, path: str, committed: Snapshot) -> None:
         """Remember the state that the commit has given a member."""
 
     def name_embedded_state(self, path: str) -> str:
-        """Return the name of an embedded member's state."""
+        """Read the embedding frame, and return the name of an embedded member's state."""
 
     def remove_embedded(self, path: str, entry: Entry) -> None:
-        """Remove a member from the embedding frame, unless it was already removed."""
+        """Remove a member from the embedding frame, and commit that, unless it was already removed."""
 
 
 @dataclass(slots=True)
@@ -357,6 +357,7 @@ def _commit(
     """
 
     def lock(path: str, name: str) -> None:
+        """Take the lock of another member, and add it to `locks`; ConflictError if the member is gone."""
         if path not in attempt.locked:
             store = group.store_of(path)
             try:
@@ -430,6 +431,7 @@ def _stage(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, path: str
     draft, token = member.draft, os.urandom(8).hex()
 
     def put(pieces: Iterable[Buffer]) -> None:
+        """Write pieces to a new file next to the member, and force it to the disk."""
         aside = group.store_of(staged_path(path, token, sparse=draft.sparse))
         create_under_own_name(aside, "", pieces)
         aside.force()
@@ -457,7 +459,7 @@ def _stage(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, path: str
 
 
 def _entry_of_new(group: GroupOnDisk, path: str, member: MemberChange, note: GroupCommit | None) -> Entry:
-    """Commit the `note` to the frame of a new member, in its place next to the path, and return its entry.
+    """Commit the `note`, if any, to the frame of a new member, in its place next to the path; return its entry.
 
     ConflictError: somebody has removed that frame.
     """
@@ -481,7 +483,7 @@ def _force_new(group: GroupOnDisk, path: str, member: MemberChange) -> None:
 
 
 def _stage_deletions(group: GroupOnDisk, change: GroupChange, attempt: _Attempt) -> None:
-    """Add entries to the log for deleted members, except those that a new member at the same path replaces."""
+    """Read the states of deleted members, and add entries to the log, except where a new member has the same path."""
     if not change.removed:
         return
     for path in group.paths_of(change.removed.keys(), attempt.before):

@@ -104,7 +104,10 @@ def _register_forks(draft: Draft) -> Forks:
 
 
 def _shared_place(draft: Draft, transaction: bytes) -> tuple[int, str]:
-    """Choose the place for the chunks of forks: return the number of their first file, or a directory."""
+    """Choose the place for the chunks of forks: return the number of their first file, and the path of a directory.
+
+    The path is "" if the chunks are not in a directory beside the file.
+    """
     if draft.store.in_process:
         return 0, ""
     if draft.sparse:
@@ -217,7 +220,10 @@ def abandon_write(point: ForkPoint) -> None:
 
 
 def remove_journal(point: ForkPoint) -> None:
-    """Remove the journal, and the directory of chunks next to a contiguous file, as far as possible."""
+    """Remove the journal, and the directory of chunks next to a contiguous file, as far as possible.
+
+    Errors of the store are ignored. The journal of a new array stays while chunks are there without an index.
+    """
     store = point.journal_store
     if store is None:
         return
@@ -232,7 +238,7 @@ def remove_journal(point: ForkPoint) -> None:
 
 
 def _needs_journal(point: ForkPoint, store: Store) -> bool:
-    """Whether chunks of a never committed array remain: `vacuum` recognizes them only by the journal."""
+    """Ask the store whether chunks of a never committed array remain: `vacuum` recognizes them only by the journal."""
     if point.base is not None:
         return False
     names = store.listing()
@@ -245,6 +251,7 @@ def _keep_young(point: ForkPoint) -> Callable[[], object]:
     ended = threading.Event()
 
     def keep() -> None:
+        """Rewrite the journal from time to time, until the transaction ends."""
         while not ended.wait(_YOUNG_SECONDS):
             # One failure does no harm: `vacuum` waits much longer, and the next round tries again.
             with suppress(OSError, B2ArrayError):
@@ -255,6 +262,7 @@ def _keep_young(point: ForkPoint) -> Callable[[], object]:
         thread.start()
 
     def end() -> None:
+        """End the thread, and wait until it has ended."""
         ended.set()
         if thread.ident is not None:
             # Otherwise the thread might write the journal again after its removal.
@@ -330,6 +338,7 @@ def _slots(
     counts = layout.grid_shape
 
     def slot(n: int) -> int:
+        """Return the number of chunk `n` among the chunks in the region."""
         number = 0
         for stride, count, start, length in zip(strides, counts, starts, lengths, strict=True):
             position = n // stride % count - start

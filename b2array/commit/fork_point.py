@@ -119,6 +119,7 @@ class ForkPoint:
         return f"{self.transaction[:8].hex()}{JOURNAL}"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the point, with the bytes of chunks that are only in memory."""
         # Leave out `files` and `makes_directory`: only the process of the transaction removes files.
         return _point, (
             self.store,

@@ -155,7 +155,7 @@ class Handle:
 
     @property
     def draft(self) -> Draft | None:
-        """The changes of the transaction that is under way."""
+        """The changes of the transaction that is under way; None outside of transactions."""
         return self._draft
 
     @property
@@ -193,7 +193,10 @@ class Handle:
             del error  # its traceback refers to this frame
 
     def reading(self, task: Callable[[Source], T]) -> T:
-        """Return the result of a task that reads; repeat it if a commit through this handle has removed its source."""
+        """Return the result of a task that reads; repeat it if a commit through this handle has removed its source.
+
+        Raises the errors of `recover`.
+        """
         source = self.source
         while True:
             try:
@@ -387,7 +390,10 @@ class Handle:
             raise ValueError("a transaction is under way on this handle already")
 
     def leave(self, snapshot: Snapshot | None) -> None:
-        """Wait for changes of other threads, leave the transaction, and show a new state, or by default the old one."""
+        """Wait for changes of other threads, leave the transaction without committing, and show a state.
+
+        By default, it is the last committed one that the handle has shown.
+        """
         with self.mutex.held:
             self._show(snapshot or self.snapshot)
 
@@ -404,7 +410,8 @@ class Handle:
     def new_draft(self, *, locked: bool = False) -> Draft:
         """Begin a draft on top of the committed state, apart from any transaction under way.
 
-        If a commit of the member's group still waits to be applied, this applies it first, and shows the result.
+        If a commit of the member's group still waits to be applied, this applies it first, and shows the result. If the
+        header of the frame was not read yet, this reads it. FileNotFoundError or ConflictError: the frame is gone.
         """
         snapshot = self.snapshot
         if snapshot.again is not None:
@@ -431,7 +438,7 @@ class Handle:
         return Handle(self._look(), mode)
 
     def replace_state(self, snapshot: Snapshot) -> None:
-        """Show a state that another handle or function has committed, unless a transaction is under way."""
+        """Show a state that another handle or function has committed; do nothing if a transaction is under way."""
         with self.mutex.held:
             if self._draft is None:
                 self._show(snapshot)

@@ -53,6 +53,7 @@ def makers_lock(store: Store) -> AbstractContextManager[object]:
     group, _ = around
 
     def take() -> AbstractContextManager[object]:
+        """Take the lock of the manifest, or no lock."""
         if holds_locks():
             return nullcontext()
         try:
@@ -115,7 +116,10 @@ def groups_above(place: str, marks: Sequence[str] = (MANIFEST,)) -> Iterator[tup
 
 
 def _group_around(store: Store, marks: Sequence[str] = (MANIFEST,)) -> tuple[str, str] | None:
-    """Return the innermost group around a local frame, and the frame's path there; see `groups_above` for `marks`."""
+    """Look for the innermost group around a local frame; return it, and the frame's path there, or None.
+
+    See `groups_above` for `marks`.
+    """
     if not isinstance(store, LocalStore):
         return None
     place = os.path.realpath(store.url) if os.path.islink(store.url) else store.url
@@ -150,7 +154,7 @@ def _read_log(group: LocalStore) -> Mapping[str, Entry]:
 
 
 def _log_of(group: LocalStore) -> Mapping[str, Entry]:
-    """Return the log of a local group, from a cache unless the manifest may have changed since."""
+    """Return the log of a local group; read it unless the manifest is the one that was read last time."""
     (head,) = group.head([MANIFEST], 1)
     # Right after a change, a second change might leave the same times, so do not use the cache.
     if isinstance(head, Exception) or not head.unique:

@@ -228,7 +228,10 @@ def map_concurrently(
 
 
 def _adopt_members(unadopted: Mapping[str, Snapshot], manifest: Manifest) -> None:
-    """Adopt members that a transaction has only read or moved; ConflictError if one has changed since."""
+    """Commit a note of the group to members that a transaction has only read or moved, unless they note it already.
+
+    ConflictError: one of them has changed since.
+    """
     rows = manifest.rows or {}
     for name, member in unadopted.items():
         row = rows.get(name)
@@ -300,7 +303,7 @@ def _outcome(
 
 
 def _keep_files(drafts: Collection[Draft]) -> None:
-    """Keep the files of drafts when they end, because the manifest may name them."""
+    """Make drafts keep their files when they end, because the manifest may name them."""
     for draft in drafts:
         draft.staging.files.is_needed = True
 
@@ -323,6 +326,7 @@ def _prepare(
     rows = manifest.rows or {}
 
     def is_ready(name: str) -> bool:
+        """Whether an earlier attempt has prepared the revision for the same row."""
         draft = drafts[name]
         ready = prepared.get(name)
         row = rows.get(name)
@@ -334,6 +338,7 @@ def _prepare(
         return row is not None and row.revision == ready.base
 
     def prepare_one(name: str) -> _Prepared:
+        """Rebase a draft, write its revision, and return it."""
         draft = drafts[name]
         row = rows.get(name)
         is_new = draft.base is None
@@ -541,9 +546,9 @@ def _publish_new(
     source: Draft,
     manifest: Manifest,
 ) -> Version | None:
-    """Publish a new member before the commit; FileExistsError if a frame is there that is not a leftover of the group.
+    """Publish a new member before the commit, and return the version of its index; try again after a conflict.
 
-    Returns the version of the published index.
+    An existing frame in its place is replaced if it is a leftover of the group. FileExistsError: it is another frame.
     """
     store = catalog.group.below(path)
     name = FRAME_NAME if row.sparse else ""
@@ -589,6 +594,7 @@ def _publish(
     _remove_published(catalog, before, newest, {*removed, *prepared})
 
     def publish_one(name: str) -> Snapshot:
+        """Publish a revision if the manifest still lists it, and return the new state of the member."""
         new = prepared[name]
         version = new.published
         row_now = rows_now.get(name)

@@ -57,7 +57,7 @@ def commit(draft: Draft) -> Snapshot:
     """Encode open chunks, make all changes of a draft visible, and return the new state; abort the draft on failure.
 
     ConflictError: another writer has changed chunks or values on which these changes depend. The store keeps the state
-    of that writer.
+    of that writer. FileExistsError: the place of a new frame is occupied.
     """
     try:
         draft.flush()
@@ -107,7 +107,7 @@ def _make(draft: Draft) -> Snapshot:
 
 
 def _has_other_writers(draft: Draft, name: str) -> bool:
-    """Look whether the frame to replace may have other writers, which respect a lock."""
+    """Ask the store whether the frame to replace may have other writers, which respect a lock."""
     if draft.locked or draft.new is None or not draft.new.overwrite or not draft.destination.place.can.lock:
         return False
     try:
@@ -157,7 +157,7 @@ def _overwrite(draft: Draft) -> Snapshot:
 
 
 def _has_changed(old: Snapshot | None, committed: Snapshot) -> bool:
-    """Look whether another writer has changed a frame of the other layout since it was read."""
+    """Ask the store whether another writer has changed a frame of the other layout since it was read."""
     if old is None or old.name == committed.name:
         return False
     try:
@@ -290,7 +290,7 @@ def _warn_of_dead_space(url: str) -> None:
 
 
 def _carry_out(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
-    """Carry out a plan, by compacting the frame if it says so, and return the new state."""
+    """Publish a plan, or compact the frame if the plan says so; return the new state."""
     if kept.plan.step == CommitStep.COMPACT:
         return _compact(kept, draft, current)
     return publish(kept.plan, draft, current)
@@ -344,7 +344,10 @@ def _stage(
     current: Snapshot | None,
     put: Callable[[Iterable[Buffer]], object],
 ) -> Prepared:
-    """Write all but the last step of a plan: append to the file, or `put` a new object."""
+    """Write all but the last step of a plan, and return the new state: append to the file, or `put` a new object.
+
+    The objects to which the new state refers are made first.
+    """
     intended = kept.plan
     if intended.step == CommitStep.COMPACT and current is not None:
         return _stage_compacted(kept, draft, current, put)
@@ -379,7 +382,7 @@ def publish(intended: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
 
     If a write raises an error, for example because an answer was lost, but the store has the new state, this ignores
     the error. If the write may still happen, the draft keeps its files. ConflictError: another writer was faster, or
-    files of new chunks were removed.
+    files of new chunks were removed. FileExistsError: the place of a new frame is occupied.
     """
     state = intended.require_state()
     require_files(intended, draft)
@@ -410,7 +413,11 @@ def publish(intended: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
 
 
 def _write(intended: Plan, draft: Draft, current: Snapshot | None) -> Version | None:
-    """Write a file or object with header, chunks and tail, and return its version."""
+    """Write a file or object with header, chunks and tail, and return its version.
+
+    If the spool's file becomes the frame, it is completed and moved to its place. ConflictError: another writer was
+    faster. FileExistsError: the place of a new frame is occupied.
+    """
     store, name, new = draft.store, draft.name, draft.new
     expected = current.version if current else new.replaces if new else None
     exclusive = current is None and new is not None and not new.overwrite
@@ -483,7 +490,7 @@ def _stage_compacted(
     current: Snapshot,
     put: Callable[[Iterable[Buffer]], object],
 ) -> Prepared:
-    """Copy all chunks of a frame, and `put` them as a new object without dead space."""
+    """Copy all chunks of a frame, `put` them as a new object without dead space, and return the new state."""
     copy = whole(draft, current, kept.pinned, kept.unpinned)
     try:
         intended = make_plan(copy, None)

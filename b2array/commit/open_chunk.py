@@ -77,6 +77,9 @@ class Form:
 class OpenChunk:
     """A chunk that is being changed.
 
+    Blocks are decoded as they are needed; an old chunk with other blocks, or with delta encoding, is decoded at once.
+    FormatError: the old chunk has another size than the array's chunks.
+
     Parameters
     ----------
     form : Form
@@ -277,10 +280,9 @@ class OpenChunk:
         )
 
     def _round(self, numbers: list[int]) -> tuple[Bytes, int]:
-        """Return blocks and a number of bits.
+        """Return blocks as one array, rounded if the user allows errors, and the number of mantissa bits in use.
 
-        If the user allows errors, the values are rounded, and the number counts the mantissa bits in use; otherwise it
-        is 0.
+        Without rounding, the number is 0, and the array may be a view.
         """
         form = self.form
         data = self._join(numbers)
@@ -351,14 +353,14 @@ class WriteBuffer:
         self.mutex = Mutex()
 
     def keep(self, n: int, chunk: OpenChunk) -> None:
-        """Keep a chunk, now the most recently written one."""
+        """Keep a chunk, now the most recently written one, in place of an earlier one with its number."""
         self.drop(n)
         self.chunks[n] = chunk
         self._sizes[n] = chunk.nbytes
         self.nbytes += chunk.nbytes
 
     def drop(self, n: int) -> None:
-        """Forget a chunk, if it is open."""
+        """Forget a chunk and its changes, if it is open."""
         self.chunks.pop(n, None)
         self.nbytes -= self._sizes.pop(n, 0)
 

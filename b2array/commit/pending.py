@@ -170,7 +170,7 @@ def _is_from(name: str, first: int | None) -> bool:
 
 
 def newest_time(files: Iterable[Listed]) -> float | None:
-    """Return the time of the newest file among some files; None if the time of one file is unknown."""
+    """Return the time of the newest file among some files; None without files, or if the time of one is unknown."""
     newest: float | None = None
     for each in files:
         if each.modified is None:

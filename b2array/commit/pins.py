@@ -194,7 +194,10 @@ def try_manifests_lock(store: Store) -> Iterator[bool]:
 
 
 def _try_lock(url: str, locks: ExitStack) -> bool:
-    """Take the lock of a group's manifest if it is free; return whether this thread may destroy states of members."""
+    """Take the lock of a manifest if it is free, and add it to `locks`; return whether states may be destroyed.
+
+    If this thread holds the lock already, that is enough. Without permission to lock, the group must have no snapshots.
+    """
     group = LocalStore(url)
     if group.holds_lock():
         return True

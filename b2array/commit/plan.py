@@ -213,7 +213,10 @@ def _dead_nbytes(state: State, ledger: Ledger) -> int | None:
 
 
 def _pack_next(change: ChangeSet, current: Snapshot | None, facts: Facts, step: CommitStep) -> Plan:
-    """Return the plan that leads to the next state by this step, with the packed state."""
+    """Return the plan that leads to the next state by this step, with the packed state.
+
+    LimitError: the file has no room for the chunks of kept states.
+    """
     state = apply_change(change, _start(change, current))
     if change.changes_values:
         state = with_stale_indexes(state)
@@ -354,7 +357,10 @@ class _Keeping(NamedTuple):
 
 
 def _keep(change: ChangeSet, current: Snapshot | None, facts: Facts, coming: State, placed: _Placed) -> _Keeping:
-    """Pack the states that a change keeps, and the ledger that lists them; `coming` is the state after the change."""
+    """Pack the states that a change keeps, and the ledger that lists them; `coming` is the state after the change.
+
+    LimitError: the file has no room for the chunks of kept states.
+    """
     _require_room(change, current, coming, facts)
     is_ours = current is None or current.frame.is_ours
     if is_ours and not change.keeps and not change.drops:
@@ -493,7 +499,8 @@ class _Count(NamedTuple):
 def _counts(change: ChangeSet, current: Snapshot | None) -> tuple[int, _Count, _Count]:
     """Return the total size of files before a change, the files that it removes from the index, and the files it adds.
 
-    If b2array wrote the base, the sum in its header is correct, so this counts only added and removed chunks.
+    If b2array wrote the base, the sum in its header is correct, so this counts only added and removed chunks. Otherwise
+    the size before is 0, and every file counts as added.
     """
     if current is None or not current.frame.is_ours:
         state = apply_change(change, _start(change, current))

@@ -51,7 +51,7 @@ def make_plan(draft: Draft, current: Snapshot | None, *, pinned: bool = False) -
 
 
 def observe(change: ChangeSet, current: Snapshot | None, draft: Draft, *, pinned: bool = False) -> Facts:
-    """Read the facts that `plan` needs from the store and the staging area."""
+    """Read the facts that `plan` needs from the store and the staging area, and choose a random salt."""
     store = draft.store
     return Facts(
         url=draft.url,
@@ -125,9 +125,9 @@ def whole(
 ) -> Draft:
     """Begin a draft with copies of all chunks, for a new file of the same frame in the place of the old file.
 
-    The new file keeps the states of the old file, except the `unpinned` ones and the ones that the draft drops, and
-    also keeps the `pinned` states. This encodes the open chunks of the draft. The caller commits or aborts the new
-    draft.
+    The caller has encoded open chunks, and commits or aborts the new draft. The new file keeps the states of the old
+    file, except the `unpinned` ones and the ones that the draft drops, and also keeps the `pinned` states. FormatError
+    or SnapshotLostError: a chunk or a kept state cannot be read.
     """
     stay = ledger_of(current.state).without((*draft.delta.drops, *unpinned)).entries
     states = load_kept_states(current, stay)

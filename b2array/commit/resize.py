@@ -64,6 +64,7 @@ def resize(draft: Draft, shape: tuple[int, ...]) -> None:
     extents = _common(old.shape, new.shape)
 
     def read_and_fill(box: Box) -> Array:
+        """Read the old items of a box, and return the box with the fill value for all other items."""
         fill = np.frombuffer(item, new.dtype)[0]
         values = np.full(_lengths(box), fill, new.dtype)
         stops = _common([i.stop for i in box], extents)
@@ -202,6 +203,7 @@ def _splice(
     numbers = np.take(grid, unfilled, axis).reshape(-1)
 
     def compose(box: Box) -> Array:
+        """Return the items of a box, from new values and from reads of the old array."""
         result = np.empty(_lengths(box), new.dtype)
         wanted = box[axis]
         for piece, (start, stop) in placed:

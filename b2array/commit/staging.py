@@ -104,7 +104,7 @@ class CreatedFiles:
             self._ended = True
 
     def find_unused(self, offsets: Int64Array) -> dict[str, int]:
-        """Return the files to which an index does not refer: their names, and the digests of their stamps.
+        """Return the files to which an index does not refer: the digests of their stamps, by name.
 
         In a process forked from this one, the result is empty, because that process must not remove the files.
         """
@@ -226,7 +226,10 @@ class Staging:
         return Staged(code, row, record_crc(record), filters, digest)
 
     def tombstone(self) -> int:
-        """Return a code for a lost chunk: the number of a file that does not exist, or an empty extent in the spool."""
+        """Reserve a code for a lost chunk, and return it.
+
+        It is the number of a file that does not exist; with a spool, it stands for appended bytes that are not a chunk.
+        """
         if self._spool is None:
             return self.reserve(1)
         return self._append(self._spool, _TOMBSTONE)
@@ -276,7 +279,10 @@ class Staging:
             return -1 - count // 3
 
     def _create_file(self, n: int, buf: bytes, head: ChunkHead) -> tuple[int, bytes]:
-        """Write a chunk to a new file; return the number of the file, and the record of checksums."""
+        """Write a chunk to a new file, and list the file; return its number, and the record of checksums.
+
+        If another writer has the number, try the next one.
+        """
         for number in self._candidates(n):
             name = index.chunk_name(number)
             record = pack_record(buf, head, number=number)
@@ -293,7 +299,10 @@ class Staging:
         raise AssertionError
 
     def _candidates(self, n: int) -> Iterator[int]:
-        """Yield numbers to try for the file of chunk `n`, without end, and reserve them."""
+        """Yield numbers to try for the file of chunk `n`, without end.
+
+        After some attempts, this lists the files in the store, or chooses numbers at random in a fork.
+        """
         if self._slots is not None:
             yield self._first + self._slots(n)
         if not self._is_shared:

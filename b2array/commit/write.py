@@ -71,14 +71,15 @@ def rewrite(
 ) -> None:
     """Write whole chunks from new items, a few at a time, and call `after_each` after each chunk.
 
-    Threads call `produce` with a box of the array; it returns the items of the box. The chunks are encoded and stored.
-    Items of `exact` chunks are never rounded.
+    Threads call `produce` with a box of the array; it returns the items of the box. The chunks are encoded and stored;
+    in a transaction, some may stay open. Items of `exact` chunks are never rounded.
     """
     form = Form.of(draft.state, layout)
     if exact:
         form = replace(form, cparams=form.cparams.without_bounds())
 
     def make(number: int) -> NewChunk:
+        """Produce the items of a chunk, and encode it unless it stays open."""
         unraveled = np.unravel_index(number, layout.grid_shape)
         coords = tuple(map(int, unraveled))
         box = chunk_box(layout, coords)
@@ -104,7 +105,10 @@ NewChunk = tuple[int, OpenChunk | bytes | Staged]
 
 
 def _set_chunks(draft: Draft, chunks: Generator[NewChunk], after_each: Callable[[], object] = lambda: None) -> None:
-    """Store chunks, and enter them in the index. After a failure, the caller aborts the draft, or undoes the chunks."""
+    """Stage chunks, and make the index refer to them; in a transaction, keep open ones in its buffer.
+
+    After a failure, the caller aborts the draft, or undoes the chunks.
+    """
     # The threads must end before the transaction undoes their work.
     with closing(chunks):
         for number, chunk in chunks:
