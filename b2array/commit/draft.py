@@ -709,7 +709,7 @@ def warn_of_forgotten(draft: Draft) -> None:
 
 
 def discard(store: Store) -> None:
-    """Remove a frame from a temporary place, as far as possible."""
+    """Remove a frame from a temporary place, as far as possible; errors of the store are ignored."""
     # `vacuum` removes the rest.
     with suppress(OSError, B2ArrayError):
         store.delete([*filter(is_part, store.listing()), ""])

@@ -421,7 +421,8 @@ def _check_read(group: GroupOnDisk, change: GroupChange, paths: Iterable[str]) -
 def _stage(group: GroupOnDisk, change: GroupChange, attempt: _Attempt, path: str) -> None:
     """Rebase the draft of a member, write everything except its last step, and add the entry for that step to the log.
 
-    ConflictError: another writer has changed the same chunks, or the member is gone.
+    What is written is forced to the disk. ConflictError: another writer has changed the same chunks, or the member is
+    gone.
     """
     member = attempt.written[path]
     note = GroupCommit(change.identity, attempt.number, path) if change.marked else None

@@ -335,8 +335,9 @@ class Handle:
         """Combine all changes through this handle inside the ``with`` block into one commit.
 
         Threads that write through the handle join the transaction, one at a time, and reads through it show the
-        changes. If the block raises an exception, nothing is committed. ConflictError: another writer has changed
-        chunks that the block has read or written; nothing was committed.
+        changes. If the block raises an exception, nothing is committed, and the draft is aborted. ConflictError:
+        another writer has changed chunks that the block has read or written; nothing was committed. ValueError: a
+        transaction is under way.
         """
         draft = self.begin()
         try:

@@ -49,7 +49,10 @@ def localize(group: Store, manifest: Manifest, version: Version | None) -> None:
 
 
 def _publish(group: Store, row: Row) -> None:
-    """Copy the listed index of a member to its usual name, unless it is there already, and force it to the disk."""
+    """Copy the listed index of a member to its usual name, unless it is there already, and force it to the disk.
+
+    FormatError: the listed index is missing.
+    """
     store = group.below(row.path)
     try:
         if load_published(store).generation == row.revision:

@@ -380,9 +380,10 @@ def _rebase_on_newest(draft: Draft) -> Snapshot:
 def publish(intended: Plan, draft: Draft, current: Snapshot | None) -> Snapshot:
     """Write the objects, the chunks and the state of a plan to the store, and return the new state.
 
-    If a write raises an error, for example because an answer was lost, but the store has the new state, this ignores
-    the error. If the write may still happen, the draft keeps its files. ConflictError: another writer was faster, or
-    files of new chunks were removed. FileExistsError: the place of a new frame is occupied.
+    Chunk files are forced to the disk first. If a write raises an error, for example because an answer was lost, but
+    the store has the new state, this ignores the error. If the write may still happen, the draft keeps its files.
+    ConflictError: another writer was faster, or files of new chunks were removed. FileExistsError: the place of a new
+    frame is occupied.
     """
     state = intended.require_state()
     require_files(intended, draft)
@@ -468,7 +469,11 @@ def _append(intended: Plan, draft: Draft, current: Snapshot) -> None:
 
 
 def _compact(kept: _Kept, draft: Draft, current: Snapshot) -> Snapshot:
-    """Replace the old file by a file with all chunks and no dead space; if a chunk is damaged, use the other plan."""
+    """Copy all chunks to a new file without dead space, replace the old file by it, and return the new state.
+
+    If a chunk is damaged, this publishes the other plan instead, which keeps the old file; without one, it raises
+    FormatError or SnapshotLostError.
+    """
     try:
         copy = whole(draft, current, kept.pinned, kept.unpinned)
     except (FormatError, SnapshotLostError):
