@@ -55,7 +55,7 @@ _BUDGET = 64 * 2**20
 """The number of bytes to read at once, unless a chunk is larger."""
 
 _FEWEST, _MOST = 2**16, 2**28
-"""The destination keeps chunks of the source whose size in bytes is between these."""
+"""The minimum and maximum size, in bytes, of chunks whose shape the destination keeps from the source."""
 
 
 _ROUNDED = ("b2nd", "b2d", "b2z")
@@ -111,11 +111,11 @@ def convert(
     Parameters
     ----------
     src, dst : str or os.PathLike
-        Files, directories or URLs. Their endings tell the formats: ``.b2nd`` and ``.b2frame``, ``.b2d`` and ``.b2z``
-        for groups, ``.b2e`` (a source only), ``.npy``, ``.zarr``, ``.h5``, ``.hdf5``, ``.hdf`` and ``.nc``, ``.blp``.
-        A source ``.nc`` may be netCDF-4 or netCDF-3. The format of a source without such an ending is determined from
-        its contents. Name a member by a path, as in ``results.h5/run/pressure``, or after ``#``. The default name of a
-        new member is ``data``.
+        Files, directories or URLs. Their endings determine the formats: ``.b2nd`` and ``.b2frame``, ``.b2d`` and
+        ``.b2z`` for groups, ``.b2e`` (a source only), ``.npy``, ``.zarr``, ``.h5``, ``.hdf5``, ``.hdf`` and ``.nc``,
+        ``.blp``. A source ``.nc`` may be netCDF-4 or netCDF-3. The format of a source without such an ending is
+        determined from its contents. Name a member by a path, as in ``results.h5/run/pressure``, or after ``#``. The
+        default name of a new member is ``data``.
     src_format, dst_format : str, optional
         The formats, if the endings are missing or misleading: "b2nd", "b2d", "b2z", "b2e", "npy", "zarr", "hdf5",
         "netcdf3" (a source only) or "blp".
@@ -521,10 +521,10 @@ def _regions(source: ArraySource, target: Format, settings: Options) -> list[Box
     """Divide an array into boxes to read and write at once: whole chunks, if possible of the destination."""
     most = _BUDGET // max(1, source.dtype.itemsize)
     if target.sequential:
-        # Small pieces stay in the processor's cache. But to read a piece of chunks, whole chunks are decoded, so these
+        # Small pieces stay in the processor's cache. But reading part of a chunk decodes the whole chunk, so these
         # pieces are larger.
         return list(boxes(source.shape, most if source.chunks else most // 8))
-    # A .npy file has no chunks, so the chunks of the source decide.
+    # A .npy file has no chunks, so use the chunks of the source.
     chunks = settings.chunks
     if target.name == "npy" and source.chunks:
         chunks = source.chunks

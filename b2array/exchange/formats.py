@@ -162,8 +162,8 @@ class ArraySource:
 class Hierarchy:
     """Arrays by name, to open one at a time, and the attributes of groups.
 
-    A single array has the name "", and so has the outermost group. `error` says why the list may be incomplete.
-    `snapshots` has a function for each snapshot of the whole group, which opens it.
+    A single array and the outermost group have the name "". `error` says why the list may be incomplete. `snapshots`
+    has a function for each snapshot of the whole group, which opens it.
     """
 
     names: tuple[str, ...]
@@ -480,7 +480,7 @@ def _map_tree(
 
 def _map_npy(path: str, url: str) -> npt.NDArray[Any]:
     start = first_bytes(path)
-    # NumPy would take any other file for a pickle.
+    # NumPy would treat any other file as a pickle.
     if start[: len(_NPY_MAGIC)] != _NPY_MAGIC:
         raise FormatError(f"{url}: expected a .npy file, found {foreign.describe(start)}")
     try:

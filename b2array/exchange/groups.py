@@ -89,7 +89,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
     home, paths, error = members_of(url, storage_options)
     snapshots = {}
     if isinstance(home, AnyGroup) and not split_member(url)[1]:
-        # A damaged list of snapshots must not keep the members from being copied.
+        # A damaged list of snapshots must not prevent the members from being copied.
         with suppress(FormatError, UnsupportedError):
             snapshots = {
                 name: partial(moment, home, name) for name in group_ledger(home.url, home.load_manifest()).names
@@ -231,7 +231,7 @@ def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Bui
             try:
                 changes.create(full, suffix, new, overwrite=False).close()
             except BaseException:
-                changes.put_back(old)  # one that cannot be read must not cost an old one
+                changes.put_back(old)  # keep the old member if the new one cannot be read
                 raise
 
         def put(
@@ -274,7 +274,7 @@ def _building_in(home: AnyGroup, prefix: str, settings: Options) -> Iterator[Bui
 
 @contextmanager
 def _building_b2z(url: str, settings: Options) -> Iterator[Building]:
-    """Write an archive. At a time, the frame of one member is in a temporary file next to it."""
+    """Write an archive. A temporary file next to it contains the frame of one member at a time."""
     address, prefix = split_member(url.removesuffix(ARRAY))
     store = open_store(address, storage_options=settings.storage_options)
     (there,) = store.head([""], 1)

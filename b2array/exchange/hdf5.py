@@ -230,7 +230,7 @@ def _is_portable(value: Any) -> bool:
 
 
 def _source(node: Any, where: str) -> ArraySource:
-    """Return a dataset as a source; choose between the filters of HDF5 and ours, and a type for text of any length."""
+    """Return a dataset as a source; choose HDF5's filters or our own, and a type for text of any length."""
     data = node
 
     def count_stored() -> int:
@@ -358,7 +358,7 @@ def _unpack_attr(value: Any, packs: bool = False) -> Any:
 
     With `packs`, a number of a type that Python does not have keeps its type, in an array without dimensions.
     """
-    # netCDF stores an empty text like this.
+    # netCDF stores an empty text in this form.
     if isinstance(value, formats.require("h5py", "hdf5", "HDF5").Empty):
         return "" if value.dtype.kind in "SO" else np.empty(0, value.dtype)
     # h5py also decodes bytes that are not text, with surrogates.
@@ -396,7 +396,7 @@ def _check(source: ArraySource, settings: Options) -> None:
         raise UnsupportedError(f"HDF5 cannot hold items of type {source.dtype}: {error}") from None
     if not is_stored:
         raise UnsupportedError(f"HDF5 would change items of type {source.dtype}")
-    # Try to store the attributes in a file in memory: only h5py knows what it can store.
+    # Try to store the attributes in a file in memory: only h5py can decide which types it supports.
     with h5py.File("probe", "w", driver="core", backing_store=False) as probe:
         _set_attrs(probe, _attrs_to_store(source), settings)
 

@@ -205,7 +205,7 @@ def _decode_blosc(content: Buffer, _: tuple[int, ...], nbytes: int) -> memoryvie
 
 
 def _decode_chunk(content: Buffer, nbytes: int) -> memoryview:
-    # Before memory is allocated: a damaged header may claim any size.
+    # Check this before memory is allocated: a damaged header may claim any size.
     _check_nbytes(ChunkHeader.unpack(content).nbytes, nbytes)
     return decode(content).data
 
@@ -370,7 +370,7 @@ def _blosc_chunk(items: npt.NDArray[Any], params: CParams) -> bytes:
 
 
 def _frame(items: npt.NDArray[Any], params: CParams, blocks: Sequence[int] | None) -> bytes:
-    """Compress a chunk as the filter of Blosc2 does: a frame with an array, or with bytes for very large items."""
+    """Compress a chunk like the filter of Blosc2: a frame with an array, or with bytes for very large items."""
     if items.ndim == 1 or items.itemsize > _MOST_TYPESIZE:
         typesize = items.itemsize if items.itemsize <= _MOST_TYPESIZE else 1
         schunk = create_schunk(chunksize=items.nbytes, typesize=typesize, cparams=params)

@@ -190,7 +190,7 @@ def _sniff(store: Store) -> Format:
     for each in FORMATS.values():
         if start.startswith(each.magics):
             return each
-    # Read anything else as a frame: the error then says what the file is.
+    # Read anything else as a frame: the error then describes the file.
     return B2ND
 
 

@@ -62,7 +62,7 @@ def _tree(url: str, storage_options: Storage) -> Iterator[Hierarchy]:
         yield Hierarchy(("",), lambda _: _source(root, redact_url(url)))
         return
     groups: dict[str, Callable[[], Mapping[str, Any]]] = {"": lambda: dict(root.attrs)}
-    with warnings.catch_warnings(record=True) as unknown:  # zarr only warns about what it skips
+    with warnings.catch_warnings(record=True) as unknown:  # zarr only warns about members that it skips
         warnings.filterwarnings("always", "Object at .* is not recognized as a component of a Zarr hierarchy")
         try:
             members = dict(sorted(root.members(max_depth=None)))
@@ -112,12 +112,12 @@ def _find_orphans(url: str, storage_options: Storage, nodes: Mapping[str, Any]) 
 
 
 def _require_list(url: str, storage_options: Storage, empty: Iterable[str]) -> None:
-    """Raise UnsupportedError if groups only appear to be empty because their server lists no files."""
+    """Raise UnsupportedError if groups appear to be empty only because their server lists no files."""
     for name in empty:
         where = f"{url}/{name}".rstrip("/")
         store = open_store(where, storage_options=storage_options)
         files: Collection[str] = ()
-        # The error below says more than an error of the listing.
+        # The error below is more informative than an error of the listing.
         with suppress(UnsupportedError):
             files = store.listing()
         # The list of a real group has at least the file of its metadata.
@@ -244,7 +244,7 @@ def _create(
     elif source.dims is not None and None not in source.dims:
         attrs[_DIMS] = list(source.dims)
         fitting = {"i": int, "u": int, "f": int | float}.get(source.dtype.kind, ())
-        # In version 2 readers of xarray take items equal to the fill value for missing ones.
+        # In version 2, xarray treats items equal to the fill value as missing.
         fill = missing if isinstance(missing, fitting) else None
     if settings.cparams is not None:
         dims["compressors"] = _codec(settings.cparams, number, source.dtype.itemsize)
@@ -382,7 +382,7 @@ def _building(
             zarr.open_group(around, mode="a", zarr_format=number, storage_options=options)
     except BaseException:
         if beside is None and not there:
-            # Report the first error, and not that cleaning up failed as well.
+            # Report the first error instead of the failure to clean up.
             with suppress(OSError, UnsupportedError):
                 store.delete(store.walk())
         raise
@@ -432,7 +432,7 @@ def _is_there(url: str, store: Store, settings: Options, kind: str) -> bool:
         return False
     node = None
     zarr = _zarr()
-    # Anything that Zarr cannot open is not a Zarr array: the error below says so.
+    # Anything that Zarr cannot open is not a Zarr array: raise the error below.
     with suppress(OSError, ValueError):
         node = _open_node(url, settings.storage_options)
     if not isinstance(node, zarr.Array if kind == "array" else (zarr.Array, zarr.Group)):

@@ -28,15 +28,15 @@ def require_free(
 ) -> str | None:
     """Return the name of the object that may be replaced, or None; raise FileExistsError if something else exists.
 
-    `kinds` has the names of objects that may be replaced, and the first bytes of each; messages call such an object
-    `what`. `name` is the object to write; ``""`` cannot be written over a directory. An object in `never` must not be
-    replaced. With `alone`, a directory with other files, but without objects in `kinds`, raises the error.
+    `kinds` maps the names of objects that may be replaced to their first bytes; messages call such an object `what`.
+    `name` is the object to write; ``""`` cannot be written over a directory. An object in `never` must not be replaced.
+    With `alone`, a directory with other files, but without objects in `kinds`, raises the error.
     """
     names = sorted({name, *kinds, *never})
     heads = dict(zip(names, store.head(names, max(1, *map(len, kinds.values()))), strict=True))
     contents = {each: bytes(head.data) for each, head in heads.items() if isinstance(head, Head)}
     recognised = [each for each, data in contents.items() if each in kinds and data.startswith(kinds[each])]
-    # An empty object holds nothing to lose; on object stores it may stand for a directory.
+    # An empty object contains no data; in an object store it may represent a directory.
     strange = any(contents[each] for each in contents if each not in recognised)
     is_directory = any(isinstance(error, IsADirectoryError) for error in heads.values())
     # A writer that did not know that the frame was deleted may have left its lock, and nothing else.
@@ -51,7 +51,7 @@ def require_free(
             if isinstance(error, Exception) and not (absent or unknown):
                 raise error
         if alone:
-            # If the directory does not exist, nothing is in the way.
+            # If the directory does not exist, the new file replaces nothing.
             with suppress(FileNotFoundError):
                 is_file = any(isinstance(error, NotADirectoryError) for error in heads.values())
                 strange = is_file or any(store.walk())
@@ -94,7 +94,7 @@ class AtomicFile:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         beside = store.temporary("")
         if beside is None:
-            # The store takes no files: `finish` copies the file into it.
+            # The store cannot adopt files: `finish` copies the file into it.
             self._directory = tempfile.TemporaryDirectory(prefix="b2array-")
             beside = str(Path(self._directory.name, "file"))
         self.path = Path(beside)

@@ -92,7 +92,7 @@ class AzureStore(CloudStore):
                     **fs._timeout_kwargs,
                 )
             except ResourceExistsError:
-                # The parts of an unfinished upload may count as a blob, but do not keep an upload from completing.
+                # The parts of an unfinished upload may count as a blob, but do not prevent an upload from completing.
                 if expected != ABSENT or await blob.exists(**fs._timeout_kwargs):
                     raise
                 begun = await self._begin(fs, path, expected)
@@ -144,7 +144,7 @@ class AzureStore(CloudStore):
 
 
 def _token(loop: Any, credential: Any) -> dict[str, Any]:
-    """Return a token for storage, and when it expires."""
+    """Return a token for storage, and its expiry time."""
     token = answer(loop, partial(credential.get_token, "https://storage.azure.com/.default"))
     return {"token": token.token, "expires_at": datetime.fromtimestamp(token.expires_on, UTC)}
 

@@ -1,7 +1,7 @@
-"""`Store`, the interface of all stores, and what they share: versions, conflicts, retries.
+"""`Store`, the interface of all stores, and their shared code: versions, conflicts, retries.
 
-A store is one object, named ``""``, or a directory or prefix of objects, whose names have no slashes. Only a read may
-tell which of the two it is, so every store takes both kinds of names.
+A store is one object, named ``""``, or a directory or prefix of objects, whose names have no slashes. Sometimes only a
+read shows which of the two it is, so every store accepts both kinds of names.
 
 Errors of a backend pass through, with these exceptions: a missing object raises `FileNotFoundError`, an object that
 must not exist `FileExistsError`, a read beyond the end of an object `FormatError`, and a lost race `ConflictError`.
@@ -61,7 +61,7 @@ _STEP = 8 * 2**20
 
 
 class HiddenError(FileNotFoundError, PermissionError):
-    """An object does not exist, or the user may not read it: a cloud does not tell which to a user who may not list.
+    """An object does not exist, or the user may not read it: a cloud does not reveal which to a user who may not list.
 
     Callers that look for something else in its place treat the object as missing. They write there only with a
     condition, so that an object that exists after all is not replaced.
@@ -123,7 +123,7 @@ class Version(NamedTuple):
     stop: int = 0
 
     def __str__(self) -> str:
-        """Return the version without known bytes, for digests, logs and notes. Nothing parses this text."""
+        """Return the version without known bytes, for digests, logs and notes. No code parses this text."""
         return f"{self.tag}@{self.state}" if self.state else self.tag
 
 
@@ -145,7 +145,7 @@ class Head(NamedTuple):
     """The first bytes of an object, and the object's state if the backend sends it with them.
 
     `unique` differs between all objects that this process can reach, and between the states of each. It is empty if the
-    store cannot guarantee that. It shows no secrets.
+    store cannot guarantee that. It contains no secrets.
     """
 
     data: memoryview
@@ -289,12 +289,12 @@ class Store(ABC):
     def now(self) -> float:
         """Return the time in seconds since 1970, by the clock of the server that dates the objects.
 
-        To read that clock, the store makes and deletes an object. If it cannot, the clock of this computer counts.
+        To read that clock, the store makes and deletes an object. If it cannot, it uses the clock of this computer.
         """
         name = f"{os.urandom(8).hex()}{TEMPORARY}"
         modified = None
         if self.can.write and not self.in_process:
-            # A store that cannot tell its time is not an error: the clock of this computer is the best guess.
+            # If the store cannot report its time, the clock of this computer is the best estimate, so raise no error.
             with suppress(OSError, B2ArrayError, KeyError):
                 self.create(name, b"-")
                 try:
@@ -334,11 +334,11 @@ class Store(ABC):
         ConflictError
             The object has another version than `expected`, or does not exist. Nothing was written, with one exception:
             if the answer to a successful request is lost, the client of a cloud repeats the request, and the repeated
-            request fails. So compare the object with what you wrote.
+            request fails. So compare the object with the bytes that you wrote.
         """
 
     def temporary(self, name: str) -> str | None:  # noqa: ARG002
-        """Return the path of a file to make for `adopt`, or None if the store takes no files."""
+        """Return the path of a file to make for `adopt`, or None if the store cannot adopt files."""
         return None
 
     def adopt(
@@ -449,7 +449,7 @@ class Store(ABC):
         other files are in it.
         """
         names = []
-        # Another process may have removed everything already: then nothing is left to do.
+        # Another process may have removed everything already.
         with suppress(FileNotFoundError, NotADirectoryError):
             names = self.walk()
         if first in names:
@@ -460,9 +460,9 @@ class Store(ABC):
     def lock(self, name: str, *, shared: bool = False) -> AbstractContextManager[object]:  # noqa: ARG002
         """Exclude other writers from the object ``""``, or from the whole directory if `name` is not empty.
 
-        Local files use the lock file of the C library, and in-memory stores a mutex; other stores do nothing. A thread
-        that takes a lock which it already holds gets RuntimeError. A `shared` lock excludes writers, but not other
-        readers; it takes effect only if a writer has made a lock file before.
+        Local files use the lock file of the C library, and in-memory stores a mutex; other stores do nothing.
+        RuntimeError is raised if a thread takes a lock that it already holds. A `shared` lock excludes writers, but not
+        other readers; it takes effect only if a writer has made a lock file before.
         """
         return nullcontext()
 
@@ -470,7 +470,7 @@ class Store(ABC):
         """Release descriptors and connections. The store can be used again."""
 
 
-# Errors. Each is made in one place, so that all stores say the same.
+# Errors. One function makes each error, so that all stores use the same text.
 
 
 def where(url: str, name: str) -> str:
@@ -479,7 +479,7 @@ def where(url: str, name: str) -> str:
 
 
 def says_more(error: object) -> TypeGuard[Exception]:
-    """Return whether an error says more than that an object is missing, for example that its bucket is missing."""
+    """Return whether an error reports more than a missing object, for example a missing bucket."""
     if not isinstance(error, FileNotFoundError) or isinstance(error, HiddenError):
         return False
     return error.strerror not in (None, os.strerror(errno.ENOENT))
@@ -499,7 +499,7 @@ def as_answer(error: Exception) -> Exception:
 
 
 def read_whole(store: Store, span: Span, expected: Version | None) -> memoryview:
-    """Read a part of a file that readers cannot do without; FormatError if the file ends before."""
+    """Read a part of a file that readers need; FormatError if the file ends before it."""
     (view,) = store.read([span], expected=expected, clip=True)
     if len(view) < span.stop - span.start:
         raise FormatError(f"expected {span.stop} bytes: the file is cut off (b2array.repair saves what is left)")
@@ -561,7 +561,7 @@ def attempts(store: Store) -> Iterator[int]:
     """Yield the number of each attempt at a commit: the first, and `config.retries` more.
 
     In a store without locks, a writer learns only at the end that another writer was faster, and a slow writer may lose
-    often. There it gets 20 times as many attempts, each after a longer random pause.
+    often. So it makes 20 times as many attempts there, each after a longer random pause.
     """
     if store.can.compare:
         return _spaced(range(_count(store)))
@@ -577,7 +577,7 @@ def _spaced(counts: Iterable[int]) -> Iterator[int]:
 
 def pause(attempt: int) -> float:
     """Return a random time to wait before an attempt, in seconds; on average it is longer before later attempts."""
-    # Random, so that writers that met once do not meet again.
+    # Random, so that writers that collided once do not collide again.
     longest = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2**attempt)
     return random.uniform(0, longest)  # noqa: S311
 
@@ -596,13 +596,13 @@ def create_under_own_name(store: Store, name: str, data: Buffer | Iterable[Buffe
 def may_still_happen(store: Store, error: BaseException) -> bool:
     """Return whether a write that raised an error may take effect later, because its request is still under way.
 
-    In this case, keep what the request refers to; at worst nothing ever needs it.
+    In this case, keep the objects to which the request refers, even if it may never take effect.
     """
     return not store.can.lock and not isinstance(error, B2ArrayError | FileExistsError)
 
 
 def in_one_state(function: Callable[[], T]) -> T:
-    """Call a function that reads with several requests; call it again if a commit came between the requests."""
+    """Call a function that reads with several requests; call it again if a commit happened between the requests."""
     for _ in range(config.retries):
         # The next call reads the newer state; the last call, below, raises the error.
         with suppress(ConflictError):

@@ -1,4 +1,4 @@
-"""Stores in object stores whose servers compare versions while they write, so that commits are conditional requests.
+"""Object stores whose servers compare versions while they write, so that commits are conditional requests.
 
 Each cloud has a subclass with its requests: `S3Store`, `GcsStore`, `AzureStore`. The subclass sends them through the
 cloud's file system of fsspec, which provides options, credentials and retries.
@@ -74,7 +74,7 @@ class CloudStore(FsspecStore):
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         super().__init__(url, storage_options)
-        # Equal stores share cached blocks. Nothing tells whether stores with other than plain options are equal.
+        # Equal stores share cached blocks. Stores whose options are not plain values cannot be compared.
         options = spell_out(self._options)
         asked = repr((url, sorted(options.items()))) if _plain(options) else os.urandom(16).hex()
         self._ident = blake2b(asked.encode(), key=_HIDING, digest_size=16).hexdigest()
@@ -127,7 +127,7 @@ class CloudStore(FsspecStore):
     async def _remove(self, fs: Any, paths: Sequence[str]) -> None:
         """Remove objects, if they exist."""
 
-    # What all clouds have in common.
+    # The code for all clouds.
 
     def _translate(self, error: Exception, name: str) -> Exception:
         if isinstance(error, HiddenError):
@@ -236,8 +236,8 @@ class CloudStore(FsspecStore):
             version = self._wait(name, self._finish, *begun, sent, expected)
         except BaseException:
             if begun:
-                # The first error says more than a failure to clean up. The cloud, or a rule of the bucket, removes the
-                # parts that stay behind.
+                # The first error is more informative than a failure to clean up. The cloud, or a rule of the bucket,
+                # removes the remaining parts.
                 with suppress(Exception):
                     self._wait(name, self._abort, *begun)
             raise

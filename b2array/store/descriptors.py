@@ -45,7 +45,7 @@ _keepers: WeakValueDictionary[int, Keeper] = WeakValueDictionary()
 
 
 def keep(keeper: Keeper) -> None:
-    """Note that a keeper has opened its file; if too many files are open, close the least recently used ones."""
+    """Record that a keeper has opened its file; if too many files are open, close the least recently used ones."""
     keeper.last_use = count_use()
     _keepers[id(keeper)] = keeper
     if len(_keepers) > _FEWEST and len(_keepers) > _capacity():

@@ -110,8 +110,8 @@ def _require_room(number: int, path: str) -> None:
 def reserve(path: str, nbytes: int) -> None:
     """Reserve room for a file that will have `nbytes` bytes, without changing its size; OSError if the disk is full.
 
-    Call this before writes that must not fail. To give the room back, truncate the file to its size. If the system
-    cannot reserve room, the missing bytes are compared with the free space.
+    Call this before writes that must not fail. To free the room, truncate the file to its size. If the system cannot
+    reserve room, the missing bytes are compared with the free space.
     """
     if sys.platform != "win32":
         import resource

@@ -1,6 +1,6 @@
 """File systems of fsspec that callers pass as ``fs=``, and file systems in forked processes.
 
-Internal functions do not take `fs`: they get the file system as one of the storage options, and its path as a URL.
+Internal functions have no parameter `fs`: the file system is one of the storage options, and its path is a URL.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def address_of(
 ) -> tuple[str | os.PathLike[str], Mapping[str, Any] | None]:
     """Return a URL and storage options that mean the same as a path in a file system of fsspec.
 
-    The options have the file system, unless it is the local file system. For a directory of another file system
-    (``dir``), they have the other file system. The same goes for a cache of blocks (``blockcache``), which does not
-    know the state of an object that a block belongs to; b2array has a cache that does. Without `fs`, both arguments are
+    The options contain the file system, unless it is the local file system. For a directory of another file system
+    (``dir``), they contain the other file system. The same is true for a cache of blocks (``blockcache``), which does
+    not record to which state of an object a block belongs; b2array's cache does. Without `fs`, both arguments are
     returned unchanged.
 
     Examples
@@ -85,7 +85,7 @@ def address_of(
 
 
 def register(fs: Any) -> None:
-    """Note that a store of this process uses a file system."""
+    """Record that a store of this process uses a file system."""
     _connected[id(fs)] = fs
 
 

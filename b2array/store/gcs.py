@@ -131,7 +131,7 @@ class GcsStore(CloudStore):
 
 
 def _token(credentials: Any) -> dict[str, Any]:
-    """Return the token that gcsfs sends, and when it expires."""
+    """Return the token that gcsfs sends, and its expiry time."""
     credentials.maybe_refresh()
     expiry = credentials.credentials.expiry
     return {"token": credentials.credentials.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}

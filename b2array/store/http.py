@@ -74,7 +74,7 @@ class HttpStore(FsspecStore):
         try:
             return super().read(spans, expected=expected, clip=clip)
         except ConflictError:
-            # A second look only explains the failure. If the server does not answer, the first error is raised.
+            # This request only explains the failure. If the server does not answer, the first error is raised.
             with suppress(OSError):
                 if self.stamp(spans[0].name).version != self.stamp(spans[0].name).version:
                     raise ConflictError(
@@ -155,7 +155,7 @@ def _answer(span: Span, content: bytes, stamp: Stamp) -> tuple[bytes, Stamp | No
     """Return the bytes of an answer, and the object's state if a strong entity tag tells it from other states."""
     if _is_strong(stamp.version):
         return content, stamp
-    # The size tells where the last bytes of an object begin.
+    # The size is needed to compute the offset of the last bytes of an object.
     return content, stamp._replace(version=None) if span.start < 0 else None
 
 

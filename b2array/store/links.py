@@ -1,7 +1,7 @@
 """Symbolic links and hard links. b2array follows only links that the user names.
 
 A user may pass the path of a link. Below it or next to it, b2array itself makes no links: chunks, members, locks and
-files of commits under way are never links. So another program has made any link there, and it may lead anywhere.
+files of commits under way are never links. So any link there was made by another program, and it may lead anywhere.
 """
 
 from __future__ import annotations

@@ -175,9 +175,9 @@ class LocalStore(Store):
     """A local file or directory. A relative path is made absolute, because the working directory may change.
 
     A store of one file keeps the file open, so that readers can read it even after another writer has replaced it. If
-    the store closes the file meanwhile, because too many other files are open (see `b2array.store.descriptors`), it
-    opens the file again, and raises ConflictError for another file. `head` opens the file anew; `replace`, `adopt`,
-    `exchange` and `close` close it.
+    the store has closed the file meanwhile, because too many other files are open (see `b2array.store.descriptors`), it
+    opens the file again, and raises ConflictError if it finds another file. `head` opens the file anew; `replace`,
+    `adopt`, `exchange` and `close` close it.
 
     The path may be a symbolic link, or lead through symbolic links. Names below it may not: they raise FormatError.
 
@@ -464,7 +464,7 @@ class LocalStore(Store):
                 error.filename = path
             raise
         finally:
-            # Usually the file was renamed; one that stays does no harm, and `vacuum` removes it.
+            # Usually the file was renamed; a remaining file does no harm, and `vacuum` removes it.
             with suppress(OSError):
                 os.unlink(temporary)
         return stamp
@@ -590,7 +590,7 @@ class LocalStore(Store):
         except BaseException:
             # The disk may be full: free the bytes that were written.
             if cut:
-                # Bytes that stay after the end do no harm, and the first error says more.
+                # Bytes after the end do no harm, and the first error is more informative.
                 with suppress(OSError):
                     os.truncate(self._path(name), offset)
             raise

@@ -1,7 +1,7 @@
 """The lock files of the C library: ``flock`` on a file next to a frame, or in the directory of a sparse one.
 
 The lock belongs to the file, not to its name. A writer that removes a frame also removes its lock file, and holds the
-lock meanwhile. So a writer that takes a lock then checks that the file still has the name, and begins again if another
+lock meanwhile. So after a writer takes a lock, it checks that the file still has the name, and begins again if another
 file has it.
 
 All users who may write to a frame must be able to write to its lock file. So whenever the owner of the lock file takes
@@ -86,7 +86,7 @@ _all_open: WeakValueDictionary[int, _LockFile] = WeakValueDictionary()
 """All open lock files, by `id`. A forked child closes its copies, which would otherwise keep the locks."""
 
 _opening = threading.RLock()
-"""Held while a lock file is opened and added to `_all_open`, so that no fork comes in between."""
+"""Held while a lock file is opened and added to `_all_open`, so that no fork happens in between."""
 
 
 def _drop_copies() -> None:
@@ -133,7 +133,7 @@ def holds_lock(path: str) -> bool:
 
 
 def _open_lock(path: str, *, shared: bool) -> _LockFile:
-    """Open a lock file; raise FormatError for anything that cannot be one, as far as this shows without the lock."""
+    """Open a lock file; raise FormatError for anything that cannot be one, as far as is visible without the lock."""
     try:
         with _opening:
             file = _LockFile(
@@ -260,8 +260,8 @@ def lock_file(path: str, *, shared: bool) -> AbstractContextManager[object]:
 def free_lock(path: str) -> FileIO | None:
     """Take the lock for writing if it is free, and return its open file; else return None.
 
-    The lock is held until the caller closes the file; in a forked process, the file is closed. Raises FormatError as
-    `lock_file` does.
+    The lock is held until the caller closes the file; in a forked process, the file is closed. Raises FormatError like
+    `lock_file`.
     """
     while True:
         file = _open_lock(path, shared=False)
@@ -284,6 +284,6 @@ def remove_lock(directory: OpenDirectory, name: str) -> None:
 
     A writer that waits for the lock notices that the name is gone, and takes the lock of a new file.
     """
-    # Windows removes no open files; a lock file that stays does no harm.
+    # Windows removes no open files; a remaining lock file does no harm.
     with suppress(PermissionError):
         directory.remove(name)

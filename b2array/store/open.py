@@ -25,7 +25,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|::)")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
 _LOCAL = ("file://", "local://")
 _OF_BLOCKS = ("blockcache", "cached")
-"""Caches that do not know the state of an object that a block belongs to: `address_of` bypasses them."""
+"""Caches that do not record to which state of an object a block belongs: `address_of` bypasses them."""
 _KINDS = {
     "filecache": "remote.CachingStore",
     "memory": "shared_memory.SharedMemoryStore",

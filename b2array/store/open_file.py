@@ -133,7 +133,7 @@ class OpenFileStore(Store):
             return memoryview(bytearray(_read_all(lambda n, _: file.read(n), start, stop)))
 
     def _descriptor(self) -> int | None:
-        """Return the descriptor of a plain file on disk; None for other files, which may decode what they read."""
+        """Return the descriptor of a plain file on disk; None for other files, which may decode their bytes."""
         raw = self._given.raw if type(self._given) in (io.BufferedReader, io.BufferedRandom) else self._given
         return raw.fileno() if _HAS_PREAD and type(raw) is io.FileIO else None
 

@@ -1,8 +1,8 @@
 """Reads of byte ranges through obstore, a client written in Rust, for the stores on HTTP servers and in clouds.
 
-The file system of fsspec remains the main client: it has the options, finds the credentials, writes, and reports
-errors. If its requests can be described for obstore, obstore sends the same GET requests with much less Python code.
-If an answer to obstore leaves any doubt, the file system sends the request again.
+The file system of fsspec remains the main client: it holds the options, finds the credentials, writes, and reports
+errors. If its requests can be described for obstore, obstore sends the same GET requests with much less Python code. If
+an answer to obstore leaves any doubt, the file system sends the request again.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Client:
 
     def _begin(self, name: str) -> _Bucket:
         store = None
-        # The file system says better what is wrong, unless it is the one that obstore made.
+        # The file system's error is clearer, unless obstore made the file system.
         with nullcontext() if self.is_alone else suppress(Exception):
             store = self.make(name)
         bucket = self.buckets[name] = _Bucket(store)
@@ -352,7 +352,7 @@ class _Waiters:
         try:
             threading.Thread(target=self._serve, name=f"b2array-ranges_{self.size}", daemon=True).start()
         except RuntimeError:
-            # Where no more threads can start, those that there are make all calls.
+            # If no more threads can start, the existing threads make all calls.
             self.size -= 1
             if not self.size:
                 raise

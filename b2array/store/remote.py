@@ -100,7 +100,7 @@ def status_of(error: BaseException | None) -> int | None:
             status = getattr(error, name, None)
             if isinstance(status, int):
                 return status
-        # gcsfs and obstore do not tell the number.
+        # The errors of gcsfs and obstore do not contain the number.
         if str(error).startswith("Forbidden") or type(error).__name__ == "PermissionDeniedError":
             return 403
         error = error.__cause__
@@ -143,7 +143,7 @@ class FsspecStore(Store):
     """Whether `_answers` accepts a span that starts at -n, for the last n bytes of an object."""
 
     _ident = ""
-    """A text that is equal for stores of the same objects; empty if nothing tells the states of an object apart."""
+    """A text that is equal for stores of the same objects; empty if the states of an object cannot be distinguished."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = redact_url(url)
@@ -287,7 +287,7 @@ class FsspecStore(Store):
         return [as_answer(each) if isinstance(each, Exception) else each for each in answers]
 
     def _answers(self, spans: Sequence[Span], expected: Version | None) -> list[Any]:  # noqa: ARG002
-        # Make fsspec return errors: an error that it raised would not tell which object it is about.
+        # Make fsspec return errors: a raised error would not name its object.
         names, starts, stops = ([*column] for column in zip(*spans, strict=True))
 
         def request(fs: Any, _: str) -> list[Any]:
@@ -373,7 +373,7 @@ class FsspecStore(Store):
             )
         if len(content) != wanted and not clip:
             raise too_short(place, span.start, span.stop, len(content))
-        # A copy could be written to, but new memory of this size is slow.
+        # A copy would be writable, but allocating memory of this size is slow.
         return memoryview(content if len(content) >= _LARGE else bytearray(content))
 
     def head(
@@ -489,7 +489,7 @@ class FsspecStore(Store):
                 self._call(name, lambda *_, part=part: file.write(part))
             self._call(name, partial(upload.finish, file=file))
         except BaseException:
-            # Clients raise errors of many kinds when they clean up; the error of the upload itself says more.
+            # Clients raise errors of many kinds when they clean up; the error of the upload itself is more informative.
             with suppress(Exception):
                 upload.abort(file)
             raise

@@ -44,7 +44,7 @@ class S3Store(CloudStore):
 
     def _connect(self) -> tuple[Any, str]:
         fs, root = super()._connect()
-        # A file system of the user stays as it is: it may be in use already, with its connections and cached listings.
+        # Do not change the user's file system: it may be in use already, with its connections and cached listings.
         if fs._s3 is None and FILE_SYSTEM not in self._options:
             fs.config_kwargs = {"max_pool_connections": _MANY, **fs.config_kwargs}
         return fs, root
@@ -131,7 +131,8 @@ class S3Store(CloudStore):
             chunksize=self.put_limit,
             **await _condition(fs, expected),
         )
-        # S3 refuses a write during another conditional write, which may still fail: a later answer tells who was first.
+        # S3 refuses a write during another conditional write, which may still fail: a later answer shows which write
+        # was first.
         try:
             answer = await patiently(put, _is_busy)
         except Exception as error:

@@ -26,7 +26,7 @@ _SHORTEST = 3  # shorter strings occur in texts by chance
 def redact(text: str, hidden: Sequence[str] = ()) -> str:
     """Remove user, password and query string from every URL in a text, and all `hidden` strings.
 
-    In a text, nothing tells where a URL ends. For a URL alone, use `redact_url`; in a text about a URL, pass its
+    In a text, the end of a URL cannot be determined. For a URL alone, use `redact_url`; in a text about a URL, pass its
     `secrets` as `hidden`.
 
     Examples

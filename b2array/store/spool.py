@@ -23,7 +23,7 @@ __all__ = ["Content", "Segment", "Spool", "SpoolPart"]
 _IN_MEMORY = 32 * 2**20
 _STEP = 8 * 2**20
 _SMALL = 2**12
-"""Join pieces smaller than this, in bytes: a separate piece takes 100 bytes more."""
+"""The size, in bytes, below which pieces are joined: each separate piece needs 100 bytes more."""
 _JOINED = 2**16
 """The size, in bytes, at which a joined piece stops growing."""
 
@@ -161,7 +161,7 @@ class Spool:
                     new = bytearray(joined)
                     pieces, starts, self._last_block = (new,), [start], new
             try:
-                # These statements come without calls of other code in between, so that Ctrl-C leaves all or none done.
+                # These statements call no other code in between, so that Ctrl-C interrupts before or after all of them.
                 if block is None:
                     self._starts += starts
                     self._pieces += pieces
@@ -213,7 +213,7 @@ class Spool:
             self._require_open()
             if self.path is not None and self.length:
                 self._flush()
-                # Close the file: the process that unpickles the value needs it, and this process perhaps not.
+                # Close the file: the process that unpickles the value needs it, but this process may not.
                 if self._file is not None:
                     self._file.close()
                 self._file, self._released = None, True
@@ -243,7 +243,7 @@ class Spool:
             file.writelines(self._pieces)
             # Otherwise a forked process would write the same bytes again.
             file.flush()
-        # In one statement, so that Ctrl-C cannot come in between.
+        # In one statement, so that Ctrl-C cannot interrupt in between.
         self._starts, self._pieces = [], []
 
     def _open(self) -> IO[bytes]:
@@ -288,12 +288,12 @@ class Spool:
         file, self._file, self._released = self._file, None, False
         if self._owner != os.getpid():
             return
-        # Closing writes what is buffered, and the disk may be full; nobody needs the content any more.
+        # Closing writes the buffered bytes, and the disk may be full; the content is no longer needed.
         with suppress(OSError):
             if file is not None:
                 file.close()
         if self.path is not None:
-            # Another process may have removed the file. If it stays, `vacuum` removes it.
+            # Another process may have removed the file. If removal fails, `vacuum` removes the file.
             with suppress(OSError):
                 Path(self.path).unlink()
 

@@ -91,7 +91,7 @@ def finish(fs: Any, path: str, file: Any) -> None:
 
 
 def abort(file: Any) -> None:
-    """Discard an upload, as far as the protocol has not written to the object itself."""
+    """Discard an upload, except for parts that the protocol has written to the object itself."""
     from fsspec.spec import AbstractBufferedFile
 
     if isinstance(file, AbstractBufferedFile):
