@@ -71,7 +71,10 @@ class _Entry(NamedTuple):
 
 
 def is_content(path: str) -> bool:
-    """Return whether an archive stores a file of its writer's directory: no manifest, lock, note or unfinished file."""
+    """Return whether an archive stores this file of a writer's directory.
+
+    It stores no manifest, lock, note or unfinished file.
+    """
     name = path.rpartition("/")[2]
     if name in (MANIFEST, NOTE) or name.endswith((LOCK, TEMPORARY, JOURNAL)):
         return False
@@ -105,7 +108,7 @@ class Archive:
         return self._state()[2]
 
     def refresh(self) -> None:
-        """Forget the list of members; the next use reads it again."""
+        """Forget the list of members, and close the file; the next use reads the list again."""
         self._listing = None
         self.store.close()
 
@@ -114,7 +117,11 @@ class Archive:
         self.store.close()
 
     def unpack(self, target: Store) -> None:
-        """Copy every file of the archive to a store, except locks and files of commits under way."""
+        """Copy every file of the archive to a store, except locks and files of commits under way.
+
+        Raises FormatError for a damaged archive, UnsupportedError for a compressed file, and ConflictError if another
+        archive replaces this one meanwhile.
+        """
         stamp, entries, _ = self._state()
         # Overlapping files would let a small archive unpack to any size.
         if sum(entry.nbytes for entry in entries.values()) > stamp.size:
@@ -143,7 +150,10 @@ class Archive:
         entry: _Entry,
         target: Store,
     ) -> None:
-        """Copy one file of the archive to a store, in pieces."""
+        """Copy one file of the archive to a store, in pieces.
+
+        Raises UnsupportedError for a compressed or encrypted file, and FormatError for a damaged one.
+        """
         if not entry.stored:
             raise UnsupportedError("expected an uncompressed file, found one that is compressed or encrypted")
         try:
@@ -154,6 +164,7 @@ class Archive:
             raise FormatError(f"expected a file in the archive, found other bytes ({error})") from None
 
     def _state(self) -> tuple[Stamp, dict[str, _Entry], Members]:
+        """Return stamp, entries and members; read them at the first use."""
         if self._listing is None:
             self._listing = in_one_state(self._read)
         return self._listing
@@ -176,7 +187,10 @@ class Archive:
         *,
         lazy: bool = False,  # noqa: ARG002
     ) -> Handle:
-        """Open a member by its path. The archive must store it as one file, neither compressed nor encrypted."""
+        """Open a member by its path, for reading. The archive must store it as one file, uncompressed and unencrypted.
+
+        Raises ReadOnlyError for any mode but "r", and ConflictError if another archive has replaced this one.
+        """
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an archive: open_group(url, 'a') opens it as a whole for changes")
         stamp, entries, _ = self._state()
@@ -188,7 +202,10 @@ class Archive:
         raise AssertionError  # for the type checker
 
     def _open(self, path: str, stamp: Stamp, entries: Mapping[str, _Entry]) -> Handle:
-        """Open the frame in a file of the archive, in place."""
+        """Open the frame in a file of the archive, in place, through a separate store.
+
+        Raises UnsupportedError for a compressed file, and ConflictError if another archive has replaced this one.
+        """
         where = f"{self.url}: {path}"
         entry = entries.get(path)
         if entry is None or not entry.stored:
@@ -205,7 +222,10 @@ class Archive:
         return Handle(source, "r")
 
     def _header_nbytes(self, where: str, entry: _Entry, stamp: Stamp) -> int:
-        """Return the size of a file's local header; FormatError if it is no header, or the file exceeds the archive."""
+        """Read a file's local header, and return its size.
+
+        Raises FormatError if it is no header, or if the file goes beyond the end of the archive.
+        """
         # The size is not in the central directory: its extra fields differ from the fields in the local header.
         span = Span("", entry.start, entry.start + _LOCAL_HEADER.size)
         (head,) = self.store.read([span], expected=stamp.version)
@@ -219,7 +239,7 @@ class Archive:
 
 
 def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
-    """Read the directory of an archive, and check its names, sizes and offsets."""
+    """Read the directory of an archive, and return its files by path; FormatError for a wrong name, size or offset."""
     try:
         with zipfile.ZipFile(_ArchiveFile(store, stamp)) as archive:
             infos = archive.infolist()
@@ -246,6 +266,7 @@ def _entries(store: Store, stamp: Stamp) -> dict[str, _Entry]:
 
 
 def _path_of(info: zipfile.ZipInfo) -> str:
+    """Return the path of a file in the archive, with slashes."""
     # Some writers on Windows, which is system 0, separate directories by backslashes.
     return info.orig_filename.replace("\\", "/") if info.create_system == 0 else info.orig_filename
 
@@ -254,6 +275,7 @@ class _ArchiveFile(io.RawIOBase):
     """An archive as a file for `zipfile`. One request reads its end, which usually has the whole directory."""
 
     def __init__(self, store: Store, stamp: Stamp) -> None:
+        """Read the end of the archive, and begin at the position 0."""
         super().__init__()
         self._store = store
         self._stamp = stamp
@@ -262,6 +284,7 @@ class _ArchiveFile(io.RawIOBase):
         self._tail = self._range(self._tail_start, stamp.size)
 
     def _range(self, start: int, stop: int) -> memoryview:
+        """Read a range of the archive, in the state of the stamp."""
         (view,) = self._store.read([Span("", start, stop)], expected=self._stamp.version)
         return view
 

@@ -59,7 +59,7 @@ class EmbedFile:
         return self._frame
 
     def members(self) -> Members:
-        """Return a path for each member by its name; the paths lead into the frame."""
+        """Return a path for each member by its name; the paths lead into the frame, which the first use reads."""
         return Members(members(self._open_frame()))
 
     def open(
@@ -69,7 +69,7 @@ class EmbedFile:
         *,
         lazy: bool = False,  # noqa: ARG002
     ) -> Handle:
-        """Read a member into memory, and open it there."""
+        """Read a member into memory, and open it there; raise ReadOnlyError for any mode but "r"."""
         if mode != "r":
             raise ReadOnlyError(f"{self.url} is an embedding store of python-blosc2, which can only be read")
         return open_member(self._open_frame(), path)
@@ -89,7 +89,7 @@ def holds_members(frame: Frame) -> bool:
 
 
 def is_store(url: str, storage_options: Mapping[str, Any]) -> bool:
-    """Return whether a file is an embedding store of python-blosc2."""
+    """Read the frame in a file, and return whether it is an embedding store of python-blosc2; False without a frame."""
     source = snapshot.find_frame(open_store(url, storage_options=storage_options))
     return source is not None and holds_members(source.frame)
 
@@ -132,7 +132,11 @@ def _find_extents(schunk: SChunk) -> dict[str, range | None]:
 
 
 def open_member(schunk: SChunk, path: str) -> Handle:
-    """Open an embedded member for reading. References to arrays on servers raise UnsupportedError."""
+    """Read an embedded member into memory, and open it for reading.
+
+    Raises FormatError for a missing member, UnsupportedError for a reference to an array on a server, and LimitError
+    for a member that is too large.
+    """
     name = path.removeprefix(EMBEDDED + "/")
     extents = _find_extents(schunk)
     if name not in extents:
@@ -148,7 +152,7 @@ def open_member(schunk: SChunk, path: str) -> Handle:
 
 
 def name_state(schunk: SChunk, path: str) -> str:
-    """Return a digest of an embedded member, which names its state; "" for a missing member."""
+    """Read an embedded member, and return a digest, which names its state; "" for a missing member."""
     name = path.removeprefix(EMBEDDED + "/")
     extents = _find_extents(schunk)
     if name not in extents:
@@ -161,7 +165,7 @@ def name_state(schunk: SChunk, path: str) -> str:
 
 
 def remove(schunk: SChunk, names: Collection[str]) -> None:
-    """Remove embedded members from the list in the frame. Their bytes stay in the frame."""
+    """Remove embedded members from the list in the frame, which is a commit of the frame. Their bytes stay in it."""
     notes = schunk.vlmeta[EMBEDDED_NOTES]
     rest = {key: entry for key, entry in notes[EMBEDDED_MAP].items() if key[1:] not in names}
     try:

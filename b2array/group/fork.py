@@ -76,7 +76,7 @@ class Changes(ABC):
         *,
         lazy: bool = False,
     ) -> Handle:
-        """Open a member. Writes to it become part of the changes."""
+        """Open a member, and note that it was read. Writes to it become part of the changes."""
 
     @abstractmethod
     def note_read(self, path: str) -> None:
@@ -84,7 +84,7 @@ class Changes(ABC):
 
     @abstractmethod
     def open_unnoted(self, path: str, mode: Mode) -> Handle:
-        """Open a member without noting that it was read; for writing, it joins the transaction."""
+        """Open a member without noting that it was read. Writes to it become part of the changes."""
 
     @abstractmethod
     def create(
@@ -103,7 +103,10 @@ class Changes(ABC):
         members: Mapping[str, str],
         states: Mapping[str, str] = NOTHING,
     ) -> None:
-        """Delete members, given as paths by name. `states` has the generations of the copied ones, by path."""
+        """Delete members, given as paths by name; a fork raises ValueError.
+
+        `states` has the generations of the copied ones, by path.
+        """
 
     def refresh(self) -> None:
         """Raise ValueError: the changes would be lost."""
@@ -112,7 +115,11 @@ class Changes(ABC):
     # Forks.
 
     def fork(self, prefix: str) -> GroupFork:
-        """Prepare members whose names begin with a prefix for forks, and return a fork that can write them."""
+        """Prepare members whose names begin with a prefix for forks, and return a fork that can write them.
+
+        This begins a draft of each member, and encodes open chunks. Embedded members, and members of inner groups, can
+        only be read through the fork.
+        """
         members = self.members()
         inside = members.below(prefix.rstrip("/"))
         # Embedded members can only be read, and members of inner groups belong to other transactions.
@@ -126,11 +133,15 @@ class Changes(ABC):
         return GroupFork(_Origin(self._fork_id, self.view, members, points), name)
 
     def _prepare_forks(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
-        """Prepare members for forks, and return the point from which each fork starts."""
+        """Begin drafts of members, encode their open chunks, and return the point from which each fork starts."""
         return [make_fork_point(open_draft(self, path)) for path in paths]
 
     def merge(self, workers: Sequence[object]) -> None:
-        """Take over the changes of forks, and end them. If they conflict, raise ConflictError and change nothing."""
+        """Take over the changes of forks, and end them. If they conflict, raise ConflictError and take over nothing.
+
+        Members that the forks have read count as read here. Raises TypeError for anything but forks, and ValueError for
+        a fork that was merged before, or that is merged into itself.
+        """
         forks = [_accept(self, worker) for worker in workers]
         news = _choose_new(self, forks)
         # Check all changes before taking over any: a half-merged transaction would be useless.
@@ -149,17 +160,20 @@ class Changes(ABC):
             fork.end()
 
     def _is_related(self, fork: GroupFork) -> bool:
-        """Whether a fork was made from these changes, and can be merged into them."""
+        """Return whether a fork was made from these changes, and can be merged into them."""
         return fork.transaction == self._fork_id
 
 
 def _is_mounted(view: AnyGroup, path: str) -> bool:
-    """Whether a member belongs to a separate group inside the one that is shown."""
+    """Return whether a member belongs to a separate group inside the one that is shown."""
     return isinstance(view, LocalGroup) and view.mount_of(path) is not None
 
 
 def open_draft(changes: Changes, path: str) -> Draft:
-    """Open a member for writing, and return its draft; ConflictError if the transaction has ended."""
+    """Open a member for writing, without noting that it was read, and return its draft, which may be a new one.
+
+    Raises ConflictError if the transaction has ended.
+    """
     draft = changes.open_unnoted(path, "r+").draft
     if draft is None:
         raise ConflictError(f"{changes.url}: expected a transaction under way, found that it has ended")
@@ -193,8 +207,8 @@ def _fit_changes(
 ) -> list[tuple[Draft, ChangeSet, list[int]]]:
     """Return the drafts to change; for each, the change to take over, and the rows of its chunks.
 
-    The handles of the drafts stay locked until `locks` is closed. Raises ConflictError if the forks contradict each
-    other or the drafts.
+    This encodes open chunks, and begins drafts of members that only forks have changed. The handles of the drafts stay
+    locked until `locks` is closed. Raises ConflictError if the forks contradict each other or the drafts.
     """
     written: dict[str, list[ChangeSet]] = {}
     for fork in forks:
@@ -251,7 +265,10 @@ def _choose_new(
 
 
 def _merge_new(changes: Changes, name: str, copies: Sequence[NewMember]) -> None:
-    """Make a member that forks have made, if it is missing; set the attributes that forks have set."""
+    """Make a member that forks have made, if it is missing; set the attributes that forks have set.
+
+    An existing frame of attributes is opened for writing, and counts as read.
+    """
     first, path = copies[0], changes.members().get(name)
     if path is None:
         # The fork has made it with the layout that the user wants, or that is usual in the place of the group.
@@ -265,13 +282,13 @@ def _merge_new(changes: Changes, name: str, copies: Sequence[NewMember]) -> None
 
 
 def _attributes_agree(one: Handle, other: Handle) -> bool:
-    """Whether no attribute has different values in two frames."""
+    """Return whether no attribute has different values in two frames."""
     ours, theirs = one.source.state.attrs(), other.source.state.attrs()
     return all(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())
 
 
 def _are_equal(one: Handle, other: Handle) -> bool:
-    """Whether two new members have the same content, because a task ran twice."""
+    """Return whether two new members have the same content, because a task ran twice; this reads all their chunks."""
     if _describe(one.source) != _describe(other.source):
         return False
     return all(map(eq, _read_chunks(one.source), _read_chunks(other.source)))
@@ -298,6 +315,7 @@ def _describe(source: Source) -> tuple[Any, ...]:
 
 
 def _read_chunks(source: Source) -> Iterator[bytes | Special]:
+    """Yield the compressed bytes of each chunk, or its special value."""
     for n in range(source.frame.nchunks):
         place = source.locate(n)
         if isinstance(place, Special):
@@ -374,6 +392,7 @@ class GroupFork(Changes):
                 self._members.add(full, path)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Encode open chunks, and pickle the fork with its changes; raise ValueError if it was merged."""
         self.require_open()
         # Forks without changes would only make the pickle longer: the origin has their points.
         used = self.freeze_changes().keys() | self._new.keys()
@@ -391,7 +410,7 @@ class GroupFork(Changes):
         return {self.name, *self._roster.merged}
 
     def _is_related(self, fork: GroupFork) -> bool:
-        """Whether another fork can be merged into this one: it is a fork of this one, or a sibling."""
+        """Return whether another fork can be merged into this one: it is a fork of this one, or a sibling."""
         return fork.transaction in (self._fork_id, self.transaction)
 
     @property
@@ -431,14 +450,14 @@ class GroupFork(Changes):
     # Members.
 
     def members(self) -> Members:
-        """Return the path of each member by its name, with the changes."""
+        """Return the path of each member by its name, with the changes; raise ValueError if the fork was merged."""
         self.require_open()
         return self._members
 
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
-        """Open a member. Members outside the group that was forked can only be read.
+        """Open a member, and note that it was read. Members outside the group that was forked can only be read.
 
-        Raises ValueError if the member belongs to a separate group inside this one.
+        Raises ValueError if the member belongs to a separate group inside this one, or if the fork was merged.
         """
         if isinstance(self.view, LocalGroup):
             self.view.require_own(path)
@@ -446,12 +465,15 @@ class GroupFork(Changes):
         return self.open_unnoted(path, mode)
 
     def note_read(self, path: str) -> None:
-        """Note that a member of the transaction was read in this fork."""
+        """Note that a member of the transaction was read in this fork; do nothing for a member made in the fork."""
         if path not in self._new:
             self.seen.add(path)
 
     def open_unnoted(self, path: str, mode: Mode) -> Handle:  # noqa: ARG002
-        """Return the fork of a member, for writing as well; for other members, a handle for reading."""
+        """Return the fork of a member, for writing as well; for other members, a handle for reading.
+
+        The fork of a member begins at the first use. Raises ValueError if this fork of the group was merged.
+        """
         self.require_open()
         with self._mutex.held:
             fork = self._opened.get(path)
@@ -463,7 +485,7 @@ class GroupFork(Changes):
             return fork
 
     def create(self, name: str, suffix: str, new: NewFrame, *, overwrite: bool) -> Handle:  # noqa: ARG002
-        """Make a member in memory."""
+        """Make a member in memory, and return its fork for writing; raise ValueError if the name is taken."""
         path = name + suffix
         if name in self.members():
             raise ValueError(f"a fork of a group cannot replace the member {name!r}: do that before you fork")

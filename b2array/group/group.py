@@ -186,7 +186,7 @@ def in_embed_file(
     follow: bool,
     storage_options: Mapping[str, Any],
 ) -> Group:
-    """Open an embedding store of python-blosc2, which is read-only."""
+    """Return the group in an embedding store of python-blosc2; raise ReadOnlyError for any mode but "r"."""
     home = EmbedFile(address, storage_options)
     if mode != "r":
         raise ReadOnlyError(
@@ -196,7 +196,7 @@ def in_embed_file(
 
 
 def check_mode(mode: str, at: object, *, follow: bool) -> None:
-    """Raise ValueError for an unknown mode, or for one that a snapshot does not allow."""
+    """Raise ValueError for an unknown mode, or for a mode or `follow` that a snapshot does not allow."""
     if mode not in MODES:
         known_modes = ", ".join(map(repr, MODES))
         raise ValueError(f"mode must be one of {known_modes}, not {mode!r}")
@@ -205,7 +205,11 @@ def check_mode(mode: str, at: object, *, follow: bool) -> None:
 
 
 def _prepare(home: AnyGroup, mode: AnyMode, *, required: bool) -> None:
-    """Make a missing group, and empty or complete an existing one, according to the mode."""
+    """Make a missing group, and empty or complete an existing one, according to the mode.
+
+    Unless it is opened for reading, this then completes an interrupted commit. Raises FileExistsError if a group exists
+    that the mode does not replace.
+    """
     url = home.store.url
     exists = required or whole.exists(home)
     if mode in ("w", "w-", "x") or not exists:
@@ -226,7 +230,8 @@ def _prepare(home: AnyGroup, mode: AnyMode, *, required: bool) -> None:
 def _prepare_part(outer: Group, name: str, mode: AnyMode) -> Group:
     """Return a group inside another one; make it or empty it first, according to the mode.
 
-    Also completes an interrupted commit of the outer group.
+    Also completes an interrupted commit of the outer group. Raises FileExistsError if the group exists, and the mode
+    does not replace it.
     """
     home = cast(AnyGroup, outer._home)
     home.recover()
@@ -244,7 +249,10 @@ def _prepare_part(outer: Group, name: str, mode: AnyMode) -> Group:
 
 
 def _open_at_snapshot(address: str, options: Mapping[str, Any], at: str) -> Group:
-    """Open a group, or a group inside another one, at a snapshot."""
+    """Open a group, or a group inside another one, at a snapshot.
+
+    Raises KeyError if there is no such snapshot, and FileNotFoundError if the group was not in it.
+    """
     here = group_at(address, options)
     manifest = Manifest()
     # Without a manifest, the URL may name an archive or a group inside another one, which the code below looks for.
@@ -350,6 +358,7 @@ class Group(MutableMapping[str, Any]):
         return self._home.members()
 
     def _full(self, name: str) -> str:
+        """Return the name of a member, or of a group, in the outermost group."""
         return f"{self._prefix}{name}".rstrip("/")
 
     def _below(self, name: str = "") -> dict[str, str]:
@@ -362,18 +371,21 @@ class Group(MutableMapping[str, Any]):
         return {full[start:]: path for full, path in below.items()}
 
     def _list_names(self) -> Iterator[str]:
+        """Yield the names of all members in and below this group; for a frame of attributes, the name of its group."""
         for name in self._below():
             # A frame of attributes is not a member, but its group exists because of it.
             yield name.removesuffix(ATTRS).rstrip("/") if is_attrs(name) else name
 
     def _inner(self, name: str) -> Group:
+        """Return a group in this one; it need not exist."""
         return self._at(f"{self._prefix}{name}/")
 
     def _at(self, prefix: str) -> Group:
+        """Return a group of the same home, in the same mode; it need not exist."""
         return Group(self._home, prefix, self._mode, follow=self._follow)
 
     def _open_path(self, path: str, *, lazy: bool = False) -> NDArray | SChunk | Items:
-        """Open a member by its path; it follows other writers if the group does."""
+        """Open a member by its path, in the mode of the group; it follows other writers if the group does."""
         if not self._follow:
             return _open_member(self._home, path, self._mode, lazy=lazy)
         member = _open_member(self._home, path, self._mode)
@@ -398,6 +410,10 @@ class Group(MutableMapping[str, Any]):
         return self._table(full) or self._at(f"{full}/")
 
     def _table(self, full: str) -> Table | None:
+        """Return a group as a `Table` if python-blosc2 wrote it as one; otherwise None.
+
+        This may read the description of the table.
+        """
         prefix = f"{full}/"
         return Table(self._home, prefix) if is_table(self._home, prefix) else None
 
@@ -445,6 +461,7 @@ class Group(MutableMapping[str, Any]):
         return dict(zip(names, results, strict=True))
 
     def __contains__(self, name: object) -> bool:
+        """Return whether an array or a group has this name; False for a frame of attributes."""
         name = name.removeprefix("/") if isinstance(name, str) else ""
         if not name or is_attrs(name):
             return False
@@ -587,6 +604,7 @@ class Group(MutableMapping[str, Any]):
             raise TypeError(f"create() takes either a shape or data, found {what}")
 
         def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+            """Return a draft of the array with its data or its fill value."""
             wanted: MemberKeywords = {"layout": layout, **options}
             settings = ArrayOptions(
                 **wanted,
@@ -673,6 +691,7 @@ class Group(MutableMapping[str, Any]):
         self.create(name, data=value, overwrite=True).close()
 
     def __delitem__(self, name: str) -> None:
+        """Remove an array, or a group and everything below it, in one commit; raise KeyError for a missing one."""
         home, name = self._writable(), name.removeprefix("/")
         doomed = home.members().below(self._prefix + name) if name else {}
         if not doomed:
@@ -802,9 +821,10 @@ class Group(MutableMapping[str, Any]):
         into: Group,
         name: str | None,
     ) -> dict[str, Handle]:
-        """Copy members into a group, and return a handle to each source by its path.
+        """Copy members into a group, which is in a transaction, and return a handle to each source by its path.
 
-        In a transaction, this notes that the sources were read. KeyError: there are no such members.
+        If this group is in a transaction, this notes that the sources were read. Raises KeyError if there are no such
+        members, and FileExistsError if the destination has a member or an attribute with such a name.
         """
         start = source.removeprefix("/")
         chosen = self._below(start)
@@ -837,7 +857,10 @@ class Group(MutableMapping[str, Any]):
 
     @contextmanager
     def _change_members(self) -> Iterator[Group]:
-        """Commit the changes of the block together. Unlike `transaction`, this does not list all members again."""
+        """Commit the changes of the block together, or leave them to the transaction under way.
+
+        Unlike `transaction`, this does not list all members again.
+        """
         with changing(self._writable()) as changes:
             yield Group(changes, self._prefix, self._mode)
 
@@ -878,7 +901,10 @@ class Group(MutableMapping[str, Any]):
 
     @contextmanager
     def _run_transaction(self, *, replace: bool) -> Iterator[Group]:
-        """Run a transaction for `transaction`, which adds a message for users who forget the ``with``."""
+        """Run a transaction for `transaction`, which adds a message for users who forget the ``with``.
+
+        Commits at the end of the block, and aborts if it raises. Raises ValueError inside another transaction.
+        """
         home = self._writable()
         if isinstance(home, Changes):
             raise ValueError("a transaction is under way on this group already")  # noqa: TRY004 - not the user's type
@@ -1022,7 +1048,10 @@ class Group(MutableMapping[str, Any]):
                 return
 
     def _home_for_snapshots(self) -> AnyGroup | AnyTransaction:
-        """Return the home of the group if its snapshots can change; raise ReadOnlyError or ValueError otherwise."""
+        """Return the home of the group if its snapshots can change.
+
+        Raises ReadOnlyError for a read-only group, and ValueError for an inner group or a fork.
+        """
         home = self._require_outermost(self._writable())
         if not isinstance(home, AnyGroup | AnyTransaction):
             raise ValueError("a fork cannot make, drop or restore snapshots: use the transaction")  # noqa: TRY004
@@ -1045,7 +1074,10 @@ class Group(MutableMapping[str, Any]):
         return home
 
     def _home_with_snapshots(self) -> AnyGroup | None:
-        """Return the group whose manifest lists the snapshots; None for an archive, which has no such list."""
+        """Return a copy of the group whose manifest lists the snapshots; None for an archive, which has no such list.
+
+        Raises ValueError for an inner group, and inside a transaction.
+        """
         home = self._require_outermost(self._home)
         if isinstance(home, Moment):
             return home.group
@@ -1152,6 +1184,10 @@ class Group(MutableMapping[str, Any]):
         error: BaseException | None,
         _: object,
     ) -> None:
+        """Close the group; after an error, leave an archive as it was.
+
+        The changes of the archive then stay in its directory, as a note on the error says.
+        """
         if error is not None and isinstance(self._home, unpacked.Unpacked) and not self._prefix:
             note = self._home.leave()
             if note:
@@ -1191,6 +1227,7 @@ def _is_url(text: str) -> bool:
 
 
 def _home_of(worker: object) -> object:
+    """Return the home of a group; return anything else unchanged."""
     return worker._home if isinstance(worker, Group) else worker
 
 
@@ -1211,7 +1248,10 @@ def free_name(group: Group, name: str, *, overwrite: bool | None = None) -> str:
 
 
 def _add_copy(group: Group, full: str, handle: Handle) -> None:
-    """Add a copy of a frame to a group under a full name; add attributes to the attributes of an existing group."""
+    """Add a copy of a frame to a group under a full name; add attributes to the attributes of an existing group.
+
+    Raises FileExistsError if the group has a member or an attribute with this name.
+    """
     home = group._writable()
     if full not in home.members():
         suffix = ARRAY if handle.frame.metalayer("b2nd") is not None else OTHER
@@ -1231,7 +1271,11 @@ def put_member(
     *,
     overwrite: bool,
 ) -> Handle:
-    """Make a member; with `overwrite`, replace the member that has this name."""
+    """Make a member, in one commit or in the transaction under way; `overwrite` replaces the member with this name.
+
+    Raises FileExistsError if there is one, and `overwrite` is False. A transaction under way replaces no members, and
+    raises ValueError instead.
+    """
     with changing(home) as changes:
         old = home.members().get(full)
         if old is not None and home is not changes:
@@ -1258,4 +1302,5 @@ def _open_member(
 
 
 def _is_array(path: str, handle: Handle) -> bool:
+    """Return whether a member is an array, by the ending of its path or by its metalayers."""
     return path.endswith(ARRAY) or handle.described.state.frame.metalayer("b2nd") is not None

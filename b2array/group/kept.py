@@ -64,7 +64,7 @@ class RetiredFrame(NamedTuple):
 
 
 def find_needed_states(source: Snapshot, pins: Sequence[Pin]) -> list[Snapshot]:
-    """Return the states in a member's frame that snapshots of the group need, the oldest first.
+    """Read the states in a member's frame that snapshots of the group need, and return them, the oldest first.
 
     A state that several snapshots need appears once for each. A state of another frame, which this one has replaced, is
     already lost. Raises the errors of `find_state`.
@@ -86,9 +86,10 @@ def _entry_of_snapshot(entry: Kept, at: Kept) -> Kept:
 
 
 def retire(view: LocalGroup, states: Sequence[Snapshot]) -> RetiredFrame:
-    """Copy kept states of one member to a new retired frame on the disk; the caller lists it in the next manifest.
+    """Copy kept states of one member to a new retired frame; the caller lists it in the next manifest.
 
-    The frame is sparse, so that python-blosc2 does not take it for a member. FormatError says that a state is damaged.
+    The frame reaches the disk before this returns. It is sparse, so that python-blosc2 does not take it for a member.
+    FormatError says that a state is damaged.
     """
     token = os.urandom(8).hex()
     path = retired_path(token)
@@ -109,7 +110,7 @@ def earlier_states(
     group: bytes,
     now: Snapshot,
 ) -> list[KeptState]:
-    """Return the states of a member at snapshots of its group, for a copy of the member in another group.
+    """Read and return the states of a member at snapshots of its group, for a copy of the member in another group.
 
     A copy can keep only states whose chunks are still in the same places in the member's frame.
     """
@@ -158,7 +159,10 @@ def remove_frame(store: Store) -> None:
 
 
 def find_unneeded(group: AnyGroup, manifest: Manifest) -> list[str]:
-    """Return the paths in a group that no snapshot needs: leftovers of dropped snapshots and of killed writers."""
+    """List the files of a group, and return the paths that no snapshot needs.
+
+    They are leftovers of dropped snapshots and of killed writers.
+    """
     ledger = group_ledger(group.url, manifest)
     needed = {object_name(entry.place) for entry in ledger.entries}
     needed |= {retired_path(token) for token in manifest.retired}
@@ -176,7 +180,8 @@ def find_unneeded(group: AnyGroup, manifest: Manifest) -> list[str]:
 def moment(group: AnyGroup, name: str, manifest: Manifest | None = None) -> Moment:
     """Load a group at a snapshot; raise KeyError if no snapshot has this name.
 
-    A caller that has read the `manifest` passes it, to save a request.
+    This reads the list of members, and no member. A caller that has read the `manifest` passes it, to save a request.
+    If another writer has dropped the snapshot since, this looks again in the latest manifest.
     """
     if manifest is None:
         manifest = group.load_manifest()
@@ -242,7 +247,7 @@ class Moment:
         """Do nothing: a snapshot never changes."""
 
     def close(self) -> None:
-        """Close files."""
+        """Close files of the group."""
         self.group.close()
 
     def open(
@@ -252,7 +257,7 @@ class Moment:
         *,
         lazy: bool = False,  # noqa: ARG002
     ) -> Handle:
-        """Open a member at the snapshot.
+        """Open a member at the snapshot; raise ReadOnlyError for any mode but "r".
 
         ConflictError says that the snapshot was dropped, FormatError that the state is lost.
         """
@@ -263,7 +268,8 @@ class Moment:
     def state_of(self, path: str, *, deep: bool = False) -> Snapshot:
         """Load the state of a member at the snapshot. Raises the errors of `open`.
 
-        With `deep`, also check that the chunks are in the places in the index, for callers that rely on it.
+        If the state is not in the expected place, this reads the manifest again, and looks once more. With `deep`, also
+        check that the chunks are in the places in the index, for callers that rely on it.
         """
         for is_last in (False, True):
             try:
@@ -302,7 +308,11 @@ class Moment:
         return None
 
     def _find_state(self, path: str, *, deep: bool = False) -> Snapshot | None:
-        """Load the state of a member from the place in the manifest; None if it is not there."""
+        """Load the state of a member from the place in the manifest; None if it is not there.
+
+        If other software has changed the member's file, this checks that the chunks of the state are intact; with
+        `deep`, that they are intact as a whole.
+        """
         token = self._token(path)
         state = self._states[path]
         if token is not None:
@@ -327,7 +337,7 @@ class Moment:
 
 
 def _state_in_retired(frame: Snapshot, name: str, state: MemberState) -> Snapshot | None:
-    """Return the state that a retired frame keeps for a snapshot; None if the frame keeps another state."""
+    """Load the state that a retired frame keeps for a snapshot; None if the frame keeps another state."""
     entry = ledger_in(frame).find(name)
     if entry is None or entry.generation != state.generation:
         return None

@@ -84,7 +84,10 @@ class ListedGroup:
         return type(self), (self._address, self.storage_options, listing)
 
     def copy(self, *, pinned: bool = False) -> Self:
-        """Return a second handle that shows the same members; a `pinned` one ignores later commits of its members."""
+        """Return a second handle that shows the same members; a `pinned` one ignores later commits of its members.
+
+        The handles share the catalog. This reads the manifest if this handle has not read it yet.
+        """
         copied = type(self)(self._address, self.storage_options)
         copied.catalog = self.catalog
         copied._listing = self._state()
@@ -111,6 +114,7 @@ class ListedGroup:
         return self.store.below(path)
 
     def _require_plain(self) -> None:
+        """Raise ValueError if the address has a "?", because paths cannot be appended to it."""
         # In URLs of these stores, "?" is a character of a name, but `join_url` puts a path before it, as before a
         # query.
         if "?" in self._address and (self.store.can.lock or self.store.can.compare):
@@ -141,7 +145,10 @@ class ListedGroup:
         return self._listing is not None and self._listing[0] != Manifest()
 
     def show_manifest(self) -> bool:
-        """Read the manifest, and show its members; return False without a manifest that can be read."""
+        """Read the manifest, and show its members; return False without a manifest that can be read.
+
+        An error of the store also gives False.
+        """
         # `whole.exists` checks whether another file marks the group, and raises the errors that matter.
         with suppress(Exception):
             manifest, version = self.catalog.read()
@@ -173,7 +180,10 @@ class ListedGroup:
         self.store.close()
 
     def _state(self) -> tuple[Manifest, Version | None, Members]:
-        """Return the manifest that this handle shows, its version, and the members; read them at the first use."""
+        """Return the manifest that this handle shows, its version, and the members; read them at the first use.
+
+        After a commit of a member of this handle, show the manifest of that commit first, unless the handle is pinned.
+        """
         written = self.catalog.written
         if self._listing is None:
             self.show(*self.catalog.read())
@@ -185,11 +195,14 @@ class ListedGroup:
         return self._listing
 
     def load_manifest(self) -> Manifest:
-        """Read the present manifest, without changing the members shown."""
+        """Read the present manifest from the store, without changing the members shown."""
         return self.catalog.read()[0]
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Change the manifest in the store, and return it; try again if another writer was faster."""
+        """Change the manifest in the store, and return it; try again if another writer was faster.
+
+        A manifest without rows first gets rows for the members among the files.
+        """
         for _ in attempts(self.store):
             # Another writer has replaced the manifest meanwhile: change the new one.
             with self.store.lock(MANIFEST), suppress(ConflictError):
@@ -219,7 +232,8 @@ class ListedGroup:
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
         """Open a member by its path, in the state that the manifest of this handle lists.
 
-        With `lazy`, opening for reading sends no request if the manifest has a summary of the member.
+        With `lazy`, opening for reading sends no request if the manifest has a summary of the member. Embedded members
+        are opened read-only. Raises ConflictError if the list is out of date, and FormatError if the member is missing.
         """
         if is_embedded(path):
             return embedded.open_member(self._embedding(), path)
@@ -239,7 +253,10 @@ class ListedGroup:
         *,
         for_writing: bool = False,
     ) -> Snapshot:
-        """Load the state of a member that a manifest lists."""
+        """Load the state of a member that a manifest lists.
+
+        If the member is missing, raise ConflictError if the list is out of date, and FormatError otherwise.
+        """
         try:
             return load_member(self.member(path), manifest, for_writing=for_writing)
         except MISSING:
@@ -255,7 +272,10 @@ class ListedGroup:
         name: str,
         state: MemberState,
     ) -> Snapshot | None:
-        """Load the state of a member at a snapshot that a manifest lists; None if the state does not exist any more."""
+        """Load the state of a member at a snapshot that a manifest lists; None if the state does not exist any more.
+
+        Embedded members are read in their present state, because they have no other.
+        """
         path, generation, sparse, _ = state
         if is_embedded(path):
             return embedded.open_member(self._embedding(), path).snapshot
@@ -274,6 +294,7 @@ class ListedGroup:
         return None
 
     def _embedding(self) -> SChunk:
+        """Read the embedding frame, and return it as a read-only super-chunk."""
         source = load_published(self.store_of(EMBEDDED))
         return SChunk(Handle(source, "r"))
 

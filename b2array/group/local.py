@@ -89,6 +89,7 @@ def copier_of(
     own: Kind = "sparse" if source.frame.frame_type == FrameType.SPARSE else "contiguous"
 
     def new(url: AnyPlace, *, overwrite: bool, layout: Kind = "auto") -> Draft:
+        """Return a draft of the copy at a place."""
         if layout == "auto" and (keeps_layout or _is_alike(source.store, url, storage_options)):
             layout = own
         place = place_new(url, layout, storage_options, overwrite=overwrite)
@@ -158,7 +159,7 @@ class LocalGroup:
         return type(self), (self._address, self.storage_options, self._listing)
 
     def copy(self) -> Self:
-        """Return a second handle that shows the same members."""
+        """Return a second handle that shows the same members. This lists the members if they were not listed yet."""
         return type(self)(
             self._address,
             self.storage_options,
@@ -187,7 +188,8 @@ class LocalGroup:
     def mount_of(self, path: str) -> tuple[LocalGroup, str] | None:
         """Return the inner group that owns a member, and the member's path there; None if this group owns it.
 
-        A group owns everything below its directory, down to the next group.
+        A group owns everything below its directory, down to the next group. This looks in the directories on the way,
+        and remembers the inner groups until `refresh`.
         """
         parts = path.split("/")
         mounts = self._mounts  # another thread may call refresh()
@@ -200,6 +202,7 @@ class LocalGroup:
         return None
 
     def _is_mount(self, name: str) -> bool:
+        """Return whether a directory has the mark of a group."""
         return any(os.path.exists(os.path.join(self._address, name, mark)) for mark in (MANIFEST, EMBEDDED))
 
     def without_mounts(self, members: Mapping[str, str]) -> dict[str, str]:
@@ -216,7 +219,7 @@ class LocalGroup:
             )
 
     def show_manifest(self) -> bool:
-        """Return whether there is a manifest that can be read; members of a local group are shown on demand."""
+        """Return whether there is a manifest that can be read; this shows no members. Ignores all errors."""
         # `whole.exists` checks whether another file marks the group, and raises the errors that matter.
         with suppress(Exception):
             return self.load_manifest() != Manifest()
@@ -251,6 +254,7 @@ class LocalGroup:
         self.store.close()
 
     def _state(self) -> tuple[Manifest, Members]:
+        """Return the manifest and the members that this handle shows; list them at the first use."""
         if self._listing is None:
             self._listing = self._list()
         return self._listing
@@ -280,7 +284,10 @@ class LocalGroup:
         return self._members_in(self.store.walk(), manifest)
 
     def _members_in(self, files: Collection[str], manifest: Manifest) -> Members:
-        """Find the members among files, in the embedding frame, in the log, and in inner groups."""
+        """Find the members among files, in the embedding frame, in the log, and in inner groups.
+
+        This reads the members that the log names.
+        """
         paths = members_among(own_files(files))
         for name in mounts_among(files):
             paths |= self._members_of_mount(name)
@@ -308,7 +315,10 @@ class LocalGroup:
         return {f"{name}/{each}": f"{name}/{path}" for each, path in inner.items() if not is_embedded(path)}
 
     def _embedded_members(self, manifest: Manifest) -> dict[str, str]:
-        """Return the members in the embedding frame, except the members that the log deletes."""
+        """Return the members in the embedding frame, except the members that the log deletes.
+
+        The list is read again only if the embedding frame has changed.
+        """
         version = self.store.stamp(EMBEDDED).version
         if version is None or version != self._inner[0]:
             self._inner = version, embedded.members(self._embedding("r"))
@@ -323,7 +333,8 @@ class LocalGroup:
     def paths_of(self, names: Collection[str], manifest: Manifest) -> dict[str, str]:
         """Find all paths of members with these names, as they are after the log is applied; return names by paths.
 
-        One name may have several paths: a writer that does not know the group may have made a second file.
+        One name may have several paths: a writer that does not know the group may have made a second file. This reads
+        the place of each possible path.
         """
         names_by_path = {}
         for name in names:
@@ -359,10 +370,11 @@ class LocalGroup:
         return near
 
     def name_embedded_state(self, path: str) -> str:
-        """Return a digest that names the state of an embedded member."""
+        """Read an embedded member, and return a digest that names its state; "" for a missing member."""
         return embedded.name_state(self._embedding("r"), path)
 
     def _embedding(self, mode: Mode) -> SChunk:
+        """Read the embedding frame, and return it as a super-chunk."""
         source = snapshot.load(self.store_of(EMBEDDED))
         return SChunk(Handle(source, mode))
 
@@ -381,7 +393,7 @@ class LocalGroup:
     def write(self, manifest: Manifest, version: Version | None) -> Version | None:
         """Replace the manifest of this version, or raise ConflictError; return the new version.
 
-        The caller holds the manifest's lock.
+        This forces the manifest to the disk. The members shown stay the same. The caller holds the manifest's lock.
         """
         return write_manifest(self.store, manifest, version)
 
@@ -390,7 +402,10 @@ class LocalGroup:
         return self.read()[0] == manifest
 
     def update(self, change: Callable[[Manifest], Manifest]) -> Manifest:
-        """Change the manifest in the store, and return it; try again if another writer was faster."""
+        """Change the manifest in the store, and return it; try again if another writer was faster.
+
+        This takes the manifest's lock. The members shown stay the same.
+        """
         for _ in attempts(self.store):
             # Another writer has replaced the manifest meanwhile: change the new one.
             with self.store.lock(MANIFEST), suppress(ConflictError):
@@ -401,9 +416,10 @@ class LocalGroup:
         raise too_many_conflicts(self.store)
 
     def recover(self) -> None:
-        """Complete an interrupted commit, and show its result.
+        """Complete an interrupted commit; then the next use lists the members again.
 
-        If the group was copied from an object store, make it a local group first.
+        If the group was copied from an object store, make it a local group first. The manifest that this reads serves
+        the next listing. Without an interrupted commit, nothing is locked or written.
         """
         manifest, version = self.read()
         if manifest.rows is not None:
@@ -428,7 +444,8 @@ class LocalGroup:
     ) -> apply.Applied:
         """Apply the log of a manifest to members that have these states, as far as the caller knows.
 
-        The caller holds the lock of the manifest, and the locks of the members `locked`.
+        The caller holds the lock of the manifest, and the locks of the members `locked`. The manifest itself does not
+        change.
         """
         return apply.apply_log(
             self.store_of,
@@ -441,7 +458,8 @@ class LocalGroup:
     def apply_entry(self, path: str) -> None:
         """Apply an entry that puts a new frame in a member's place, so that a writer finds the frame there.
 
-        `recover` may have left such an entry, or another writer may have committed it since.
+        `recover` may have left such an entry, or another writer may have committed it since. This takes the manifest's
+        lock; if the log in the shown manifest has no such entry, it does nothing.
         """
         entry = self.manifest.log.get(path)
         if entry is not None and entry.kind == "frame":
@@ -449,7 +467,10 @@ class LocalGroup:
                 apply.apply_entry(self.store_of, path, entry)
 
     def remove_embedded(self, path: str, entry: Entry) -> None:
-        """Remove a member from the embedding frame, unless an earlier attempt has removed it."""
+        """Remove a member from the embedding frame, unless an earlier attempt has removed it.
+
+        The change reaches the disk before this returns.
+        """
         schunk = self._embedding("r+")
         if embedded.name_state(schunk, path) == entry.before:
             embedded.remove(schunk, [path.removeprefix(f"{EMBEDDED}/")])
@@ -464,7 +485,10 @@ class LocalGroup:
         *,
         lazy: bool = False,  # noqa: ARG002
     ) -> Handle:
-        """Open a member by its path; raise ConflictError if a later transaction has changed it."""
+        """Open a member by its path; raise ConflictError if a later transaction has changed it.
+
+        Opening for writing first completes an interrupted commit. Embedded members are opened read-only.
+        """
         if is_embedded(path):
             return embedded.open_member(self._embedding("r"), path)
         mount = self.mount_of(path)
@@ -479,7 +503,10 @@ class LocalGroup:
         return Handle(self.current(path), mode)
 
     def _promise(self, path: str) -> Handle | None:
-        """Return a handle from the summary of a member; None if the member must be read at once."""
+        """Return a handle from the summary of a member; None if the member must be read at once.
+
+        This reads the head of the member, to check the summary.
+        """
         manifest, _ = self._state()
         # The summary of a member in the log describes the state before the log is applied.
         if path in manifest.log:
@@ -499,7 +526,10 @@ class LocalGroup:
         return self._own_state(path, manifest or self.load_manifest())
 
     def _own_state(self, path: str, manifest: Manifest) -> Snapshot:
-        """Load the state of a member that no inner group owns."""
+        """Load the state of a member that no inner group owns, as it is after the log of a manifest is applied.
+
+        If the member no longer has the state that this handle has remembered, the handle forgets that state.
+        """
         # A group that was copied from an object store still has rows.
         if manifest.rows is not None:
             member = Member(Catalog(self.store), path.rpartition(".")[0])
@@ -515,7 +545,10 @@ class LocalGroup:
         return source
 
     def remember(self, path: str, committed: Snapshot) -> None:
-        """Remember the state that a transaction has given a member."""
+        """Remember the state that a transaction has given a member, and forget the oldest of too many states.
+
+        States with many chunks, and states that other software wrote, are not remembered.
+        """
         described = committed.frame
         if described.is_ours and committed.header and described.nchunks <= _MOST_CHUNKS:
             self._states[path] = committed.state, committed.header
@@ -523,7 +556,10 @@ class LocalGroup:
                 self._states.popitem(last=False)
 
     def current(self, path: str) -> Snapshot:
-        """Load the state of a member that belongs to the manifest shown. Raises the errors of `open`."""
+        """Load the state of a member that belongs to the manifest shown.
+
+        Raises ConflictError if the member is missing, or if a later transaction has changed it.
+        """
         mount = self.mount_of(path)
         if mount is not None:
             owner, inner = mount
@@ -551,7 +587,10 @@ def _reload_state(
     *,
     carries_out: bool = False,
 ) -> Snapshot:
-    """Load the committed state of a member again, for an array that was unpickled or repeats a read."""
+    """Load the committed state of a member again, for an array that was unpickled or repeats a read.
+
+    With `carries_out`, first put a new frame that waits in the log in its place.
+    """
     group = LocalGroup(address, options)
     # A writer must find a new frame in its place, and not in the log.
     if carries_out:

@@ -45,6 +45,7 @@ class LocalTransaction(Transaction):
     _group: LocalGroup
 
     def __init__(self, group: LocalGroup, *, marked: bool = True) -> None:
+        """Begin a transaction on the members that the group shows; this lists them if they were not listed yet."""
         view = group.copy()
         identity = view.manifest.identity or os.urandom(8).hex()
         super().__init__(group, view, GroupChange(identity, marked))

@@ -82,6 +82,7 @@ class Members(Mapping[str, str]):
         front = f"{group}/" if group else ""
 
         def full(name: str) -> str:
+            """Return the key by which a name is sorted."""
             # Full names below a group begin with the name of the group and a slash, which counts in their order.
             return f"{name}/" if front + name in self._inner else name
 

@@ -28,9 +28,10 @@ __all__ = ["restore"]
 
 
 def restore(changes: AnyTransaction, name: str) -> None:
-    """Give all members the states that they had at a snapshot, and delete later members.
+    """Give all members the states that they had at a snapshot, and delete later members; the commit makes it visible.
 
-    Raises KeyError if the group has no snapshot of this name.
+    Raises KeyError if the group has no snapshot of this name. The commit is refused if another writer drops the
+    snapshot.
     """
     if isinstance(changes, RowTransaction):
         # The transaction knows all snapshots, and no revision is removed while the manifest names it.
@@ -47,6 +48,7 @@ def restore(changes: AnyTransaction, name: str) -> None:
 
 
 def _restore_local(changes: LocalTransaction, then: Moment) -> None:
+    """Delete later members, restore members in their frames where possible, and make the others again."""
     earlier = _open_earlier(changes, then)
     members = changes.view.without_mounts(changes.members())
     changes.remove({name: path for name, path in members.items() if name not in earlier})
@@ -64,7 +66,7 @@ def _restore_local(changes: LocalTransaction, then: Moment) -> None:
 def _open_earlier(changes: LocalTransaction, then: Moment) -> dict[str, Snapshot]:
     """Open the members that can be restored in their frames; return the states to restore, by name.
 
-    All other members must be made again.
+    Opening begins a draft of each, and counts as reading it. All other members must be made again.
     """
     earlier = {}
     group = changes.change.identity.encode()
@@ -90,7 +92,7 @@ def _make_again(
     name: str,
     path: str,
 ) -> None:
-    """Make a member as a copy of its state at a snapshot."""
+    """Make a member as a copy of its state at a snapshot, in its old layout."""
     layout: Kind = "sparse" if then.states[name].sparse else "contiguous"
     source = then.open(path, "r")
     new = partial(copier_of(source, changes.storage_options), layout=layout)
@@ -101,6 +103,7 @@ def _make_again(
 
 
 def _restore_rows(changes: RowTransaction, then: Moment) -> None:
+    """Delete later members, and give each member that differs from the snapshot its earlier revision."""
     members = changes.members().items()
     changes.remove({name: path for name, path in members if name not in then.states})
     rows = changes.view.rows
@@ -115,7 +118,7 @@ def _restore_rows(changes: RowTransaction, then: Moment) -> None:
 
 
 def _lists(row: Row | None, state: MemberState) -> bool:
-    """Whether a row lists the state that a snapshot names."""
+    """Return whether a row lists the state that a snapshot names."""
     if row is None:
         return False
     return (row.path, row.revision) == (state.path, state.generation.hex())
@@ -152,7 +155,11 @@ def _draft_revision(
     overwrite: bool,  # noqa: ARG001 - the place is free
     layout: Kind = "auto",  # noqa: ARG001 - the revision has one
 ) -> Draft:
-    """Return the draft of a new member that starts from an earlier revision, with the snapshots of `ledger`."""
+    """Return the draft of a new member that starts from an earlier revision, with the snapshots of `ledger`.
+
+    A sparse member refers to the chunks that are still at its path; otherwise, the chunks are copied. Raises TypeError
+    unless the place is a `FreePlace`.
+    """
     if not isinstance(url, FreePlace):
         raise TypeError(f"expected a place that is known to be free, found {url!r}")
     # In memory, no object can be below the name of another one.

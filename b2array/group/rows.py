@@ -55,6 +55,10 @@ class RowTransaction(Transaction):
     _group: ListedGroup
 
     def __init__(self, group: ListedGroup, *, marked: bool = True) -> None:
+        """Begin a transaction on the members that the group shows, and make the group show the same manifest.
+
+        This reads the manifest if it was not read yet.
+        """
         # Pinned, because commits through other handles must not change the states on which the transaction builds.
         view = group.copy(pinned=True)
         group.show(*view.versioned_manifest())
@@ -62,10 +66,18 @@ class RowTransaction(Transaction):
         super().__init__(group, view, RowChange(identity, marked))
 
     def _prepare_forks(self, paths: Sequence[str]) -> Iterable[ForkPoint]:
+        """Prepare members for forks, several at a time, and return the point from which each fork starts.
+
+        This begins drafts of the members, and encodes their open chunks.
+        """
         return map_concurrently(lambda path: make_fork_point(open_draft(self, path)), paths)
 
     def note_read(self, path: str) -> None:
-        """Note that a member was read, so that the commit is refused if another writer changes it first."""
+        """Note that a member was read, so that the commit is refused if another writer changes it first.
+
+        Only the first reading counts. New members are not noted, and an unmarked transaction notes nothing. If the
+        manifest lists no revision of the member, this opens it for writing, to note its present state.
+        """
         change, name = self.change, name_of(path)
         row = self.view.rows.get(name)
         if row is None or row.path != path or name in change.read or not change.marked:
@@ -79,7 +91,11 @@ class RowTransaction(Transaction):
         change.read[name] = StateRead(row.revision, unadopted)
 
     def open_unnoted(self, path: str, mode: Mode) -> Handle:
-        """Open a member without noting that it was read. For writing, the member joins the transaction with a draft."""
+        """Open a member without noting that it was read.
+
+        Opening for writing begins a draft, with which the member joins the transaction. Embedded members are opened
+        read-only. ConflictError says that the transaction has ended.
+        """
         self._require_open()
         member = self.change.members.get(path)
         if member is not None:
@@ -104,6 +120,11 @@ class RowTransaction(Transaction):
         *,
         overwrite: bool,  # noqa: ARG002
     ) -> tuple[str, Handle]:
+        """Begin a new member at a free place; return its path, and a handle with its draft.
+
+        The path may have the other suffix; see `_begin_new`. The commit writes the states that snapshots of the group
+        need as revisions, so they leave the member's own ledger.
+        """
         path, draft = _begin_new(self, name, suffix, new)
         # Snapshots of a group in an object store name revisions. A member's ledger has only snapshots of the member.
         group, keeps = self.change.identity.encode(), draft.delta.keeps
@@ -118,10 +139,11 @@ class RowTransaction(Transaction):
         members: Mapping[str, str],
         states: Mapping[str, str] = NOTHING,
     ) -> None:
-        """Delete members in the commit, given as paths by name; give up new ones at once.
+        """Delete members in the commit, given as paths by name; give up changes to them at once.
 
-        `states` are the generations of members that were copied, by path. The commit is refused if another writer
-        changes one of them first.
+        `states` are the generations of members that were copied, by path. Raises ConflictError if another writer has
+        changed one of them already; if a writer does so later, the commit is refused. Raises ValueError for a member of
+        an inner group.
         """
         self._require_open()
         change = self.change
@@ -141,10 +163,15 @@ class RowTransaction(Transaction):
     # The end.
 
     def _discard(self) -> None:
+        """Give up the changes to all members. Their objects in the store remain for `vacuum`."""
         for member in self.change.members.values():
             member.discard()
 
     def _commit(self) -> list[Draft]:
+        """Commit the changed members, deletions and snapshots; give up drafts without changes. Return the other drafts.
+
+        New snapshots first adopt members without a revision. Without any change, nothing is written.
+        """
         _adopt_for_snapshots(self)
         change = self.change
         written = change.written()
@@ -156,6 +183,10 @@ class RowTransaction(Transaction):
         return [member.draft for member in written.values()]
 
     def _commit_rows(self, written: Mapping[str, RowMember]) -> None:
+        """Commit the written members, deletions and snapshots, and show the result in both handles of the group.
+
+        After the commit, the handles of members show their new states, and files that no index names are removed.
+        """
         change, view = self.change, self.view
         drafts = {member.name: member.draft for member in written.values()}
         paths = {member.name: path for path, member in written.items() if member.is_new}
@@ -231,7 +262,7 @@ def _begin_new(
 
 
 def free_place(changes: RowTransaction, path: str) -> FreePlace:
-    """Return the place for a new member at a path that no row has."""
+    """Return the place for a new member at a path that no row has, with the first number for its chunks."""
     first = first_number(changes.change, changes.view, path)
     return FreePlace(changes.view.store_of(path), first)
 
@@ -240,7 +271,10 @@ def free_place(changes: RowTransaction, path: str) -> FreePlace:
 
 
 def _adopt_for_snapshots(changes: RowTransaction) -> None:
-    """If there is a new snapshot, change members without a revision, so that the snapshot can name one."""
+    """If there is a new snapshot, change members without a revision, so that the snapshot can name one.
+
+    This opens these members for writing, counts them as read, and adds a note of the commit to their drafts.
+    """
     if not changes.snapshots.new:
         return
     for name, row in changes.view.rows.items():
@@ -257,7 +291,9 @@ def _write_snapshots(
 ) -> Manifest:
     """Write the lists of new snapshots, and return the manifest with the ledger that the commit leaves.
 
-    `unlisted` are the first free numbers of chunks at paths where only snapshots have chunks.
+    Long lists become objects in the store. Without changes to snapshots, this returns `after` itself. `unlisted` are
+    the first free numbers of chunks at paths where only snapshots have chunks; the manifest notes them. Raises
+    ConflictError if another writer has made a snapshot of the same name.
     """
     if not snapshots:
         return after

@@ -57,8 +57,8 @@ class SnapshotChanges:
     def make(self, entry: Kept, *, replace: bool) -> None:
         """Add a snapshot of the state that the commit makes.
 
-        Raises FileExistsError if there is a snapshot of this name, unless it may be replaced; UnsupportedError if the
-        group cannot have snapshots.
+        With `replace`, it replaces a snapshot of this name. Raises FileExistsError if there is one that may not be
+        replaced, or if the transaction makes one already; UnsupportedError if the group cannot have snapshots.
         """
         self.group.require_ledger()
         url, name = self.group.url, entry.name
@@ -71,7 +71,7 @@ class SnapshotChanges:
         self.new[name] = entry
 
     def drop(self, names: Collection[str]) -> None:
-        """Drop snapshots; raise KeyError, and drop nothing, if the group does not have all of them."""
+        """Drop snapshots in the commit; raise KeyError, and drop nothing, if the group does not have all of them."""
         # A snapshot that the transaction has dropped before is missing.
         remaining = self.ledger.without(tuple(self.gone))
         entries = {entry.name: entry for entry in remaining.entries}
@@ -95,7 +95,10 @@ class SnapshotChanges:
         self._needed.append(entry)
 
     def require_fit(self, manifest: Manifest) -> None:
-        """Raise ConflictError if another writer has replaced a snapshot to drop, or has dropped a needed one."""
+        """Raise ConflictError if another writer has replaced a snapshot to drop, or has dropped or changed one in use.
+
+        A snapshot is in use if `note_needed` has noted it. If a snapshot to drop is gone already, that is no conflict.
+        """
         if not (self._dropped or self._needed):
             return
         url = self.group.url

@@ -58,7 +58,11 @@ class GroupDiff:
 
 
 def list_snapshots(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
-    """List the snapshots of a group, the oldest first, with the bytes that no other snapshot needs."""
+    """List the snapshots of a group, the oldest first, with the bytes that no other snapshot needs.
+
+    This lists the members again, and reads the indexes of all members and kept states. A damaged member counts as
+    empty.
+    """
     group.refresh()
     manifest = group.manifest
     entries = group_ledger(group.url, manifest).entries
@@ -71,10 +75,12 @@ def list_snapshots(group: AnyGroup) -> tuple[SnapshotInfo, ...]:
     own_paths = sorted({state.path for state in _states_at(moments)})
 
     def count_in_member(path: str) -> dict[str, int]:
+        """Count the bytes of a member's frame that only one snapshot needs, by the name of the snapshot."""
         is_member = path in members.values()
         return _count_own_nbytes(group, manifest, moments, path, is_member=is_member)
 
     def count_in_retired(token: str) -> dict[str, int]:
+        """Count the bytes of a retired frame that only one snapshot needs, by the name of the snapshot."""
         # A damaged frame must not hide the snapshots: it counts as empty.
         with suppress(OSError, B2ArrayError):
             source = snapshot.load(group.store_of(retired_path(token)))
@@ -110,7 +116,10 @@ def _states_at(moments: Sequence[Moment]) -> set[MemberState]:
 
 
 def _call_each(function: Callable[[A], R], arguments: Sequence[A]) -> Iterator[R]:
-    """Call a function with each argument, in several threads, because each call waits for requests."""
+    """Call a function with each argument, in several threads, and yield the results in order.
+
+    Each call waits for requests, so threads save time.
+    """
     workers = max(1, min(len(arguments), _AT_ONCE))
     return threads.ahead(function, arguments, workers)
 
@@ -123,7 +132,11 @@ def _count_own_nbytes(
     *,
     is_member: bool,
 ) -> dict[str, int]:
-    """Count the bytes of a local member that only one snapshot needs, by the name of the snapshot."""
+    """Count the bytes of a member's frame that only one snapshot needs, by the name of the snapshot.
+
+    This reads the member and its kept states. A damaged member counts as empty. With `is_member`, bytes that the
+    present state needs do not count.
+    """
     identity = manifest.identity.encode()
     users: dict[bytes, list[str]] = {}
     states: list[FrameState] = []
@@ -162,7 +175,10 @@ def _list_by_revisions(
     manifest: Manifest,
     entries: Sequence[Kept],
 ) -> tuple[SnapshotInfo, ...]:
-    """List the snapshots of a group in an object store, whose snapshots name revisions of the members."""
+    """List the snapshots of a group in an object store, whose snapshots name revisions of the members.
+
+    This reads all these revisions. A damaged revision counts as empty.
+    """
     moments = [moment(group, entry.name, group.manifest) for entry in entries]
     wanted = _states_at(moments)
     # Include the present revisions: dropping a snapshot does not free the chunks that they need.
@@ -171,6 +187,7 @@ def _list_by_revisions(
             wanted.add(MemberState(row.path, bytes.fromhex(row.revision), row.sparse))
 
     def load(state: MemberState) -> tuple[MemberState, Snapshot | None]:
+        """Load the state of a member, and return it behind its description; None if it is lost or damaged."""
         # A damaged member must not hide the snapshots: it counts as empty.
         with suppress(OSError, B2ArrayError):
             return state, group.state_at(manifest, "", state)
@@ -201,7 +218,10 @@ def _is_listed(group: ListedGroup, state: MemberState) -> bool:
 
 
 def diff_moments(group: AnyGroup, at: str, then: str | None) -> GroupDiff:
-    """Compare a group at the snapshot `at` with the group at the snapshot `then`, or with the present group if None."""
+    """Compare a group at the snapshot `at` with the group at the snapshot `then`, or with the present group if None.
+
+    This reads the indexes of members that differ, and no items. Raises KeyError if there is no such snapshot.
+    """
     before = moment(group, at)
     later: Moment | _Now = _Now(group) if then is None else moment(group, then)
     new_paths: Mapping[str, str] = later.members()
@@ -244,6 +264,7 @@ class _Now:
     """The present members of a group, with the methods of `Moment` that a comparison uses."""
 
     def __init__(self, group: AnyGroup) -> None:
+        """Make the group list its members again at the next use."""
         self._group = group
         group.refresh()
 

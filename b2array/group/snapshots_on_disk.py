@@ -77,13 +77,16 @@ class SnapshotsOnDisk:
         """Copy the states of deleted members that snapshots need. This takes long, so it precedes the commit's locks.
 
         Other writers may change the members meanwhile. Under the locks, `edit` copies the states that are still
-        missing.
+        missing. Errors are ignored: `edit` raises them again.
         """
         with suppress(OSError, B2ArrayError):  # `edit` raises the same error again if it persists
             self._retire_removed(self.view.manifest)
 
     def require_fit(self, before: Manifest) -> None:
-        """Raise ConflictError if the snapshots do not fit on top of other writers' commits."""
+        """Raise ConflictError if the snapshots do not fit on top of other writers' commits.
+
+        For a new snapshot, this lists the members of the group again.
+        """
         changes, url = self.changes, self.view.url
         changes.require_fit(before)
         # Retired frames note the group by its identity, so from then on it must not change.
@@ -105,7 +108,8 @@ class SnapshotsOnDisk:
     ) -> Manifest:
         """Write the lists and copies that snapshots need, and return the manifest that refers to them.
 
-        `commit_entries` calls this, and describes the parameters.
+        This first deletes the lists of an earlier attempt. Without changes to snapshots, and without states to copy, it
+        returns `after` itself. `commit_entries` calls this, and describes the parameters.
         """
         self._delete_lists()  # another attempt may have written some
         retired = self._retire_removed(before)
@@ -120,7 +124,7 @@ class SnapshotsOnDisk:
         return replace(after, kept=kept, retired=frames_after)
 
     def discard(self) -> None:
-        """Remove all written lists and copies, as far as possible."""
+        """Remove all written lists and copies, as far as possible; ignore errors."""
         with suppress(OSError, B2ArrayError):  # `vacuum` removes the rest
             self._delete_lists()
         for frame in [*self._retired.values(), *self.copied]:
@@ -128,7 +132,10 @@ class SnapshotsOnDisk:
         self._retired.clear()
 
     def remove_unneeded(self, before: Manifest, after: Manifest) -> None:
-        """Remove files that only dropped snapshots needed, given the manifests before and after the commit."""
+        """Remove files that only dropped snapshots needed, given the manifests before and after the commit.
+
+        Errors are ignored, because the commit stands.
+        """
         view = self.view
         with suppress(OSError, B2ArrayError):  # the commit stands, and `vacuum` removes the rest
             remaining = {*group_ledger(view.url, after).entries}
@@ -141,12 +148,14 @@ class SnapshotsOnDisk:
     # Lists of members.
 
     def _put_list(self, name: str, packed: bytes) -> None:
+        """Write a packed list of members to a new object, and force it to the disk; `_delete_lists` can delete it."""
         self._lists.append(name)
         create_under_own_name(self.view.store, name, packed)
         # The list must reach the disk before the manifest that names it.
         self.view.store_of(name).force()
 
     def _delete_lists(self) -> None:
+        """Delete the lists that this attempt has written, and forget their names."""
         names, self._lists = self._lists, []
         self.view.store.delete(names)
 
@@ -157,7 +166,10 @@ class SnapshotsOnDisk:
         frames: Mapping[str, Frame],
         lock: Lock,
     ) -> dict[str, MemberState]:
-        """Read and pack the states of all members after the commit; return them by name."""
+        """Read and pack the states of all members after the commit; return them by name.
+
+        This may lock members that the commit does not write; see `_read_unchanged`.
+        """
         unchanged = self._read_unchanged(before, after, lock)
         states = {}
         for name, path in self.members.items():
@@ -182,7 +194,8 @@ class SnapshotsOnDisk:
 
         The caller has the manifest's lock. This reads the members repeatedly until no state has changed since the last
         round. The last round locks the members. The first snapshot of a group always does so, because a writer that has
-        seen no snapshot may be about to rewrite a file.
+        seen no snapshot may be about to rewrite a file. Raises ConflictError if a commit of one of the members is not
+        applied yet, or if another writer has deleted a member.
         """
         paths = self.change.same
         if waiting := sorted({*paths} & after.log.keys()):
@@ -205,7 +218,10 @@ class SnapshotsOnDisk:
     # Deleted members.
 
     def _retire_removed(self, manifest: Manifest) -> dict[str, RetiredFrame]:
-        """Copy the states of deleted members that snapshots need; return the retired frames by the members' paths."""
+        """Copy the states of deleted members that snapshots need; return the retired frames by the members' paths.
+
+        Copies of an earlier call are used again if they still suffice. Raises the errors of `_copy_states`.
+        """
         removed = self.change.removed
         if not removed or not manifest.kept:
             return {}
@@ -228,7 +244,10 @@ class SnapshotsOnDisk:
         manifest: Manifest,
         names: Collection[str],
     ) -> RetiredFrame | None:
-        """Copy the states of a member that these snapshots need, unless an earlier copy has them; return the copy."""
+        """Copy the states of a member that these snapshots need, unless an earlier copy has them; return the copy.
+
+        A copy that lacks some of them is removed. Return None if there is no such member, or nothing to copy.
+        """
         revision = inspect_place(self.view.store_of(path)).frame
         if revision is None:
             return None
@@ -249,6 +268,7 @@ class SnapshotsOnDisk:
 
 
 def _pack_member(path: str, state: State) -> MemberState:
+    """Return the packed state of a member, as the list of a snapshot names it."""
     is_sparse = state.frame.frame_type == FrameType.SPARSE
     packed = pack_state(state, pack_header(state.frame))
     return MemberState(path, state.frame.fingerprint, is_sparse, packed)
@@ -276,7 +296,10 @@ def _update_state(
 
 
 def _copy_states(view: LocalGroup, revision: Snapshot, pins: Sequence[Pin]) -> RetiredFrame | None:
-    """Copy the states of a member that snapshots need to a retired frame; None if there are none to copy."""
+    """Copy the states of a member that snapshots need to a retired frame; None if there are none to copy.
+
+    An error names the snapshots that the user can drop to delete the member.
+    """
     try:
         states = find_needed_states(revision, pins)
         return retire(view, states) if states else None
@@ -289,6 +312,7 @@ def _copy_states(view: LocalGroup, revision: Snapshot, pins: Sequence[Pin]) -> R
 
 
 def _remove_retired(view: LocalGroup, token: str) -> None:
+    """Remove the retired frame with this token, as far as possible."""
     remove_frame(view.store_of(retired_path(token)))
 
 
@@ -309,7 +333,10 @@ def _list_retired(
 
 
 def is_pinned(view: LocalGroup, path: str) -> bool:
-    """Whether snapshots of the group need chunks of a member, and no snapshot of the member alone needs any."""
+    """Return whether snapshots of the group need chunks of a member, and no snapshot of the member alone needs any.
+
+    This reads the member and the indexes of its states.
+    """
     latest = view.current(path)
     own = [entry for entry in ledger_in(latest).entries if not (entry.packed or entry.group)]
     if own:

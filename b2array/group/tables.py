@@ -79,6 +79,7 @@ class Table:
     """
 
     def __init__(self, home: Home, prefix: str = "") -> None:
+        """Read the description of the table; FormatError if it does not describe columns."""
         self._home = home
         self._prefix = prefix
         self._url = f"{home.url}/{prefix.rstrip('/')}".rstrip("/")
@@ -152,14 +153,17 @@ class Table:
     # Reading.
 
     def _with_url(self, function: Callable[[], Any]) -> Any:
-        """Call a function, and put the URL of the table in front of its errors."""
+        """Call a function, and return its result; put the URL of the table in front of its errors."""
         try:
             return function()
         except B2ArrayError as error:
             raise prefix_error(self.url, error) from error
 
     def _read_schema(self) -> dict[str, Mapping[str, Any]]:
-        """Read the description of each column, by the name of the column."""
+        """Read the description of each column, by the name of the column; FormatError if there is none.
+
+        Computed columns are included, with the kind "computed".
+        """
         text = SChunk(self._open(DESCRIPTION)).vlmeta.get("schema")
         schema = None
         if isinstance(text, str | bytes):
@@ -176,7 +180,7 @@ class Table:
         return {column["name"]: column for column in [*columns, *more]}
 
     def _open(self, name: str) -> Handle:
-        """Open a member of the table."""
+        """Open a member of the table for reading; FormatError if it is missing."""
         path = self._home.members().get(self._prefix + name)
         if path is None:
             raise FormatError(f"expected a member {name!r} of the table, found none")
@@ -193,7 +197,7 @@ class Table:
         return array
 
     def _valid_rows(self) -> npt.NDArray[np.int64]:
-        """Return the positions of the rows that were not deleted."""
+        """Return the positions of the rows that were not deleted; the first call reads and keeps them."""
         if self._rows is None:
             self._rows = self._with_url(self._read_rows)
         return self._rows
@@ -206,7 +210,10 @@ class Table:
         return np.flatnonzero(mask[...])
 
     def _read_column(self, name: str, column: Mapping[str, Any]) -> Array:
-        """Read a column in the way that its kind requires, and mask its missing items."""
+        """Read a column in the way that its kind requires, and mask its missing items.
+
+        Raises UnsupportedError for a kind that only python-blosc2 reads.
+        """
         path = f"_cols/{name}"
         kind = column["kind"]
         if kind in _NUMBERS:
@@ -225,7 +232,7 @@ class Table:
         return self._mask_missing(values, path, name, column)
 
     def _read_valid(self, path: str, name: str) -> Array:
-        """Read the items of an array in the rows that were not deleted."""
+        """Read an array, and return its items in the rows that were not deleted; FormatError if it is too short."""
         array = self._open_array(path)
         rows = self._valid_rows()
         if not array.ndim or (len(rows) and len(array) <= rows[-1]):
@@ -240,7 +247,10 @@ class Table:
         name: str,
         column: Mapping[str, Any],
     ) -> Array:
-        """Mask the missing items: by a mask next to the column, or by the value that stands for a missing item."""
+        """Mask the missing items: by a mask next to the column, or by the value that stands for a missing item.
+
+        This reads the mask. If the column has neither, the values stay as they are.
+        """
         if self._prefix + f"{path}.notnull" in self._home.members():
             not_null = self._read_valid(f"{path}.notnull", name)
             missing = ~_broadcast_mask(not_null.astype(bool), values)
@@ -251,6 +261,7 @@ class Table:
         return _mask(values, missing)
 
     def _read_times(self, path: str, name: str, column: Mapping[str, Any]) -> Array:
+        """Read times as datetime64 in the column's unit; FormatError for an unknown unit, or for any type but int64."""
         unit = column.get("unit")
         values = self._read_valid(path, name)
         if unit not in _UNITS or values.dtype != np.int64:
@@ -316,7 +327,7 @@ def _is_rising(offsets: Array) -> bool:
 
 
 def _broadcast_mask(mask: Array, values: Array) -> Array:
-    """Return a mask of rows in the shape of the items."""
+    """Return a mask of rows in the shape of the items; FormatError unless it has one dimension."""
     if mask.ndim != 1:
         raise FormatError(f"expected one mark of a missing item for each row, found shape {mask.shape}")
     inner = [1] * (values.ndim - 1)
@@ -335,7 +346,10 @@ def _find_marker(values: Array, marker: Any) -> Array:
 
 
 def _objects_of(items: list[Any], kind: type, name: str) -> Array:
-    """Return an array of text or bytes, in which None marks missing items: these are masked."""
+    """Return an array of text or bytes, in which None marks missing items: these are masked.
+
+    Raises FormatError for an item of another type.
+    """
     missing = np.array([item is None for item in items], bool)
     if not all(isinstance(item, kind | None) for item in items):
         raise FormatError(f"expected items of type {kind.__name__} in the column {name!r}, found others")

@@ -50,6 +50,7 @@ class Transaction(Changes):
         self._owner = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        """Raise ValueError: other processes cannot take part in a transaction, except through forks."""
         raise ValueError("a group with a transaction under way cannot be pickled")
 
     @property
@@ -72,7 +73,7 @@ class Transaction(Changes):
         removed: Iterable[str] = (),
         added: Mapping[str, str] = NOTHING,
     ) -> None:
-        """Show removed and added members, given as names and as paths by name."""
+        """Show removed and added members, given as names and as paths by name, unless the transaction is unmarked."""
         if not self.change.marked:  # no user reads the members before the commit, and a copy of many takes time
             return
         if self._members is None:
@@ -94,7 +95,8 @@ class Transaction(Changes):
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:  # noqa: ARG002
         """Open a member. Writes to it become part of the commit.
 
-        A member that is opened for writing counts as read: the commit is refused if another writer changes it first.
+        A member that is opened for writing joins the transaction with a draft, and counts as read: the commit is
+        refused if another writer changes it first. ConflictError says that the transaction has ended.
         """
         handle = self.open_unnoted(path, mode)
         if mode != "r":
@@ -111,7 +113,9 @@ class Transaction(Changes):
     ) -> Handle:
         """Make a member, and return a handle to write to it. Readers see the member after the commit.
 
-        Raises ValueError if the group has a member of this name that was not deleted, and what `check_new` raises.
+        The member begins where no reader looks. If the transaction has forks, a journal protects its files from
+        `vacuum`. Raises ValueError if the group has a member of this name that was not deleted, what `check_new`
+        raises, and ConflictError if the transaction has ended.
         """
         self._require_open()
         # Without a mark, the members do not show deletions; the caller has checked the name before it deleted one.
@@ -149,7 +153,7 @@ class Transaction(Changes):
     # The end.
 
     def abort(self) -> None:
-        """Give up all changes."""
+        """Give up all changes, and end the transaction. In a forked process, the files of the changes remain."""
         self._ended = True
         if self._owner == os.getpid():
             self._discard()
@@ -163,9 +167,10 @@ class Transaction(Changes):
         """Give up all changes, and remove the files that were prepared for them."""
 
     def commit(self) -> None:
-        """Make all changes visible at once, or none.
+        """Make all changes visible at once, or none, and end the transaction. Warns of forks that were never merged.
 
-        Raises ConflictError if another writer has changed a member or a snapshot on which they depend.
+        Raises ConflictError if another writer has changed a member or a snapshot on which they depend. After an error,
+        the transaction is aborted, unless the commit has already happened, and the group lists its members again.
         """
         self._require_open()
         try:

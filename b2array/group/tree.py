@@ -51,6 +51,7 @@ class Tree:
         paths: Mapping[str, str],
         open_path: Callable[[str], NDArray | SChunk | Items],
     ) -> None:
+        """Open the members that a tree describes, up to a number; keep the error of a member that cannot be opened."""
         self._url = group.url
         self._name = group.name
         self._attrs = dict(group.attrs)

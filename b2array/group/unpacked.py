@@ -73,7 +73,10 @@ class Unpacked(LocalGroup):
         return self.store.url.removesuffix(WORK)
 
     def own(self, lock: FileIO, begun: Version | None) -> None:
-        """Take ownership of the directory and its lock. `begun` is the version of the old archive, if there is one."""
+        """Take ownership of the directory and its lock. `begun` is the version of the old archive, if there is one.
+
+        From then on, dropping the object without `close` warns.
+        """
         self._lock = lock
         self._begun = begun
         self._finalizer = weakref.finalize(self, _warn_of_forgotten, lock, self.url)
@@ -91,7 +94,7 @@ class Unpacked(LocalGroup):
         return super().open(path, mode, lazy=lazy)
 
     def refresh(self) -> None:
-        """Forget the list of members; the next use lists them again."""
+        """Forget the list of members; the next use lists them again, after `close` from the archive."""
         if self._archive is not None:
             self._archive.refresh()
         else:
@@ -111,10 +114,10 @@ class Unpacked(LocalGroup):
         super().recover()
 
     def close(self) -> None:
-        """Pack the members into the archive, in one step, and remove the directory.
+        """Pack the members into the archive, in one step, and remove the directory. In a copy, this only closes files.
 
-        If packing fails, the old archive and the directory remain, and `close` can be called again. ConflictError says
-        that another program has replaced the archive.
+        An interrupted commit is completed first. If packing fails, the old archive and the directory remain, and
+        `close` can be called again. ConflictError says that another program has replaced the archive.
         """
         super().close()
         lock = self._lock
@@ -140,14 +143,17 @@ class Unpacked(LocalGroup):
         self._release()
 
     def discard(self) -> None:
-        """Remove the directory with all changes. The old archive remains."""
+        """Remove the directory with all changes, and show the old archive, which remains. A copy removes nothing."""
         super().close()
         if self._lock is not None and not self._lock.closed:
             self._archive = Archive(self.url, self.storage_options)
             self._release()
 
     def leave(self) -> str:
-        """Release the lock, leave the directory to the next writer, and return a hint for continuing; "" for a copy."""
+        """Release the lock, leave the directory to the next writer, and return a hint for continuing; "" for a copy.
+
+        This also closes files.
+        """
         super().close()
         lock, self._lock = self._lock, None
         if lock is None or lock.closed:
@@ -157,7 +163,7 @@ class Unpacked(LocalGroup):
         return f"{self.url} was not written. {_describe_ways(self.url)}"
 
     def _release(self) -> None:
-        """Remove the directory, and give up its lock."""
+        """Remove the directory, and give up its lock and ownership."""
         lock, self._lock = cast(FileIO, self._lock), None
         self._finalizer.detach()
         remove(self.store.url)
@@ -188,7 +194,10 @@ class Unpacked(LocalGroup):
 
 
 def is_changeable_archive(url: str, storage_options: Mapping[str, Any]) -> bool:
-    """Return whether a URL names an archive that can be made or changed: a local file that ends with ``.b2z``."""
+    """Return whether a URL names an archive that can be made or changed: a local file that ends with ``.b2z``.
+
+    The file may be missing, but a directory may not be in its place.
+    """
     if not url.endswith(_SUFFIX):
         return False
     store = open_store(url, storage_options=storage_options)
@@ -250,7 +259,11 @@ def _prepare(
     *,
     resume: bool | None,
 ) -> Unpacked:
-    """Prepare the directory for `open_unpacked`, given the archive's version. The caller holds the lock."""
+    """Prepare the directory for `open_unpacked`, given the archive's version. The caller holds the lock.
+
+    This takes over a directory that another writer has left, and completes its interrupted commit; or it removes that
+    directory, and unpacks the archive or makes an empty group. Raises the errors of `open_unpacked`.
+    """
     left = _read_note(work, begun)
     if left is None or mode == "w" or resume is False:
         remove(work)
@@ -282,7 +295,7 @@ def _prepare(
 
 
 def _check_archive(path: str, *, replace: bool) -> Version | None:
-    """Return the version of an archive; None for a missing file.
+    """Read the head of an archive, and return its version; None for a missing file.
 
     A file that is not an archive raises FormatError, or FileExistsError if the caller wants to `replace` it.
     """
@@ -300,7 +313,11 @@ def _check_archive(path: str, *, replace: bool) -> Version | None:
 
 
 def _read_note(work: str, version: Version | None) -> str | None:
-    """Return the version of the archive with which an unfinished writer began; None if it has left no changes."""
+    """Read the note, and return the version of the archive with which an unfinished writer began.
+
+    Return None if the writer has left no changes: without a readable note, or if the archive of this `version` has
+    them.
+    """
     (head,) = LocalStore(work).head([NOTE], _NOTE_NBYTES)
     if not isinstance(head, Head):
         return None
@@ -321,11 +338,12 @@ def _write_note(work: str, begun: Version | None, written: Version | None = None
 
 
 def _format_version(version: Version | None) -> str:
+    """Return a version as text for the note; "" for None."""
     return str(version or "")
 
 
 def remove(work: str) -> None:
-    """Remove a writer's directory, as far as possible: on Windows, open files stay."""
+    """Remove a writer's directory, as far as possible: on Windows, open files stay. A missing directory is no error."""
     # Remove the note first: without it, the files that stay have no value. It is missing if the writer never began.
     with suppress(FileNotFoundError, NotADirectoryError):
         Path(work, NOTE).unlink()
@@ -341,7 +359,7 @@ def _describe_ways(path: str) -> str:
 
 
 def _warn_of_forgotten(lock: FileIO, path: str) -> None:
-    """Warn that the owner of a directory was dropped without `close`."""
+    """Release the lock of a directory whose owner was dropped without `close`, and warn; the directory remains."""
     # In a forked process the lock is closed: the parent still owns the directory.
     if not lock.closed:
         lock.close()
@@ -352,7 +370,8 @@ def _warn_of_forgotten(lock: FileIO, path: str) -> None:
 def lock_abandoned(url: str, storage_options: Mapping[str, Any]) -> Iterator[str | None]:
     """Lock and yield the directory that a killed writer of an archive has left; None if no directory is abandoned.
 
-    Until the block ends, the lock keeps other writers from beginning.
+    Until the block ends, the lock keeps other writers from beginning. If the block removes the directory, the lock file
+    goes as well.
     """
     path = os.path.realpath(open_store(url, storage_options=storage_options).url)
     if not Path(path + WORK).is_dir():
