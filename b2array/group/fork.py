@@ -234,7 +234,8 @@ def _choose_new(
     """Return the copies to take over of each member that forks have made, by name.
 
     Several forks may have made the same member. One copy of an array is enough; a frame of attributes needs the
-    attributes from all forks. Raises ConflictError if two copies differ, or if the name excludes another one.
+    attributes from all forks. To compare several copies of an array, this reads their chunks. Raises ConflictError if
+    two copies differ, or if the name excludes another one.
     """
     by_name: dict[str, list[NewMember]] = {}
     for fork in forks:

@@ -307,7 +307,10 @@ class LocalGroup:
         return Members({**inner, **paths})
 
     def _members_of_mount(self, name: str) -> dict[str, str]:
-        """Return the paths of an inner group's members by their names, both relative to this group."""
+        """List an inner group; return the paths of its members by their names, both relative to this group.
+
+        Its embedded members are left out.
+        """
         mount = self.mount_of(f"{name}/")
         if mount is None:
             return {}
@@ -349,7 +352,7 @@ class LocalGroup:
         return names_by_path
 
     def _remains(self, path: str, manifest: Manifest) -> bool:
-        """Return whether a frame is at a path, and the log of the manifest does not delete it."""
+        """Read the place of a path; return whether a frame is there, and the log of the manifest does not delete it."""
         entry = manifest.log.get(path)
         if entry is None:
             return inspect_place(self.store_of(path)).name is not None

@@ -130,7 +130,10 @@ def _restore_member(
     state: MemberState,
     revision: Snapshot,
 ) -> None:
-    """Restore an earlier revision of a member, or replace the member by a new one with this revision."""
+    """Restore an earlier revision of a member, or replace the member by a new one with this revision.
+
+    An existing member at the same path is opened for writing, and counts as read.
+    """
     path, ledger = changes.members().get(name), revision
     if path == state.path and not is_embedded(path):
         latest = changes.open(path, "r+").snapshot

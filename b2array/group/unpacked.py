@@ -185,7 +185,10 @@ class Unpacked(LocalGroup):
                     archive.write(Path(self.store.url, each), each)
 
     def _pack_sparse(self, archive: zipfile.ZipFile, path: str) -> None:
-        """Write a sparse member, which is a directory, as one file: archives have only contiguous members."""
+        """Write a sparse member, which is a directory, as one file: archives have only contiguous members.
+
+        The file is first made next to the member, and removed afterwards.
+        """
         handle = Handle(snapshot.load(self.store_of(path)), "r")
         copy_into = copier_of(handle, {})
         with place_beside(str(Path(self.store.url, path))) as frame:
