@@ -64,7 +64,7 @@ def members_of(url: str, storage_options: Storage) -> tuple[AnyGroup | Archive, 
     try:
         paths = home.members()
     except B2ArrayError as damage:
-        # The manifest or the embedding frame is damaged, but the names of the files still show the members.
+        # The manifest or the embedding frame is damaged, but the members can still be found by their file names.
         if isinstance(home, Archive):
             raise
         try:

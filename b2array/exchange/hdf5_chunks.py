@@ -185,7 +185,7 @@ def _unshuffle(content: Buffer, values: tuple[int, ...], _: int) -> memoryview:
     width = values[0] if values else 1
     if not 1 <= width <= 2**16:
         raise FormatError(f"expected items of 1 to {2**16} bytes for HDF5's shuffle, found {width}")
-    # In Blosc2 a filter has one byte for its width. The typesize of the pipeline has no such limit here.
+    # Blosc2 stores the width of a filter in one byte. The typesize of the pipeline has no such limit here.
     pipeline = filters.Pipeline((*NO_FILTERS[1:], FilterId.SHUFFLE), NO_FILTERS, width)
     return filters.backward(pipeline, np.frombuffer(content, np.uint8).reshape(1, -1)).data.cast("B")
 

@@ -194,7 +194,7 @@ def _source(node: Any, where: str) -> ArraySource:
             return np.asarray(node[box])
 
     def count_stored() -> int | None:
-        # No bytes at all mean that the store does not list files.
+        # A total of 0 bytes means that the store does not list files.
         return node.nbytes_stored() or None
 
     attrs = dict(node.attrs)

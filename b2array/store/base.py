@@ -5,7 +5,7 @@ read shows which of the two it is, so every store accepts both kinds of names.
 
 Errors of a backend pass through, with these exceptions: a missing object raises `FileNotFoundError`, an object that
 must not exist `FileExistsError`, a read beyond the end of an object `FormatError`, and a lost race `ConflictError`.
-Errors of object stores' clients become `OSError`. An error whose text shows a secret is replaced by a built-in error
+Errors of object stores' clients become `OSError`. An error whose text contains a secret is replaced by a built-in error
 without the secret.
 """
 
@@ -426,7 +426,7 @@ class Store(ABC):
         """Remove objects, if they exist. The name ``""`` also removes an empty directory."""
 
     def withdraw(self, digests: Mapping[str, int]) -> None:  # noqa: B027 - most stores remove nothing here
-        """Remove objects that `create` has made, given by name the digests of the stamps that it returned.
+        """Remove objects that `create` has made. `digests` maps names to digests of the stamps that it returned.
 
         Local and in-memory stores remove an object only if it still has this digest. Other stores remove nothing: a
         server may execute a request late, or twice, when another object has the name.

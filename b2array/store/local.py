@@ -109,7 +109,7 @@ class _File:
         self.known.add(expected)
 
     def read(self, start: int, stop: int, *, clip: bool = False) -> memoryview:
-        """Read a range; with `clip`, as much of it as the file has."""
+        """Read a range; with `clip`, as much of it as the file contains."""
         # Again, if a writer truncates an unfinished commit between the calls.
         while True:
             size = os.fstat(self.fd).st_size

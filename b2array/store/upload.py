@@ -29,7 +29,7 @@ _EQUAL = 1000
 
 
 def split(data: Buffer | Iterable[Buffer]) -> bytes | Iterator[bytes]:
-    """Return small content as a whole; otherwise return an iterator that makes its parts one by one.
+    """Return small content as a whole; for large content, return an iterator that makes its parts one by one.
 
     Examples
     --------
