@@ -555,6 +555,7 @@ class LocalGroup:
         described = committed.frame
         if described.is_ours and committed.header and described.nchunks <= _MOST_CHUNKS:
             self._states[path] = committed.state, committed.header
+            self._states.move_to_end(path)
             if len(self._states) > _MOST_STATES:
                 self._states.popitem(last=False)
 

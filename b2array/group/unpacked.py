@@ -64,7 +64,7 @@ class Unpacked(LocalGroup):
     """
 
     _lock: FileIO | None = None
-    _begin: Version | None = None
+    _begun: Version | None = None
     _archive: Archive | None = None
 
     @property
