@@ -385,7 +385,7 @@ def _commit(
             attempt.tried = edited
             attempt.stored = group.write(edited, attempt.version)
     except BaseException as error:
-        if attempt.tried is None or not _has_committed(group, change, attempt, error):
+        if attempt.tried is None or not _settle_outcome(group, change, attempt, error):
             _unstage(group, attempt)
             overtaken = attempt.tried is not None and group.read()[1] != attempt.version
             if isinstance(error, ConflictError) and overtaken:
@@ -549,7 +549,7 @@ def _unstage(group: GroupOnDisk, attempt: _Attempt) -> None:
                 discard(group.store_of(entry.aside(path)))
 
 
-def _has_committed(
+def _settle_outcome(
     group: GroupOnDisk,
     change: GroupChange,
     attempt: _Attempt,
@@ -558,8 +558,8 @@ def _has_committed(
     """Read the manifest, and return whether it was replaced despite an error.
 
     The error may have come, for example, while the manifest was forced to the disk. If the outcome is unknown, this
-    notes it in `change`, ends the transactions of the members, and raises `error`. Then no file is removed, because the
-    manifest may refer to it.
+    notes it in `change`, ends the transactions of the members, and raises `error`. It may wait for other threads that
+    use the members. Then no file is removed, because the manifest may refer to it.
     """
     # If the disk cannot be reached, the outcome is unknown.
     with suppress(OSError, B2ArrayError):

@@ -159,7 +159,7 @@ def _reduce(
         view_shape = mapping.lengths  # `a` may change in the meantime
         ndim = len(view_shape)
         if 0 in view_shape:
-            # NumPy knows the result for no items, and the functions for which no items are an error.
+            # NumPy's function returns the right result for an empty array, or raises its error if there is none.
             nothing = np.empty(view_shape, layout.dtype)
             return function(nothing, axis=axis, keepdims=keepdims, **arguments)
         kind = _result_dtype(

@@ -51,7 +51,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def table(rows: Mapping[str, Any], heads: Sequence[str] = ()) -> str:
-    """Return a table with a row for each name. A tuple of str as a value fills the columns of the further heads."""
+    """Return a table with a row for each name. A value may be a tuple of str, with an item for each column."""
     lines = []
     if heads:
         titles = [_cell("th", head) for head in heads]

@@ -73,7 +73,7 @@ __all__ = [
 
 _FIRST_READ = 64 * 2**10
 _LAST_READ = 64 * 2**10
-"""So many bytes at the beginning and at the end of a file are read in the first wave of requests."""
+"""The numbers of bytes read from the beginning and from the end of a file in the first wave of requests."""
 _PICKLED_NBYTES = 2**16
 """Pickles leave out tables of sizes with more bytes, if only writers need them."""
 _MANY_CHUNKS = 2**18

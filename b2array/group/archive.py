@@ -104,7 +104,10 @@ class Archive:
         return self.store.url
 
     def members(self) -> Members:
-        """Return the path of each member by its name, in the order of the names."""
+        """Return the path of each member by its name, in the order of the names.
+
+        The first use, and the first use after `refresh`, reads the list from the archive.
+        """
         return self._state()[2]
 
     def refresh(self) -> None:
@@ -204,7 +207,8 @@ class Archive:
     def _open(self, path: str, stamp: Stamp, entries: Mapping[str, _Entry]) -> Handle:
         """Open the frame in a file of the archive, in place, through a separate store.
 
-        Raises UnsupportedError for a compressed file, and ConflictError if another archive has replaced this one.
+        Raises UnsupportedError for a directory and for a compressed or encrypted file, FormatError for a damaged frame,
+        and ConflictError if another archive has replaced this one.
         """
         where = f"{self.url}: {path}"
         entry = entries.get(path)

@@ -681,7 +681,7 @@ class Group(MutableMapping[str, Any]):
         return inner
 
     def create_group(self, name: str, *, attrs: Mapping[str, Any] | None = None) -> Group:
-        """Return the group with this name, or make an empty one. `require_group` is the same."""
+        """Return the group with this name, or make an empty one; set `attrs`. `require_group` is the same."""
         return self.require_group(name, attrs=attrs)
 
     def __setitem__(self, name: str, value: Any) -> None:

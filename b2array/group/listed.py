@@ -232,8 +232,9 @@ class ListedGroup:
     def open(self, path: str, mode: Mode, *, lazy: bool = False) -> Handle:
         """Open a member by its path, in the state that the manifest of this handle lists.
 
-        With `lazy`, opening for reading sends no request if the manifest has a summary of the member. Embedded members
-        are opened read-only. Raises ConflictError if the list is out of date, and FormatError if the member is missing.
+        With `lazy`, and always in memory, opening for reading sends no request if the manifest has a summary of the
+        member. The first use then raises the errors. Embedded members are opened read-only. Raises ConflictError if the
+        list is out of date, and FormatError if the member is missing.
         """
         if is_embedded(path):
             return embedded.open_member(self._embedding(), path)

@@ -141,7 +141,7 @@ def _open_lock(path: str, *, shared: bool) -> _LockFile:
             )
             _all_open[id(file)] = file
     except FileNotFoundError as error:
-        # The lock file would be made, so its directory is missing.
+        # Name the directory, because users do not know its lock file.
         error.filename = str(Path(path).parent)
         raise
     status = os.fstat(file.fileno())

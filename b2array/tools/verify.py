@@ -743,7 +743,7 @@ class _Inspector:
         start = place.start + head.header.cbytes
         stop = start + checksums.record_nbytes(nblocks)
         room = place.stop if place.stop >= 0 else self._size(place.name, 0)
-        # Without a note in the frame, what follows the chunk may be anything: only its whole bytes tell.
+        # Without a note in the frame, anything may follow the chunk. Only reading all of the bytes shows what it is.
         if not self.deep or stop > room:
             return Verdict.UNCHECKED
         (behind,) = self.revision.read([Span(place.name, start, stop)])
